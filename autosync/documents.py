@@ -2,11 +2,15 @@
 
 import hashlib
 import json
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from autosync.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=False)
 """`__pydantic_config__` of every document: an unknown field is an error, not ignored."""
@@ -34,6 +38,9 @@ UNLESS_NO_ITEMS = Field(exclude_if=lambda value: not value)
 
 UNLESS_NEXT_FORWARD = Field(exclude_if=lambda value: value == "next_forward")
 """The same of when a schedule gathers."""
+
+NAMED_PROBLEMS = 3
+"""How many fields an error names besides the first that is wrong."""
 
 LARGEST_COUNT = 2**62
 COUNT = Field(ge=0, le=LARGEST_COUNT)
@@ -99,18 +106,32 @@ def json_schema(cls: type[Any]) -> dict[str, Any]:
 def _explained(
     error: ValidationError, cls: type[Any], source: str, remedy: str = ""
 ) -> InvalidInput:
-    first = error.errors(include_url=False)[0]
+    first, *others = error.errors(include_url=False)
     if isinstance(cause := first.get("ctx", {}).get("error"), InvalidInput):
         return cause
-    where = ".".join(str(part) for part in first["loc"])
+    where = _field_path(first)
     value = repr(first["input"])
     value = value if len(value) <= 80 else value[:77] + "..."
     field = f"{source}, {where}" if where else source
-    more = f" (and {error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
+    also = further_problems([_field_path(each) for each in others])
     return InvalidInput(
-        f"{field}: {first['msg']}, got {value}.{more}",
+        f"{field}: {first['msg']}, got {value}.{also}",
         thing=where or source,
         value=value,
         remedy=remedy
         or f"See the JSON Schema of {cls.__name__} (`autosync schema {cls.__name__}`).",
     )
+
+
+def _field_path(problem: "ErrorDetails") -> str:
+    return ".".join(str(part) for part in problem["loc"])
+
+
+def further_problems(fields: Sequence[str]) -> str:
+    """How many more problems there are, and the fields of the first few: one that nobody knows is
+    often the misspelt name of one that is missing. fields: dotted, empty where it is the whole."""
+    if not fields:
+        return ""
+    named = ", ".join(field for field in fields[:NAMED_PROBLEMS] if field)
+    told = f": {named}" if named else ""
+    return f" (and {len(fields)} more problem{'s' if len(fields) > 1 else ''}{told})"

@@ -31,6 +31,8 @@ SIMULATORS = {
 """By module: a ranking by the timeline need not load what the others need."""
 TRAINED = tuple(name for name, module in SIMULATORS.items() if module == BUNDLED)
 """Those that have learned from the bundled measurements."""
+NEAREST = "nearest"
+"""Stands for the trained simulator that has learned from a domain most like the one at hand."""
 BUNDLED_VERSION = 0
 """The number of what comes with AutoSync, among the versions of these."""
 log = logging.getLogger(__name__)

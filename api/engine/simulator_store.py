@@ -17,7 +17,7 @@ from autosync.api.db.document_store import insert_new
 from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import ACTIVE, WAITING, SimulatorRow, TuningRow
 from autosync.api.engine.database_store import clean
-from autosync.api.engine.registry import SIMULATORS, TRAINED, simulator_named
+from autosync.api.engine.registry import NEAREST, SIMULATORS, TRAINED, simulator_named
 from autosync.api.engine.simulator_versions import (
     NAME_OF_VERSION,
     trained_version,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 # Checkpoints load torch, so they are imported where one is read: a service without any needs none.
 
-NEAREST = "nearest"
-"""Stands for the trained simulator that has learned from a domain most like the one at hand."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
 LISTED = 500
 """Of a list, where nobody asks for more or fewer."""

@@ -27,9 +27,10 @@ class PredictionBody(BaseModel):
     proposals: int = Field(2000, ge=1, le=MOST_PROPOSALS, description="Strategies sampled.")
     seed: int = Field(0, ge=0, lt=2**53)
     simulator: str = Field(
-        "timeline",
+        "learned",
         max_length=32,
-        description="What predicts, as in POST /v1/tunings; trained ones take longer to load.",
+        description="What predicts: a name as in POST /v1/tunings. `learned` has learned from "
+        "other domains' trials, as in `autosync rank`; `timeline` from none.",
     )
 
 

@@ -17,6 +17,7 @@ from autosync.api.db.database_errors import database_trouble
 from autosync.api.engine.service_limits import TryLater
 from autosync.api.http.access.caller import NotAllowed, NotAuthorized
 from autosync.api.http.schemas import Problem
+from autosync.documents import further_problems
 from autosync.errors import AutosyncError, NotFound, NotSupported
 
 MEDIA_TYPE = "application/problem+json"
@@ -139,13 +140,14 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    first, *others = error.errors()
     if isinstance(cause := first.get("ctx", {}).get("error"), AutosyncError):
         return _refused(request, cause)
     where = [str(part) for part in first["loc"]]
     name = ".".join(where[1:]) or where[0]
     value = _shown(repr(first["input"]), 80)
-    detail = f"{where[0]} {name}: {first['msg']}, got {value}."
+    also = further_problems([".".join(str(part) for part in each["loc"][1:]) for each in others])
+    detail = f"{where[0]} {name}: {first['msg']}, got {value}.{also}"
     if first["type"] == "json_invalid":
         name, value = "body", ""
         detail = f"the body is no JSON: {first['ctx']['error']} at character {where[-1]}."

@@ -105,6 +105,19 @@ def test_sizes_that_are_no_numbers_are_refused(size: str) -> None:
         from_json(ModelGraph, text)
 
 
+def test_a_misspelt_field_is_named_beside_the_one_that_is_missing() -> None:
+    text = to_json(chain_graph())
+    for names, told in (
+        (("batch_size",), r"\(and 1 more problem: batch_sizes\)"),
+        (("batch_size", "name"), r"\(and 3 more problems: batch_size, batch_sizes, names\)"),
+    ):
+        misspelt = text
+        for name in names:
+            misspelt = misspelt.replace(f'"{name}":', f'"{name}s":', 1)
+        with pytest.raises(InvalidInput, match=f"Field required, .*{told}"):
+            from_json(ModelGraph, misspelt)
+
+
 def test_ten_million_operations_are_refused_at_the_first_that_is_one_too_many() -> None:
     text = to_json(chain_graph())
     begin, end = text.index('{"backward_flops"'), text.index('],"variables"')

@@ -18,7 +18,7 @@ def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
         InvalidInput: it was trained on other features than this version's.
     """
     from autosync.api.cli.open_database import opened, refuse_missing, uses_bundled_simulator
-    from autosync.api.engine.registry import SIMULATORS, TRAINED, simulator_named
+    from autosync.api.engine.registry import NEAREST, SIMULATORS, TRAINED, simulator_named
 
     if name in SIMULATORS and (name not in TRAINED or uses_bundled_simulator(db)):
         return simulator_named(name, domain)
@@ -33,5 +33,16 @@ def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
             raise
         if name in TRAINED:  # nothing was tuned here: the one that comes with AutoSync
             return simulator_named(name, domain)
+        if name == NEAREST:
+            raise _none_to_choose_from(name, db) from None
         remedy = f"Trained ones are in a database, and {missing.message}"
         raise unknown_name("simulator", name, list(SIMULATORS), remedy) from None
+
+
+def _none_to_choose_from(name: str, db: str) -> NotFound:
+    return NotFound(
+        f"{name} chooses among the trained simulators of a database, and there is no {db!r}.",
+        thing="--simulator",
+        value=name,
+        remedy="Name a database with --db, or use learned, which needs none.",
+    )

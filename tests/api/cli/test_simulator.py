@@ -33,6 +33,9 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
 
     with pytest.raises(NotFound, match="'mine'"):
         load_simulator("mine", db, domain)
+    with pytest.raises(NotFound, match="nearest chooses among the trained simulators") as nowhere:
+        load_simulator("nearest", db, domain)
+    assert "--db" in nowhere.value.remedy
     printed("add", "mine", str(tmp_path / "made.safetensors"))
     (listed,) = json.loads(printed("list", "--json"))
     assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "linear", 60)

@@ -13,9 +13,8 @@ from safetensors.numpy import load, save
 
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
-from autosync.api.engine.registry import SIMULATORS
+from autosync.api.engine.registry import NEAREST, SIMULATORS
 from autosync.api.engine.simulator_store import (
-    NEAREST,
     list_simulators,
     remove_simulator,
     simulator_of,

@@ -46,6 +46,17 @@ def test_the_best_by_prediction(client: TestClient, ids: dict[str, str]) -> None
     assert client.post("/v1/rank", json={**ids, "proposals": 64, "top": 5}).json() == found
 
 
+def test_what_ranks_unless_told_otherwise_has_learned(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    small = {**ids, "proposals": 16, "top": 1}
+    usual = client.post("/v1/rank", json=small).json()
+    assert usual["simulator"] == "timeline+gaussian+trees"
+    alone = client.post("/v1/rank", json={**small, "simulator": "timeline"}).json()
+    assert alone["simulator"] == "timeline"
+    assert alone["ddp_seconds"] != usual["ddp_seconds"]
+
+
 def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> None:
     clusters = [
         {"cluster": ids["cluster"], "cost_per_hour": 1e6},
@@ -76,6 +87,10 @@ def test_what_cannot_be_predicted_is_refused(
         answer = client.post("/v1/rank", json={**ids, **change})
         assert answer.status_code == status, answer.text
         assert answer.json()["remedy"]
+    misspelt = {"model": ids["graph"], "cluster": ids["cluster"]}
+    detail = client.post("/v1/rank", json=misspelt).json()["detail"]
+    assert "graph: Field required" in detail
+    assert detail.endswith("(and 1 more problem: model)")
     monkeypatch.setattr(prediction_answers, "LONGEST_SECONDS", -1.0)
     answer = client.post("/v1/rank", json={**ids, "proposals": 64})
     assert (answer.status_code, answer.json()["thing"]) == (409, "proposals")
