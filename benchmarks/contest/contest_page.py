@@ -10,6 +10,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from autosync.bundled_data import data_folder
+from autosync.simulator.evaluation.measured_dataset import load_dataset
 from benchmarks.contest import RECORDS
 from benchmarks.contest.iteration_accounts import accounts_table
 from benchmarks.contest.leftover import read_accounts
@@ -31,6 +33,7 @@ from benchmarks.contest.replayed_tables import (
     regret_table,
     statistics_table,
     unfinished,
+    without_designs_table,
 )
 from benchmarks.contest.time_scales import read_rows, scales_table
 
@@ -67,6 +70,8 @@ def replayed_section(folder: Path, page: Path) -> str | None:
         "At the end of tunings of each budget, with hand-designed strategies (half of the trials, "
         "DDP first) and without, beside the fastest of the whole pool:",
         designs_table(searches),
+        "What 60 trials answer without any hand-designed strategy, beside the fastest of those:",
+        without_designs_table(searches, measured_pools()),
         f"![](./{PICTURES}/contest_improvement.svg)",
         "The best found, as times the better baseline, and the hit rate (the form of the thesis' "
         "figure 8.2).",
@@ -80,6 +85,14 @@ def replayed_section(folder: Path, page: Path) -> str | None:
     if missing := unfinished(searches):
         parts.append(f"Not played, or not everywhere: {missing}.")
     return "\n\n".join(parts)
+
+
+def measured_pools() -> dict[str, tuple[int, float]]:
+    """Of every measured domain, how many strategies, and the seconds of its fastest design."""
+    return {
+        each.name: (len(each), float(each.label_seconds[each.designs].min()))
+        for each in load_dataset(data_folder("runtimes"))
+    }
 
 
 REPLAYED_WORDS = """`python -m benchmarks.contest.replayed_contest`: a search tries 60 of a

@@ -1,6 +1,6 @@
 """What the replayed contest found: tables as Markdown, figures as SVG."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ F64 = NDArray[np.float64]
 
 COUNTS = (8, 12, 20, 40, 60)
 MOST = BUDGETS[-1]
+USUAL = "ensemble, transferred"
+"""What `autosync tune` ranks with."""
 DRAWN = {
     "8.2": (UNLIKE, "timeline", LEARNED),
     "8.3": (RANDOM, "timeline", "process and trees", LEARNED, "lstm, transferred"),
@@ -131,6 +133,31 @@ def designs_table(searches: Sequence[ReplayedSearch]) -> str:
             cells.append(mean_of(searches, domains, name, final))
         if not np.isnan(cells).any():
             lines.append(f"| {name} | {' | '.join(f'{cell:.2%}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def without_designs_table(
+    searches: Sequence[ReplayedSearch], pools: Mapping[str, tuple[int, float]]
+) -> str:
+    """A line a domain: its pool, and the answer of a search that had no hand-designed strategy
+    beside the fastest design; the mean over seeds.
+
+    pools: of each domain, how many strategies, and the seconds of its fastest design.
+    """
+    names = [name for name in (USUAL, LEARNED) if name in names_of(searches)]
+    lines = [
+        "| domain | strategies | fastest design, ms | "
+        f"{' | '.join(f'{name}, without designs, ms' for name in names)} |",
+        f"|---|---|---|{'---|' * len(names)}",
+    ]
+    for domain in domains_of(searches):
+        strategies, design_seconds = pools[domain]
+        cells = []
+        for name in names:
+            found = [answer_seconds(e, MOST) for e in chosen(searches, domain, name)]
+            cells.append(f"{np.mean(found) * 1e3:.1f}" if found else "–")
+        shown = f"| {domain} | {strategies} | {design_seconds * 1e3:.1f}"
+        lines.append(f"{shown} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

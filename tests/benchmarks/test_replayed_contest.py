@@ -141,8 +141,11 @@ def test_what_is_done_is_not_played_again(
 
 
 def test_the_page_keeps_what_the_records_do_not_hold(
-    small_pools: tuple[ContestPool, ...], tmp_path: Path
+    small_pools: tuple[ContestPool, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fastest = {e.name: float(e.trials.step_seconds[e.designed].min()) for e in small_pools}
+    known = {each.name: (len(each), fastest[each.name]) for each in small_pools}
+    monkeypatch.setattr(contest_page, "measured_pools", lambda: known)
     page = tmp_path / "docs" / "contest.md"
     page.parent.mkdir()
     page.write_text("# Old\n\n## Live: tuned baselines\n\nmeasured long ago\n")
@@ -155,6 +158,8 @@ def test_the_page_keeps_what_the_records_do_not_hold(
     searches = read_searches(tmp_path)
     assert regret_table(searches) in text
     assert statistics_table(searches, small_pools[1].name) in text
+    for name, seconds in fastest.items():
+        assert f"| {name} | {known[name][0]} | {seconds * 1e3:.1f} |" in text
     for picture in ("contest_improvement.svg", "contest_best_so_far.svg"):
         assert (page.parent / "pictures" / picture).read_text().count("<svg") == 1
 
