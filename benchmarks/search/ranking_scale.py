@@ -1,12 +1,13 @@
 """What ranking costs on clusters of up to 1,024 devices and models of up to 2,000 variables, and
 how good the best proposal is predicted to be; by simulation alone.
 
-python -m benchmarks.search.ranking_scale [--proposals 2048] [--devices 8 64 512 ...]
+python -m benchmarks.search.ranking_scale [--proposals 256] [--devices 8 64 512 ...]
     [--variables 50 200 ...] [--no-papers] [-o FILE.svg]
 
 Seconds are of one core for so many proposals, by stage; `first` is what a cluster and a model cost
-once (compiled tables, the network, the limit). Then the best proposal in the timeline, as a share
-of the limit and times DDP. Last the clusters A1 to B12 of the AutoSync supplement.
+once (compiled tables, the network, the limit). Then the limit over the best proposal's seconds in
+the timeline, and how many times as fast as DDP it is. Last the clusters A1 to B12 of the AutoSync
+supplement. The drawing shows both by devices and by variables.
 
 The model is a chain of variables of mixed sizes, 400 MB in all; nodes have 8 devices, 100 Gbit/s
 and 600 inside. Compute is a ring all-reduce at line rate over 1.5.
@@ -29,10 +30,9 @@ from autosync.models import bundled
 from autosync.population import encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs import known_designs
-from autosync.search.loop.ranking import rank
-from autosync.search.space import Space
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from benchmarks.measure import provenance
 from benchmarks.search.ranking_cost import rank_chunk
 
 MODEL_BYTES = 400e6
@@ -119,16 +119,15 @@ def at_rho(graph: ModelGraph, cluster: Cluster) -> Domain:
 
 
 def measured_row(name: str, domain: Domain, proposals: int) -> ScaleRow:
-    began = time.perf_counter()
+    began = time.process_time()
     limit = iteration_limit(domain).seconds
     rank_chunk(domain, 0, 1)
-    first = time.perf_counter() - began
-    spent = dict.fromkeys(STAGES, 0.0)
-    for start in range(0, proposals, CHUNK):
-        chunk = rank_chunk(domain, start, min(CHUNK, proposals - start))
-        spent = {stage: spent[stage] + chunk[stage] for stage in STAGES}
+    first = time.process_time() - began
+    starts = range(0, proposals, CHUNK)
+    chunks = [rank_chunk(domain, start, min(CHUNK, proposals - start)) for start in starts]
+    spent = {stage: sum(chunk[stage] for chunk in chunks) for stage in STAGES}
+    best = min(chunk["best_seconds"] for chunk in chunks)
     timeline = TimelineSimulator()
-    best = float(rank(domain, Space(), timeline, proposals, 0, 1).seconds[0])
     ddp = float(timeline.predict(domain, encode([known_designs.ddp(domain)], domain))[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return ScaleRow(
@@ -161,22 +160,42 @@ def print_row(row: ScaleRow) -> None:
     )
 
 
+COLOURS = {"first": "#6b7280", "sample": "#16a34a", "compile": "#d97706", "timeline": "#2563eb"}
+
+
 def draw(panels: dict[str, tuple[str, list[ScaleRow]]], file: Path) -> None:
+    """Above what ranking costs, below how near the best proposal is to the limit, by size."""
     import matplotlib
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "ranking scale"
-    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 3.6), squeeze=False)
-    for axis, (title, (field, rows)) in zip(axes[0], panels.items(), strict=True):
+    size = (4.2 * len(panels), 6.0)
+    figure, axes = plt.subplots(
+        2,
+        len(panels),
+        sharex="col",
+        squeeze=False,
+        height_ratios=(3, 2),
+        figsize=size,
+        layout="constrained",
+    )
+    for (cost, quality), (title, (field, rows)) in zip(axes.T, panels.items(), strict=True):
         sizes = [getattr(row, field) for row in rows]
-        for stage in STAGES:
-            axis.plot(sizes, [row.seconds[stage] for row in rows], marker="o", label=stage)
-        axis.set(xlabel=title, ylabel="core-seconds", xscale="log", yscale="log")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.tight_layout()
+        for stage, colour in COLOURS.items():
+            spent = [row.seconds.get(stage, row.first_seconds) for row in rows]
+            cost.plot(sizes, spent, marker="o", color=colour, label=stage)
+        cost.set(xscale="log", yscale="log")
+        quality.plot(sizes, [row.of_limit for row in rows], marker="o", color="#2563eb")
+        quality.set(xlabel=title, ylim=(0, 1), xticks=sizes, xticklabels=sizes)
+        quality.minorticks_off()
+        for axis in (cost, quality):
+            axis.grid(alpha=0.3)
+    proposals = max(row.proposals for _, rows in panels.values() for row in rows)
+    axes[0, 0].set_ylabel(f"core-seconds, {proposals} proposals")
+    axes[1, 0].set_ylabel("limit over best proposal")
+    axes[0, 0].legend(fontsize=8)
     figure.savefig(file, metadata={"Date": None})
 
 
@@ -184,19 +203,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--proposals", type=int, default=2048)
+    parser.add_argument("--proposals", type=int, default=256)
     parser.add_argument("--devices", type=int, nargs="*", default=DEVICES)
     parser.add_argument("--variables", type=int, nargs="*", default=VARIABLES)
     parser.add_argument("--no-papers", action="store_true", help="leave A1 to B12 out")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     given: Any = parser.parse_args()
-    rank_chunk(chain_domain(8, 50), 0, 8)  # compiles, or loads what was compiled
+    measured_row("", chain_domain(8, 50), 8)  # compiles, or loads what was compiled
+    print(", ".join(f"{name} {value}" for name, value in provenance().items()))
     print_head()
     by_devices, by_variables = [], []
-    for devices in given.devices:
-        domain = chain_domain(devices, USUAL_VARIABLES)
-        by_devices.append(measured_row(f"{devices} devices", domain, given.proposals))
-        print_row(by_devices[-1])
     for variables in given.variables:
         domain = chain_domain(USUAL_DEVICES, variables)
         by_variables.append(measured_row(f"{variables} variables", domain, given.proposals))
@@ -205,6 +221,10 @@ def main() -> None:
         for model in PAPER_MODELS:
             domain = at_rho(bundled(model), load_cluster(preset))
             print_row(measured_row(f"{name}, {model}", domain, given.proposals))
+    for devices in given.devices:  # last: the peak is of all rows so far
+        domain = chain_domain(devices, USUAL_VARIABLES)
+        by_devices.append(measured_row(f"{devices} devices", domain, given.proposals))
+        print_row(by_devices[-1])
     if given.output:
         panels = {
             f"devices ({USUAL_VARIABLES} variables)": ("devices", by_devices),

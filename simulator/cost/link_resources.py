@@ -86,18 +86,17 @@ def passing(edges: Edges, weight: F64, where: Resources) -> F64:
 
     Traffic between nodes passes the ports of its devices too (a GPU reaches the NIC over PCIe).
     """
-    held = np.zeros(len(where.rate))
     nodes, servers = where.nodes, len(where.node)
     from_node, to_node = where.node[edges.source], where.node[edges.target]
     outside = from_node != to_node
     link = where.link[from_node, to_node]
     nic = outside & ~((link >= 0) & where.link_only[from_node, to_node])
-    np.add.at(held, from_node[nic], weight[nic])
-    np.add.at(held, nodes + to_node[nic], weight[nic])
-    np.add.at(held, 2 * nodes + edges.source, weight)
-    np.add.at(held, 2 * nodes + servers + edges.target, weight)
     stated = outside & (link >= 0)
-    np.add.at(held, link[stated], weight[stated])
+    resource = [from_node[nic], nodes + to_node[nic], 2 * nodes + edges.source]
+    resource += [2 * nodes + servers + edges.target, link[stated]]
+    weights = [weight[nic], weight[nic], weight, weight, weight[stated]]
+    total = np.bincount(np.concatenate(resource), np.concatenate(weights), len(where.rate))
+    held: F64 = total.astype(np.float64)  # of no edge it counts integers
     return held
 
 

@@ -67,7 +67,7 @@ def edges_of(operation: Op, team: tuple[int, ...], root: int, backend: Backend) 
 
 
 def _edges(
-    pairs: list[tuple[int, int]],
+    pairs: list[tuple[int, int]] | NDArray[np.int64],
     weight: float | list[float],
     equation: float,
     steps: float,
@@ -88,14 +88,18 @@ def _ring(team: tuple[int, ...], weight: float, equation: float, steps: float) -
 def _all_to_all(team: tuple[int, ...], weight: float, equation: float) -> Edges:
     """Every rank to every other by itself: of two nodes of two ranks, more bytes pass between the
     nodes than in a ring, which crosses once."""
-    pairs = [(a, b) for a in team for b in team if a != b]
+    ranks = np.array(team, dtype=np.int64)
+    pairs = np.column_stack([np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks))])
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     return _edges(pairs, weight, equation, 1.0)
 
 
 def _star(team: tuple[int, ...], root: int, inwards: bool) -> Edges:
     """Every rank to the root, or back; a dedicated server outside the team is the root too."""
-    others = [rank for rank in team if rank != root]
-    pairs = [(rank, root) if inwards else (root, rank) for rank in others]
+    others = np.array(team, dtype=np.int64)
+    others = others[others != root]
+    ends = others, np.full(len(others), root, dtype=np.int64)
+    pairs = np.column_stack(ends if inwards else ends[::-1])
     return _edges(pairs, 1.0, 1.0, 1.0)
 
 

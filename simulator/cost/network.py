@@ -5,7 +5,6 @@ has a startup and, per byte that one replica contributes, the seconds it occupie
 each NIC's two directions, each device's port to the others of its node, and stated links.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,8 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
+from autosync.errors import NotSupported
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
+from autosync.simulator.cost.alike_resources import number_equal_rows
 from autosync.simulator.cost.link_resources import (
     Resources,
     connection_seconds,
@@ -121,34 +122,27 @@ def link_seconds_per_byte(
 
 
 class _Row(NamedTuple):
-    """What `Network` holds of one kind. connection: seconds per byte of its slowest connection.
-    sends: how many one resource sees at the most. travels: whether anything does, which
-    is not so where one rank holds a placed module."""
+    """What `Network` holds of one kind besides its tables. connection: seconds per byte of its
+    slowest connection. sends: how many one resource sees at the most. travels: whether anything
+    does, which is not so where one rank holds a placed module."""
 
     startup_seconds: float
     copy_seconds_per_byte: float
     equation: float
     server: int
-    load: F64
     operation: Op
     connection: float
-    flows: F64
     sends: float
     travels: bool
 
 
 class _Part(NamedTuple):
-    """One team's share of a message; see `_Row`."""
+    """A message's, or one team's share of it. figures f64[4]: latency seconds, and `equation`,
+    `connection` and `sends` of `_Row`, whose largest count of several teams. load, flows f64[R]."""
 
-    latency_seconds: float
-    equation: float
+    figures: F64
     load: F64
-    connection: float
     flows: F64
-    sends: float
-
-
-_KnownParts = dict[tuple[Op, tuple[int, ...], int], _Part]
 
 
 @lru_cache(maxsize=8)
@@ -156,23 +150,31 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
     where = resources_of(cluster)
     kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
+    kinds = _kinds(cluster, teams)
+    if len(kinds) > np.iinfo(kind.dtype).max:
+        raise NotSupported(
+            f"{cluster.name} has {cluster.servers} servers, whose messages are of {len(kinds)} "
+            f"kinds; at most {np.iinfo(kind.dtype).max} can be told apart.",
+            thing="cluster",
+            value=cluster.servers,
+            remedy="Describe at most 4,000 devices.",
+        )
+    load, flows = np.empty((2, len(kinds), len(where.rate)))
     rows: list[_Row] = []
-    parts: _KnownParts = {}
-    for operation, team, root in _kinds(cluster, teams):
-        kind[operation, team, root + 1] = len(rows)
-        travels = team < FIRST_SERVER + cluster.servers or max(map(len, teams[team])) > 1
-        rows.append(_row(cluster, where, parts, operation, teams[team], root, travels))
-    load = np.array([row.load for row in rows])
+    team_parts, explicit = _TeamParts(cluster, where), FIRST_SERVER + cluster.servers
+    for place, (operation, team, root) in enumerate(kinds):
+        kind[operation, team, root + 1] = place
+        travels = team < explicit or max(map(len, teams[team])) > 1
+        part = team_parts.together(operation, teams[team], root)
+        load[place], flows[place] = part.load, part.flows
+        rows.append(_row(cluster, part, operation, teams[team], root, travels))
     alone = np.maximum(load.max(axis=1), [row.connection for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
-    flows = np.array([row.flows for row in rows])
-    held = share.any(axis=0)
-    both, column = np.unique(
-        np.vstack([share[:, held], flows[:, held]]), axis=1, return_inverse=True
-    )
-    utilization, flows = both[: len(rows)], both[len(rows) :]
-    ports = np.zeros(utilization.shape[1], dtype=np.bool_)
-    ports[column.ravel()[where.ports[held]]] = True
+    column = number_equal_rows(share.T, flows.T)
+    first = np.unique(column, return_index=True)[1]
+    held = share.max(axis=0)[first] > 0
+    ports = np.bincount(column, weights=where.ports) > 0
+    first, ports = first[held], ports[held]
     engine = cluster.cost("engine")
     copies = np.array([row.copy_seconds_per_byte for row in rows]) + engine.seconds_per_byte
     operations = [row.operation for row in rows]
@@ -191,8 +193,8 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         server=np.array([row.server for row in rows], dtype=np.int16),
         load=load,
         resources=where.names,
-        utilization=np.ascontiguousarray(utilization),
-        flows=np.ascontiguousarray(flows),
+        utilization=np.ascontiguousarray(share[:, first]),
+        flows=np.ascontiguousarray(flows[:, first]),
         ports=ports,
         in_flight=MESSAGES_IN_FLIGHT[cluster.backend],
         engine_seconds=(
@@ -223,53 +225,61 @@ def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, in
 
 
 def _row(
-    cluster: Cluster,
-    where: Resources,
-    known: _KnownParts,
-    operation: Op,
-    teams: Teams,
-    root: int,
-    travels: bool,
+    cluster: Cluster, part: _Part, operation: Op, teams: Teams, root: int, travels: bool
 ) -> _Row:
-    parts = list(_parts(cluster, where, known, operation, teams, root))
-    nothing = np.zeros(len(where.rate))
     kind = COST_KIND[operation]
     workers = max((len(team) for team in teams), default=1)
-    latency = max((part.latency_seconds for part in parts), default=0.0)
+    latency, equation, connection, sends = part.figures.tolist()
     return _Row(
         startup_seconds(cluster, kind, workers, latency) if travels else 0.0,
         cluster.cost(kind).seconds_per_byte if travels else 0.0,
-        max((part.equation for part in parts), default=0.0),
+        equation,
         root,
-        sum((part.load for part in parts), nothing),
         operation,
-        max((part.connection for part in parts), default=0.0),
-        sum((part.flows for part in parts), nothing),
-        max((part.sends for part in parts), default=0.0),
+        connection,
+        sends,
         travels,
     )
 
 
-def _parts(
-    cluster: Cluster,
-    where: Resources,
-    known: _KnownParts,
-    operation: Op,
-    teams: Teams,
-    root: int,
-) -> Iterator[_Part]:
-    """Of each team. A message over the teams of all nodes has a root in one of them; the others
-    share what they do with every such message, which `known` keeps: of hundreds of nodes there are
-    too many pairs of root and team."""
-    for team in teams:
+class _TeamParts:
+    """What messages over teams are together.
+
+    One over the teams of all nodes has a root in one of them; the others do what they do without a
+    root, which is found once: of hundreds of nodes there are too many pairs of root and team.
+    """
+
+    def __init__(self, cluster: Cluster, where: Resources) -> None:
+        self.cluster, self.where = cluster, where
+        self.rootless: dict[tuple[Op, Teams], tuple[list[_Part], _Part]] = {}
+
+    def together(self, operation: Op, teams: Teams, root: int) -> _Part:
         if len(teams) == 1:
-            yield _part(cluster, where, operation, team, root)
-            continue
-        here = root if root in team else -1
-        key = (operation, team, here)
-        if key not in known:
-            known[key] = _part(cluster, where, operation, team, here)
-        yield known[key]
+            return _part(self.cluster, self.where, operation, teams[0], root)
+        if (operation, teams) not in self.rootless:
+            parts = [_part(self.cluster, self.where, operation, team, -1) for team in teams]
+            self.rootless[operation, teams] = parts, _together(parts, len(self.where.rate))
+        parts, whole = self.rootless[operation, teams]
+        own = next((place for place, team in enumerate(teams) if root in team), -1)
+        if own < 0:
+            return whole
+        rooted = _part(self.cluster, self.where, operation, teams[own], root)
+        figures = [rooted.figures, *(part.figures for part in parts if part is not parts[own])]
+        # teams of different nodes share no link, so nothing of the team's own is left
+        return _Part(
+            np.max(figures, axis=0),
+            whole.load - parts[own].load + rooted.load,
+            whole.flows - parts[own].flows + rooted.flows,
+        )
+
+
+def _together(parts: list[_Part], resources: int) -> _Part:
+    nothing = np.zeros(resources)
+    return _Part(
+        np.max([np.zeros(4), *(part.figures for part in parts)], axis=0),
+        sum((part.load for part in parts), nothing),
+        sum((part.flows for part in parts), nothing),
+    )
 
 
 def _part(
@@ -278,7 +288,7 @@ def _part(
     edges = edges_of(operation, team, root, cluster.backend)
     if not len(edges.source):
         nothing = np.zeros(len(where.rate))
-        return _Part(0.0, 0.0, nothing, 0.0, nothing, 0.0)
+        return _Part(np.zeros(4), nothing, nothing)
     ends = where.node[edges.source], where.node[edges.target]
     latency = where.pair_latency_seconds[ends]
     weights = edges.weight / where.pair_rate[ends]
@@ -288,11 +298,11 @@ def _part(
         equation = (edges.equation_weight / where.pair_rate[ends]).max()
     # a ring sends over every edge in every step
     sends = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
+    latency_seconds = edges.steps * (latency.mean() if edges.ring else latency.max())
+    connection = connection_seconds(cluster, edges, where)
+    most_sends = passing(edges, sends, where).max()
     return _Part(
-        latency_seconds=float(edges.steps * (latency.mean() if edges.ring else latency.max())),
-        equation=float(equation),
-        load=load_of(edges, where),
-        connection=connection_seconds(cluster, edges, where),
-        flows=passing(edges, np.ones(len(edges.source)), where),
-        sends=float(passing(edges, sends, where).max()),
+        np.array([latency_seconds, equation, connection, most_sends]),
+        load_of(edges, where),
+        passing(edges, np.ones(len(edges.source)), where),
     )

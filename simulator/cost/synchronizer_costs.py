@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from autosync.allowed import Allowed
 from autosync.domain import Domain
 from autosync.graph import Variable
+from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, NODE_TEAMS
 from autosync.population import encode
-from autosync.simulator.cost.network import network_of
+from autosync.simulator.cost.alike_resources import alike_loads
+from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import (
     AllGather,
@@ -29,10 +31,11 @@ from autosync.strategy import (
 @dataclass(frozen=True, slots=True)
 class SynchronizerCosts:
     """Variables of one class cost the same per byte under each synchronizer; C classes, S
-    synchronizers.
+    synchronizers, those of alike servers once, R resources, alike ones once.
 
     class_of i64[V]: of each variable. load f64[C, S, R]: seconds per byte of the variable that
-    each resource is held; infinite where a synchronizer does not suit the class.
+    each resource is held, the mean of alike ones; infinite where a synchronizer does not suit the
+    class.
     """
 
     class_of: NDArray[np.int64]
@@ -42,7 +45,7 @@ class SynchronizerCosts:
 def costs_of_synchronizers(domain: Domain, allowed: Allowed) -> SynchronizerCosts:
     """Of every allowed synchronizer, as the compiler turns it into messages; of uncut variables,
     since cuts save nothing."""
-    synchronizers = list(_synchronizers(domain, allowed))
+    synchronizers = list(_synchronizers(allowed))
     suits = np.array(
         [
             [_suits(synchronizer, variable) for synchronizer in synchronizers]
@@ -77,31 +80,62 @@ def _classes(
 ) -> SynchronizerCosts:
     """Compiles one strategy per synchronizer and reads each variable's messages.
 
-    suits: `(V, S)`.
+    suits: `(V, S)`, of synchronizers of which the first server's stand for all servers'.
     """
-    variables = len(suits)
     plans = compile_plans_fast(encode(strategies, domain), domain)
     costs = network_of(domain.cluster, plans.teams)
     synchronizer = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
     variable = plans.piece_row[plans.bucket_first[plans.bucket]]
     kind = costs.kinds_of(plans)
     ratio = plans.wire_bytes / domain.variables.size_bytes[variable]
-    signatures: list[tuple[object, ...]] = [() for _ in range(variables)]
-    for v in range(variables):
-        mine = variable == v
-        signatures[v] = (suits[v].tobytes(), ratio[mine].tobytes(), kind[mine].tobytes())
+    order = np.argsort(variable, kind="stable")
+    ends = np.cumsum(np.bincount(variable, minlength=len(suits)))
+    messages_of = np.split(order, ends[:-1])
+    signatures = [
+        (suits[v].tobytes(), ratio[mine].tobytes(), kind[mine].tobytes())
+        for v, mine in enumerate(messages_of)
+    ]
     numbers = {signature: c for c, signature in enumerate(dict.fromkeys(signatures))}
     class_of = np.array([numbers[signature] for signature in signatures])
-    load = np.zeros((len(numbers), len(strategies), costs.load.shape[1]))
+    load_of = _loads_of_kinds(domain, costs, kind)
+    height = np.ones(len(strategies), dtype=np.int64)
+    np.maximum.at(height, synchronizer, [len(load_of[each]) for each in kind.tolist()])
+    row = np.concatenate([[0], np.cumsum(height)])
+    resources = load_of[int(kind[0])].shape[1]
+    load = np.zeros((len(numbers), row[-1], resources))
     for c in range(len(numbers)):
         first = int(np.flatnonzero(class_of == c)[0])
-        mine = variable == first
-        np.add.at(load[c], synchronizer[mine], ratio[mine, None] * costs.load[kind[mine]])
-        load[c][~suits[first]] = np.inf
+        for message in messages_of[first].tolist():
+            rows = slice(row[synchronizer[message]], row[synchronizer[message] + 1])
+            load[c, rows] += ratio[message] * load_of[int(kind[message])]
+        load[c, np.repeat(~suits[first], height)] = np.inf
     return SynchronizerCosts(class_of, load)
 
 
-def _synchronizers(domain: Domain, allowed: Allowed) -> Iterator[Synchronizer]:
+def _loads_of_kinds(
+    domain: Domain, costs: Network, kinds: NDArray[np.int16]
+) -> dict[int, NDArray[np.float64]]:
+    """Of each kind, over classes of alike resources: `(1, resources)`, or `(servers, resources)`
+    of the first server's kinds, over classes of alike servers."""
+    servers = np.arange(domain.cluster.servers)
+    first: list[int] = []
+    owned = []
+    for operation in range(len(costs.kind)):
+        for team in (ALL_RANKS, NODE_TEAMS, FIRST_SERVER):
+            kind = int(costs.kind[operation, team, 1]) if len(servers) else -1
+            if kind in kinds and kind >= 0:
+                first.append(kind)
+                teams = team + servers if team == FIRST_SERVER else team
+                owned.append(costs.load[costs.kind_of(operation, teams, servers)])
+    plain = [kind for kind in np.unique(kinds).tolist() if kind not in first]
+    alike = alike_loads(costs.load[plain], owned)
+    return dict(zip(plain, alike.plain[:, None], strict=True)) | dict(
+        zip(first, alike.owned, strict=True)
+    )
+
+
+def _synchronizers(allowed: Allowed) -> Iterator[Synchronizer]:
+    """The first server stands for all."""
     hierarchies = (False, True) if allowed.hierarchical else (False,)
     yield AllGather(0)
     if allowed.factors:
@@ -115,9 +149,8 @@ def _synchronizers(domain: Domain, allowed: Allowed) -> Iterator[Synchronizer]:
         if allowed.reduce_scatter:
             yield ReduceScatter(0, encoding=encoding)
         if allowed.parameter_server:
-            for server in range(domain.cluster.servers):
-                for hierarchical in hierarchies:
-                    yield ParameterServer(server, 0, hierarchical, encoding)
+            for hierarchical in hierarchies:
+                yield ParameterServer(0, 0, hierarchical, encoding)
 
 
 def _suits(synchronizer: Synchronizer, variable: Variable) -> bool:
