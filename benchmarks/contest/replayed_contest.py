@@ -109,7 +109,7 @@ def play(pool: ContestPool, searcher: Searcher, match: Match) -> ReplayedSearch:
         elif match.designs:
             designs, rest = rest[pool.designed[rest]], rest[~pool.designed[rest]]
             count = min(count, match.budget - len(tried))
-            most = round(count * Settings().design_share)
+            most = int(count * Settings().design_share)
             earned = searcher.earned_designs(designs, tried, trial_seconds[tried], most)
             tried, count = np.concatenate((tried, earned)), count - len(earned)
         count = min(count, len(rest), match.budget - len(tried))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,13 @@ from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.loop.earlier_trials import EarlierTrials, designs_again
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
-from autosync.search.loop.tuning_store import Candidate, Proposal
+from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.simulator.fitting.recalibration import MODEL_NOISE
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
+from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
 
@@ -31,8 +33,7 @@ deviations; a simulator that states none is off by `MODEL_NOISE`."""
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
     """DDP, then the other hand-designed strategies that fit the devices' memory, some of them with
     something swapped, the most promising first, of equal messages the first one."""
-    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    named += swapped_where_needed(domain, named, space)
+    named = list(_named_designs(domain, space))
     population = encode([strategy for _, strategy in named], domain)
     scores = simulator.predict(domain, population)
     candidates = [
@@ -51,25 +52,32 @@ def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Ca
     return [candidates[order[row]] for row in rows if int(row) in fitting]
 
 
+@lru_cache(maxsize=2)
+def _named_designs(domain: Domain, space: Space) -> tuple[tuple[str, Strategy], ...]:
+    """Every round asks for them, and they stay the same where trials correct no costs."""
+    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
+    return (*named, *swapped_where_needed(domain, named, space))
+
+
 def earned_designs(
     domain: Domain,
     space: Space,
     simulator: Simulator,
-    stored: Sequence[Proposal],
+    tried: Sequence[Candidate],
     best_seconds: float | None,
     room: int,
     earlier: EarlierTrials | None = None,
 ) -> list[Candidate]:
     """At most `room` of the designs that nobody has tried and that could still be the fastest, the
-    likeliest first; all may be where nothing was measured. earlier: what an earlier tuning tried
-    stands among them."""
+    likeliest first; all may be where nothing was measured. tried: or chosen already. earlier: what
+    an earlier tuning tried stands among them."""
     if room <= 0:
         return []
-    tried = [proposal.candidate.strategy for proposal in stored]
-    origins = {proposal.candidate.origin for proposal in stored}
+    known = [candidate.strategy for candidate in tried]
+    origins = {candidate.origin for candidate in tried}
     designs = [d for d in known_designs(domain, space, simulator) if d.origin not in origins]
     if earlier is not None:
-        designs = designs_again(domain, simulator, earlier, designs, tried)
+        designs = designs_again(domain, simulator, earlier, designs, known)
     if not designs:
         return []
     population = encode([each.strategy for each in designs], domain)
@@ -77,7 +85,7 @@ def earned_designs(
         seconds, std = simulator.predict_with_std(domain, population)
     else:
         seconds, std = simulator.predict(domain, population), np.full(len(designs), MODEL_NOISE)
-    new = set(distinct_rows(domain, population, digests_of_strategies(domain, tried)).tolist())
+    new = set(distinct_rows(domain, population, digests_of_strategies(domain, known)).tolist())
     rows = likeliest(seconds, std, np.inf if best_seconds is None else best_seconds)
     return [designs[row] for row in rows.tolist() if row in new][:room]
 

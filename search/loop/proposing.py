@@ -78,8 +78,9 @@ def propose(
     else:
         due = retried_with_swap(domain, space, simulator, store)[:room]
         chosen = due + tuned_fusion(domain, space, simulator, store)[: room - len(due)]
-        most = round((room - len(chosen)) * settings.design_share)
-        chosen += earned_designs(domain, space, simulator, stored, best_seconds, most, earlier)
+        most = min(int(room * settings.design_share), room - len(chosen))
+        known = [*(each.candidate for each in stored), *chosen]
+        chosen += earned_designs(domain, space, simulator, known, best_seconds, most, earlier)
         chosen += _placed(domain, space, simulator, store, settings, fastest, chosen, room)
     gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
     searched = Searched.after(domain, simulator, fastest, settings)
@@ -113,7 +114,7 @@ def _first_designs(
     designs = known_designs(domain, space, simulator)
     if earlier is not None:
         designs = designs_again(domain, simulator, earlier, designs, tried)
-    designs = with_refined(domain, space, simulator, designs, settings.seed)
+    designs = with_refined(domain, space, simulator, designs, settings.seed, tried)
     return with_placed(domain, space, simulator, designs, tried, settings, room)
 
 

@@ -39,7 +39,7 @@ class Settings:
     alpha: float = 0.5
     acquisition: Acquisition = "lower_bound"
     first_designs: int = 8
-    design_share: float = 0.25
+    design_share: float = 0.125
     refined_share: float = 0.375
     neighbour_share: float = 0.125
     genetic_share: float = 0.0

@@ -83,7 +83,7 @@ def test_the_first_round_is_of_designs_and_leaves_half_of_a_small_budget(
 
 
 def test_designs_of_later_rounds_have_their_share_and_could_be_the_fastest() -> None:
-    unsure = tuned(SETTINGS, Doubtful(1.0))
+    unsure = tuned(replace(SETTINGS, design_share=0.25), Doubtful(1.0))
     later = [proposals for number, proposals in unsure.items() if number > 0]
     counts = [sum(map(is_design, proposals)) for proposals in later]
     assert max(counts) == 2, "a quarter of eight, where all could be the fastest"
@@ -102,8 +102,7 @@ def test_designs_of_later_rounds_have_their_share_and_could_be_the_fastest() -> 
 
 def test_the_likeliest_untried_designs_earn_their_trial() -> None:
     designs = known_designs(DOMAIN, Space(), TIMELINE)
-    tried = [Proposal(f"search/0/{d.origin}", "search", 0, d) for d in designs[:4]]
-    best = designs[6].predicted_seconds
+    tried, best = designs[:4], designs[6].predicted_seconds
 
     def earned(std: float, best_seconds: float | None, room: int) -> list[str]:
         simulator = Doubtful(std)
@@ -113,6 +112,9 @@ def test_the_likeliest_untried_designs_earn_their_trial() -> None:
     assert earned(0.0, best, 9) == [d.origin for d in designs[4:] if d.predicted_seconds < best]
     assert len(earned(1.0, best, 9)) == 9
     assert len(earned(0.0, None, 9)) == 9, "where nothing is measured all may be"
+    twin = replace(designs[4], origin="dear_tuned")
+    found = earned_designs(DOMAIN, Space(), Doubtful(1.0), [*tried, twin], best, 99)
+    assert twin.strategy.id not in {each.strategy.id for each in found}, "of equal messages one"
     assert earned(0.0, designs[0].predicted_seconds / 1e3, 9) == earned(1.0, best, 0) == []
 
 
