@@ -228,9 +228,11 @@ def listed_by(
         return drawn_shortlist(judge, space, settings.proposals, seed, progress)
     if origin == "refined":
         parents, seconds, calibrated = searched.parents, searched.step_seconds, searched.calibrated
-        return refined_shortlist(judge, space, parents, seconds, calibrated, seed)
+        return refined_shortlist(
+            judge, space, parents, seconds, calibrated, settings.proposals, seed
+        )
     if origin == "neighbour":
-        return neighbour_shortlist(judge, space, searched.parents, seed)
+        return neighbour_shortlist(judge, space, searched.parents, settings.proposals, seed)
     return genetic_shortlist(judge, space, searched.parents, settings.proposals, seed)
 
 

@@ -34,13 +34,13 @@ UNFAVOURED = 512
 RANKED_SIZE = 16_384
 """The timeline's places that those come from: beyond, it would have to err several times over."""
 NEIGHBOURS = 4096
-"""Neighbours that are looked at in a round."""
+"""Neighbours that are looked at in a round; no more than its proposals."""
 NEIGHBOURS_KEPT = 512
 """Of these, those that the timeline leaves for a simulator that learns."""
 REFINED_PARENTS = 4
 """Of the fastest measured strategies, those that a local search begins from."""
 REFINEMENTS = 2048
-"""Strategies that such a search looks at."""
+"""Strategies that such a search looks at; all of them at no more than the proposals of a round."""
 REFINEMENTS_KEPT = 128
 """Of these, the timeline's best, which are judged by how they compare with their parent."""
 MEASURED_PARENTS = 8
@@ -165,6 +165,7 @@ def refined_shortlist(
     measured: Population,
     step_seconds: F64,
     calibrated: Domain,
+    total: int,
     seed: int,
 ) -> Shortlist:
     """What local searches from the fastest strategies come to. measured, step_seconds
@@ -183,7 +184,7 @@ def refined_shortlist(
             space,
             parent,
             partial(TimelineSimulator().predict, calibrated),
-            REFINEMENTS,
+            min(REFINEMENTS, total // REFINED_PARENTS),
             seed + row,
             REFINEMENTS_KEPT,
         )
@@ -197,7 +198,9 @@ def refined_shortlist(
     return judge.best_of(population, index, np.concatenate(seconds), np.concatenate(scales))
 
 
-def neighbour_shortlist(judge: Judge, space: Space, measured: Population, seed: int) -> Shortlist:
+def neighbour_shortlist(
+    judge: Judge, space: Space, measured: Population, total: int, seed: int
+) -> Shortlist:
     """Of neighbours of the fastest strategies. measured: as `parents_among` returns them, at least
     one."""
     fastest = measured.take(np.arange(min(MEASURED_PARENTS, len(measured))))
@@ -206,7 +209,7 @@ def neighbour_shortlist(judge: Judge, space: Space, measured: Population, seed: 
         space,
         fastest,
         judge.predict_coarsely,
-        NEIGHBOURS,
+        min(NEIGHBOURS, total),
         seed,
         NEIGHBOURS_KEPT,
     )

@@ -126,8 +126,8 @@ def test_refined_strategies_are_new_and_judged_beside_their_parent() -> None:
     judge = judge_of(
         DOMAIN, TIMELINE, "lower_bound", float(measured[0]), [d.strategy for d in designs[:3]]
     )
-    listed = refined_shortlist(judge, Space(), parents, measured, DOMAIN, 0)
-    again = refined_shortlist(judge, Space(), parents, measured, DOMAIN, 0)
+    listed = refined_shortlist(judge, Space(), parents, measured, DOMAIN, 4096, 0)
+    again = refined_shortlist(judge, Space(), parents, measured, DOMAIN, 4096, 0)
     assert len(listed)
     assert (listed.seconds == again.seconds).all()
     np.testing.assert_allclose(
