@@ -5,9 +5,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.codes import Op
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
+from autosync.plan.compiler_arrays import ALL_RANKS, team_table
+from autosync.plan.compiler_kernels import INDEX_BYTES
 from autosync.search.space import Space
+from autosync.simulator.cost.network import network_of
 from autosync.strategy import Replica, even_replicas
 
 
@@ -19,6 +23,38 @@ def server_weights(domain: Domain) -> NDArray[np.float64]:
     share = (cluster.nic_bytes_per_second() / ranks)[node]
     weights: NDArray[np.float64] = share / share.sum()
     return weights
+
+
+def sent_bytes(domain: Domain) -> NDArray[np.float64]:
+    """What one replica sends for each variable, `(variables,)`: of sparse ones touched rows, with
+    their indices."""
+    table = domain.variables
+    rows = table.dims[:, 0]
+    touched = np.minimum(table.touched_rows, rows)
+    row_bytes = table.size_bytes / rows + INDEX_BYTES
+    return np.where(table.sparse, touched * row_bytes, table.size_bytes).astype(np.float64)
+
+
+def pulled_bytes(domain: Domain) -> NDArray[np.float64]:
+    """What one replica fetches from an owner for each variable, `(variables,)`: of sparse ones what
+    any has touched."""
+    table, sent = domain.variables, sent_bytes(domain)
+    touched = np.minimum(sent * domain.world_size, table.size_bytes)
+    return np.where(table.sparse, touched, sent).astype(np.float64)
+
+
+def owner_loads(domain: Domain, sparse: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """For how long a byte of a variable keeps each link busy, `(ranks, links)` seconds by its
+    owner: sent to it by all others, and fetched by them."""
+    network = network_of(domain.cluster, team_table(domain, ()))
+    push, pull = (Op.SPARSE_PUSH, Op.SPARSE_PULL) if sparse else (Op.PUSH, Op.PULL)
+
+    def loads(operation: Op) -> NDArray[np.float64]:
+        ranks = range(domain.world_size)
+        kinds = [int(network.kind_of(operation, ALL_RANKS, rank)) for rank in ranks]
+        return np.array([network.load[kind] for kind in kinds])
+
+    return loads(push), loads(pull)
 
 
 def rank_speeds(domain: Domain) -> tuple[float, ...]:

@@ -45,6 +45,9 @@ class TuningOptions(TypedDict, total=False):
     warmup: int
     alpha: float
     acquisition: "Acquisition"
+    first_designs: int
+    design_share: float
+    refined_share: float
     neighbour_share: float
     genetic_share: float
     least_gain: float

@@ -48,8 +48,9 @@ def best_by_prediction(
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
+    from autosync.search.loop.earned_designs import known_designs
     from autosync.search.loop.placed_designs import check_fits, may_be_placed, placed_candidates
-    from autosync.search.loop.proposing import judge_of, known_designs, picked
+    from autosync.search.loop.proposing import judge_of, picked
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
     from autosync.simulator.memory_check import fitting_rows

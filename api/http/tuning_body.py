@@ -59,6 +59,27 @@ class TuningBody(BaseModel):
         "as one standard deviation below the prediction (`lower_bound`), or by the "
         "`expected_improvement` over the fastest measured.",
     )
+    first_designs: int = Field(
+        Settings().first_designs,
+        ge=1,
+        le=1000,
+        description="Hand-designed strategies of the first round, DDP among them; half of the "
+        "budget at the most.",
+    )
+    design_share: float = Field(
+        Settings().design_share,
+        ge=0,
+        le=1,
+        description="Of a later round's trials, at most so many go to hand-designed strategies "
+        "that could still be the fastest.",
+    )
+    refined_share: float = Field(
+        Settings().refined_share,
+        ge=0,
+        le=1,
+        description="Of a round's trials, for what local searches from the fastest measured "
+        "strategies come to.",
+    )
     neighbour_share: float = Field(
         Settings().neighbour_share,
         ge=0,
@@ -131,6 +152,9 @@ class TuningBody(BaseModel):
             probe=self.probe,
             alpha=self.alpha,
             acquisition=self.acquisition,
+            first_designs=self.first_designs,
+            design_share=self.design_share,
+            refined_share=self.refined_share,
             neighbour_share=self.neighbour_share,
             genetic_share=self.genetic_share,
             least_gain=self.least_gain,

@@ -1,7 +1,7 @@
 """Where the competitors of one domain of the live contest meet."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from autosync.bundle import make_bundle
@@ -17,6 +17,8 @@ from benchmarks.contest.unseen_simulator import unseen_simulator
 
 COUNTS = (12, 20, 60)
 """Trials after which competitors are compared."""
+USUAL = Settings()
+"""How a tuning searches unless it is told otherwise."""
 BASELINES = "baselines=benchmarks.workers:build_baselines"
 PLAN = "plan"
 """The mode of what the bundle says: the runtime, or torch's DDP."""
@@ -28,25 +30,32 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ContestSettings:
-    """trials: of each competitor; deadline: of `time.monotonic`. proposals: that a tuning draws a
-    round."""
+    """trials: of each competitor; deadline: of `time.monotonic`. search: how a tuning searches, but
+    for its budget. budgets: after how many trials competitors are compared."""
 
     trials: int
     repeats: int
     competitors: tuple[Competitor, ...]
     tunes: bool
     deadline: float
-    proposals: int = Settings().proposals
+    search: Settings = USUAL
+    budgets: tuple[int, ...] = COUNTS
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return tuple(sorted({min(count, self.trials) for count in COUNTS}))
+        return tuple(sorted({min(count, self.trials) for count in self.budgets}))
 
     @property
     def words(self) -> str:
         """What a domain that is done was done with."""
         names = " ".join(each.name for each in self.competitors)
-        return f"{self.trials} trials, {self.repeats} repeats, tunes {self.tunes}: {names}\n"
+        words = f"{self.trials} trials, {self.repeats} repeats, tunes {self.tunes}: {names}\n"
+        unusual = {
+            name: value
+            for name, value in asdict(self.search).items()
+            if value != getattr(USUAL, name)
+        }
+        return f"{words}{unusual}, after {self.counts}\n" if unusual else words
 
     def check_time(self) -> None:
         if time.monotonic() > self.deadline:

@@ -2,11 +2,16 @@
 
     python -m benchmarks.contest.live_contest [--domains resnet50-4x1 ...] [--minutes 240]
         [--trials 60] [--repeats 10] [--competitors ddp dear_bo ...] [-o FOLDER]
+        [--budgets 12 20 60] [--search refined_share=0 first_designs=30 ...]
 
 Leave the machine alone meanwhile. Of each domain (`live_domains`) the links are probed once, as
 `autosync tune` does; then every competitor tries its settings on the same workers, and AutoSync
 tunes three times, with 12, 20 and 60 trials, since a tuning divides its budget. The two best of
 each after 12, 20 and 60 trials run again in interleaved repeats; the figures are these alone.
+
+--search: fields of a tuning's settings (`autosync.search.loop.settings`) that shall differ from the
+defaults, each FOLDER for one such choice. To compare two, give both FOLDERs the domain's files
+(live/NAME.domain.json and .facts.json) of an earlier run, so that both have the same probed costs.
 
 Every trial is a line in a file of FOLDER (by default benchmarks/contest/records), and is not run
 again: after --minutes, Ctrl-C or a crash the same command goes on. The page is written by
@@ -14,12 +19,14 @@ benchmarks.contest.contest_page.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autosync.documents import from_data
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.search.cluster_probe import probe_costs
@@ -151,9 +158,9 @@ def tune_with(ring: Ring, budget: int) -> None:
     store, told = tuning_store(ring, budget), len(ring.file.of("search", name))
     if told and told == len(store.trials()):
         return
-    settings = Settings(
+    settings = replace(
+        ring.settings.search,
         budget=budget,
-        proposals=ring.settings.proposals,
         warmup=ring.given.warmup,
         iterations=ring.given.iterations,
         probe=False,  # the domain brings its costs
@@ -225,6 +232,13 @@ def repeat_finals(ring: Ring) -> None:
         ring.say(f"final repeat {repeat + 1} of {ring.settings.repeats}, {len(line)} strategies")
 
 
+def search_settings(stated: Sequence[str]) -> Settings:
+    """The defaults but for what is stated, as NAME=VALUE."""
+    pairs = (each.partition("=") for each in stated)
+    values = {name: json.loads(value) for name, _, value in pairs}
+    return from_data(Settings, values, source="--search")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -238,6 +252,8 @@ def main() -> None:
     )
     parser.add_argument("--trials", type=int, default=COUNTS[-1])
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--budgets", type=int, nargs="+", default=COUNTS, help="of tunings")
+    parser.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many")
     given = parser.parse_args()
     settings = ContestSettings(
@@ -246,6 +262,8 @@ def main() -> None:
         tuple(everyone[name] for name in given.competitors if name in everyone),
         "autosync" in given.competitors,
         time.monotonic() + 60 * given.minutes,
+        search_settings(given.search),
+        tuple(given.budgets),
     )
     chosen = [domain_named(name) for name in given.domains]
     for number, each in enumerate(chosen):

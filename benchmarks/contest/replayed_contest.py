@@ -5,9 +5,9 @@
 
 A search tries 60 of a domain's measured strategies in rounds of 8, as a tuning does, and refits
 after each. A seed leaves it nine tenths of the pool and says which of two passes each trial
-returns. `replayed_searchers` lists the ablations. With hand-designed strategies (up to half of the
-trials, DDP first) the timeline and the usual learner play budgets of 12, 20 and 60, for a tuning
-divides its budget.
+returns. `replayed_searchers` lists the ablations. With hand-designed strategies (DDP and the most
+promising first, others as they earn their trial) the timeline and the usual learner play budgets of
+12, 20 and 60, for a tuning divides its budget.
 
 Transferred simulators have learned from the domains of other models alone, the first seed's weights
 for all. Networks (LSTM, GAT, the ensemble of all) take minutes each and come last.
@@ -30,6 +30,7 @@ import numpy as np
 from autosync.documents import from_json, to_json
 from autosync.search.loop.confirm import FINALISTS
 from autosync.search.loop.proposing import ROUND_TRIALS
+from autosync.search.loop.settings import Settings
 from benchmarks.contest import RECORDS
 from benchmarks.contest.contest_pools import (
     COLLECTIVE,
@@ -103,7 +104,14 @@ def play(pool: ContestPool, searcher: Searcher, match: Match) -> ReplayedSearch:
     while len(tried) < min(match.budget, len(there)):
         rest, count = np.setdiff1d(there, tried), ROUND_TRIALS
         if match.designs and len(tried) == 1:
-            rest, count = rest[pool.designed[rest]], match.budget // 2 - 1
+            rest = rest[pool.designed[rest]]
+            count = min(Settings().first_designs, match.budget // 2) - 1
+        elif match.designs:
+            designs, rest = rest[pool.designed[rest]], rest[~pool.designed[rest]]
+            count = min(count, match.budget - len(tried))
+            most = int(count * Settings().design_share)
+            earned = searcher.earned_designs(designs, tried, trial_seconds[tried], most)
+            tried, count = np.concatenate((tried, earned)), count - len(earned)
         count = min(count, len(rest), match.budget - len(tried))
         picks = searcher.next_trials(rest, tried, trial_seconds[tried], count, rng)
         tried = np.concatenate((tried, picks))

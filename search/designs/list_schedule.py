@@ -9,10 +9,10 @@ from autosync.search.designs.building_blocks import assemble, collective
 from autosync.search.designs.explicit_order import ordered
 from autosync.search.designs.wire_estimates import (
     ready_seconds,
-    sent_bytes,
     tail_seconds,
     wire_seconds,
 )
+from autosync.search.domain_facts import sent_bytes
 from autosync.strategy import AllGather, AllReduce, Schedule, Strategy
 from autosync.units import MIB
 

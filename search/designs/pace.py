@@ -13,11 +13,11 @@ from autosync.search.designs.tensor_fusion import max_min_partitions
 from autosync.search.designs.wire_estimates import (
     factor_bytes,
     ready_seconds,
-    sent_bytes,
     startup_seconds,
     tail_seconds,
     wire_seconds,
 )
+from autosync.search.domain_facts import sent_bytes
 from autosync.simulator.preemptive_schedule import (
     Run,
     least_end,

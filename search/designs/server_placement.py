@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from autosync.codes import Op
 from autosync.domain import Domain
-from autosync.plan.compiler_arrays import ALL_RANKS, team_table
 from autosync.search.designs.building_blocks import (
     Choices,
     assemble,
@@ -13,8 +11,7 @@ from autosync.search.designs.building_blocks import (
     returning_gradients,
 )
 from autosync.search.designs.known_designs import AT_ONCE, OVERLAPPED
-from autosync.search.designs.wire_estimates import sent_bytes
-from autosync.simulator.cost.network import network_of
+from autosync.search.domain_facts import owner_loads, pulled_bytes, sent_bytes
 from autosync.strategy import ParameterServer, Strategy, VariableChoice
 from autosync.units import MIB
 
@@ -37,24 +34,8 @@ def least_busy_link(domain: Domain) -> Choices:
     every node does: with P nodes a link of rate b is held for (1 + (P - 2) x) / b by a share x.
     So the slowest may best own nothing. Of equal choices the one with the least sum of squares.
     """
-    network = network_of(domain.cluster, team_table(domain, ()))
-    ranks = range(domain.world_size)
-    sent = sent_bytes(domain)
-    pulled = np.where(
-        domain.variables.sparse,
-        np.minimum(sent * domain.world_size, domain.variables.size_bytes),
-        sent,
-    )
-    loads = {
-        sparse: [
-            np.array([network.load[int(network.kind_of(op, ALL_RANKS, rank))] for rank in ranks])
-            for op in ops
-        ]
-        for sparse, ops in (
-            (False, (Op.PUSH, Op.PULL)),
-            (True, (Op.SPARSE_PUSH, Op.SPARSE_PULL)),
-        )
-    }
+    sent, pulled = sent_bytes(domain), pulled_bytes(domain)
+    loads = {sparse: owner_loads(domain, sparse) for sparse in (False, True)}
     cut = into_pieces(4 * MIB)
     partitions = {index: cut(domain.graph.variables[index]) for index in everything(domain)}
     pieces = [
@@ -63,7 +44,7 @@ def least_busy_link(domain: Domain) -> Choices:
         for part, length in enumerate(partition.lengths)
     ]
     pieces.sort(key=lambda piece: (-piece[0] * sent[piece[1]], piece[1:]))
-    held = np.zeros(network.load.shape[1])
+    held = np.zeros(loads[False][0].shape[1])
     owners = {index: [0] * len(partition.lengths) for index, partition in partitions.items()}
     for share, index, part in pieces:
         push, pull = loads[bool(domain.variables.sparse[index])]

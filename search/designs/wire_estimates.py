@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.plan.compiler_arrays import ALL_RANKS, LEADERS, NODE_TEAMS, team_table
-from autosync.plan.compiler_kernels import INDEX_BYTES
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
 from autosync.strategy import AllGather, AllReduce, Factors, Synchronizer, even_replicas
@@ -46,16 +45,6 @@ def tail_seconds(domain: Domain) -> F64:
 def slowest_factor(domain: Domain) -> float:
     """Of an even share, over the profile's seconds."""
     return float(compute_factors(domain, even_replicas(domain.world_size)).max())
-
-
-def sent_bytes(domain: Domain) -> F64:
-    """What one replica sends for each variable, `(variables,)`: of sparse ones touched rows, with
-    their indices."""
-    table = domain.variables
-    rows = table.dims[:, 0]
-    touched = np.minimum(table.touched_rows, rows)
-    row_bytes = table.size_bytes / rows + INDEX_BYTES
-    return np.where(table.sparse, touched * row_bytes, table.size_bytes).astype(np.float64)
 
 
 def factor_bytes(domain: Domain) -> F64:

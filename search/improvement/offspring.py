@@ -10,12 +10,17 @@ from autosync.cancellation import in_order
 from autosync.population import Population, concatenate
 from autosync.search.improvement.constraint_repair import form_groups, release_excess
 from autosync.search.improvement.crossover_mutation import Lineage, choose_sources, fill_offspring
-from autosync.search.improvement.parent_columns import ParentPool
-from autosync.search.sampler.drawn_columns import empty_choices, empty_shards
+from autosync.search.improvement.edited_columns import columns_of
+from autosync.search.improvement.method_switches import forms_among
+from autosync.search.improvement.owner_links import owner_links
+from autosync.search.improvement.parent_columns import ParentPool, columns_among
+from autosync.search.improvement.small_edits import KIND_OF_EDIT, edit_slightly
+from autosync.search.sampler.drawn_columns import ShardColumns, empty_choices, empty_shards
 from autosync.search.sampler.lagging_draws import kept_staleness
 from autosync.search.sampler.load_balance import balance_load
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 Predict = Callable[[Population], F64]
 """Seconds of each strategy; lower is better."""
 
@@ -74,6 +79,45 @@ def make_offspring(pool: ParentPool, lineage: Lineage, start: int, seed: int) ->
         **shards._asdict(),
     )
     return replace(made, staleness=kept_staleness(made))
+
+
+def make_edited(
+    pool: ParentPool,
+    base: I64,
+    edits: I64,
+    start: int,
+    seed: int,
+    kinds: I64 = KIND_OF_EDIT,
+) -> Population:
+    """Copies of the parents `base` i64[n], each after so many small edits (`small_edits`). Child i
+    depends only on these and on (seed, start + i). Releases the GIL while it works.
+
+    Pins, cuts, and the groups' constraint are kept; owners stay where they are, but for those that
+    an edit moves.
+    """
+    tables, n = pool.tables, len(base)
+    made = pool.population.take(base)
+    indices = np.arange(start, start + n, dtype=np.uint64)
+    links, forms = owner_links(pool.domain), forms_among(made.options, pool.inputs)
+    edit_slightly(tables, links, forms, np.uint64(seed), indices, edits, kinds, columns_of(made))
+    starts = columns_among(tables, made).starts
+    most = np.maximum(pool.groups[base] + edits, tables.rules[0]["max_groups"])
+    shards = ShardColumns(*(getattr(made, name) for name in ShardColumns._fields))
+    form_groups(tables, len(made.options), made.parts, starts, most, shards)
+    return replace(made, staleness=kept_staleness(made))
+
+
+def judged_edited(
+    pool: ParentPool, base: I64, edits: I64, seed: int, predict: Predict, keep: int, threads: int
+) -> Iterator[tuple[Population, F64]]:
+    """As `judged_offspring`, of children by small edits."""
+
+    def chunk(start: int) -> tuple[Population, F64]:
+        part = slice(start, start + CHUNK)
+        children = make_edited(pool, base[part], edits[part], start, seed)
+        return fastest(children, predict(children), keep)
+
+    yield from in_order(threads, chunk, range(0, len(base), CHUNK))
 
 
 def judged_offspring(

@@ -1,6 +1,6 @@
 """The strategies that others are made of, as columns that the kernels read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population, concatenate
 from autosync.search.sampler.sampling import sample
-from autosync.search.sampler.sampling_tables import Tables, sampler_inputs
+from autosync.search.sampler.sampling_tables import SamplerInputs, Tables, sampler_inputs
 from autosync.search.space import Space
 from autosync.simulator.numba_cache import cached_kernel
 
@@ -41,14 +41,19 @@ class ParentColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParentPool:
-    """population: the parents, then freshly drawn donors of mutations. groups i64[n]: how many
-    groups each has."""
+    """population: the parents, then freshly drawn donors of mutations, with all options that may be
+    drawn. groups i64[n]: how many groups each has."""
 
+    domain: Domain
     population: Population
     parents: int
-    tables: Tables
+    inputs: SamplerInputs
     columns: ParentColumns
     groups: NDArray[np.int64]
+
+    @property
+    def tables(self) -> Tables:
+        return self.inputs.tables
 
     @property
     def donors(self) -> int:
@@ -60,28 +65,34 @@ def pool_of(
 ) -> ParentPool:
     """Parents lie in the space and run on its engine (not torch's DDP)."""
     joined = concatenate([parents, sample(domain, space, 0, donors, seed)])
-    tables = sampler_inputs(domain, space).tables
-    parts = joined.parts.astype(np.int64)
-    row_of = joined.first[:-1, None] + np.cumsum(parts, axis=1) - parts
-    starts = np.zeros(joined.rows, dtype=np.bool_)
-    columns = ParentColumns(
-        joined.order,
-        joined.slice_bytes,
-        joined.overlap,
-        joined.idle_gather,
-        joined.parts,
-        row_of,
-        joined.length,
-        joined.method,
-        joined.server,
-        joined.option,
-        joined.group,
-        joined.position,
-        starts,
-    )
-    mark_starts(tables, len(joined.options), columns, joined.group)
+    inputs = sampler_inputs(domain, space)
+    numbers = dict.fromkeys((*joined.options, *inputs.options))
+    joined = replace(joined, options=tuple(numbers))
+    columns = columns_among(inputs.tables, joined)
     groups = np.maximum.reduceat(joined.group, joined.first[:-1]).astype(np.int64) + 1
-    return ParentPool(joined, len(parents), tables, columns, groups)
+    return ParentPool(domain, joined, len(parents), inputs, columns, groups)
+
+
+def columns_among(tables: Tables, population: Population) -> ParentColumns:
+    """The population's own arrays, and where its groups begin."""
+    parts = population.parts.astype(np.int64)
+    columns = ParentColumns(
+        population.order,
+        population.slice_bytes,
+        population.overlap,
+        population.idle_gather,
+        population.parts,
+        population.first[:-1, None] + np.cumsum(parts, axis=1) - parts,
+        population.length,
+        population.method,
+        population.server,
+        population.option,
+        population.group,
+        population.position,
+        np.zeros(population.rows, dtype=np.bool_),
+    )
+    mark_starts(tables, len(population.options), columns, population.group)
+    return columns
 
 
 @njit(nogil=True)

@@ -1,25 +1,24 @@
-"""Which strategies to try next: hand-designed ones first, then the most promising of other sources.
+"""Which strategies to try next: hand-designed ones first, then the most promising of all sources.
 
-Each source (random draws, neighbours of the fastest measured, a genetic search) has its share of a
-round's trials, so that one whose predictions are too good leaves the others theirs.
+Each source (designs that were not tried yet, random draws, local searches from the fastest
+measured, their neighbours, a genetic search) has its share of a round's trials, so that one whose
+predictions are too good leaves the others theirs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population, concatenate, decode, encode
-from autosync.search.designs.design_table import hand_designed
-from autosync.search.designs.swapped_designs import swapped_where_needed
-from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.loop.acquisition import expected_improvement
 from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs_again
+from autosync.search.loop.earned_designs import earned_designs, known_designs
 from autosync.search.loop.fusion_tuning import tuned_fusion
-from autosync.search.loop.message_equality import distinct_rows, message_shares
-from autosync.search.loop.outcome import DDP, TuningEvent, rank_measured
+from autosync.search.loop.message_equality import message_shares
+from autosync.search.loop.outcome import MeasuredRow, TuningEvent, rank_measured
 from autosync.search.loop.placed_designs import placed_again, refused_modules, with_placed
 from autosync.search.loop.refined_designs import with_refined
 from autosync.search.loop.selection import select
@@ -30,12 +29,13 @@ from autosync.search.loop.shortlists import (
     drawn_shortlist,
     genetic_shortlist,
     neighbour_shortlist,
-    parents_among,
+    parent_rows,
+    refined_shortlist,
 )
 from autosync.search.loop.swapped_retries import retried_with_swap
 from autosync.search.loop.tuning_store import Candidate, Origin, Proposal, Store
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.fitting.recalibration import recalibrated
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.strategy import Strategy
@@ -56,51 +56,35 @@ def propose(
     on_event: OnEvent,
     earlier: EarlierTrials | None = None,
 ) -> list[Proposal]:
-    """The next round: hand-designed strategies first (DDP before all), then those that ran out of
-    memory once more with swapping, one fusion buffer tuned by the trials, and those of each source.
-    None where the search has nothing left to gain (`settings.least_gain`): then only what is due
-    once more, if anything.
+    """The next round. The first one is of hand-designed strategies, DDP before all. Later ones are
+    what ran out of memory once more with swapping, one fusion buffer tuned by the trials, designs
+    that could still be the fastest, and what each search finds. None where the search has nothing
+    left to gain (`settings.least_gain`): then only what is due once more, if anything.
 
     earlier: of another tuning. Its canaries are the first round, and its other strategies stand
-    among the hand-designed ones of the second."""
+    among the hand-designed ones of later rounds."""
     stored = store.proposals()
     number = 1 + max((proposal.round for proposal in stored), default=-1)
-    tried = [each.candidate.strategy for each in stored]
-    chosen: list[Candidate] = []
-    due: list[Candidate] = []  # whatever else promises nothing
     if earlier is not None and number == 0:
         return proposals_of(canaries(domain, simulator, earlier, left), number)
-    designing = number == (0 if earlier is None else 1)
-    if designing:
-        room = min(left, max(1, settings.budget // 2))
-        designs = known_designs(domain, space, simulator)
-        if earlier is not None:
-            designs = designs_again(domain, simulator, earlier, designs, tried)
-        chosen = with_refined(domain, space, simulator, designs, settings.seed)
-        chosen = with_placed(domain, space, simulator, chosen, tried, settings, room)
-    else:
-        due = retried_with_swap(domain, space, simulator, store)[: min(left, ROUND_TRIALS)]
-        chosen = due + tuned_fusion(domain, space, simulator, store)[: left - len(due)]
-    room = min(left, max(ROUND_TRIALS, len(chosen))) - len(chosen)
+    tried = [each.candidate.strategy for each in stored]
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
-    measured = encode([row.candidate.strategy for row in fastest], domain)
-    parents = parents_among(domain, measured)
-    gains: list[float] = []
     best_seconds = fastest[0].step_seconds if fastest else None
-    if best_seconds is not None and not designing:
-        placed = placed_again(
-            domain,
-            space,
-            simulator,
-            [row.candidate.strategy for row in fastest],
-            [*tried, *(each.strategy for each in chosen)],
-            settings,
-            room,
-            refused_modules(store),
-        )
-        chosen, room = chosen + placed, room - len(placed)
-        gains += [1 - each.predicted_seconds / best_seconds for each in placed]
-    for origin, count in round_shares(settings, room, len(parents)):
+    room = min(left, ROUND_TRIALS)
+    due: list[Candidate] = []  # whatever else promises nothing
+    if number == (0 if earlier is None else 1):
+        chosen = _first_designs(domain, space, simulator, tried, settings, left, earlier)
+        room = min(left, max(ROUND_TRIALS, len(chosen)))
+    else:
+        due = retried_with_swap(domain, space, simulator, store)[:room]
+        chosen = due + tuned_fusion(domain, space, simulator, store)[: room - len(due)]
+        most = min(int(room * settings.design_share), room - len(chosen))
+        known = [*(each.candidate for each in stored), *chosen]
+        chosen += earned_designs(domain, space, simulator, known, best_seconds, most, earlier)
+        chosen += _placed(domain, space, simulator, store, settings, fastest, chosen, room)
+    gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
+    searched = Searched.after(domain, simulator, fastest, settings)
+    for origin, count in round_shares(settings, room - len(chosen), len(searched.parents)):
         judge = judge_of(
             domain,
             simulator,
@@ -108,12 +92,79 @@ def propose(
             best_seconds,
             [*tried, *(each.strategy for each in chosen)],
         )
-        listed = listed_by(origin, judge, space, settings, number, parents, on_event)
+        listed = listed_by(origin, judge, space, settings, number, searched, on_event)
         gains.append(gain_of(listed, judge))
         chosen += picked(judge, listed, settings, number, count, origin)
     if number > 0 and max(gains, default=0.0) < settings.least_gain:
         chosen = due
     return proposals_of(chosen, number)
+
+
+def _first_designs(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    tried: Sequence[Strategy],
+    settings: Settings,
+    left: int,
+    earlier: EarlierTrials | None,
+) -> list[Candidate]:
+    """The most promising designs, refined ones among them, as many as the settings say."""
+    room = min(left, settings.first_designs, max(1, settings.budget // 2))
+    designs = known_designs(domain, space, simulator)
+    if earlier is not None:
+        designs = designs_again(domain, simulator, earlier, designs, tried)
+    designs = with_refined(domain, space, simulator, designs, settings.seed, tried)
+    return with_placed(domain, space, simulator, designs, tried, settings, room)
+
+
+def _placed(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    store: Store,
+    settings: Settings,
+    fastest: Sequence[MeasuredRow],
+    chosen: Sequence[Candidate],
+    room: int,
+) -> list[Candidate]:
+    """Placements of a later round, beside what is chosen already."""
+    if not fastest:
+        return []
+    return placed_again(
+        domain,
+        space,
+        simulator,
+        [row.candidate.strategy for row in fastest],
+        [each.strategy for each in (*(p.candidate for p in store.proposals()), *chosen)],
+        settings,
+        room - len(chosen),
+        refused_modules(store),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What searches begin from. parents: measured strategies, the fastest first. step_seconds
+    `(parents,)`: measured. calibrated: the domain with costs that the trials have corrected."""
+
+    parents: Population
+    step_seconds: NDArray[np.float64]
+    calibrated: Domain
+
+    @staticmethod
+    def after(
+        domain: Domain, simulator: Simulator, fastest: Sequence[MeasuredRow], settings: Settings
+    ) -> "Searched":
+        """fastest: measured, the fastest first. A simulator that learns leaves the domain's costs
+        as they were probed; here they are corrected all the same."""
+        measured = encode([row.candidate.strategy for row in fastest], domain)
+        seconds = np.array([row.step_seconds for row in fastest], dtype=np.float64)
+        calibrated = domain
+        if isinstance(simulator, Learner) and settings.refined_share > 0:
+            calibrated = recalibrated(domain, measured, seconds)
+        rows = parent_rows(domain, measured)
+        return Searched(measured.take(rows), seconds[rows], calibrated)
 
 
 def proposals_of(chosen: Sequence[Candidate], number: int) -> list[Proposal]:
@@ -126,15 +177,20 @@ def proposals_of(chosen: Sequence[Candidate], number: int) -> list[Proposal]:
 
 def round_shares(settings: Settings, room: int, parents: int) -> list[tuple[Origin, int]]:
     """Trials of a round by their source, `room` in all; random draws have what others leave, and
-    neighbours need a parent."""
-    genetic = round(room * settings.genetic_share)
-    neighbours = min(round(room * settings.neighbour_share), room - genetic) if parents else 0
-    counts: list[tuple[Origin, int]] = [
-        ("sampled", room - genetic - neighbours),
-        ("neighbour", neighbours),
-        ("genetic", genetic),
-    ]
-    return [(origin, count) for origin, count in counts if count > 0]
+    what begins with measured strategies needs a parent."""
+    left = room
+    counts: dict[Origin, int] = {}
+    shares: tuple[tuple[Origin, float], ...] = (
+        ("genetic", settings.genetic_share),
+        ("refined", settings.refined_share if parents else 0.0),
+        ("neighbour", settings.neighbour_share if parents else 0.0),
+    )
+    for origin, share in shares:
+        counts[origin] = min(round(room * share), left)
+        left -= counts[origin]
+    order: tuple[Origin, ...] = ("sampled", "refined", "neighbour", "genetic")
+    counts["sampled"] = left
+    return [(origin, counts[origin]) for origin in order if counts[origin] > 0]
 
 
 def judge_of(
@@ -158,11 +214,10 @@ def listed_by(
     space: Space,
     settings: Settings,
     number: int,
-    parents: Population,
+    searched: Searched,
     on_event: OnEvent,
 ) -> Shortlist:
-    """The source's shortlist of round `number`. parents: as `parents_among` finds them, the fastest
-    first."""
+    """The source's shortlist of round `number`."""
 
     def progress(done: int) -> None:
         text = f"ranking proposals, round {number + 1}"
@@ -171,9 +226,14 @@ def listed_by(
     seed = settings.seed + number
     if origin == "sampled":
         return drawn_shortlist(judge, space, settings.proposals, seed, progress)
+    if origin == "refined":
+        parents, seconds, calibrated = searched.parents, searched.step_seconds, searched.calibrated
+        return refined_shortlist(
+            judge, space, parents, seconds, calibrated, settings.proposals, seed
+        )
     if origin == "neighbour":
-        return neighbour_shortlist(judge, space, parents, seed)
-    return genetic_shortlist(judge, space, parents, settings.proposals, seed)
+        return neighbour_shortlist(judge, space, searched.parents, settings.proposals, seed)
+    return genetic_shortlist(judge, space, searched.parents, settings.proposals, seed)
 
 
 def gain_of(listed: Shortlist, judge: Judge) -> float:
@@ -183,29 +243,6 @@ def gain_of(listed: Shortlist, judge: Judge) -> float:
         return np.inf
     gains = expected_improvement(listed.seconds, listed.std, judge.best_seconds)
     return float(gains.max()) / judge.best_seconds
-
-
-def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
-    """DDP, then the other hand-designed strategies that fit the devices' memory, some of them with
-    something swapped, the most promising first, of equal messages the first one."""
-    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    named += swapped_where_needed(domain, named, space)
-    population = encode([strategy for _, strategy in named], domain)
-    scores = simulator.predict(domain, population)
-    candidates = [
-        Candidate(replace(strategy, name=name), float(score), simulator.name, name)
-        for (name, strategy), score in zip(named, scores, strict=True)
-    ]
-
-    def place(row: int) -> tuple[bool, float, str]:
-        known = candidates[row]
-        return known.origin != DDP, known.predicted_seconds, known.origin
-
-    order = sorted(range(len(candidates)), key=place)
-    population = population.take(order)
-    fitting = {*fitting_rows(domain, population).tolist(), 0}  # DDP is measured in any case
-    rows = distinct_rows(domain, population)
-    return [candidates[order[row]] for row in rows if int(row) in fitting]
 
 
 def picked(

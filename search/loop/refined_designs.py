@@ -1,5 +1,6 @@
 """Hand-designed candidates, and what a local search in the timeline makes of the best of them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,10 @@ from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Strategy
 
 RACED, RACE_EVALUATIONS = 6, 256
 """The most promising designs, each improved a little: what improves most is not what began best."""
@@ -23,9 +26,15 @@ beside the others."""
 
 
 def with_refined(
-    domain: Domain, space: Space, simulator: Simulator, designs: list[Candidate], seed: int
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    designs: list[Candidate],
+    seed: int,
+    tried: Sequence[Strategy] = (),
 ) -> list[Candidate]:
-    """The designs in their order, DDP first, with refined ones where these are predicted to be."""
+    """The designs in their order, DDP first, with refined ones where these are predicted to be.
+    tried: not proposed again, which a refined one could be."""
     promising = [each for each in designs if each.origin != DDP][:RACED]
     raced = []
     for design in promising:
@@ -43,5 +52,6 @@ def with_refined(
     ]
     joined = [*designs, *found]
     joined.sort(key=lambda each: (each.origin != DDP, each.predicted_seconds))
-    rows = distinct_rows(domain, encode([each.strategy for each in joined], domain))
+    known = digests_of_strategies(domain, tried)
+    rows = distinct_rows(domain, encode([each.strategy for each in joined], domain), known)
     return [joined[row] for row in rows]

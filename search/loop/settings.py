@@ -12,6 +12,9 @@ from autosync.errors import InvalidInput
 Acquisition = Literal["prediction", "lower_bound", "expected_improvement"]
 """How the doubt of a simulator that learns counts (`acquisition.promise_of`)."""
 
+SEARCHED = ("refined_share", "neighbour_share", "genetic_share")
+"""Shares of a round that searches from measured strategies have; random draws have the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -20,8 +23,12 @@ class Settings:
     probe: measure what messages cost before the search, unless the cluster brings its costs.
     alpha: weight of similarity against predicted time in the selection (equation 11).
     acquisition: how the doubt in a prediction counts.
-    neighbour_share, genetic_share: of the trials of a round that go to neighbours of the fastest
-        measured strategies, and to what a genetic search finds; the rest are random draws.
+    first_designs: hand-designed strategies of the first round, DDP among them; half of the budget
+        at the most. Others must earn their trial later.
+    design_share: of a later round's trials that go to such designs at the most.
+    refined_share, neighbour_share, genetic_share: of its trials that go to what local searches from
+        the fastest measured strategies come to, to neighbours of them, and to what a genetic search
+        finds; the rest are random draws.
     least_gain: the search ends where its best proposal is expected to gain less over the fastest
         measured, as a share of its seconds; 0 spends the whole budget.
     """
@@ -31,7 +38,10 @@ class Settings:
     repeats: int = 10
     alpha: float = 0.5
     acquisition: Acquisition = "lower_bound"
-    neighbour_share: float = 0.0
+    first_designs: int = 8
+    design_share: float = 0.125
+    refined_share: float = 0.375
+    neighbour_share: float = 0.125
     genetic_share: float = 0.0
     least_gain: float = 0.0
     seed: int = 0
@@ -42,13 +52,13 @@ class Settings:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
-        for name, least in (("budget", 1), ("proposals", 1), ("repeats", 1), ("iterations", 1)):
-            if getattr(self, name) < least:
+        for name in ("budget", "proposals", "repeats", "iterations", "first_designs"):
+            if getattr(self, name) < 1:
                 raise InvalidInput(
-                    f"{name} is {getattr(self, name)}; it must be at least {least}.",
+                    f"{name} is {getattr(self, name)}; it must be at least 1.",
                     thing=name,
                     value=getattr(self, name),
-                    remedy=f"Give a {name} of {least} or more.",
+                    remedy=f"Give a {name} of 1 or more.",
                 )
         if not 0 <= self.alpha < inf:
             raise InvalidInput(
@@ -57,7 +67,7 @@ class Settings:
                 value=self.alpha,
                 remedy="Give 0 to choose by prediction alone.",
             )
-        for name in ("neighbour_share", "genetic_share", "least_gain"):
+        for name in ("design_share", *SEARCHED, "least_gain"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidInput(
                     f"{name} is {getattr(self, name)}; it must be a share, 0 to 1.",
@@ -65,10 +75,10 @@ class Settings:
                     value=getattr(self, name),
                     remedy=f"Give a {name} of 0 to 1.",
                 )
-        if self.neighbour_share + self.genetic_share > 1:
+        if sum(getattr(self, name) for name in SEARCHED) > 1:
             raise InvalidInput(
-                "neighbour_share and genetic_share are more than 1 together.",
-                thing="neighbour_share, genetic_share",
-                value=(self.neighbour_share, self.genetic_share),
+                f"{', '.join(SEARCHED)} are more than 1 together.",
+                thing=", ".join(SEARCHED),
+                value=tuple(getattr(self, name) for name in SEARCHED),
                 remedy="Give shares whose sum is at most 1.",
             )

@@ -1,8 +1,9 @@
-"""The most promising proposals of a round, from each source: random draws, neighbours of measured
-strategies, a genetic search."""
+"""The most promising proposals of a round, from each source: random draws, local searches from
+measured strategies, neighbours of them, a genetic search."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from autosync.codes import Method, Order
 from autosync.domain import Domain
 from autosync.population import Population, concatenate
 from autosync.search.improvement.genetic_algorithm import SURVIVORS, evolve
-from autosync.search.improvement.neighbourhood import neighbours_of
+from autosync.search.improvement.neighbourhood import neighbours_of, searched_from
 from autosync.search.loop.acquisition import promise_of
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.ranking import RankedProposals, materialize, rank
@@ -33,9 +34,15 @@ UNFAVOURED = 512
 RANKED_SIZE = 16_384
 """The timeline's places that those come from: beyond, it would have to err several times over."""
 NEIGHBOURS = 4096
-"""Neighbours that are looked at in a round."""
+"""Neighbours that are looked at in a round; no more than its proposals."""
 NEIGHBOURS_KEPT = 512
 """Of these, those that the timeline leaves for a simulator that learns."""
+REFINED_PARENTS = 4
+"""Of the fastest measured strategies, those that a local search begins from."""
+REFINEMENTS = 2048
+"""Strategies that such a search looks at; all of them at no more than the proposals of a round."""
+REFINEMENTS_KEPT = 128
+"""Of these, the timeline's best, which are judged by how they compare with their parent."""
 MEASURED_PARENTS = 8
 """Of the fastest measured strategies, those that have neighbours."""
 
@@ -90,20 +97,27 @@ class Judge:
     def predict_coarsely(self, population: Population) -> F64:
         return self.coarse.predict(self.domain, population)
 
-    def best_of(self, population: Population, index: I64, coarse_seconds: F64) -> Shortlist:
+    def best_of(
+        self, population: Population, index: I64, coarse_seconds: F64, scale: F64 | None = None
+    ) -> Shortlist:
         """The most promising `SHORTLIST_SIZE` that fit the devices' memory, no two of equal
-        messages. A simulator that learns judges them anew; any other has done so."""
+        messages. A simulator that learns judges them anew; any other has done so.
+
+        scale `(strategies,)`: of the simulator's seconds, where it is known by how much these are
+        off nearby."""
         rows = distinct_rows(self.domain, population, self.known)
         listed = population.take(rows)
         fitting = fitting_rows(self.domain, listed)
         if len(fitting) < len(rows):
             rows, listed = rows[fitting], listed.take(fitting)
-        seconds, std = self._judged(listed, coarse_seconds[rows])
+        seconds, std = self.judged(listed, coarse_seconds[rows])
+        if scale is not None:
+            seconds = seconds * scale[rows]
         promise = promise_of(seconds, std, self.acquisition, self.best_seconds)
         best = np.argsort(promise, kind="stable")[:SHORTLIST_SIZE]
         return Shortlist(listed, index[rows], seconds, std, promise).take(best)
 
-    def _judged(self, population: Population, coarse_seconds: F64) -> tuple[F64, F64]:
+    def judged(self, population: Population, coarse_seconds: F64) -> tuple[F64, F64]:
         """Seconds and their doubt, which is 0 where nobody asks for it, since it takes long."""
         if not isinstance(self.simulator, Learner):
             return coarse_seconds, np.zeros(len(population))
@@ -145,7 +159,48 @@ def drawn_shortlist(
     return shortlist_of_draws(judge, space, ranked, seed)
 
 
-def neighbour_shortlist(judge: Judge, space: Space, measured: Population, seed: int) -> Shortlist:
+def refined_shortlist(
+    judge: Judge,
+    space: Space,
+    measured: Population,
+    step_seconds: F64,
+    calibrated: Domain,
+    total: int,
+    seed: int,
+) -> Shortlist:
+    """What local searches from the fastest strategies come to. measured, step_seconds
+    `(strategies,)`: as `parents_among` returns them, the fastest first, at least one. calibrated:
+    the domain with costs that the trials have corrected, which the timeline searches with.
+
+    A search finds what is near its parent, whose seconds are known: a simulator is asked by how
+    much they change. The harder one searches the timeline the more of its errors one finds, so a
+    simulator that learns has the last word.
+    """
+    found, scales, seconds = [], [], []
+    for row in range(min(REFINED_PARENTS, len(measured))):
+        parent = measured.take([row])
+        near, near_seconds = searched_from(
+            calibrated,
+            space,
+            parent,
+            partial(TimelineSimulator().predict, calibrated),
+            min(REFINEMENTS, total // REFINED_PARENTS),
+            seed + row,
+            REFINEMENTS_KEPT,
+        )
+        coarse = TimelineSimulator().predict(calibrated, parent)
+        predicted, _ = judge.judged(parent, coarse)
+        found.append(near)
+        seconds.append(near_seconds)
+        scales.append(np.full(len(near), step_seconds[row] / predicted[0]))
+    population = concatenate(found)
+    index = np.full(len(population), -1)
+    return judge.best_of(population, index, np.concatenate(seconds), np.concatenate(scales))
+
+
+def neighbour_shortlist(
+    judge: Judge, space: Space, measured: Population, total: int, seed: int
+) -> Shortlist:
     """Of neighbours of the fastest strategies. measured: as `parents_among` returns them, at least
     one."""
     fastest = measured.take(np.arange(min(MEASURED_PARENTS, len(measured))))
@@ -154,7 +209,7 @@ def neighbour_shortlist(judge: Judge, space: Space, measured: Population, seed: 
         space,
         fastest,
         judge.predict_coarsely,
-        NEIGHBOURS,
+        min(NEIGHBOURS, total),
         seed,
         NEIGHBOURS_KEPT,
     )
@@ -174,13 +229,18 @@ def genetic_shortlist(
 
 
 def parents_among(domain: Domain, measured: Population) -> Population:
+    """Of these, those that others can be made of."""
+    return measured.take(parent_rows(domain, measured))
+
+
+def parent_rows(domain: Domain, measured: Population) -> I64:
     """Those that others can be made of: not what torch itself runs, no placed modules, no owner
     beside the training ranks, and nothing swapped, since each child would take a schedule of its
     own, and may be without one."""
     owned = (measured.method == Method.PARAMETER_SERVER) & (measured.server >= domain.world_size)
     beside = np.add.reduceat(owned, measured.first[:-1]) if len(measured) else np.zeros(0)
     own = (measured.order != Order.DDP) & (measured.engine == 0) & (measured.placement == 0)
-    return measured.take(np.flatnonzero(own & (beside == 0) & (measured.swap_bytes == 0)))
+    return np.flatnonzero(own & (beside == 0) & (measured.swap_bytes == 0))
 
 
 def coarse_places(ranked: int, seed: int) -> I64:

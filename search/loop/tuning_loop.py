@@ -29,6 +29,7 @@ StopRule = Callable[[Phase], bool]
 
 
 _FOUND = {
+    "refined": "a refinement of a measured strategy",
     "neighbour": "a neighbour of a measured strategy",
     "genetic": "a strategy of the genetic search",
     "placed": "a placement",

@@ -11,9 +11,9 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
 Phase = Literal["search", "confirm"]
-Origin = Literal["sampled", "neighbour", "genetic", "placed", "placed_by_policy"]
-"""Where a candidate that a search found comes from: random draws, neighbours of measured
-strategies, a genetic search, and proposers of placements."""
+Origin = Literal["sampled", "refined", "neighbour", "genetic", "placed", "placed_by_policy"]
+"""Where a candidate that a search found comes from: random draws, local searches from
+measured strategies, neighbours of them, a genetic search, and proposers of placements."""
 FOUND_BY_SEARCH: tuple[Origin, ...] = get_args(Origin)
 
 

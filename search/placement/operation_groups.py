@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.search.designs.wire_estimates import sent_bytes, slowest_factor, wire_seconds
+from autosync.search.designs.wire_estimates import slowest_factor, wire_seconds
+from autosync.search.domain_facts import sent_bytes
 from autosync.search.placement.placeable_modules import PlaceableModule, modules_to_place
 from autosync.strategy import AllReduce
 

@@ -10,6 +10,7 @@ import pytest
 
 from autosync.bundled_data import data_file
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.population import encode
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.designs import known_designs
@@ -28,6 +29,7 @@ from autosync.verification import verify
 from benchmarks.contest import leftover
 from benchmarks.contest.contest_ring import (
     BASELINES,
+    USUAL,
     ContestSettings,
     OutOfTime,
     Ring,
@@ -36,6 +38,7 @@ from benchmarks.contest.contest_ring import (
 from benchmarks.contest.live_contest import (
     final_line,
     repeat_finals,
+    search_settings,
     try_settings,
     tune_with,
 )
@@ -112,7 +115,8 @@ def predicted(strategy: Strategy) -> float:
 
 def ring(pool: PredictingPool, folder: Path, *names: str, trials: int = 6) -> Ring:
     competitors = tuple(BY_NAME[name] for name in names)
-    settings = ContestSettings(trials, 3, competitors, True, LATER, PROPOSALS)
+    search = replace(USUAL, proposals=PROPOSALS)
+    settings = ContestSettings(trials, 3, competitors, True, LATER, search)
     file = ContestFile.opened(folder, GIVEN.name)
     return Ring(GIVEN, DOMAIN, pool, folder, file, settings)
 
@@ -288,7 +292,7 @@ def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     cluster = domains.grid_cluster(2, gbps=0.4)
     domain: Domain = replace(DOMAIN, cluster=cluster)
     competitors: tuple[Competitor, ...] = COMPETITORS
-    settings = ContestSettings(2, 1, competitors, True, LATER, PROPOSALS)
+    settings = ContestSettings(2, 1, competitors, True, LATER, replace(USUAL, proposals=PROPOSALS))
     given = replace(GIVEN, byte_scale="1/16")
     workload = Workload(domain, "baselines", *given.scales)
     file = ContestFile.opened(tmp_path, given.name)
@@ -338,3 +342,16 @@ def test_a_size_that_was_tried_is_not_asked_for_again() -> None:
     sizes = distinct_sizes(DOMAIN, competitor.build, *competitor.ask.args[1:3])  # type: ignore[attr-defined]
     tried = [TriedSetting(i, size, 0.1) for i, size in enumerate(sizes)]
     assert competitor.ask(DOMAIN, tried, 0) is None
+
+
+def test_a_contest_may_search_in_another_way() -> None:
+    """As an A/B of two settings: what was done with one is not done for the other."""
+    given = search_settings(["refined_share=0", "first_designs=30"])
+    assert given == replace(USUAL, refined_share=0.0, first_designs=30)
+    usual = ContestSettings(60, 3, (), True, LATER)
+    other = ContestSettings(60, 3, (), True, LATER, given, (60,))
+    assert usual.counts == (12, 20, 60)
+    assert other.counts == (60,)
+    assert usual.words != other.words
+    with pytest.raises(InvalidInput, match="luck"):
+        search_settings(["luck=1"])

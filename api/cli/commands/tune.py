@@ -101,6 +101,17 @@ def tune(
     acquisition: Annotated[
         Acquisition, typer.Option(help="How doubt in a prediction counts.")
     ] = DEFAULTS.acquisition,
+    first_designs: Annotated[
+        int, typer.Option(min=1, help="Hand-designed strategies tried at once, DDP among them.")
+    ] = DEFAULTS.first_designs,
+    design_share: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Of later trials, for designs that may be the fastest."),
+    ] = DEFAULTS.design_share,
+    refined_share: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Of trials, for local searches from the fastest measured."),
+    ] = DEFAULTS.refined_share,
     neighbour_share: Annotated[
         float,
         typer.Option(min=0, max=1, help="Of trials, for neighbours of the fastest measured."),
@@ -153,6 +164,9 @@ def tune(
         repeats=repeats,
         alpha=alpha,
         acquisition=acquisition,
+        first_designs=first_designs,
+        design_share=design_share,
+        refined_share=refined_share,
         neighbour_share=neighbour_share,
         genetic_share=genetic_share,
         least_gain=least_gain,

@@ -36,6 +36,9 @@ def test_the_searchs_options_reach_the_settings(
     stated: dict[str, Any] = {
         "alpha": 1.5,
         "acquisition": "expected_improvement",
+        "first_designs": 5,
+        "design_share": 0.5,
+        "refined_share": 0.125,
         "neighbour_share": 0.25,
         "genetic_share": 0.5,
         "least_gain": 0.01,

@@ -20,8 +20,8 @@ from autosync.search.designs.swapped_designs import (
     swapped_where_needed,
 )
 from autosync.search.designs.torch_engines import torch_designs
+from autosync.search.loop.earned_designs import known_designs
 from autosync.search.loop.outcome import is_ddp
-from autosync.search.loop.proposing import known_designs
 from autosync.search.loop.shortlists import parents_among
 from autosync.search.space import Space
 from autosync.simulator.memory_check import check_memory, most_peak_bytes

@@ -12,8 +12,8 @@ from autosync.search.designs.design_table import BUILDERS
 from autosync.search.designs.fitting_designs import check_any_fits
 from autosync.search.designs.plan_refinement import refined
 from autosync.search.designs.torch_engines import TORCH_BUILDERS, torch_designs
+from autosync.search.loop.earned_designs import known_designs
 from autosync.search.loop.outcome import is_ddp
-from autosync.search.loop.proposing import known_designs
 from autosync.search.loop.shortlists import parents_among
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of

@@ -265,7 +265,15 @@ def test_trials_correct_the_costs_that_the_timeline_predicts_with() -> None:
 
 
 def test_each_source_has_its_share_of_a_rounds_trials() -> None:
-    settings = replace(SETTINGS, budget=24, neighbour_share=0.25, genetic_share=0.25)
+    settings = replace(
+        SETTINGS,
+        budget=24,
+        first_designs=12,
+        design_share=0.0,
+        refined_share=0.25,
+        neighbour_share=0.25,
+        genetic_share=0.25,
+    )
     store = MemoryStore()
     run(TablePool(by_simulator), store, settings)
     rounds: dict[int, list[str]] = {}
@@ -273,13 +281,13 @@ def test_each_source_has_its_share_of_a_rounds_trials() -> None:
         if proposal.phase == "search":
             rounds.setdefault(proposal.round, []).append(proposal.candidate.origin)
     later = [rounds[number] for number in sorted(rounds) if number]
-    assert later[0] == ["sampled"] * 4 + ["neighbour"] * 2 + ["genetic"] * 2
+    assert later[0] == ["sampled"] * 2 + ["refined"] * 2 + ["neighbour"] * 2 + ["genetic"] * 2
     searched = [p for p in store.proposals() if p.phase == "search"]
     assert len({p.candidate.strategy.id for p in searched}) == len(searched) == 24
 
 
 def test_a_killed_search_of_all_sources_goes_on_as_it_would_have() -> None:
-    settings = replace(SETTINGS, budget=20, neighbour_share=0.5, genetic_share=0.25)
+    settings = replace(SETTINGS, budget=20, neighbour_share=0.25, genetic_share=0.25)
     undisturbed = TablePool(by_simulator)
     expected = run(undisturbed, MemoryStore(), settings)
     store = MemoryStore()

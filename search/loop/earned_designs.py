@@ -1,0 +1,98 @@
+"""Hand-designed strategies: the most promising at once, others when the trials speak for them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.domain import Domain
+from autosync.population import encode
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.swapped_designs import swapped_where_needed
+from autosync.search.designs.torch_engines import torch_designs
+from autosync.search.loop.earlier_trials import EarlierTrials, designs_again
+from autosync.search.loop.message_equality import distinct_rows
+from autosync.search.loop.outcome import DDP
+from autosync.search.loop.tuning_store import Candidate
+from autosync.search.space import Space
+from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.simulator_contract import Learner, Simulator
+from autosync.strategy import Strategy
+
+F64 = NDArray[np.float64]
+
+DOUBT = 2.0
+"""A design earns its trial where it could beat the fastest measured within so many standard
+deviations; a simulator that states none is off by `MODEL_NOISE`."""
+
+
+def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
+    """DDP, then the other hand-designed strategies that fit the devices' memory, some of them with
+    something swapped, the most promising first, of equal messages the first one."""
+    named = list(_named_designs(domain, space))
+    population = encode([strategy for _, strategy in named], domain)
+    scores = simulator.predict(domain, population)
+    candidates = [
+        Candidate(replace(strategy, name=name), float(score), simulator.name, name)
+        for (name, strategy), score in zip(named, scores, strict=True)
+    ]
+
+    def place(row: int) -> tuple[bool, float, str]:
+        known = candidates[row]
+        return known.origin != DDP, known.predicted_seconds, known.origin
+
+    order = sorted(range(len(candidates)), key=place)
+    population = population.take(order)
+    fitting = {*fitting_rows(domain, population).tolist(), 0}  # DDP is measured in any case
+    rows = distinct_rows(domain, population)
+    return [candidates[order[row]] for row in rows if int(row) in fitting]
+
+
+@lru_cache(maxsize=2)
+def _named_designs(domain: Domain, space: Space) -> tuple[tuple[str, Strategy], ...]:
+    """Every round asks for them, and they stay the same where trials correct no costs."""
+    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
+    return (*named, *swapped_where_needed(domain, named, space))
+
+
+def earned_designs(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    tried: Sequence[Candidate],
+    best_seconds: float | None,
+    room: int,
+    earlier: EarlierTrials | None = None,
+) -> list[Candidate]:
+    """At most `room` of the designs that nobody has tried and that could still be the fastest, the
+    likeliest first; all may be where nothing was measured. tried: or chosen already. earlier: what
+    an earlier tuning tried stands among them."""
+    if room <= 0:
+        return []
+    known = [candidate.strategy for candidate in tried]
+    origins = {candidate.origin for candidate in tried}
+    designs = [d for d in known_designs(domain, space, simulator) if d.origin not in origins]
+    if earlier is not None:
+        designs = designs_again(domain, simulator, earlier, designs, known)
+    if not designs:
+        return []
+    population = encode([each.strategy for each in designs], domain)
+    if isinstance(simulator, Learner):
+        seconds, std = simulator.predict_with_std(domain, population)
+    else:
+        seconds, std = simulator.predict(domain, population), np.full(len(designs), MODEL_NOISE)
+    new = set(distinct_rows(domain, population, digests_of_strategies(domain, known)).tolist())
+    rows = likeliest(seconds, std, np.inf if best_seconds is None else best_seconds)
+    return [designs[row] for row in rows.tolist() if row in new][:room]
+
+
+def likeliest(seconds: F64, std: F64, best_seconds: float) -> NDArray[np.int64]:
+    """Those that could be faster than the fastest, the likeliest first. seconds, std `(n,)`:
+    predicted, and the standard deviation of their logarithm."""
+    bound = seconds * np.exp(-DOUBT * std)
+    rows: NDArray[np.int64] = np.argsort(bound, kind="stable")
+    return rows[bound[rows] < best_seconds]
