@@ -111,6 +111,7 @@ def explain_plan(
     )
     free = swift._replace(per_byte=nothing)
     even = compute._replace(slowdown=0.0)
+    no_work = np.zeros_like(compute.update)
     engine = population.engines[population.engine[index]]
 
     def period(assumed: CostArrays, work: ComputeArrays) -> float:
@@ -126,7 +127,7 @@ def explain_plan(
             (costs, even),
             (swift, even),
             (free, even),
-            (free, even._replace(update=0.0)),
+            (free, even._replace(update=no_work, rebuild=no_work)),
         )
     )
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))

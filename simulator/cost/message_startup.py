@@ -1,6 +1,13 @@
 """What a message costs before its bytes."""
 
 from autosync.cluster import Cluster, MessageKind
+from autosync.codes import Op
+
+ROUNDS_OF_ROWS = 2
+"""Of a message of touched rows, whose number only the sender knows: a header, and the payload that
+is asked for when the header is there (`runtime.transport.ragged`). Each is a message to the hosts
+and to the links. Factors travel so, too, but what a round more would add is not found in what
+their strategies measured (docs/simulator.md)."""
 
 
 def startup_seconds(
@@ -11,3 +18,8 @@ def startup_seconds(
     cost = cluster.cost(kind)
     startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
     return startup if cost in cluster.costs else startup + latency_seconds
+
+
+def rounds_of(operation: Op) -> int:
+    """How many times a message pays its startup, its hosts' work, and what a send holds links."""
+    return ROUNDS_OF_ROWS if operation.sparse else 1

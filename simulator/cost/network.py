@@ -26,7 +26,7 @@ from autosync.simulator.cost.link_resources import (
     resources_of,
 )
 from autosync.simulator.cost.message_edges import edges_of
-from autosync.simulator.cost.message_startup import startup_seconds
+from autosync.simulator.cost.message_startup import rounds_of, startup_seconds
 
 F64 = NDArray[np.float64]
 
@@ -180,14 +180,15 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     operations = [row.operation for row in rows]
     nothing = MessageCost("engine", 0.0)
     hosts = [cluster.cost(COST_KIND[row.operation]) if row.travels else nothing for row in rows]
+    rounds = np.array([rounds_of(row.operation) for row in rows], dtype=np.float64)
     return Network(
         kind=kind,
         operations=np.array(operations, dtype=np.uint8),
         startup_seconds=np.array([row.startup_seconds for row in rows]),
         copy_seconds_per_byte=copies,
-        host_seconds=np.array([host.host_seconds for host in hosts]),
+        host_seconds=np.array([host.host_seconds for host in hosts]) * rounds,
         host_seconds_per_byte=np.array([host.host_seconds_per_byte for host in hosts]),
-        link_seconds=np.array([row.sends for row in rows]) * cluster.link_seconds_per_send,
+        link_seconds=np.array([row.sends for row in rows]) * cluster.link_seconds_per_send * rounds,
         seconds_per_byte=alone,
         equation_seconds_per_byte=np.array([row.equation for row in rows]),
         server=np.array([row.server for row in rows], dtype=np.int16),
@@ -230,8 +231,9 @@ def _row(
     kind = COST_KIND[operation]
     workers = max((len(team) for team in teams), default=1)
     latency, equation, connection, sends = part.figures.tolist()
+    startup = rounds_of(operation) * startup_seconds(cluster, kind, workers, latency)
     return _Row(
-        startup_seconds(cluster, kind, workers, latency) if travels else 0.0,
+        startup if travels else 0.0,
         cluster.cost(kind).seconds_per_byte if travels else 0.0,
         equation,
         root,

@@ -11,9 +11,10 @@ it. Work is measured in seconds at full rate. `step()` and updates keep their se
 
 from numba import njit
 
-from autosync.codes import Update
+from autosync.codes import Op, Update
 
 REPLICATED = int(Update.REPLICATED)
+FACTORS = int(Op.FACTOR_ALL_GATHER)
 
 SINCE, DONE, SLOW, END = 0, 1, 2, 3
 """Of a pace: from when on it holds, the work of backward done by then, how many times its seconds
@@ -104,14 +105,24 @@ def advance(wired, intervals, interval, now, work, slow):
 
 @njit(nogil=True, _nrt=False, inline="always")
 def update_seconds(plan, compute, message):
-    """Of the elements that a message carries."""
-    if compute.update == 0.0:
+    """Of what a message carries."""
+    return compute.update[plan.bucket[message]]
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def rebuild_seconds(plan, compute, message):
+    """Of the matrix products that make gradients of the factors of all ranks."""
+    if plan.operation[message] != FACTORS:
         return 0.0
-    elements = 0
-    bucket = plan.bucket[message]
-    for piece in range(plan.bucket_first[bucket], plan.bucket_first[bucket + 1]):
-        elements += plan.piece_stop[piece] - plan.piece_start[piece]
-    return elements * compute.update
+    return compute.rebuild[plan.bucket[message]]
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def worked_on(plan, compute, in_flight, message, channel, now, factor):
+    """When ranks are done with what arrived; in order, behind what arrived before."""
+    work = rebuild_seconds(plan, compute, message) * factor
+    in_flight.landing[channel] = max(now, in_flight.landing[channel]) + work
+    return in_flight.landing[channel]
 
 
 @njit(nogil=True, _nrt=False)

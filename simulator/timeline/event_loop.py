@@ -22,6 +22,7 @@ from autosync.simulator.timeline.compute_clock import (
     start_clock,
     wire_empties,
     wire_fills,
+    worked_on,
 )
 from autosync.simulator.timeline.idle_rule import GATHER, count_first_halves, settle
 from autosync.simulator.timeline.message_issue import CHANNELS, issue, next_of, recompute
@@ -57,9 +58,6 @@ class MessageArrays(NamedTuple):
     gate: NDArray[np.int32]
     update: NDArray[np.uint8]
     bucket: I64
-    bucket_first: I64
-    piece_start: I64
-    piece_stop: I64
 
 
 class CostArrays(NamedTuple):
@@ -92,14 +90,16 @@ class CostArrays(NamedTuple):
 
 
 class ComputeArrays(NamedTuple):
-    """At factor 1; update: seconds per element of a whole optimizer step. slowdown: share by which
-    compute takes longer while a message is on the wire."""
+    """At factor 1. update f64[C]: seconds in which an optimizer updates a whole bucket. rebuild
+    f64[C]: of the products that make a bucket's gradients of the factors of all ranks. slowdown:
+    share by which compute takes longer while a message is on the wire."""
 
     forward_start: F64
     forward: float
     backward: float
     ready: F64
-    update: float
+    update: F64
+    rebuild: F64
     world: int
     slowdown: float
 
@@ -112,7 +112,8 @@ class InFlight(NamedTuple):
     could be issued if it waited for no compute. issue_number: how many were issued before it.
     Per channel: cursor: the next message. oldest: the first that has not landed. collectives: how
     many are in flight. handed: whether a message waits for its processor. ahead: until when a host
-    ahead of its device prepares messages.
+    ahead of its device prepares messages. landing: until when what arrived is worked on. left
+    f64[M]: when a message's last byte was there.
     used, flows f64[U]: demand for each resource, and flows over it. crowded i64[U]: the first of
     them are resources of which too much is asked. processor f64[1]: until when the hosts are busy
     with messages. clock: until when an owner updates. busy bool[K]: whether a
@@ -139,6 +140,8 @@ class InFlight(NamedTuple):
     collectives: I64
     handed: NDArray[np.bool_]
     ahead: F64
+    landing: F64
+    left: F64
     processor: F64
     clock: F64
     busy: NDArray[np.bool_]
@@ -160,6 +163,7 @@ def clear(in_flight):
     in_flight.collectives[:] = 0
     in_flight.handed[:] = False
     in_flight.ahead[:] = 0.0
+    in_flight.landing[:] = 0.0
     in_flight.processor[:] = 0.0
     in_flight.clock[:] = 0.0
     in_flight.busy[:] = False
@@ -177,19 +181,21 @@ def earliest_slot(in_flight, size):
 
 
 @njit(nogil=True, _nrt=False)
-def land(plan, costs, in_flight, message, channel, stop, now, arrived):
+def land(plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived):
     """A message is whole on every rank; returns how many have landed by that.
 
-    In order, a message lands when all before it on its channel have.
+    In order, a message lands when all before it on its channel have. One of factors has arrived
+    when its gradients are rebuilt, which a channel does for one message at a time.
     """
+    in_flight.left[message] = now
     if not costs.in_order:
-        arrived[message] = now
+        arrived[message] = worked_on(plan, compute, in_flight, message, channel, now, factor)
         settle(plan, in_flight, message)
         return 1
     arrived[message] = WHOLE
     oldest, landed = in_flight.oldest[channel], 0
     while oldest < stop and arrived[oldest] == WHOLE:
-        arrived[oldest] = now
+        arrived[oldest] = worked_on(plan, compute, in_flight, oldest, channel, now, factor)
         settle(plan, in_flight, oldest)
         landed += 1
         oldest = next_of(plan, channel, oldest + 1, stop)
@@ -244,7 +250,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
                 recompute(plan, compute, in_flight, size, begin, factor)
             continue
         occupy(costs, in_flight, kind, -1.0)
-        count += land(plan, costs, in_flight, message, channel, stop, now, arrived)
+        count += land(plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived)
         follower = in_flight.head[kind]
         if follower >= 0:
             in_flight.head[kind] = in_flight.follower[follower]

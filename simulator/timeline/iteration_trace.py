@@ -9,6 +9,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.bucket_work import update_seconds_of_buckets
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.swapped_ranks import swap_slowdown
@@ -216,8 +217,7 @@ class Waits:
 
 def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Waits:
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-    elements = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.bucket_first[:-1])
-    each = elements[plans.bucket[rows]] * domain.profile.update_seconds / domain.graph.parameters
+    each = update_seconds_of_buckets(plans, domain)[plans.bucket[rows]]
     updates = np.where(plans.update[rows] == Update.REPLICATED, each, 0.0)
     gate = plans.gate[rows]
     gates = tuple(
@@ -235,7 +235,7 @@ def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Wait
 
 def _pace(played: Played, slowdown: float) -> Pace:
     """Fast ranks begin backward while the iteration before ends with its own messages."""
-    wired = union(played.on_wire, played.arrived)
+    wired = union(played.on_wire, played.left)
     return Pace(slowdown, np.concatenate([wired - played.step_seconds, wired]))
 
 

@@ -120,8 +120,12 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
                 if not costs.streamed[kind]:
                     in_flight.collectives[channel] -= 1
                 continue
+            time = max(time, arrived[before])
             if plan.update[before] >= OWNER and not follows_step(plan, compute, before):
                 time = updated(plan, compute, in_flight, message, before, time)
+        if channel == GATHER:
+            for other in range(CHANNELS):  # the idle rule waits for rebuilt gradients, too
+                time = max(time, in_flight.landing[other])
         in_flight.ahead[channel] += costs.ahead
         in_flight.handed[channel] = True
         in_flight.message[size] = message

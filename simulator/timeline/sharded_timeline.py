@@ -61,16 +61,14 @@ def play_sharded(
     """Strategy `index` of compiled plans, under `fully_shard`. factor: of the slowest rank."""
     player = _Player(plans, index, costs, compute, factor)
     player.backward()
-    player.update(compute.update * _elements(plans, index) / shard_ranks)
+    player.update(_update_seconds(plans, index, compute) / shard_ranks)
     player.forward()
     return player.played
 
 
-def _elements(plans: PlanTable, index: int) -> int:
+def _update_seconds(plans: PlanTable, index: int, compute: ComputeArrays) -> float:
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-    buckets = np.unique(plans.bucket[rows])
-    sizes = np.add.reduceat(plans.piece_stop - plans.piece_start, plans.bucket_first[:-1])
-    return int(sizes[buckets].sum())
+    return float(compute.update[np.unique(plans.bucket[rows])].sum())
 
 
 class _Player:

@@ -11,6 +11,10 @@ from autosync.errors import InvalidStrategy
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.bucket_work import (
+    rebuild_seconds_of_buckets,
+    update_seconds_of_buckets,
+)
 from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.placed_domain import restated_domain
@@ -117,7 +121,8 @@ def _no_compute(compute: ComputeArrays) -> ComputeArrays:
         forward=0.0,
         backward=0.0,
         ready=np.zeros_like(compute.ready),
-        update=0.0,
+        update=np.zeros_like(compute.update),
+        rebuild=np.zeros_like(compute.rebuild),
     )
 
 
@@ -125,12 +130,14 @@ def _no_compute(compute: ComputeArrays) -> ComputeArrays:
 class Played:
     """One strategy, message by message, `(messages,)` seconds from the start of backward.
 
-    issued: handed to its channel. on_wire: its startup is over. arrived: on every rank.
+    issued: handed to its channel. on_wire: its startup is over. left: its last byte is there.
+    arrived: on every rank, gradients rebuilt where it brought factors.
     """
 
     step_seconds: float
     issued: NDArray[np.float64]
     on_wire: NDArray[np.float64]
+    left: NDArray[np.float64]
     arrived: NDArray[np.float64]
     spans: tuple[Span, ...] = ()
     forward_start: float = 0.0
@@ -147,12 +154,13 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     if population.engine[index]:
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[0]), shard_ranks)
-        times_of = own.issued, own.on_wire, own.arrived
+        times_of = own.issued, own.on_wire, own.arrived, own.arrived
         return Played(own.step_seconds, *times_of, tuple(own.spans), own.forward_start)
     times, period, only = np.zeros((3, plans.messages)), np.empty(1), np.zeros(1, dtype=np.int64)
     play(one, costs, compute, in_flight, only, factors, times[0], times[1], times[2], period)
     issued, on_wire, arrived = times[:, begin:stop]
-    return Played(float(period[0]), issued, on_wire, arrived)
+    left = in_flight.left[begin:stop]
+    return Played(float(period[0]), issued, on_wire, left, arrived)
 
 
 def _shard_ranks(population: Population, index: int) -> int:
@@ -193,7 +201,7 @@ def arguments(
     return (
         MessageArrays(*(getattr(plans, field) for field in MessageArrays._fields)),
         _kernel_costs(domain, costs),
-        _kernel_compute(domain),
+        _kernel_compute(domain, plans),
         _in_flight_arrays(domain, costs, plans),
     )
 
@@ -222,14 +230,15 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
     )
 
 
-def _kernel_compute(domain: Domain) -> ComputeArrays:
+def _kernel_compute(domain: Domain, plans: PlanTable) -> ComputeArrays:
     timing = domain.timing
     return ComputeArrays(
         forward_start=timing.forward_start,
         forward=timing.forward_seconds,
         backward=timing.backward_seconds,
         ready=timing.ready_seconds,
-        update=domain.profile.update_seconds / domain.graph.parameters,
+        update=update_seconds_of_buckets(plans, domain),
+        rebuild=rebuild_seconds_of_buckets(plans, domain),
         world=domain.world_size,
         slowdown=domain.cluster.compute_slowdown,
     )
@@ -256,6 +265,8 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         collectives=np.zeros(CHANNELS, dtype=np.int64),
         handed=np.zeros(CHANNELS, dtype=np.bool_),
         ahead=np.zeros(CHANNELS),
+        landing=np.zeros(CHANNELS),
+        left=np.zeros(plans.messages),
         processor=np.zeros(1),
         clock=np.zeros(domain.cluster.servers + 1),
         busy=np.zeros(kinds, dtype=np.bool_),
