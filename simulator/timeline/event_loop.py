@@ -24,11 +24,15 @@ from autosync.simulator.timeline.compute_clock import (
     wire_fills,
 )
 from autosync.simulator.timeline.idle_rule import GATHER, count_first_halves, settle
-from autosync.simulator.timeline.link_sharing import occupy, share_connections, share_links
+from autosync.simulator.timeline.link_sharing import (
+    ON_WIRE,
+    occupy,
+    share_connections,
+    share_links,
+)
 from autosync.simulator.timeline.message_issue import CHANNELS, issue, next_of, recompute
 from autosync.simulator.timeline.message_transfer import (
     HANDED,
-    ON_WIRE,
     STARTING,
     begin_transfer,
     outlast_startup,

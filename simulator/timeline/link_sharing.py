@@ -12,6 +12,9 @@ STEPPING, ON_WIRE = 2, 3
 """Phases of messages that hold links: compute does not feel the one, for as long as the startup of
 a message in steps would take before its bytes, and does feel the other."""
 
+ROUNDING = 1e-9
+"""Of a link that messages come to and leave: by how much more than all of it may seem taken."""
+
 
 @njit(nogil=True, _nrt=False)
 def share_links(costs, in_flight, size, now):
@@ -23,7 +26,9 @@ def share_links(costs, in_flight, size, now):
     for slot in range(size):
         if in_flight.phase[slot] >= STEPPING:
             kind = in_flight.kind[slot]
-            slow, wanted = 1.0, in_flight.moving[slot] / in_flight.weight[slot]
+            slow, wanted = 1.0, 0.0
+            if in_flight.weight[slot] > 0.0:
+                wanted = in_flight.moving[slot] / in_flight.weight[slot]
             for place in range(crowded):
                 resource = in_flight.crowded[place]
                 slow = max(slow, wanted * flows[resource] * per_flow[kind, resource])
@@ -42,7 +47,7 @@ def list_crowded(in_flight):
     are, and every message on the wire looks at all of them. Returns how many."""
     count = 0
     for resource in range(len(in_flight.used)):
-        if in_flight.used[resource] > 1.0:
+        if in_flight.used[resource] > 1.0 + ROUNDING:
             in_flight.crowded[count] = resource
             count += 1
     return count
@@ -89,7 +94,15 @@ def share_connections(costs, in_flight, size, channel):
             and in_flight.channel[slot] == channel
             and in_flight.turn[slot] > 0.0
         ):
-            weigh(costs, in_flight, slot, in_flight.turn[slot] / turns)
+            share = in_flight.turn[slot] / turns
+            weigh(costs, in_flight, slot, share * least_weight(in_flight, slot))
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def least_weight(in_flight, slot):
+    """Of a connection: with so much of one a ring gets what it asks for beside one other, and takes
+    next to nothing from others while it mostly waits."""
+    return min(1.0, 2.0 * in_flight.moving[slot])
 
 
 @njit(nogil=True, _nrt=False, inline="always")

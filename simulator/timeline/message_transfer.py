@@ -10,6 +10,7 @@ from autosync.simulator.timeline.idle_rule import depart
 from autosync.simulator.timeline.link_sharing import (
     ON_WIRE,
     STEPPING,
+    least_weight,
     occupy,
     share_connections,
 )
@@ -74,6 +75,7 @@ def begin_transfer(plan, costs, in_flight, size, slot, now, on_wire):
         if startup > 0.0:
             in_flight.phase[slot] = STEPPING
             in_flight.moving[slot] = seconds / (startup + seconds)
+            in_flight.weight[slot] = least_weight(in_flight, slot)
             in_flight.time[slot] = now + startup
     occupy(costs, in_flight, slot, 1.0)
     if in_flight.turn[slot] > 0.0 and in_flight.collectives[channel] > 1:

@@ -73,6 +73,15 @@ def test_a_rings_latencies_lie_between_its_bytes() -> None:
     assert ring_beside_push(0.0) == pytest.approx(0.020)
 
 
+def test_a_ring_that_mostly_waits_takes_next_to_nothing_from_others() -> None:
+    domain = domain_with((MEGABYTE,) * 2, cluster_of(2, startup=0.190))
+    both = strategy_of(domain, lambda v: ParameterServer(0, 1) if v else AllReduce(0))
+    # The ring asks for a twentieth of its link and counts as a tenth of a connection: the push has
+    # 1 / 1.1 of it for 10 ms, then all.
+    assert arrivals(domain, both, Op.ALL_REDUCE) == pytest.approx([0.200])
+    assert arrivals(domain, both, Op.PUSH) == pytest.approx([0.200 + 0.010 - 0.010 / 1.1])
+
+
 def test_compute_does_not_feel_the_latencies_of_a_ring() -> None:
     def backward(slowdown: float) -> float:
         cluster = replace(cluster_of(4, startup=0.015), overlap_slowdown=slowdown)
