@@ -25,15 +25,20 @@ from autosync.simulator.timeline.compute_clock import (
     worked_on,
 )
 from autosync.simulator.timeline.idle_rule import GATHER, count_first_halves, settle
+from autosync.simulator.timeline.link_sharing import (
+    ON_WIRE,
+    occupy,
+    share_connections,
+    share_links,
+)
 from autosync.simulator.timeline.message_issue import CHANNELS, issue, next_of, recompute
 from autosync.simulator.timeline.message_transfer import (
     HANDED,
     STARTING,
     begin_transfer,
-    occupy,
+    outlast_startup,
     process,
     remove,
-    share_links,
 )
 
 MISSING, WHOLE = -1.0, -2.0
@@ -66,6 +71,7 @@ class CostArrays(NamedTuple):
     ports bool[U]: resources that are devices' ports, through which transfers take the share
     transfer_slowdown longer during backward.
     in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
+    stepwise bool[K]: startup and copies lie between a message's bytes, not before them.
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
     its device, from the start of backward on, while gradients are still computed.
@@ -83,6 +89,7 @@ class CostArrays(NamedTuple):
     transfer_slowdown: float
     in_flight: I64
     streamed: NDArray[np.bool_]
+    stepwise: NDArray[np.bool_]
     host: F64
     host_byte: F64
     ahead: float
@@ -108,8 +115,10 @@ class InFlight(NamedTuple):
     """Messages in flight, one a slot of compact arrays; and the state of resources (U), channels,
     owners and kinds (K).
 
-    Per slot: time: when its phase ends at its present share (slow) of its links. earliest: when it
-    could be issued if it waited for no compute. issue_number: how many were issued before it.
+    Per slot: time: when its phase ends at its present share (slow) of its links. moving: the share
+    of its seconds alone in which its bytes move. turn: a ring's bytes, 0 for other messages.
+    weight: its part of the connections of its channel. earliest: when it could be issued if it
+    waited for no compute. issue_number: how many were issued before it.
     Per channel: cursor: the next message. oldest: the first that has not landed. collectives: how
     many are in flight. handed: whether a message waits for its processor. ahead: until when a host
     ahead of its device prepares messages. landing: until when what arrived is worked on. left
@@ -130,6 +139,9 @@ class InFlight(NamedTuple):
     phase: I64
     time: F64
     slow: F64
+    moving: F64
+    turn: F64
+    weight: F64
     earliest: F64
     issue_number: I64
     used: F64
@@ -239,9 +251,14 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
                 size = remove(in_flight, size, slot)
             size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arrived)
             continue
-        if in_flight.phase[slot] == STARTING:
-            begin_transfer(plan, costs, in_flight, slot, now, on_wire)
-            share_links(costs, in_flight, size, now)
+        if in_flight.phase[slot] != ON_WIRE:
+            if in_flight.phase[slot] == STARTING:
+                begin_transfer(plan, costs, in_flight, size, slot, now, on_wire)
+                share_links(costs, in_flight, size, now)
+            else:
+                outlast_startup(plan, costs, in_flight, slot, now, on_wire)
+            if in_flight.phase[slot] != ON_WIRE:
+                continue
             if (
                 slowing
                 and wire_fills(in_flight, now)
@@ -249,7 +266,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
             ):
                 recompute(plan, compute, in_flight, size, begin, factor)
             continue
-        occupy(costs, in_flight, kind, -1.0)
+        occupy(costs, in_flight, slot, -1.0)
         count += land(plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived)
         follower = in_flight.head[kind]
         if follower >= 0:
@@ -262,6 +279,8 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
             if not costs.streamed[kind]:
                 in_flight.collectives[channel] -= 1
             size = remove(in_flight, size, slot)
+            if in_flight.collectives[channel] > 0:
+                share_connections(costs, in_flight, size, channel)
         share_links(costs, in_flight, size, now)
         if (
             slowing

@@ -25,9 +25,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class MessageInterval:
-    """issued: handed to the channel; on_wire: after its startup, when bytes begin to move;
-    arrived: on every rank. Measured, issued is when the last of its ranks had handed it to the
-    backend, and on_wire the same: no clock shows when bytes begin to move.
+    """issued: handed to the channel; on_wire: after its startup, when bytes begin to move (on gloo
+    a ring's move during its startup, too); arrived: on every rank. Measured, issued is when the
+    last of its ranks had handed it to the backend, and on_wire the same: no clock shows when bytes
+    begin to move.
 
     message: its row in the plan. ranks: who takes part.
     """

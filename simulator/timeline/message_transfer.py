@@ -1,75 +1,22 @@
-"""Messages on their way: processors, startups, shared links. Machine code, without the interpreter
-lock; see `event_loop`."""
+"""Messages on their way: processors and startups. Machine code, without the interpreter lock; see
+`event_loop`."""
 
 # numba infers the types of what it compiles, tuples of arrays among them
 # mypy: allow-untyped-defs
 
 from numba import njit
 
-from autosync.simulator.timeline.compute_clock import END
 from autosync.simulator.timeline.idle_rule import depart
+from autosync.simulator.timeline.link_sharing import (
+    ON_WIRE,
+    STEPPING,
+    least_weight,
+    occupy,
+    share_connections,
+)
 
-HANDED, STARTING, ON_WIRE = 0, 1, 2
-"""Phases: waits for its processor, starts up, or is on the wire."""
-
-
-@njit(nogil=True, _nrt=False)
-def share_links(costs, in_flight, size, now):
-    """Share the links anew: where more is asked for than there is, all flows get the same, and a
-    message slows down as its slowest ones do."""
-    contended = costs.transfer_slowdown > 0.0 and now < in_flight.pace[END]
-    flows, per_flow = in_flight.flows, costs.per_flow
-    crowded = list_crowded(in_flight)
-    for slot in range(size):
-        if in_flight.phase[slot] == ON_WIRE:
-            kind = in_flight.kind[slot]
-            slow = 1.0
-            for place in range(crowded):
-                resource = in_flight.crowded[place]
-                slow = max(slow, flows[resource] * per_flow[kind, resource])
-            if contended:
-                slow = max(slow, slow_beside_compute(costs, in_flight, size, kind))
-            if slow != in_flight.slow[slot]:
-                in_flight.time[slot] = (
-                    now + (in_flight.time[slot] - now) / in_flight.slow[slot] * slow
-                )
-                in_flight.slow[slot] = slow
-
-
-@njit(nogil=True, _nrt=False, inline="always")
-def list_crowded(in_flight):
-    """List the resources of which more is asked for than there is: few, however many devices there
-    are, and every message on the wire looks at all of them. Returns how many."""
-    count = 0
-    for resource in range(len(in_flight.used)):
-        if in_flight.used[resource] > 1.0:
-            in_flight.crowded[count] = resource
-            count += 1
-    return count
-
-
-@njit(nogil=True, _nrt=False)
-def slow_beside_compute(costs, in_flight, size, kind):
-    """How many times its seconds a message takes at ports of which compute takes its part.
-
-    What is left of a port is shared in proportion to demand, but no message gets less than an
-    equal part or than it wants.
-    """
-    on_wire, slow = 0, 0.0
-    for slot in range(size):
-        on_wire += in_flight.phase[slot] == ON_WIRE
-    for resource in range(len(in_flight.used)):
-        if costs.ports[resource] and costs.utilization[kind, resource] > 0.0:
-            wanted = on_wire * costs.utilization[kind, resource]
-            slow = max(slow, min(in_flight.used[resource], wanted))
-    return slow * (1.0 + costs.transfer_slowdown)
-
-
-@njit(nogil=True, _nrt=False, inline="always")
-def occupy(costs, in_flight, kind, sign):
-    for resource in range(len(in_flight.used)):
-        in_flight.used[resource] += sign * costs.utilization[kind, resource]
-        in_flight.flows[resource] += sign * costs.flows[kind, resource]
+HANDED, STARTING = 0, 1
+"""Phases before those of `link_sharing`: waits for its processor, or starts up."""
 
 
 @njit(nogil=True, _nrt=False, inline="always")
@@ -106,20 +53,44 @@ def process(plan, costs, in_flight, slot, now, issued, on_wire):
         return False
     in_flight.busy[kind] = costs.streamed[kind]
     in_flight.phase[slot] = STARTING
-    in_flight.time[slot] = started
+    in_flight.time[slot] = busy_until if costs.stepwise[kind] else started
     return True
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def begin_transfer(plan, costs, in_flight, slot, now, on_wire):
-    """Put a message on the wire, at full rate until the links are shared anew."""
-    kind = in_flight.kind[slot]
+def begin_transfer(plan, costs, in_flight, size, slot, now, on_wire):
+    """Put a message on its links, at full rate until they are shared anew."""
+    kind, channel = in_flight.kind[slot], in_flight.channel[slot]
     message = in_flight.message[slot]
+    wire_bytes = plan.wire_bytes[message]
+    seconds = costs.link[kind] + costs.per_byte[kind] * wire_bytes
     in_flight.phase[slot] = ON_WIRE
-    in_flight.slow[slot] = 1.0
-    in_flight.time[slot] = now + costs.link[kind] + costs.per_byte[kind] * plan.wire_bytes[message]
+    in_flight.slow[slot] = in_flight.moving[slot] = in_flight.weight[slot] = 1.0
+    in_flight.time[slot] = now + seconds
     on_wire[message] = now
-    occupy(costs, in_flight, kind, 1.0)
+    in_flight.turn[slot] = 0.0
+    if costs.stepwise[kind]:
+        in_flight.turn[slot] = wire_bytes
+        startup = costs.startup[kind] + costs.copy[kind] * wire_bytes
+        if startup > 0.0:
+            in_flight.phase[slot] = STEPPING
+            in_flight.moving[slot] = seconds / (startup + seconds)
+            in_flight.weight[slot] = least_weight(in_flight, slot)
+            in_flight.time[slot] = now + startup
+    occupy(costs, in_flight, slot, 1.0)
+    if in_flight.turn[slot] > 0.0 and in_flight.collectives[channel] > 1:
+        share_connections(costs, in_flight, size, channel)
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def outlast_startup(plan, costs, in_flight, slot, now, on_wire):
+    """A message in steps has been on its links for as long as its startup is: compute feels the
+    rest of it only, as of other messages."""
+    kind, message = in_flight.kind[slot], in_flight.message[slot]
+    seconds = costs.link[kind] + costs.per_byte[kind] * plan.wire_bytes[message]
+    in_flight.phase[slot] = ON_WIRE
+    in_flight.time[slot] = now + seconds * in_flight.slow[slot]
+    on_wire[message] = now
 
 
 @njit(nogil=True, _nrt=False)
@@ -135,6 +106,9 @@ def remove(in_flight, size, slot):
     in_flight.phase[slot] = in_flight.phase[last]
     in_flight.time[slot] = in_flight.time[last]
     in_flight.slow[slot] = in_flight.slow[last]
+    in_flight.moving[slot] = in_flight.moving[last]
+    in_flight.turn[slot] = in_flight.turn[last]
+    in_flight.weight[slot] = in_flight.weight[last]
     in_flight.earliest[slot] = in_flight.earliest[last]
     in_flight.issue_number[slot] = in_flight.issue_number[last]
     return last

@@ -37,6 +37,12 @@ between the same ranks follow each other on their connection. So do messages of 
 from a dedicated server host, which takes no part in collectives."""
 
 
+STEPWISE = (Op.ALL_REDUCE, Op.REDUCE)
+"""Of gloo's, those that go round a ring: it sends, waits and adds up segment by segment, two of
+them under way (gloo/allreduce.cc, gloo/reduce.cc), so that neither the latencies of its steps nor
+its sums come before its bytes: they lie between them."""
+
+
 class TimelineSimulator:
     """Readiness, order, overlap, startup, shared links, updates: what the equations cannot see."""
 
@@ -223,6 +229,7 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         transfer_slowdown=domain.cluster.transfer_slowdown,
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
+        stepwise=np.isin(costs.operations, STEPWISE) & gloo,
         host=costs.host_seconds + (costs.engine_seconds if gloo else 0.0),
         host_byte=costs.host_seconds_per_byte,
         ahead=0.0 if gloo else costs.engine_seconds,
@@ -255,6 +262,9 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         phase=np.zeros(slots, dtype=np.int64),
         time=np.zeros(slots),
         slow=np.zeros(slots),
+        moving=np.zeros(slots),
+        turn=np.zeros(slots),
+        weight=np.zeros(slots),
         earliest=np.zeros(slots),
         issue_number=np.zeros(slots, dtype=np.int64),
         used=np.zeros(costs.utilization.shape[1]),

@@ -41,7 +41,7 @@ def test_every_design_gets_no_slower_and_stays_in_the_space() -> None:
 
 def test_a_search_depends_on_its_seed_only() -> None:
     strategy = known_designs.all_reduce_one_bucket(DOMAIN)
-    once, again, other = (refined(strategy, DOMAIN, Space(), seed, 512) for seed in (1, 1, 2))
+    once, again, other = (refined(strategy, DOMAIN, Space(), seed, 512) for seed in (1, 1, 3))
     assert once == again != other
     assert seconds(once)[0] < 0.95 * seconds(strategy)[0]
 
