@@ -60,6 +60,9 @@ class KernelCompute:
     def start(self) -> None:
         """A device needs no telling."""
 
+    def resume(self) -> None:
+        """Nor that it has gone on."""
+
     def run(self, stretch: Stretch) -> None:
         if self._idle:
             return

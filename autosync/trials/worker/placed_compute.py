@@ -53,6 +53,9 @@ class PlacedCompute:
     def start(self) -> None:
         self.inner.start()
 
+    def resume(self) -> None:
+        self.inner.resume()
+
     def run(self, stretch: Stretch) -> None:
         """The stretch, and what is dealt before, within and behind it."""
         if self._exchange is None:

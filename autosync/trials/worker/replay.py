@@ -255,6 +255,7 @@ class Replay(nn.Module):
             signal = operation(signal)
         for stage, parameters in self.backward_stages:
             signal = cast(Tensor, BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
+        self.compute.resume()  # a model makes its autograd nodes beside its operations
         return signal
 
 

@@ -51,6 +51,10 @@ class ReplayCompute(Protocol):
         """The stretch is computed; on a GPU, it is asked for on the current stream."""
         ...
 
+    def resume(self) -> None:
+        """The replay has done work that no model does; the device has gone on meanwhile."""
+        ...
+
 
 class WaitedCompute:
     """A device's time line: stretches end at absolute deadlines, so waking late adds nothing up.
@@ -86,6 +90,9 @@ class WaitedCompute:
         rest = self._deadline - now - TIMER_LATENESS_SECONDS
         if rest > 0:
             time.sleep(rest)
+        self._left = time.monotonic()
+
+    def resume(self) -> None:
         self._left = time.monotonic()
 
 

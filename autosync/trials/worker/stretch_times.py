@@ -32,6 +32,9 @@ class NotedCompute:
         self.begun, self.stretches = [], []
         self._inner.start()
 
+    def resume(self) -> None:
+        self._inner.resume()
+
     def run(self, stretch: Stretch) -> None:
         self.begun.append(moment_now(self._device))
         self.stretches.append(stretch)

@@ -14,7 +14,7 @@ from autosync.graph import DType
 
 I64 = NDArray[np.int64]
 
-FEATURE_VERSION = 6
+FEATURE_VERSION = 7
 """Goes up whenever the meaning of a feature changes, or what models keep of their trials; a
 checkpoint of another is refused."""
 

@@ -120,6 +120,8 @@ class SummedCompute:
     def start(self) -> None:
         self.starts += 1
 
+    def resume(self) -> None: ...
+
     def run(self, stretch: Stretch) -> None:
         for operation in stretch.operations:
             self.seconds[operation, stretch.backward] += stretch.seconds / len(stretch.operations)

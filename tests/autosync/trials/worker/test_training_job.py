@@ -39,6 +39,9 @@ class Timed:
     def start(self) -> None:
         """A forward pass begins."""
 
+    def resume(self) -> None:
+        """Its backward pass goes on."""
+
     def run(self, stretch: Stretch) -> None:
         self.ran.append(self.factor)
 
