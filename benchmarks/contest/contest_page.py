@@ -68,7 +68,8 @@ def replayed_section(folder: Path, page: Path) -> str | None:
         "hand-designed strategies; the hit rate is of 60 trials.",
         regret_table(searches),
         "At the end of tunings of each budget, with hand-designed strategies (half of the trials, "
-        "DDP first) and without, beside the fastest of the whole pool:",
+        "DDP first, as before [designs earned their trials](search.md)) and without, beside the "
+        "fastest of the whole pool:",
         designs_table(searches),
         "What 60 trials answer without any hand-designed strategy, beside the fastest of those:",
         without_designs_table(searches, measured_pools()),
