@@ -41,8 +41,10 @@ class QuickstartRun:
     @property
     def line(self) -> str:
         return (
-            f"{self.words}; {self.limit_seconds / self.best_seconds:.1%} of the limit of "
-            f"{self.limit_seconds * 1e3:.1f} ms, {self.seconds:.0f} s"
+            f"{self.best_seconds * 1e3:.1f} ms beside DDP's {self.ddp_seconds * 1e3:.1f}, "
+            f"{self.speedup:.2f} times ({self.speedup_low:.2f} to {self.speedup_high:.2f}), "
+            f"{self.limit_seconds / self.best_seconds:.1%} of the limit, {self.seconds:.0f} s: "
+            f"{self.words}"
         )
 
 
