@@ -176,14 +176,11 @@ nothing to send. Recording costs some time itself.
   from 125.4 to 118.8 ms. Sixty trials found nothing faster until refinements and neighbours of
   what was measured were tried: 115.6 ms. None of its random draws of later rounds came below 123.
 - VGG-16: four ranks copy and rebuild factors on two cores; the link is idle half the time. The
-  same design took 65.9 ms in the repeats of the day before and 62.8 in these. What runs before it
-  on the same workers makes no difference: 63.5 ms after servers or DDP, 62.7 after
-  ZeroRedundancyOptimizer, 63.1 after FSDP2, 63.2 by itself (by hand, five passes or more). So it
-  was the hour. At slower time scales it comes to 97 % of the limit (next section).
+  same design took 65.9 ms in the repeats of the day before and 62.8 in these, by the same code of
+  the runtime: so much is the hour. At slower time scales the answer comes to 97 % of the limit (next
+  section).
 - Until 2026-11-25 the time in which a replay makes its autograd nodes counted as a stall
-  ([trials](trials.md)). Without it `byteps_least_busy_link` takes 117.4 ms instead of 119.3 and
-  DDP 170.6 instead of 172.3 on uneven links (by hand, five passes); VGG-16 and BERT-base stay
-  within their spread. The repeats of NCF, BERT-base and ResNet-50 on 4x1 are of before."""
+  ([trials](trials.md)). The repeats of NCF, BERT-base and ResNet-50 on 4x1 are of before."""
 
 
 def scales_section(folder: Path, page: Path) -> str | None:

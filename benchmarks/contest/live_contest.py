@@ -28,7 +28,7 @@ from pathlib import Path
 
 from autosync.documents import from_data
 from autosync.domain import Domain
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.loop.outcome import TuningEvent
@@ -233,9 +233,23 @@ def repeat_finals(ring: Ring) -> None:
 
 
 def search_settings(stated: Sequence[str]) -> Settings:
-    """The defaults but for what is stated, as NAME=VALUE."""
-    pairs = (each.partition("=") for each in stated)
-    values = {name: json.loads(value) for name, _, value in pairs}
+    """The defaults but for what is stated, as NAME=VALUE.
+
+    Raises:
+        InvalidInput: a value is no number, or no setting has the name.
+    """
+    values = {}
+    for each in stated:
+        name, _, value = each.partition("=")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            raise InvalidInput(
+                f"--search {each!r} is not NAME=VALUE with a number.",
+                thing="--search",
+                value=each,
+                remedy="For instance --search refined_share=0 first_designs=30.",
+            ) from None
     return from_data(Settings, values, source="--search")
 
 
@@ -256,13 +270,17 @@ def main() -> None:
     parser.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many")
     given = parser.parse_args()
+    try:
+        search = search_settings(given.search)
+    except InvalidInput as error:
+        parser.error(str(error))
     settings = ContestSettings(
         given.trials,
         given.repeats,
         tuple(everyone[name] for name in given.competitors if name in everyone),
         "autosync" in given.competitors,
         time.monotonic() + 60 * given.minutes,
-        search_settings(given.search),
+        search,
         tuple(given.budgets),
     )
     chosen = [domain_named(name) for name in given.domains]

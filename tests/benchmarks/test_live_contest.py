@@ -355,3 +355,10 @@ def test_a_contest_may_search_in_another_way() -> None:
     assert usual.words != other.words
     with pytest.raises(InvalidInput, match="luck"):
         search_settings(["luck=1"])
+
+
+@pytest.mark.parametrize("stated", ["refined_share", "refined_share=much"])
+def test_a_setting_without_a_number_is_named(stated: str) -> None:
+    with pytest.raises(InvalidInput, match=f"'{stated}' is not NAME=VALUE"):
+        search_settings([stated])
+    assert search_settings(["refined_share=0"]).refined_share == 0
