@@ -177,8 +177,8 @@ nothing to send. Recording costs some time itself.
   what was measured were tried: 115.6 ms. None of its random draws of later rounds came below 123.
 - VGG-16: four ranks copy and rebuild factors on two cores; the link is idle half the time. The
   same design took 65.9 ms in the repeats of the day before and 62.8 in these, by the same code of
-  the runtime: so much is the hour. At slower time scales the answer comes to 97 % of the limit (next
-  section).
+  the runtime: so much is the hour. At slower time scales the answer comes to 97 % of the limit (see
+  below).
 - Until 2026-11-25 the time in which a replay makes its autograd nodes counted as a stall
   ([trials](trials.md)). The repeats of NCF, BERT-base and ResNet-50 on 4x1 are of before."""
 
