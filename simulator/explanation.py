@@ -15,14 +15,14 @@ from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.placement_account import PlacedAccount, placement_accounts
 from autosync.simulator.swapped_ranks import swap_slowdown
-from autosync.simulator.timeline.event_loop import (
+from autosync.simulator.timeline.event_loop import play
+from autosync.simulator.timeline.sharded_timeline import play_sharded
+from autosync.simulator.timeline.timeline_arrays import (
     ComputeArrays,
     CostArrays,
     InFlight,
     MessageArrays,
-    play,
 )
-from autosync.simulator.timeline.sharded_timeline import play_sharded
 from autosync.simulator.timeline.timeline_simulator import arguments
 from autosync.strategy import Strategy
 

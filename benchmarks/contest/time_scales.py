@@ -179,6 +179,28 @@ def scales_table(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def average_words(folder: Path) -> str:
+    """The mean share of the limit at each multiple of the domains' own time scales; empty without
+    any."""
+    shares: dict[float, dict[str, float]] = {}
+    for facts in stored_facts(folder):
+        own: dict[float, list[float]] = {}
+        for row in read_rows(folder, facts.name):
+            if row.role == AUTOSYNC and row.step_seconds:
+                own.setdefault(row.time_scale / facts.time_scale, []).append(row.step_seconds)
+        for slower, seconds in own.items():
+            share = facts.limit_seconds / float(np.median(seconds))
+            shares.setdefault(slower, {})[facts.name] = share
+    everywhere = {name for found in shares.values() for name in found}
+    parts = []
+    for slower, found in sorted(shares.items()):
+        at = "at their own k" if slower == 1.0 else f"{slower:g} times slower"
+        missing = ", ".join(sorted(everywhere - found.keys()))
+        without = f" (without {missing})" if missing else ""
+        parts.append(f"{np.mean(list(found.values())):.1%} {at}{without}")
+    return f"Of the limit, on average over domains: {'; '.join(parts)}." if parts else ""
+
+
 def _line(
     name: str, limit_seconds: float, time_scale: float, by_role: dict[str, list[float]]
 ) -> str:
@@ -210,6 +232,7 @@ def main() -> None:
         except AutosyncError as error:
             print(f"{chosen.name}: {error}", file=sys.stderr, flush=True)
     print(scales_table(given.out))
+    print(average_words(given.out))
 
 
 if __name__ == "__main__":

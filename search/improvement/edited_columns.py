@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 from autosync.population import Population
 from autosync.search.sampler.sampling_tables import Tables
 
+SERVER_METHOD = np.uint8(0)
+
+WORDS = 8
+ROW, HOW, OTHER, SCOPE = 1, 2, 3, 4
+"""Random words of one attempt at an edit; those after that of its kind."""
+
 
 class EditedColumns(NamedTuple):
     """n children over V variables, N rows in all; columns are those of `Population`. Groups are
@@ -66,6 +72,19 @@ def child_of(tables: Tables, columns: EditedColumns, number: int) -> Child:
 @njit(nogil=True)
 def is_pinned(tables: Tables, columns: EditedColumns, row: int) -> bool:
     return bool(tables.variables[columns.variable[row]].pin >= 0)
+
+
+@njit(nogil=True)
+def free_row(tables: Tables, skip: int, owned: bool, columns: EditedColumns, child: Child) -> int:
+    """The first row from number `skip` on, around, that is not pinned (and has an owner); -1
+    without one."""
+    count = child.stop - child.start
+    for step in range(count):
+        row: int = child.start + (skip + step) % count
+        wanted = not owned or columns.method[row] == SERVER_METHOD
+        if wanted and not is_pinned(tables, columns, row):
+            return row
+    return -1
 
 
 @njit(nogil=True)

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.search.domain_facts import owner_loads, pulled_bytes, sent_bytes
-from autosync.search.improvement.edited_columns import Child, EditedColumns
+from autosync.search.improvement.edited_columns import SERVER_METHOD, Child, EditedColumns
 from autosync.search.sampler.sampling_tables import Tables
-
-SERVER_METHOD = np.uint8(0)
 
 
 class OwnerLinks(NamedTuple):

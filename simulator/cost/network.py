@@ -18,15 +18,14 @@ from autosync.errors import NotSupported
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
 from autosync.simulator.cost.alike_resources import number_equal_rows
-from autosync.simulator.cost.link_resources import (
-    Resources,
-    connection_seconds,
-    load_of,
-    passing,
-    resources_of,
-)
+from autosync.simulator.cost.link_resources import load_of, resources_of
 from autosync.simulator.cost.message_edges import edges_of
 from autosync.simulator.cost.message_startup import rounds_of, startup_seconds
+from autosync.simulator.cost.message_traffic import (
+    SERVER_OPERATIONS,
+    MessageTraffic,
+    TeamTraffic,
+)
 
 F64 = NDArray[np.float64]
 
@@ -48,8 +47,6 @@ COST_KIND: dict[Op, MessageKind] = {
     Op.SPARSE_PULL: "send_recv",
 }
 """Whose fitted cost a message pays. The runtime's reduce-scatter on gloo is an all-to-all."""
-
-SERVER_OPERATIONS = tuple(op for op in Op if op.to_owner or op.from_owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +133,6 @@ class _Row(NamedTuple):
     travels: bool
 
 
-class _Part(NamedTuple):
-    """A message's, or one team's share of it. figures f64[4]: latency seconds, and `equation`,
-    `connection` and `sends` of `_Row`, whose largest count of several teams. load, flows f64[R]."""
-
-    figures: F64
-    load: F64
-    flows: F64
-
-
 @lru_cache(maxsize=8)
 def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
@@ -161,7 +149,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         )
     load, flows = np.empty((2, len(kinds), len(where.rate)))
     rows: list[_Row] = []
-    team_parts, explicit = _TeamParts(cluster, where), FIRST_SERVER + cluster.servers
+    team_parts, explicit = TeamTraffic(cluster, where), FIRST_SERVER + cluster.servers
     for place, (operation, team, root) in enumerate(kinds):
         kind[operation, team, root + 1] = place
         travels = team < explicit or max(map(len, teams[team])) > 1
@@ -226,7 +214,7 @@ def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, in
 
 
 def _row(
-    cluster: Cluster, part: _Part, operation: Op, teams: Teams, root: int, travels: bool
+    cluster: Cluster, part: MessageTraffic, operation: Op, teams: Teams, root: int, travels: bool
 ) -> _Row:
     kind = COST_KIND[operation]
     workers = max((len(team) for team in teams), default=1)
@@ -241,70 +229,4 @@ def _row(
         connection,
         sends,
         travels,
-    )
-
-
-class _TeamParts:
-    """What messages over teams are together.
-
-    One over the teams of all nodes has a root in one of them; the others do what they do without a
-    root, which is found once: of hundreds of nodes there are too many pairs of root and team.
-    """
-
-    def __init__(self, cluster: Cluster, where: Resources) -> None:
-        self.cluster, self.where = cluster, where
-        self.rootless: dict[tuple[Op, Teams], tuple[list[_Part], _Part]] = {}
-
-    def together(self, operation: Op, teams: Teams, root: int) -> _Part:
-        if len(teams) == 1:
-            return _part(self.cluster, self.where, operation, teams[0], root)
-        if (operation, teams) not in self.rootless:
-            parts = [_part(self.cluster, self.where, operation, team, -1) for team in teams]
-            self.rootless[operation, teams] = parts, _together(parts, len(self.where.rate))
-        parts, whole = self.rootless[operation, teams]
-        own = next((place for place, team in enumerate(teams) if root in team), -1)
-        if own < 0:
-            return whole
-        rooted = _part(self.cluster, self.where, operation, teams[own], root)
-        figures = [rooted.figures, *(part.figures for part in parts if part is not parts[own])]
-        # teams of different nodes share no link, so nothing of the team's own is left
-        return _Part(
-            np.max(figures, axis=0),
-            whole.load - parts[own].load + rooted.load,
-            whole.flows - parts[own].flows + rooted.flows,
-        )
-
-
-def _together(parts: list[_Part], resources: int) -> _Part:
-    nothing = np.zeros(resources)
-    return _Part(
-        np.max([np.zeros(4), *(part.figures for part in parts)], axis=0),
-        sum((part.load for part in parts), nothing),
-        sum((part.flows for part in parts), nothing),
-    )
-
-
-def _part(
-    cluster: Cluster, where: Resources, operation: Op, team: tuple[int, ...], root: int
-) -> _Part:
-    edges = edges_of(operation, team, root, cluster.backend)
-    if not len(edges.source):
-        nothing = np.zeros(len(where.rate))
-        return _Part(np.zeros(4), nothing, nothing)
-    ends = where.node[edges.source], where.node[edges.target]
-    latency = where.pair_latency_seconds[ends]
-    weights = edges.weight / where.pair_rate[ends]
-    if operation in SERVER_OPERATIONS:
-        equation = weights.sum()
-    else:
-        equation = (edges.equation_weight / where.pair_rate[ends]).max()
-    # a ring sends over every edge in every step
-    sends = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
-    latency_seconds = edges.steps * (latency.mean() if edges.ring else latency.max())
-    connection = connection_seconds(cluster, edges, where)
-    most_sends = passing(edges, sends, where).max()
-    return _Part(
-        np.array([latency_seconds, equation, connection, most_sends]),
-        load_of(edges, where),
-        passing(edges, np.ones(len(edges.source)), where),
     )

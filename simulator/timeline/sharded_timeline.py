@@ -18,7 +18,7 @@ from autosync.codes import Op
 from autosync.plan import PlanTable
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
-from autosync.simulator.timeline.event_loop import ComputeArrays, CostArrays
+from autosync.simulator.timeline.timeline_arrays import ComputeArrays, CostArrays
 
 F64 = NDArray[np.float64]
 Span = tuple[str, float, float]

@@ -15,20 +15,21 @@ from autosync.simulator.cost.bucket_work import (
     rebuild_seconds_of_buckets,
     update_seconds_of_buckets,
 )
-from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
+from autosync.simulator.cost.message_traffic import SERVER_OPERATIONS
+from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.placed_domain import restated_domain
 from autosync.simulator.swapped_ranks import swap_slowdown, swap_slowdowns
 from autosync.simulator.timeline.compute_clock import TALLIES
-from autosync.simulator.timeline.event_loop import (
+from autosync.simulator.timeline.event_loop import play
+from autosync.simulator.timeline.message_issue import CHANNELS
+from autosync.simulator.timeline.sharded_timeline import Span, play_sharded
+from autosync.simulator.timeline.timeline_arrays import (
     ComputeArrays,
     CostArrays,
     InFlight,
     MessageArrays,
-    play,
 )
-from autosync.simulator.timeline.message_issue import CHANNELS
-from autosync.simulator.timeline.sharded_timeline import Span, play_sharded
 from autosync.torch_engine import FullyShard
 
 STREAMED = (Op.ALL_GATHER, *SERVER_OPERATIONS)

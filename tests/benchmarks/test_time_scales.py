@@ -64,6 +64,11 @@ def test_the_answer_runs_beside_ddp_and_the_best_other(
     lines = time_scales.scales_table(folder).splitlines()
     assert [line.split(" | ")[1] for line in lines[2:]] == ["2", "4"]
     assert f"| {result.share_of_limit(12):.1%} |" in lines[2]
+    words = time_scales.average_words(folder)
+    # the contest ran at k = 1, these at 2 and 4
+    assert f"{result.share_of_limit(12):.1%} 2 times slower" in words
+    assert "4 times slower" in words
+    assert "without" not in words
 
 
 def test_a_domain_without_a_kept_answer_is_named(folder: Path) -> None:

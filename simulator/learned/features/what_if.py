@@ -21,12 +21,12 @@ from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
 from autosync.simulator.swapped_ranks import swap_slowdowns
-from autosync.simulator.timeline.event_loop import (
+from autosync.simulator.timeline.event_loop import play
+from autosync.simulator.timeline.timeline_arrays import (
     ComputeArrays,
     CostArrays,
     InFlight,
     MessageArrays,
-    play,
 )
 from autosync.simulator.timeline.timeline_simulator import arguments
 

@@ -16,18 +16,8 @@ from autosync.search.improvement.neighbourhood import searched_from
 from autosync.search.improvement.offspring import make_edited
 from autosync.search.improvement.owner_links import busy_seconds, owner_links
 from autosync.search.improvement.parent_columns import ParentPool, pool_of
-from autosync.search.improvement.small_edits import (
-    DIVIDE,
-    IDLE,
-    JOIN,
-    METHOD,
-    ORDER,
-    OVERLAP,
-    OWNER,
-    PLACE,
-    SHIFT,
-    SLICES,
-)
+from autosync.search.improvement.schedule_edits import IDLE, ORDER, OVERLAP, SLICES
+from autosync.search.improvement.small_edits import DIVIDE, JOIN, METHOD, OWNER, PLACE, SHIFT
 from autosync.search.loop.shortlists import parents_among
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

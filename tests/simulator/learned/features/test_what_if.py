@@ -13,7 +13,7 @@ from autosync.simulator.learned.features import what_if
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
 from autosync.simulator.learned.features.what_if import timeline_times, what_ifs
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.event_loop import CostArrays
+from autosync.simulator.timeline.timeline_arrays import CostArrays
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((300, 64), (64,), (128, 64), (128,), (10, 128), (10,))
