@@ -15,7 +15,6 @@ from autosync.simulator.evaluation.measured_dataset import load_dataset
 from benchmarks.contest import RECORDS
 from benchmarks.contest.iteration_accounts import accounts_table
 from benchmarks.contest.leftover import read_accounts
-from benchmarks.contest.live_records import stored_facts
 from benchmarks.contest.live_tables import (
     aims_table,
     competitors_table,
@@ -35,7 +34,7 @@ from benchmarks.contest.replayed_tables import (
     unfinished,
     without_designs_table,
 )
-from benchmarks.contest.time_scales import average_words, read_rows, scales_table
+from benchmarks.contest.time_scales import average_words, scale_results, scales_table
 
 PAGE = Path("docs/contest.md")
 PICTURES = "pictures"
@@ -181,9 +180,10 @@ nothing to send. Recording costs some time itself.
 
 
 def scales_section(folder: Path, page: Path) -> str | None:
-    if not any(read_rows(folder, facts.name) for facts in stored_facts(folder)):
+    results = scale_results(folder)
+    if not results:
         return None
-    return f"{SCALES_WORDS}\n\n{scales_table(folder)}\n\n{average_words(folder)}"
+    return f"{SCALES_WORDS}\n\n{scales_table(results)}\n\n{average_words(results)}"
 
 
 SCALES_WORDS = """`python -m benchmarks.contest.time_scales`: on a testbed several ranks share this

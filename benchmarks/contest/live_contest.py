@@ -262,7 +262,12 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
     parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
     parser.add_argument(
-        "--competitors", nargs="+", choices=["autosync", *everyone], default=usual, metavar="NAME"
+        "--competitors",
+        nargs="+",
+        choices=["autosync", *everyone],
+        default=usual,
+        metavar="NAME",
+        help=f"of autosync, {', '.join(everyone)}; without autosync nothing is tuned",
     )
     parser.add_argument("--trials", type=int, default=COUNTS[-1])
     parser.add_argument("--repeats", type=int, default=10)

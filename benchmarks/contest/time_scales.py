@@ -35,6 +35,7 @@ from benchmarks.contest.leftover import all_strategies
 from benchmarks.contest.live_contest import contestant_of
 from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import (
+    ContestFacts,
     ContestFile,
     append_line,
     stored_domain,
@@ -159,61 +160,71 @@ def run_one(
     return ScaleRow(role, contestant.label, time_scale, repeat, seconds, result.launcher, where)
 
 
-def scales_table(folder: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class ScaleResult:
+    """A domain at one time scale. seconds: of each role's trials."""
+
+    facts: ContestFacts
+    time_scale: float
+    seconds: dict[str, list[float]]
+
+    @property
+    def slower(self) -> float:
+        """Times the domain's own time scale."""
+        return self.time_scale / self.facts.time_scale
+
+    @property
+    def share_of_limit(self) -> float:
+        return self.facts.limit_seconds / float(np.median(self.seconds[AUTOSYNC]))
+
+
+def scale_results(folder: Path) -> list[ScaleResult]:
+    """Where both AutoSync's answer and DDP ran, by domain, then by time scale."""
+    found = []
+    for facts in stored_facts(folder):
+        at: dict[float, dict[str, list[float]]] = {}
+        for row in read_rows(folder, facts.name):
+            if row.step_seconds:
+                at.setdefault(row.time_scale, {}).setdefault(row.role, []).append(row.step_seconds)
+        found += [ScaleResult(facts, time_scale, at[time_scale]) for time_scale in sorted(at)]
+    return [each for each in found if {DDP, AUTOSYNC} <= each.seconds.keys()]
+
+
+def scales_table(results: Sequence[ScaleResult]) -> str:
     """A line a domain and time scale: medians and shares of the limit."""
     lines = [
         "| domain | k | repeats | DDP, ms | best other, ms | AutoSync, ms (10th to 90th) "
         "| of the limit | gap closed | times DDP |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for facts in stored_facts(folder):
-        rows = [row for row in read_rows(folder, facts.name) if row.step_seconds]
-        for time_scale in sorted({row.time_scale for row in rows}):
-            here = [row for row in rows if row.time_scale == time_scale]
-            by_role: dict[str, list[float]] = {}
-            for row in here:
-                by_role.setdefault(row.role, []).append(row.step_seconds or 0.0)
-            if not {DDP, AUTOSYNC} <= by_role.keys():
-                continue
-            lines.append(_line(facts.name, facts.limit_seconds, time_scale, by_role))
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_line, results)])
 
 
-def average_words(folder: Path) -> str:
-    """The mean share of the limit at each multiple of the domains' own time scales; empty without
-    any."""
-    shares: dict[float, dict[str, float]] = {}
-    for facts in stored_facts(folder):
-        own: dict[float, list[float]] = {}
-        for row in read_rows(folder, facts.name):
-            if row.role == AUTOSYNC and row.step_seconds:
-                own.setdefault(row.time_scale / facts.time_scale, []).append(row.step_seconds)
-        for slower, seconds in own.items():
-            share = facts.limit_seconds / float(np.median(seconds))
-            shares.setdefault(slower, {})[facts.name] = share
-    everywhere = {name for found in shares.values() for name in found}
+def average_words(results: Sequence[ScaleResult]) -> str:
+    """The mean share of the limit at each multiple of the domains' own time scales, and which
+    domains are not in it; empty without any."""
+    everywhere = dict.fromkeys(each.facts.name for each in results)
     parts = []
-    for slower, found in sorted(shares.items()):
+    for slower in sorted({each.slower for each in results}):
+        shares = {e.facts.name: e.share_of_limit for e in results if e.slower == slower}
         at = "at their own k" if slower == 1.0 else f"{slower:g} times slower"
-        missing = ", ".join(sorted(everywhere - found.keys()))
+        missing = ", ".join(name for name in everywhere if name not in shares)
         without = f" (without {missing})" if missing else ""
-        parts.append(f"{np.mean(list(found.values())):.1%} {at}{without}")
+        parts.append(f"{np.mean(list(shares.values())):.1%} {at}{without}")
     return f"Of the limit, on average over domains: {'; '.join(parts)}." if parts else ""
 
 
-def _line(
-    name: str, limit_seconds: float, time_scale: float, by_role: dict[str, list[float]]
-) -> str:
-    median = {role: float(np.median(seconds)) for role, seconds in by_role.items()}
-    own, ddp = median[AUTOSYNC], median[DDP]
-    low, high = np.percentile(by_role[AUTOSYNC], (10, 90))
+def _line(each: ScaleResult) -> str:
+    median = {role: float(np.median(seconds)) for role, seconds in each.seconds.items()}
+    own, ddp, limit = median[AUTOSYNC], median[DDP], each.facts.limit_seconds
+    low, high = np.percentile(each.seconds[AUTOSYNC], (10, 90))
     others = [role for role in median if role not in (DDP, AUTOSYNC)]
     other = f"{median[others[0]] * 1e3:.1f} (`{others[0]}`)" if others else "DDP"
-    closed = (ddp - own) / (ddp - limit_seconds)
     return (
-        f"| {name} | {time_scale:g} | {len(by_role[AUTOSYNC])} | {ddp * 1e3:.1f} | {other} "
-        f"| {own * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {limit_seconds / own:.1%} "
-        f"| {closed:.0%} | {ddp / own:.2f} |"
+        f"| {each.facts.name} | {each.time_scale:g} | {len(each.seconds[AUTOSYNC])} "
+        f"| {ddp * 1e3:.1f} | {other} "
+        f"| {own * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {each.share_of_limit:.1%} "
+        f"| {(ddp - own) / (ddp - limit):.0%} | {ddp / own:.2f} |"
     )
 
 
@@ -231,8 +242,9 @@ def main() -> None:
             measure(given.out, chosen, given.slower, given.repeats)
         except AutosyncError as error:
             print(f"{chosen.name}: {error}", file=sys.stderr, flush=True)
-    print(scales_table(given.out))
-    print(average_words(given.out))
+    results = scale_results(given.out)
+    print(scales_table(results))
+    print(average_words(results))
 
 
 if __name__ == "__main__":

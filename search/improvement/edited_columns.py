@@ -13,7 +13,8 @@ SERVER_METHOD = np.uint8(0)
 
 WORDS = 8
 ROW, HOW, OTHER, SCOPE = 1, 2, 3, 4
-"""Random words of one attempt at an edit; those after that of its kind."""
+"""How many random words an attempt at an edit has, and what they choose: a row, how it changes,
+another row, how much changes. Word 0 chooses the kind."""
 
 
 class EditedColumns(NamedTuple):

@@ -149,13 +149,13 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         )
     load, flows = np.empty((2, len(kinds), len(where.rate)))
     rows: list[_Row] = []
-    team_parts, explicit = TeamTraffic(cluster, where), FIRST_SERVER + cluster.servers
+    on_teams, explicit = TeamTraffic(cluster, where), FIRST_SERVER + cluster.servers
     for place, (operation, team, root) in enumerate(kinds):
         kind[operation, team, root + 1] = place
         travels = team < explicit or max(map(len, teams[team])) > 1
-        part = team_parts.together(operation, teams[team], root)
-        load[place], flows[place] = part.load, part.flows
-        rows.append(_row(cluster, part, operation, teams[team], root, travels))
+        traffic = on_teams.together(operation, teams[team], root)
+        load[place], flows[place] = traffic.load, traffic.flows
+        rows.append(_row(cluster, traffic, operation, teams[team], root, travels))
     alone = np.maximum(load.max(axis=1), [row.connection for row in rows])
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
     column = number_equal_rows(share.T, flows.T)
@@ -214,11 +214,11 @@ def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, in
 
 
 def _row(
-    cluster: Cluster, part: MessageTraffic, operation: Op, teams: Teams, root: int, travels: bool
+    cluster: Cluster, traffic: MessageTraffic, operation: Op, teams: Teams, root: int, travels: bool
 ) -> _Row:
     kind = COST_KIND[operation]
     workers = max((len(team) for team in teams), default=1)
-    latency, equation, connection, sends = part.figures.tolist()
+    latency, equation, connection, sends = traffic.figures.tolist()
     startup = rounds_of(operation) * startup_seconds(cluster, kind, workers, latency)
     return _Row(
         startup if travels else 0.0,

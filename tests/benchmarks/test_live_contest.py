@@ -257,6 +257,10 @@ def test_the_tables_say_what_the_rows_hold(tmp_path: Path, monkeypatch: pytest.M
     assert "`zero` did not run: crashed" in domains_table([result])
     met = {aim: good for aim, good, _ in aims([result])}
     assert met["no domain below 90 % of the limit"] == (result.share_of_limit(12) >= 0.9)
+    wide = "85 % of the gap where DDP is a tenth beyond the limit"
+    assert (wide in met) == (ddp >= 1.1 * result.facts.limit_seconds)
+    narrow = replace(result, ddp_seconds=1.05 * result.facts.limit_seconds)
+    assert wide not in {aim for aim, _, _ in aims([narrow])}
     assert aims_table([result]).count("**missed**") == sum(not good for good in met.values())
 
 

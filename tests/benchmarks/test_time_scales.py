@@ -10,7 +10,8 @@ from autosync.errors import AutosyncError
 from autosync.trials.contract import Workload
 from benchmarks.contest import live_tables, time_scales
 from benchmarks.contest.live_contest import final_line
-from benchmarks.contest.live_records import stored_strategies
+from benchmarks.contest.live_records import ContestFacts, stored_strategies
+from benchmarks.contest.time_scales import ScaleResult
 from tests.benchmarks.test_live_contest import DOMAIN, GIVEN, PredictingPool, contest
 
 
@@ -61,14 +62,24 @@ def test_the_answer_runs_beside_ddp_and_the_best_other(
     assert time_scales.measure(folder, given, (1.0, 2.0), 2) == found
     assert len(pool.ran) == ran
     (result,) = live_tables.contest_results(folder)
-    lines = time_scales.scales_table(folder).splitlines()
+    scaled = time_scales.scale_results(folder)
+    lines = time_scales.scales_table(scaled).splitlines()
     assert [line.split(" | ")[1] for line in lines[2:]] == ["2", "4"]
     assert f"| {result.share_of_limit(12):.1%} |" in lines[2]
-    words = time_scales.average_words(folder)
-    # the contest ran at k = 1, these at 2 and 4
-    assert f"{result.share_of_limit(12):.1%} 2 times slower" in words
-    assert "4 times slower" in words
-    assert "without" not in words
+
+
+def test_averages_name_the_domains_that_are_not_in_them() -> None:
+    facts = ContestFacts("one", 1.0, 1.0, 2.0, 0.08, 0.08, 0.09, "schedule", "its id", "here")
+    other = replace(facts, name="other", time_scale=1.0)
+
+    def at(facts: ContestFacts, time_scale: float, share: float) -> ScaleResult:
+        seconds = {"ddp": [1.0], "autosync": [facts.limit_seconds / share]}
+        return ScaleResult(facts, time_scale, seconds)
+
+    results = [at(facts, 2.0, 0.9), at(facts, 4.0, 0.96), at(other, 1.0, 0.8)]
+    words = time_scales.average_words(results)
+    assert words.endswith(": 85.0% at their own k; 96.0% 2 times slower (without other).")
+    assert time_scales.average_words([]) == ""
 
 
 def test_a_domain_without_a_kept_answer_is_named(folder: Path) -> None:
