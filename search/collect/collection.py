@@ -294,5 +294,11 @@ def _drop_replaced(run: _Run, target: CollectionTarget) -> None:
 
 def _passes(run: _Run, target: CollectionTarget, domain: Domain, occasion: int) -> OccasionPasses:
     """Of the domain's strategies, picks not counted."""
-    strategies = strategies_of(domain, run.plan.strategies_of(target), run.plan.seed)
+    strategies = strategies_of(
+        domain,
+        run.plan.strategies_of(target),
+        run.plan.seed,
+        run.log.strategies(domain.id),
+        run.log.picks(domain.id),
+    )
     return OccasionPasses(domain.id, occasion, tuple(strategies), run.plan.seed)

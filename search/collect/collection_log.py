@@ -139,6 +139,18 @@ class CollectionLog:
             for pick in sorted(found, key=lambda pick: pick["round"])
         ]
 
+    def strategies(self, domain: str) -> list[CollectedStrategy]:
+        """Every strategy of a domain of which a pass was measured, picks left out."""
+        origins = {
+            key.strategy_id: row["origin"]
+            for key, row in self._rows.items()
+            if key.domain == domain and row["round"] is None
+        }
+        return [
+            CollectedStrategy(origin, from_json(Strategy, self._strategies[i], source="trials"))
+            for i, origin in origins.items()
+        ]
+
     def trials(self, domain: str, picks: bool) -> pd.DataFrame:
         """The passes of a domain's picks, or those of its other strategies, as in the dataset."""
         rows = [

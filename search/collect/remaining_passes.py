@@ -1,7 +1,10 @@
 """What a collection measures of a domain: its strategies, and which passes are still missing."""
 
-import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import chain
 
 from autosync.domain import Domain
 from autosync.population import decode
@@ -10,22 +13,43 @@ from autosync.search.collect.collection_log import CollectionLog, PassKey
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
+from autosync.simulator.message_digests import digests_of_strategies
 from autosync.trials.measurement import LOAD_LIMIT
 from autosync.trials.trial_procedure import PASS_TOLERANCE
 
 
-def strategies_of(domain: Domain, count: int, seed: int) -> list[CollectedStrategy]:
-    """Hand-designed strategies, then sampled ones up to `count`, no two alike."""
-    named = [CollectedStrategy(name, strategy) for name, strategy in hand_designed(domain, Space())]
-    found = {one.strategy.id: one for one in reversed(named)}
-    found = dict(reversed(found.items()))
+def strategies_of(
+    domain: Domain,
+    count: int,
+    seed: int,
+    measured: Sequence[CollectedStrategy] = (),
+    picks: Sequence[CollectedStrategy] = (),
+) -> list[CollectedStrategy]:
+    """What was measured before, then hand-designed strategies, then sampled ones up to `count`.
+
+    What is new differs in its messages from all else, picks too, so that a collection stays whole
+    when designs are added or the sampler draws otherwise: asked for more, it measures only these.
+
+    measured: of the domain, without picks. picks: chosen in the domain, not counted here.
+    """
+    designs = [
+        CollectedStrategy(name, strategy) for name, strategy in hand_designed(domain, Space())
+    ]
     population = sample(domain, Space(), 0, 2 * count, seed)
-    for index in range(len(population)):
+    sampled = (
+        CollectedStrategy("sampled", decode(population, index, domain))
+        for index in range(len(population))
+    )
+    found = list(measured)
+    known = digests_of_strategies(domain, [one.strategy for one in (*measured, *picks)])
+    for one in chain(designs, sampled):
         if len(found) >= count:
             break
-        strategy = decode(population, index, domain)
-        found.setdefault(strategy.id, CollectedStrategy("sampled", strategy))
-    return list(found.values())[:count]
+        digests = digests_of_strategies(domain, [one.strategy])
+        if not digests <= known:
+            found.append(one)
+            known |= digests
+    return found[:count]
 
 
 PASSES = (1, 2, 3)
@@ -48,8 +72,7 @@ class OccasionPasses:
     def pending(self, log: CollectionLog) -> list[tuple[PassKey, CollectedStrategy]]:
         """What is missing of the first pass that is not complete, in that pass's order."""
         for number in self.numbers:
-            order = list(self.strategies)
-            random.Random(f"{self.seed}/{self.domain_id}/{self.occasion}/{number}").shuffle(order)
+            order = sorted(self.strategies, key=partial(self._place, number))
             keys = [PassKey(self.domain_id, self.occasion, number, c.strategy.id) for c in order]
             todo = [
                 (key, one)
@@ -59,6 +82,11 @@ class OccasionPasses:
             if todo:
                 return todo
         return []
+
+    def _place(self, number: int, one: CollectedStrategy) -> bytes:
+        """Where in a pass: at random, and the same whatever else there is to measure."""
+        text = f"{self.seed}/{self.domain_id}/{self.occasion}/{number}/{one.strategy.id}"
+        return blake2b(text.encode()).digest()
 
     def left(self, log: CollectionLog) -> int:
         """How many passes are missing, third ones not counted."""

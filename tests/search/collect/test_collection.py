@@ -12,11 +12,13 @@ import pytest
 from autosync.cancellation import check_cancelled
 from autosync.cluster_file import save_cluster
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.search.collect.collected_strategy import CollectedStrategy
 from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_log import CONTROL, CollectionLog, PassKey
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
-from autosync.search.collect.remaining_passes import strategies_of
+from autosync.search.collect.remaining_passes import OccasionPasses, strategies_of
 from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
+from autosync.simulator.message_digests import digests_of_strategies
 from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.testbed.rate_probes import InaccurateLink
@@ -30,6 +32,14 @@ from tests.search.collect.scripted_launcher import (
     steady,
 )
 from tests.search.killed import Killed
+
+
+def _key(number: int, one: CollectedStrategy) -> PassKey:
+    return PassKey(DOMAIN.id, 1, number, one.strategy.id)
+
+
+def _result() -> TrialResult:
+    return TrialResult("before", (0.1,), 0.1, 0.0, None, "scripted", 1.0, 1.0)
 
 
 def test_every_strategy_is_measured_in_two_passes_of_different_order(tmp_path: Path) -> None:
@@ -284,6 +294,46 @@ def test_more_strategies_later_keep_those_measured_before() -> None:
     many = [each.strategy.id for each in strategies_of(DOMAIN, 50, 3)]
     assert many[:30] == few
     assert len(set(many)) == 50
+
+
+def test_a_collection_stays_whole_when_today_s_sampler_draws_otherwise(tmp_path: Path) -> None:
+    """What another sampler drew before counts; asked for more, only the new ones are measured."""
+    plan = prepared(tmp_path)
+    elsewhere = CollectionLog(tmp_path)
+    drawn_before = strategies_of(DOMAIN, COUNT, 99)[-5:]
+    for number in (1, 2):
+        for one in drawn_before:
+            elsewhere.record(_key(number, one), one, 1.0, _result())
+    collect(plan, tmp_path, first := ScriptedLauncher(steady), silent)
+    control = first.ran[20]
+    assert len(set(first.ran) - {control}) in (COUNT - 5, COUNT - 6)
+    collect(plan, tmp_path, again := ScriptedLauncher(steady), silent)
+    assert again.ran == []
+    [domain] = load_dataset(tmp_path)
+    assert len(domain) == COUNT
+    more = replace(plan, strategies=COUNT + 2)
+    collect(more, tmp_path, last := ScriptedLauncher(steady), silent)
+    assert sorted(Counter(last.ran).values()) == [2, 2, 2], "two of them, and the controls"
+
+
+def test_no_two_of_a_collection_send_the_same_messages() -> None:
+    chosen = [each.strategy for each in strategies_of(DOMAIN, 50, 3)]
+    assert len(digests_of_strategies(DOMAIN, chosen)) == 50
+    more = strategies_of(DOMAIN, 60, 3, strategies_of(DOMAIN, 20, 3), strategies_of(DOMAIN, 50, 8))
+    other = {each.strategy.id for each in strategies_of(DOMAIN, 50, 8)}
+    assert len(more) == 60
+    assert not other & {each.strategy.id for each in more[20:]}
+
+
+def test_passes_keep_their_order_beside_more_strategies(tmp_path: Path) -> None:
+    log = CollectionLog(tmp_path)
+    few, many = (strategies_of(DOMAIN, count, 3) for count in (20, 40))
+    of_few, of_many = (
+        [key for key, _ in OccasionPasses(DOMAIN.id, 1, tuple(each), 3).pending(log)]
+        for each in (few, many)
+    )
+    assert of_few == [key for key in of_many if key in of_few]
+    assert [key.strategy_id for key in of_few] != [each.strategy.id for each in few]
 
 
 def test_stopping_is_asked_before_every_trial(tmp_path: Path) -> None:
