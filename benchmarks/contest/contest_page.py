@@ -66,14 +66,14 @@ def replayed_section(folder: Path, page: Path) -> str | None:
         f"{len(domains_of(searches))} domains and {len({e.seed for e in searches})} seeds, without "
         "hand-designed strategies; the hit rate is of 60 trials.",
         regret_table(searches),
-        "At the end of tunings of each budget, with hand-designed strategies (half of the trials, "
-        "DDP first, as before [designs earned their trials](search.md)) and without, beside the "
+        "At the end of tunings of each budget, with hand-designed strategies (DDP and the most "
+        "promising first, others where they [earn their trial](search.md)) and without, beside the "
         "fastest of the whole pool:",
         designs_table(searches),
         "What 60 trials answer without any hand-designed strategy, beside the fastest of those:",
         without_designs_table(searches, measured_pools()),
         f"![](./{PICTURES}/contest_improvement.svg)",
-        "The best found, as times the better baseline, and the hit rate (the form of the thesis' "
+        "The best found, as times the fastest baseline, and the hit rate (the form of the thesis' "
         "figure 8.2).",
         f"![](./{PICTURES}/contest_best_so_far.svg)",
         "The best so far, over the fastest that could be tried (figure 8.3).",
@@ -111,8 +111,7 @@ it. Selection and acquisition are the defaults of a tuning.
   pools keeps them. What the timeline predicts of such draws stands in
   [Proposals](proposals.md#what-the-timeline-predicts-of-them); `live_contest --competitors drawn
   drawn_unconstrained` measures them.
-- The baseline of hit rates is the better one of `ps_load_balanced` and torch's DDP, which stands
-  in for the thesis' Horovod: the pools were measured before that was a design here.
+- The baseline of hit rates is the fastest of `ps_load_balanced`, `horovod` and torch's DDP.
 - A pool holds what was worth measuring: random draws, designs, and picks of earlier searches.
   Nothing here is faster than its fastest strategy."""
 

@@ -33,7 +33,7 @@ from autosync.search.loop.proposing import ROUND_TRIALS
 from autosync.search.loop.settings import Settings
 from benchmarks.contest import RECORDS
 from benchmarks.contest.contest_pools import (
-    COLLECTIVE,
+    DDP,
     SEED_SHARE,
     ContestPool,
     contest_pools,
@@ -96,7 +96,7 @@ def play(pool: ContestPool, searcher: Searcher, match: Match) -> ReplayedSearch:
     rng = np.random.default_rng(match.seed)
     there = np.flatnonzero(match.designs | ~pool.designed)
     there = np.sort(rng.permutation(there)[: round(SEED_SHARE * len(there))])
-    ddp = pool.measured.origins.index(COLLECTIVE)
+    ddp = pool.measured.origins.index(DDP)
     if match.designs:
         there = np.union1d(there, [ddp])
     trial_seconds = pool.passes[rng.integers(2, size=len(pool)), np.arange(len(pool))]

@@ -124,7 +124,8 @@ def _measure_target(run: _Run, target: CollectionTarget, occasion: int) -> None:
     _require_scales(run.log, domain, target)
     run.report(f"{target.name}, occasion {occasion}: {len(passes.strategies)} strategies")
     with _runner(run, target, domain) as runner:
-        runner.run_all(passes, later=2 * target.picks)
+        later = _pick_passes_left(run, target, domain) if occasion == 1 else 0
+        runner.run_all(passes, later)
 
 
 def _measure_picks(run: _Run, target: CollectionTarget) -> None:
@@ -206,6 +207,12 @@ def _pick_sources(run: _Run, target: CollectionTarget) -> list[MeasuredDomain]:
             )
         sources.append(domain_of_rows(domain, trials))
     return sources
+
+
+def _pick_passes_left(run: _Run, target: CollectionTarget, domain: Domain) -> int:
+    """Of those chosen and of those still to be chosen, third passes not counted."""
+    chosen = run.log.picks(domain.id)
+    return 2 * (target.picks - len(chosen)) + _pick_passes(run, domain, chosen).left(run.log)
 
 
 def _pick_passes(

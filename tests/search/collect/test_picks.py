@@ -13,6 +13,8 @@ from autosync.population import encode
 from autosync.search.collect.collected_strategy import PICK_ORIGINS, CollectedStrategy
 from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
+from autosync.search.collect.pass_runner import PassRunner
+from autosync.search.collect.remaining_passes import OccasionPasses
 from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.message_digests import digests_of
 from autosync.strategy import Strategy
@@ -105,6 +107,28 @@ def test_a_killed_round_goes_on_with_the_same_picks(
     assert picks_of(tmp_path) == picks_of(whole)
     collect(plan, tmp_path, idle := ScriptedLauncher(steady), silent)
     assert idle.ran == []
+
+
+def test_picks_that_are_measured_are_not_counted_as_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[int] = []
+    run_all = PassRunner.run_all
+
+    def noting(runner: PassRunner, passes: OccasionPasses, later: int = 0) -> None:
+        said.append(later)
+        run_all(runner, passes, later)
+
+    monkeypatch.setattr(PassRunner, "run_all", noting)
+    plan = prepared(tmp_path)
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    assert said[0] == 2 * PICKS
+    said.clear()
+    more = replace(plan.domains[0], strategies=BASE + 1)
+    collect(
+        replace(plan, domains=(more, plan.domains[1])), tmp_path, ScriptedLauncher(steady), silent
+    )
+    assert said == [0]
 
 
 def test_a_stop_keeps_the_picks_that_wait_for_their_pass(tmp_path: Path, whole: Path) -> None:
