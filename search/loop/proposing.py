@@ -1,8 +1,7 @@
 """Which strategies to try next: hand-designed ones first, then the most promising of all sources.
 
 Each source (designs that were not tried yet, random draws, local searches from the fastest
-measured, their neighbours, a genetic search) has its share of a round's trials, so that one whose
-predictions are too good leaves the others theirs.
+measured, their neighbours, a genetic search) has its share of a round's trials (`round_shares`).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from autosync.search.loop.message_equality import message_shares
 from autosync.search.loop.outcome import MeasuredRow, TuningEvent, rank_measured
 from autosync.search.loop.placed_designs import placed_again, refused_modules, with_placed
 from autosync.search.loop.refined_designs import with_refined
+from autosync.search.loop.round_shares import earned_share, passed_on, round_shares
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Acquisition, Settings
 from autosync.search.loop.shortlists import (
@@ -84,7 +84,9 @@ def propose(
         chosen += _placed(domain, space, simulator, store, settings, fastest, chosen, room)
     gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
     searched = Searched.after(domain, simulator, fastest, settings)
-    for origin, count in round_shares(settings, room - len(chosen), len(searched.parents)):
+    shares = round_shares(settings, room - len(chosen), len(searched.parents))
+    while shares:
+        (origin, count), *others = shares
         judge = judge_of(
             domain,
             simulator,
@@ -94,7 +96,9 @@ def propose(
         )
         listed = listed_by(origin, judge, space, settings, number, searched, on_event)
         gains.append(gain_of(listed, judge))
-        chosen += picked(judge, listed, settings, number, count, origin)
+        earned = earned_share(listed, judge, count) if others else count
+        chosen += picked(judge, listed, settings, number, earned, origin)
+        shares = passed_on(others, count - earned)
     if number > 0 and max(gains, default=0.0) < settings.least_gain:
         chosen = due
     return proposals_of(chosen, number)
@@ -173,24 +177,6 @@ def proposals_of(chosen: Sequence[Candidate], number: int) -> list[Proposal]:
         Proposal(f"search/{number}/{candidate.strategy.id}", "search", number, candidate)
         for candidate in chosen
     ]
-
-
-def round_shares(settings: Settings, room: int, parents: int) -> list[tuple[Origin, int]]:
-    """Trials of a round by their source, `room` in all; random draws have what others leave, and
-    what begins with measured strategies needs a parent."""
-    left = room
-    counts: dict[Origin, int] = {}
-    shares: tuple[tuple[Origin, float], ...] = (
-        ("genetic", settings.genetic_share),
-        ("refined", settings.refined_share if parents else 0.0),
-        ("neighbour", settings.neighbour_share if parents else 0.0),
-    )
-    for origin, share in shares:
-        counts[origin] = min(round(room * share), left)
-        left -= counts[origin]
-    order: tuple[Origin, ...] = ("sampled", "refined", "neighbour", "genetic")
-    counts["sampled"] = left
-    return [(origin, counts[origin]) for origin in order if counts[origin] > 0]
 
 
 def judge_of(

@@ -7,12 +7,11 @@ import pytest
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
 from autosync.population import Population, encode
 from autosync.search.loop.earned_designs import earned_designs, known_designs
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import rank_measured
-from autosync.search.loop.proposing import Searched, judge_of, round_shares
+from autosync.search.loop.proposing import Searched, judge_of
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import refined_shortlist
 from autosync.search.loop.tuning_loop import run_pending, tune
@@ -153,16 +152,3 @@ def test_trials_correct_the_costs_that_refinements_are_searched_with() -> None:
     assert len(searched.parents) == len(searched.step_seconds) == len(fastest) - 1  # without DDP
     off = replace(SETTINGS, refined_share=0.0)
     assert Searched.after(DOMAIN, Doubtful(0.1), fastest, off).calibrated is DOMAIN
-
-
-def test_shares_of_a_round() -> None:
-    assert round_shares(Settings(), 8, 3) == [("sampled", 4), ("refined", 3), ("neighbour", 1)]
-    assert round_shares(Settings(), 8, 0) == [("sampled", 8)]
-    for room in range(9):
-        assert sum(count for _, count in round_shares(Settings(), room, 1)) == room
-    with pytest.raises(InvalidInput, match="refined_share, neighbour_share, genetic_share"):
-        Settings(refined_share=0.6, neighbour_share=0.6)
-    with pytest.raises(InvalidInput, match="design_share is 2"):
-        Settings(design_share=2)
-    with pytest.raises(InvalidInput, match="first_designs is 0"):
-        Settings(first_designs=0)

@@ -1,0 +1,62 @@
+"""How a round's trials are shared out among the sources of proposals.
+
+Trials are shared out, not predictions, so that a source whose predictions are too good leaves the
+others theirs. But a share must be earned: of what cannot be faster than the fastest measured, by
+its prediction and one standard deviation, little is tried. On the contest's BERT-base, VGG-16 and
+uneven ResNet-50, random draws of later rounds were predicted at 1.03 to 1.13 times the fastest
+measured, took half of all trials, and none of the 101 was faster (docs/search.md).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autosync.search.loop.acquisition import OPTIMISM
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.shortlists import Judge, Shortlist
+from autosync.search.loop.tuning_store import Origin
+from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.simulator_contract import Learner
+
+INSURED = 4
+"""One trial of so many of its share a source has in any case: a simulator may err about all that
+it knows little of."""
+
+
+def round_shares(settings: Settings, room: int, parents: int) -> list[tuple[Origin, int]]:
+    """Trials of a round by their source, `room` in all; random draws have what others leave, and
+    what begins with measured strategies needs a parent."""
+    left = room
+    counts: dict[Origin, int] = {}
+    shares: tuple[tuple[Origin, float], ...] = (
+        ("genetic", settings.genetic_share),
+        ("refined", settings.refined_share if parents else 0.0),
+        ("neighbour", settings.neighbour_share if parents else 0.0),
+    )
+    for origin, share in shares:
+        counts[origin] = min(round(room * share), left)
+        left -= counts[origin]
+    order: tuple[Origin, ...] = ("sampled", "refined", "neighbour", "genetic")
+    counts["sampled"] = left
+    return [(origin, counts[origin]) for origin in order if counts[origin] > 0]
+
+
+def earned_share(listed: Shortlist, judge: Judge, count: int) -> int:
+    """How many of its `count` trials a source earns: one for each proposal that could be faster
+    than the fastest measured, one standard deviation below its prediction; all of them where
+    nothing was measured, and in any case one of `INSURED`."""
+    if judge.best_seconds is None:
+        return count
+    std = listed.std if isinstance(judge.simulator, Learner) else MODEL_NOISE
+    could = int((listed.seconds * np.exp(-OPTIMISM * std) < judge.best_seconds).sum())
+    return min(count, max(could, count // INSURED))
+
+
+def passed_on(shares: Sequence[tuple[Origin, int]], spare: int) -> list[tuple[Origin, int]]:
+    """The shares with `spare` trials more, by their sizes; the first has what does not divide."""
+    total = sum(count for _, count in shares)
+    if not spare or not total:
+        return list(shares)
+    more = [spare * count // total for _, count in shares]
+    more[0] += spare - sum(more)
+    return [(origin, count + add) for (origin, count), add in zip(shares, more, strict=True)]

@@ -1,0 +1,78 @@
+"""A round's trials: each source has its share, and earns it."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.errors import InvalidInput
+from autosync.population import encode
+from autosync.search.loop.earned_designs import known_designs
+from autosync.search.loop.proposing import judge_of
+from autosync.search.loop.round_shares import earned_share, passed_on, round_shares
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.shortlists import Shortlist
+from autosync.search.space import Space
+from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from tests.search.loop.test_earned_designs import SETTINGS, TIMELINE, Doubtful, tuned
+from tests.search.loop.test_tuning_loop import DOMAIN
+
+STRATEGIES = [each.strategy for each in known_designs(DOMAIN, Space(), TIMELINE)[:6]]
+
+
+def listed(seconds: list[float], std: float) -> Shortlist:
+    count = len(seconds)
+    predicted, doubt = np.array(seconds), np.full(count, std)
+    population = encode(STRATEGIES[:count], DOMAIN)
+    return Shortlist(population, np.full(count, -1), predicted, doubt, predicted)
+
+
+def test_shares_of_a_round() -> None:
+    assert round_shares(Settings(), 8, 3) == [("sampled", 4), ("refined", 3), ("neighbour", 1)]
+    assert round_shares(Settings(), 8, 0) == [("sampled", 8)]
+    for room in range(9):
+        assert sum(count for _, count in round_shares(Settings(), room, 1)) == room
+    with pytest.raises(InvalidInput, match="refined_share, neighbour_share, genetic_share"):
+        Settings(refined_share=0.6, neighbour_share=0.6)
+    with pytest.raises(InvalidInput, match="design_share is 2"):
+        Settings(design_share=2)
+    with pytest.raises(InvalidInput, match="first_designs is 0"):
+        Settings(first_designs=0)
+
+
+def test_a_trial_is_earned_by_what_could_be_the_fastest() -> None:
+    learned = judge_of(DOMAIN, Doubtful(0.1), "lower_bound", 1.0, STRATEGIES[:1])
+    assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.1), learned, 4) == 3
+    assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.01), learned, 4) == 1
+    assert earned_share(listed([0.9, 0.9, 0.9], 0.01), learned, 2) == 2
+    assert earned_share(listed([1.2, 1.3], 0.01), learned, 4) == 1, "one of four in any case"
+    assert earned_share(listed([1.2, 1.3], 0.01), learned, 3) == 0
+    unmeasured = judge_of(DOMAIN, Doubtful(0.1), "lower_bound", None, [])
+    assert earned_share(listed([1.2, 1.3], 0.01), unmeasured, 2) == 2
+    untaught = judge_of(DOMAIN, TIMELINE, "lower_bound", 1.0, STRATEGIES[:1])
+    doubtful = [1.0 + 0.5 * MODEL_NOISE, 1.0 + 2.0 * MODEL_NOISE]
+    assert earned_share(listed(doubtful, 0.0), untaught, 2) == 1, "it states no doubt, and has some"
+
+
+def test_what_a_source_has_not_earned_goes_to_the_others() -> None:
+    shares = round_shares(Settings(), 8, 1)[1:]
+    assert passed_on(shares, 0) == shares
+    assert passed_on(shares, 4) == [("refined", 6), ("neighbour", 2)]
+    assert passed_on(shares, 3) == [("refined", 6), ("neighbour", 1)]
+    assert passed_on([], 3) == []
+    for spare in range(9):
+        assert sum(count for _, count in passed_on(shares, spare)) == 4 + spare
+
+
+def test_draws_that_cannot_be_the_fastest_leave_their_trials_to_refinements() -> None:
+    """A strategy is measured as predicted here, and half of a round's trials went to draws."""
+    unsure, sure = (tuned(SETTINGS, Doubtful(std)) for std in (1.0, 0.0))
+    for rounds in (unsure, sure):
+        assert sum(map(len, rounds.values())) == SETTINGS.budget, "nothing is left unspent"
+    drawn = [Counter(p.candidate.origin for p in rounds[1])["sampled"] for rounds in (unsure, sure)]
+    assert drawn[1] < drawn[0]
+    assert drawn[1] <= 1
+    blind = tuned(replace(SETTINGS, refined_share=0.0, neighbour_share=0.0), Doubtful(0.0))
+    alone = Counter(p.candidate.origin for p in blind[1])
+    assert alone["sampled"] > 1, "with nobody to leave them to"
