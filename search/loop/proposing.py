@@ -20,7 +20,13 @@ from autosync.search.loop.message_equality import message_shares
 from autosync.search.loop.outcome import MeasuredRow, TuningEvent, rank_measured
 from autosync.search.loop.placed_designs import placed_again, refused_modules, with_placed
 from autosync.search.loop.refined_designs import with_refined
-from autosync.search.loop.round_shares import earned_share, passed_on, round_shares
+from autosync.search.loop.round_shares import (
+    INSURED_SHARE,
+    earned_share,
+    passed_on,
+    quota,
+    round_shares,
+)
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Acquisition, Settings
 from autosync.search.loop.shortlists import (
@@ -42,7 +48,7 @@ from autosync.strategy import Strategy
 
 OnEvent = Callable[[TuningEvent], None]
 
-ROUND_TRIALS = 8
+ROUND_TRIALS = 4
 """Trials between two refits."""
 
 
@@ -71,6 +77,7 @@ def propose(
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     best_seconds = fastest[0].step_seconds if fastest else None
     room = min(left, ROUND_TRIALS)
+    later = sum(each.round > 0 for each in stored)
     due: list[Candidate] = []  # whatever else promises nothing
     if number == (0 if earlier is None else 1):
         chosen = _first_designs(domain, space, simulator, tried, settings, left, earlier)
@@ -78,15 +85,19 @@ def propose(
     else:
         due = retried_with_swap(domain, space, simulator, store)[:room]
         chosen = due + tuned_fusion(domain, space, simulator, store)[: room - len(due)]
-        most = min(int(room * settings.design_share), room - len(chosen))
+        most = min(quota(settings.design_share, later, room), room - len(chosen))
         known = [*(each.candidate for each in stored), *chosen]
         chosen += earned_designs(domain, space, simulator, known, best_seconds, most, earlier)
         chosen += _placed(domain, space, simulator, store, settings, fastest, chosen, room)
     gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
     searched = Searched.after(domain, simulator, fastest, settings)
-    shares = round_shares(settings, room - len(chosen), len(searched.parents))
+    shares = round_shares(settings, room - len(chosen), len(searched.parents), later)
+    insured = quota(INSURED_SHARE, later, room)
     while shares:
         (origin, count), *others = shares
+        if not count:
+            shares = others
+            continue
         judge = judge_of(
             domain,
             simulator,
@@ -96,7 +107,7 @@ def propose(
         )
         listed = listed_by(origin, judge, space, settings, number, searched, on_event)
         gains.append(gain_of(listed, judge))
-        earned = earned_share(listed, judge, count) if others else count
+        earned = earned_share(listed, judge, count, insured) if others else count
         chosen += picked(judge, listed, settings, number, earned, origin)
         shares = passed_on(others, count - earned)
     if number > 0 and max(gains, default=0.0) < settings.least_gain:
@@ -241,6 +252,8 @@ def picked(
 ) -> list[Candidate]:
     """`count` of a shortlist by equation 11: promising, and unlike each other and all that were
     tried."""
+    if not count:
+        return []
     shares, tried = shares_beside(judge, listed)
     picks = select(listed.promise, shares, min(count, len(listed)), settings.alpha, tried)
     return [

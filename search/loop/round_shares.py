@@ -18,45 +18,60 @@ from autosync.search.loop.tuning_store import Origin
 from autosync.simulator.fitting.recalibration import MODEL_NOISE
 from autosync.simulator.simulator_contract import Learner
 
-INSURED = 4
-"""One trial of so many of its share a source has in any case: a simulator may err about all that
-it knows little of."""
+INSURED_SHARE = 0.125
+"""Of the trials, what a source has of its share in any case: a simulator may err about all that it
+knows little of."""
 
 
-def round_shares(settings: Settings, room: int, parents: int) -> list[tuple[Origin, int]]:
-    """Trials of a round by their source, `room` in all; random draws have what others leave, and
-    what begins with measured strategies needs a parent."""
-    left = room
-    counts: dict[Origin, int] = {}
-    shares: tuple[tuple[Origin, float], ...] = (
+def round_shares(
+    settings: Settings, room: int, parents: int, before: int = 0
+) -> list[tuple[Origin, int]]:
+    """Trials of a round by their source, `room` in all; random draws have what others leave. A
+    source that is asked for at all is there, if without a trial, since others may leave it theirs;
+    what begins with measured strategies needs a parent.
+
+    before: trials of such rounds so far. Shares are of all of them together, so that one of an
+    eighth has its trial in every second round of four.
+    """
+    asked: tuple[tuple[Origin, float], ...] = (
         ("genetic", settings.genetic_share),
         ("refined", settings.refined_share if parents else 0.0),
         ("neighbour", settings.neighbour_share if parents else 0.0),
     )
-    for origin, share in shares:
-        counts[origin] = min(round(room * share), left)
-        left -= counts[origin]
-    order: tuple[Origin, ...] = ("sampled", "refined", "neighbour", "genetic")
+    left = room
+    counts: dict[Origin, int] = {}
+    for origin, share in asked:
+        if share > 0:
+            counts[origin] = min(quota(share, before, room), left)
+            left -= counts[origin]
     counts["sampled"] = left
-    return [(origin, counts[origin]) for origin in order if counts[origin] > 0]
+    order: tuple[Origin, ...] = ("sampled", "refined", "neighbour", "genetic")
+    return [(origin, counts[origin]) for origin in order if origin in counts]
 
 
-def earned_share(listed: Shortlist, judge: Judge, count: int) -> int:
+def quota(share: float, before: int, room: int) -> int:
+    """How many of the next `room` trials a share has, after `before`: what it has of all, whole
+    ones only, less what it had."""
+    had, has = (int(share * trials + 1e-9) for trials in (before, before + room))
+    return has - had
+
+
+def earned_share(listed: Shortlist, judge: Judge, count: int, insured: int) -> int:
     """How many of its `count` trials a source earns: one for each proposal that could be faster
-    than the fastest measured, one standard deviation below its prediction; all of them where
-    nothing was measured, and in any case one of `INSURED`."""
+    than the fastest measured, one standard deviation below its prediction, `insured` of them in any
+    case; all where nothing was measured."""
     if judge.best_seconds is None:
         return count
     std = listed.std if isinstance(judge.simulator, Learner) else MODEL_NOISE
     could = int((listed.seconds * np.exp(-OPTIMISM * std) < judge.best_seconds).sum())
-    return min(count, max(could, count // INSURED))
+    return min(count, max(could, insured))
 
 
 def passed_on(shares: Sequence[tuple[Origin, int]], spare: int) -> list[tuple[Origin, int]]:
     """The shares with `spare` trials more, by their sizes; the first has what does not divide."""
+    if not shares:
+        return []
     total = sum(count for _, count in shares)
-    if not spare or not total:
-        return list(shares)
-    more = [spare * count // total for _, count in shares]
+    more = [spare * count // total if total else 0 for _, count in shares]
     more[0] += spare - sum(more)
     return [(origin, count + add) for (origin, count), add in zip(shares, more, strict=True)]

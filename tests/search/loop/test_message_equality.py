@@ -117,7 +117,7 @@ def test_a_tuning_proposes_no_messages_twice() -> None:
     """Three variables: most of what is drawn compiles to the same few plans."""
     domain = domain_of(chain_graph(((64, 32), (64,), (16, 64))))
     store, settings = MemoryStore(), Settings(budget=40, proposals=300)
-    for _ in range(3):
+    for _ in range(6):
         store.propose(
             propose(domain, Space(), TimelineSimulator(), store, settings, 12, lambda event: None)
         )

@@ -10,7 +10,13 @@ from autosync.errors import InvalidInput
 from autosync.population import encode
 from autosync.search.loop.earned_designs import known_designs
 from autosync.search.loop.proposing import judge_of
-from autosync.search.loop.round_shares import earned_share, passed_on, round_shares
+from autosync.search.loop.round_shares import (
+    INSURED_SHARE,
+    earned_share,
+    passed_on,
+    quota,
+    round_shares,
+)
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import Shortlist
 from autosync.search.space import Space
@@ -41,18 +47,28 @@ def test_shares_of_a_round() -> None:
         Settings(first_designs=0)
 
 
+def test_shares_are_of_all_rounds_together() -> None:
+    total = Counter[str]()
+    for before in range(0, 32, 4):
+        total.update(dict(round_shares(Settings(), 4, 1, before)))
+    assert total == {"sampled": 16, "refined": 12, "neighbour": 4}
+    assert [quota(0.125, before, 4) for before in range(0, 16, 4)] == [0, 1, 0, 1]
+    for share in (0.0, 0.1, 0.125, 0.375, 1.0):
+        assert sum(quota(share, before, 3) for before in range(0, 60, 3)) == int(60 * share)
+
+
 def test_a_trial_is_earned_by_what_could_be_the_fastest() -> None:
     learned = judge_of(DOMAIN, Doubtful(0.1), "lower_bound", 1.0, STRATEGIES[:1])
-    assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.1), learned, 4) == 3
-    assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.01), learned, 4) == 1
-    assert earned_share(listed([0.9, 0.9, 0.9], 0.01), learned, 2) == 2
-    assert earned_share(listed([1.2, 1.3], 0.01), learned, 4) == 1, "one of four in any case"
-    assert earned_share(listed([1.2, 1.3], 0.01), learned, 3) == 0
+    assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.1), learned, 4, 0) == 3
+    assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.01), learned, 4, 0) == 1
+    assert earned_share(listed([0.9, 0.9, 0.9], 0.01), learned, 2, 0) == 2
+    assert earned_share(listed([1.2, 1.3], 0.01), learned, 3, 0) == 0
+    assert earned_share(listed([1.2, 1.3], 0.01), learned, 3, 1) == 1, "in any case"
     unmeasured = judge_of(DOMAIN, Doubtful(0.1), "lower_bound", None, [])
-    assert earned_share(listed([1.2, 1.3], 0.01), unmeasured, 2) == 2
+    assert earned_share(listed([1.2, 1.3], 0.01), unmeasured, 2, 0) == 2
     untaught = judge_of(DOMAIN, TIMELINE, "lower_bound", 1.0, STRATEGIES[:1])
     doubtful = [1.0 + 0.5 * MODEL_NOISE, 1.0 + 2.0 * MODEL_NOISE]
-    assert earned_share(listed(doubtful, 0.0), untaught, 2) == 1, "it states no doubt, and has some"
+    assert earned_share(listed(doubtful, 0.0), untaught, 2, 0) == 1, "no doubt is stated"
 
 
 def test_what_a_source_has_not_earned_goes_to_the_others() -> None:
@@ -61,6 +77,9 @@ def test_what_a_source_has_not_earned_goes_to_the_others() -> None:
     assert passed_on(shares, 4) == [("refined", 6), ("neighbour", 2)]
     assert passed_on(shares, 3) == [("refined", 6), ("neighbour", 1)]
     assert passed_on([], 3) == []
+    without = round_shares(Settings(), 1, 1)[1:]
+    assert without == [("refined", 0), ("neighbour", 0)]
+    assert passed_on(without, 1) == [("refined", 1), ("neighbour", 0)]
     for spare in range(9):
         assert sum(count for _, count in passed_on(shares, spare)) == 4 + spare
 
@@ -70,9 +89,12 @@ def test_draws_that_cannot_be_the_fastest_leave_their_trials_to_refinements() ->
     unsure, sure = (tuned(SETTINGS, Doubtful(std)) for std in (1.0, 0.0))
     for rounds in (unsure, sure):
         assert sum(map(len, rounds.values())) == SETTINGS.budget, "nothing is left unspent"
-    drawn = [Counter(p.candidate.origin for p in rounds[1])["sampled"] for rounds in (unsure, sure)]
-    assert drawn[1] < drawn[0]
-    assert drawn[1] <= 1
+    drawn = [
+        sum(p.candidate.origin == "sampled" for n in rounds if n for p in rounds[n])
+        for rounds in (unsure, sure)
+    ]
+    later = SETTINGS.budget - len(unsure[0])
+    assert drawn[1] == INSURED_SHARE * later < drawn[0]
     blind = tuned(replace(SETTINGS, refined_share=0.0, neighbour_share=0.0), Doubtful(0.0))
-    alone = Counter(p.candidate.origin for p in blind[1])
-    assert alone["sampled"] > 1, "with nobody to leave them to"
+    alone = [p.candidate.origin for n in blind if n for p in blind[n]]
+    assert alone.count("sampled") > 0.5 * later, "with nobody to leave them to"

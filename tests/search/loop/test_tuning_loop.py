@@ -16,6 +16,7 @@ from autosync.search.loop.outcome import Outcome, TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import SHORTLIST_SIZE, Judge, drawn_shortlist
 from autosync.search.loop.tuning_loop import StopRule, learn, never, tune
+from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
@@ -92,7 +93,7 @@ def test_ddp_is_measured_first_and_the_budget_is_kept() -> None:
     assert searched[0].candidate.origin == "ddp"
     assert len(searched) == SETTINGS.budget
     assert len({p.candidate.strategy.id for p in searched}) == SETTINGS.budget
-    assert {p.candidate.origin for p in searched} > {"ddp", "sampled"}
+    assert {p.candidate.origin for p in searched} & set(FOUND_BY_SEARCH)
     assert [row.step_seconds for row in outcome.ranked] == sorted(
         row.step_seconds or np.inf for row in outcome.ranked
     )
@@ -282,7 +283,7 @@ def test_each_source_has_its_share_of_a_rounds_trials() -> None:
         if proposal.phase == "search":
             rounds.setdefault(proposal.round, []).append(proposal.candidate.origin)
     later = [rounds[number] for number in sorted(rounds) if number]
-    assert later[0] == ["sampled"] * 2 + ["refined"] * 2 + ["neighbour"] * 2 + ["genetic"] * 2
+    assert later == [["sampled", "refined", "neighbour", "genetic"]] * 3
     searched = [p for p in store.proposals() if p.phase == "search"]
     assert len({p.candidate.strategy.id for p in searched}) == len(searched) == 24
 
@@ -308,7 +309,7 @@ class Sure(Contrary):
         return np.full(len(population), 1.0), np.full(len(population), 0.001)
 
 
-@pytest.mark.parametrize(("least_gain", "rounds"), [(0.0, 3), (0.01, 1)])
+@pytest.mark.parametrize(("least_gain", "rounds"), [(0.0, 5), (0.01, 1)])
 def test_a_search_without_gain_ends_and_is_confirmed(least_gain: float, rounds: int) -> None:
     """The hand-designed strategies take 0.9 and more: what is left to try promises nothing."""
     settings = replace(SETTINGS, budget=24, least_gain=least_gain)
