@@ -3,7 +3,7 @@
     python -m benchmarks.contest.replayed_contest [-o FOLDER] [--jobs 1] [--minutes 20]
         [--domains "vgg16, example-4x1-40gbe" ...] [--ablations timeline ...] [--seeds 3]
 
-A search tries 60 of a domain's measured strategies in rounds of 4, as a tuning does, and refits
+A search tries 60 of a domain's measured strategies in the rounds of a tuning, and refits
 after each. A seed leaves it nine tenths of the pool and says which of two passes each trial
 returns. `replayed_searchers` lists the ablations. With hand-designed strategies (DDP and the most
 promising first, others as they earn their trial) the timeline and the usual learner play budgets of

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import chain
 
 from autosync.domain import Domain
-from autosync.population import decode
+from autosync.population import concatenate, decode, encode
 from autosync.search.collect.collected_strategy import CollectedStrategy
 from autosync.search.collect.collection_log import CollectionLog, PassKey
 from autosync.search.designs.design_table import hand_designed
+from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of_strategies
@@ -32,24 +32,28 @@ def strategies_of(
 
     measured: of the domain, without picks. picks: chosen in the domain, not counted here.
     """
-    designs = [
-        CollectedStrategy(name, strategy) for name, strategy in hand_designed(domain, Space())
-    ]
-    population = sample(domain, Space(), 0, 2 * count, seed)
-    sampled = (
-        CollectedStrategy("sampled", decode(population, index, domain))
-        for index in range(len(population))
+    missing = count - len(measured)
+    if missing <= 0:
+        return list(measured[:count])
+    named = hand_designed(domain, Space())
+    designs = [CollectedStrategy(name, strategy) for name, strategy in named]
+    options = concatenate(
+        [
+            encode([one.strategy for one in designs], domain),
+            sample(domain, Space(), 0, 2 * count, seed),
+        ]
     )
-    found = list(measured)
     known = digests_of_strategies(domain, [one.strategy for one in (*measured, *picks)])
-    for one in chain(designs, sampled):
-        if len(found) >= count:
-            break
-        digests = digests_of_strategies(domain, [one.strategy])
-        if not digests <= known:
-            found.append(one)
-            known |= digests
-    return found[:count]
+    rows = distinct_rows(domain, options, known)[:missing].tolist()
+    return [
+        *measured,
+        *(designs[row] for row in rows if row < len(designs)),
+        *(
+            CollectedStrategy("sampled", decode(options, row, domain))
+            for row in rows
+            if row >= len(designs)
+        ),
+    ]
 
 
 PASSES = (1, 2, 3)

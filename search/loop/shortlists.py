@@ -45,10 +45,9 @@ REFINEMENTS_KEPT = 128
 """Of these, the timeline's best, which are judged by how they compare with their parent."""
 INHERITED = 0.5
 """The share, in log seconds, of what a simulator is off for a strategy that is taken to hold for
-what is made of it. The fastest of those measured are so in part because it errs about them alone,
-and by luck. Predictions of 83 refinements in four of the contest's domains were off by 5.2 % with
-all of it, by which they had been chosen, by 4.0 % with half, by 3.2 % with none (docs/search.md).
-"""
+what is made of it. Reasoned: with few trials that is what is known of its neighbourhood, but the
+fastest of those measured are so in part because the simulator errs about them alone, and by luck.
+With all of it refinements measured slower than predicted in most of the contest's domains."""
 MEASURED_PARENTS = 8
 """Of the fastest measured strategies, those that have neighbours."""
 
