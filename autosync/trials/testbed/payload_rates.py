@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from statistics import median
 from typing import Any
 
 CHUNK_BYTES = 128 * 1024
@@ -43,8 +44,9 @@ def main() -> None:
 
 def go_round(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, list[float]]:
     """Rounds of steps, one right after another. ended: when each round was over here, on the
-    monotonic clock that all namespaces share. arriving: seconds of it between the first and the
-    last byte of a piece, which is long where the link from the node before is slow."""
+    monotonic clock that all namespaces share. arriving: seconds between the first and the last
+    byte of a piece, which are long where the link from the node before is slow; the median of a
+    round's steps, since a busy processor holds up a few of them."""
     if listener is None:
         raise RuntimeError("ring before listen")
     onward = socket.create_connection((command["address"], command["port"]))
@@ -55,12 +57,13 @@ def go_round(command: dict[str, Any], listener: "socket.socket | None") -> dict[
     ended, arriving = [], []
     with onward, before:
         for piece_bytes, steps in command["rounds"]:
-            piece, buffer, spent = bytes(piece_bytes), memoryview(bytearray(piece_bytes)), 0.0
+            piece, buffer = bytes(piece_bytes), memoryview(bytearray(piece_bytes))
+            spent = []
             for _ in range(steps):
                 pieces.put(piece)
-                spent += _receive_piece(before, buffer)
+                spent.append(_receive_piece(before, buffer))
             ended.append(time.monotonic())
-            arriving.append(spent)
+            arriving.append(median(spent))
         pieces.put(b"")
         sender.join()
     return {"ended": ended, "arriving": arriving}
