@@ -5,8 +5,7 @@ from dataclasses import replace
 from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.search.designs.building_blocks import assemble, collective
-from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.proposing import OnEvent
+from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.overlap_slowdown import fit_overlap_slowdown
 from autosync.strategy import AllReduce

@@ -50,9 +50,9 @@ def best_by_prediction(
     """
     from autosync.search.loop.earned_designs import known_designs
     from autosync.search.loop.placed_designs import check_fits, may_be_placed, placed_candidates
-    from autosync.search.loop.proposing import judge_of, picked
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
+    from autosync.search.loop.source_candidates import judge_of, picked
     from autosync.simulator.memory_check import fitting_rows
 
     def progress(done: int) -> None:

@@ -36,8 +36,7 @@ from autosync.search.live.time_budget import (
 )
 from autosync.search.live.trial_memory import Since, TrialMemory, open_trial_memory
 from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.outcome import TuningEvent, shipped_bundle
-from autosync.search.loop.proposing import OnEvent
+from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
 from autosync.search.overlap_measurement import measure_overlap

@@ -8,8 +8,7 @@ from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.cluster_probe import BRIEF_REPEATS
-from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.proposing import OnEvent
+from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.message_cost_fitting import with_message_costs
 from autosync.trials.probe.message_samples import MessagePool, brief_sizes, measure_messages

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from autosync.domain import Domain
-from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.proposing import ROUND_TRIALS, OnEvent
+from autosync.search.loop.outcome import OnEvent, TuningEvent
+from autosync.search.loop.proposing import ROUND_TRIALS
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import Judge, drawn_shortlist
 from autosync.search.loop.tuning_store import Phase

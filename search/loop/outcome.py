@@ -1,6 +1,6 @@
 """What a tuning reports: events on the way, and the outcome at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -28,6 +28,9 @@ class TuningEvent:
     done: int = 0
     total: int = 0
     best_seconds: float | None = None
+
+
+OnEvent = Callable[[TuningEvent], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.loop.confirm import conclude, confirmation
 from autosync.search.loop.earlier_trials import EarlierTrials, since_then
-from autosync.search.loop.outcome import Outcome, TuningEvent
-from autosync.search.loop.proposing import OnEvent, propose
+from autosync.search.loop.outcome import OnEvent, Outcome, TuningEvent
+from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Phase, Proposal, Store
 from autosync.search.space import Space

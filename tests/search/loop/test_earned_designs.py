@@ -11,9 +11,9 @@ from autosync.population import Population, encode
 from autosync.search.loop.earned_designs import earned_designs, known_designs
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import rank_measured
-from autosync.search.loop.proposing import Searched, judge_of
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import inherited, refined_shortlist
+from autosync.search.loop.source_candidates import Searched, judge_of
 from autosync.search.loop.tuning_loop import run_pending, tune
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Proposal
 from autosync.search.space import Space

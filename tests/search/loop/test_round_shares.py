@@ -9,7 +9,6 @@ import pytest
 from autosync.errors import InvalidInput
 from autosync.population import encode
 from autosync.search.loop.earned_designs import known_designs
-from autosync.search.loop.proposing import judge_of
 from autosync.search.loop.round_shares import (
     INSURED_SHARE,
     earned_share,
@@ -19,6 +18,7 @@ from autosync.search.loop.round_shares import (
 )
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import Shortlist
+from autosync.search.loop.source_candidates import judge_of
 from autosync.search.space import Space
 from autosync.simulator.fitting.recalibration import MODEL_NOISE
 from tests.search.loop.test_earned_designs import SETTINGS, TIMELINE, Doubtful, tuned
