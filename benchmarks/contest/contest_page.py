@@ -149,16 +149,14 @@ sends the rows that it touched, so that little is left to gain there. The [limit
 lower bound for any allowed strategy.
 
 AutoSync's searches are of 2026-11-25, most of the others' one or two days older, on a machine of
-the same kind. The repeats, which alone count, are of one hour in each domain. All but NCF are
-searched as today; NCF before rounds had four trials instead of eight and a source of proposals had
+the same kind. The repeats, which alone count, are of one hour in each domain, of two in VGG-16 (20
+repeats). All but NCF are searched as today; NCF before rounds had four trials instead of eight and a source of proposals had
 to [earn its share](search.md).
 
 Hours differ, and not all competitors feel them alike: four ranks that copy and add on two cores
-feel another load on the processor's host, DDP waits for its links. Of these domains the search
-before those rules had 184.5 ms on BERT, 122.0 on ResNet-50 and 61.8 on VGG-16 in its own hours.
-VGG-16 has 20 repeats here, in two hours; another hour later its answer took 63.1 ms ([at its own
-k](#what-of-it-is-the-testbeds-own)). ResNet-50 on uneven links ended at 115.6 and 118.5 ms as the
-rules came (those records are not kept): so much is chance."""
+feel another load on the processor's host, DDP waits for its links. A third hour later VGG-16's
+answer took 63.1 ms ([at its own k](#what-of-it-is-the-testbeds-own)). The search before those
+rules (this page's history) had 184.5 ms on BERT, 122.0 on ResNet-50 and 61.8 on VGG-16."""
 
 
 def leftover_section(folder: Path, page: Path) -> str | None:
@@ -188,7 +186,7 @@ nothing to send. Recording costs some time itself.
   the end of backward, at 146 ms, ends at 186, after the last pull: each of its six hops waits in
   its link's queue behind whole messages that others have handed over. The timeline shares a link by
   rates and knows no queue.
-- VGG-16: four ranks copy and rebuild factors on two cores; the link is idle half the time. At
+- VGG-16: four ranks copy and rebuild factors on two cores; the link is idle most of the time. At
   slower time scales the answer comes to 97 % of the limit (see below).
 - BERT-base: the compute of four ranks takes 12 ms beyond its profile, on two cores that send 201
   messages; most of it is hidden behind messages. The same answer took 181.7 ms in the contest's

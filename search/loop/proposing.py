@@ -13,11 +13,7 @@ from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.outcome import MeasuredRow, OnEvent, rank_measured
 from autosync.search.loop.placed_designs import placed_again, refused_modules, with_placed
 from autosync.search.loop.refined_designs import with_refined
-from autosync.search.loop.round_shares import (
-    INSURED_SHARE,
-    quota,
-    round_shares,
-)
+from autosync.search.loop.round_shares import INSURED_SHARE, quota, round_shares
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.source_candidates import Searched, Sources
 from autosync.search.loop.swapped_retries import retried_with_swap

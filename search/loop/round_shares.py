@@ -14,7 +14,7 @@ import numpy as np
 from autosync.search.loop.acquisition import OPTIMISM
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import Judge, Shortlist
-from autosync.search.loop.tuning_store import Origin
+from autosync.search.loop.tuning_store import Source
 from autosync.simulator.fitting.recalibration import MODEL_NOISE
 from autosync.simulator.simulator_contract import Learner
 
@@ -25,7 +25,7 @@ knows little of."""
 
 def round_shares(
     settings: Settings, room: int, parents: int, before: int = 0
-) -> list[tuple[Origin, int]]:
+) -> list[tuple[Source, int]]:
     """Trials of a round by their source, `room` in all; random draws have what others leave. A
     source that is asked for at all is there, if without a trial, since others may leave it theirs;
     what begins with measured strategies needs a parent.
@@ -33,19 +33,19 @@ def round_shares(
     before: trials of such rounds so far. Shares are of all of them together, so that one of an
     eighth has its trial in every second round of four.
     """
-    asked: tuple[tuple[Origin, float], ...] = (
+    asked: tuple[tuple[Source, float], ...] = (
         ("genetic", settings.genetic_share),
         ("refined", settings.refined_share if parents else 0.0),
         ("neighbour", settings.neighbour_share if parents else 0.0),
     )
     left = room
-    counts: dict[Origin, int] = {}
+    counts: dict[Source, int] = {}
     for origin, share in asked:
         if share > 0:
             counts[origin] = min(quota(share, before, room), left)
             left -= counts[origin]
     counts["sampled"] = left
-    order: tuple[Origin, ...] = ("sampled", "refined", "neighbour", "genetic")
+    order: tuple[Source, ...] = ("sampled", "refined", "neighbour", "genetic")
     return [(origin, counts[origin]) for origin in order if origin in counts]
 
 
@@ -67,7 +67,7 @@ def earned_share(listed: Shortlist, judge: Judge, count: int, insured: int) -> i
     return min(count, max(could, insured))
 
 
-def passed_on(shares: Sequence[tuple[Origin, int]], spare: int) -> list[tuple[Origin, int]]:
+def passed_on(shares: Sequence[tuple[Source, int]], spare: int) -> list[tuple[Source, int]]:
     """The shares with `spare` trials more, by their sizes; the first has what does not divide."""
     if not shares:
         return []

@@ -24,7 +24,7 @@ from autosync.search.loop.shortlists import (
     parent_rows,
     refined_shortlist,
 )
-from autosync.search.loop.tuning_store import Candidate, Origin
+from autosync.search.loop.tuning_store import Candidate, Origin, Source
 from autosync.search.space import Space
 from autosync.simulator.fitting.recalibration import recalibrated
 from autosync.simulator.message_digests import digests_of
@@ -70,7 +70,7 @@ class Sources:
     on_event: OnEvent
 
     def candidates(
-        self, shares: Sequence[tuple[Origin, int]], insured: int, known: Sequence[Strategy]
+        self, shares: Sequence[tuple[Source, int]], insured: int, known: Sequence[Strategy]
     ) -> tuple[list[Candidate], list[float]]:
         """What each source finds beside `known` and what those before it found; what its best is
         expected to gain (see `gain_of`).
@@ -95,7 +95,7 @@ class Sources:
             shares = passed_on(others, count - earned)
         return chosen, gains
 
-    def shortlist(self, origin: Origin, judge: Judge) -> Shortlist:
+    def shortlist(self, origin: Source, judge: Judge) -> Shortlist:
         """What a source finds most promising."""
         space, searched, proposals = self.space, self.searched, self.settings.proposals
         seed = self.settings.seed + self.number
@@ -114,7 +114,7 @@ class Sources:
                 )
             case "neighbour":
                 return neighbour_shortlist(judge, space, searched.parents, proposals, seed)
-            case _:
+            case "genetic":
                 return genetic_shortlist(judge, space, searched.parents, proposals, seed)
 
     def _progress(self, done: int) -> None:

@@ -11,7 +11,10 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
 Phase = Literal["search", "confirm"]
-Origin = Literal["sampled", "refined", "neighbour", "genetic", "placed", "placed_by_policy"]
+Source = Literal["sampled", "refined", "neighbour", "genetic"]
+"""A search that has a share of a round's trials."""
+
+Origin = Literal[Source, "placed", "placed_by_policy"]
 """Where a candidate that a search found comes from: random draws, local searches from
 measured strategies, neighbours of them, a genetic search, and proposers of placements."""
 FOUND_BY_SEARCH: tuple[Origin, ...] = get_args(Origin)

@@ -1,5 +1,6 @@
 """What a testbed finds out about itself, and how a launcher refuses one that is not as stated."""
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 from autosync.cluster import Cluster, Device, Link
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher, description
-from autosync.trials.testbed import namespaces, rate_probes
+from autosync.trials.testbed import namespaces, payload_rates, rate_probes
 from autosync.trials.testbed.all_reduce_rates import AllReduceTime, refuse_inaccurate_all_reduces
 from autosync.trials.testbed.link_rates import LinkRate, measured_links, refuse_inaccurate_links
 from autosync.trials.testbed.namespaces import Testbed
@@ -28,16 +29,16 @@ def test_links_carry_what_the_file_says_exceptions_and_loopbacks_too() -> None:
     two_ranks = replace(cluster.nodes[2], devices=(Device("cpu", 2),), intra_bandwidth_gbps=0.032)
     cluster = replace(cluster, nodes=(*cluster.nodes[:2], two_ranks))
     testbed = namespaces.up(cluster)
-    named: set[tuple[int, int]] = set()
+    named: list[tuple[int, int]] = []
     try:
         for _ in range(5):  # a busy core may hold up any of the links for a while
             checked = check_testbed(testbed, cluster)
-            named.update(one.slowest for one in checked.all_reduces)
-            if (0, 1) in named:
+            named += [one.slowest for one in checked.all_reduces]
+            if named.count((0, 1)) * 2 > len(named):
                 break
     finally:
         namespaces.down(testbed)
-    assert (0, 1) in named
+    assert named.count((0, 1)) * 2 > len(named)  # of all streams, most wait for this link
     rates = {(link.sender, link.to): link.bytes_per_second * 8e-6 for link in checked.links}
     assert rates == pytest.approx(
         {(0, 1): 8, (1, 0): 8, (0, 2): 20, (2, 0): 20, (1, 2): 20, (2, 1): 20, (2, 2): 32},
@@ -51,6 +52,20 @@ def test_links_carry_what_the_file_says_exceptions_and_loopbacks_too() -> None:
     assert checked.latency_seconds is not None
     usual, longest = checked.latency_seconds
     assert 0 < usual <= longest
+
+
+def test_a_step_that_a_processor_holds_up_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive, steps = payload_rates._receive_piece, iter([0.01, 0.02, 0.03, 9.0, 0.01])
+
+    def received(connection: socket.socket, buffer: memoryview) -> float:
+        receive(connection, buffer)
+        return next(steps)
+
+    monkeypatch.setattr(payload_rates, "_receive_piece", received)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # a ring of one
+        address, port = listener.getsockname()
+        command = {"address": address, "port": port, "rounds": [[100, 5]]}
+        assert payload_rates.go_round(command, listener)["arriving"] == [0.02]
 
 
 def test_what_is_inaccurate_is_named() -> None:
