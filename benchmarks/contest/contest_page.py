@@ -150,8 +150,8 @@ lower bound for any allowed strategy.
 
 AutoSync's searches are of 2026-11-25, most of the others' one or two days older, on a machine of
 the same kind. The repeats, which alone count, are of one hour in each domain, of two in VGG-16 (20
-repeats). All but NCF are searched as today; NCF before rounds had four trials instead of eight and a source of proposals had
-to [earn its share](search.md).
+repeats). All but NCF are searched as today; NCF before rounds had four trials instead of eight and
+a source of proposals had to [earn its share](search.md).
 
 Hours differ, and not all competitors feel them alike: four ranks that copy and add on two cores
 feel another load on the processor's host, DDP waits for its links. A third hour later VGG-16's
