@@ -14,9 +14,40 @@ BURST_BYTES = 128 * 1024
 """What a shaper lets pass at once after a pause. Measured: 1 mb gives 4 % free bandwidth, 4 mb
 defeats the shaping, 32 kb costs CPU."""
 
-BURST = f"{BURST_BYTES // 1024}kb"
+WINDOW_SECONDS = 1e-3
+"""Of the cluster's own time: a connection has no more under way than its NIC sends in it, so that
+queues are as short as a real cluster's, from a pair's second connection on (Linux looks at a
+route's window where it remembers an earlier one, net/ipv4/tcp_metrics.c): the self-check's, which
+comes before any trial, is the first. Linux lets a socket keep about as much in its host (TCP
+small queues, net/ipv4/tcp_output.c), and a switch port of 10 Gbit/s and a megabyte holds 0.8 ms.
 
-QUEUE = "latency 50ms"
+Left alone, Reno fills the shapers' queues: 50 ms, which at k = 2 are 25 ms of the cluster's own
+time, behind which stands whatever small message another connection sends. Measured in turn on two
+fast and two slow nodes (ResNet-50, s = 1/32, k = 2): 125.0, 128.8, 121.9 and 126.9 ms with such
+queues, 112.2, 115.7, 116.2 and 115.1 with windows.
+"""
+
+LEAST_WINDOW = 10
+"""Packets: Linux's own initial window."""
+
+LEAST_LOOPBACK_WINDOW = 2
+"""Packets, which are 45 times as large."""
+
+QUEUE_SECONDS = 0.05
+"""What a shaper keeps, at its rate, before it drops a packet."""
+
+QUANTUM_BYTES = 60_000
+"""What a class sends in its turn: about what the kernel hands over as one packet."""
+
+ACKNOWLEDGEMENT_SHARE = 0.1
+"""Of a shaper's rate, beside what data has: few acknowledgements take 1 to 2 % of it."""
+
+ACKNOWLEDGEMENT = (
+    "u32 match ip protocol 6 0xff match u8 0x05 0x0f at 0 match u16 52 0xffff at 2 "
+    "match u8 0x10 0xff at 33"
+)
+"""A TCP segment that acknowledges and carries nothing: no IP options, 20 bytes of IP and 32 of TCP
+with time stamps, no flag but ACK."""
 
 TCP_SETTINGS = (
     "cd /proc/sys/net/ipv4; echo reno > tcp_congestion_control; echo 0 > tcp_slow_start_after_idle"
@@ -24,10 +55,17 @@ TCP_SETTINGS = (
 """For sh in a node's namespace. Measured at 60 Mbit/s, a pair both ways: BBR, where it is a
 machine's default, strays 0 to 30 % below the shaped rate, Reno stays within 0.1 %."""
 
-PAYLOAD_SHARE = 1448 / 1514
-"""TCP payload of a full Ethernet frame at an MTU of 1500, as the shaper counts bytes."""
+NETWORK = "10.77.0.0/16"
 
-LOOPBACK_PAYLOAD_SHARE = 65483 / 65549
+PACKET_BYTES = 1448
+"""TCP payload of a full Ethernet frame at an MTU of 1500."""
+
+PAYLOAD_SHARE = PACKET_BYTES / 1514
+"""What is payload of the bytes that a shaper counts."""
+
+LOOPBACK_PACKET_BYTES = 65483
+
+LOOPBACK_PAYLOAD_SHARE = LOOPBACK_PACKET_BYTES / 65549
 """The same of a loopback's, whose MTU of 65536 IPv4 fills up to 65535: less 52 bytes of headers
 with time stamps, more 14 of Ethernet."""
 
@@ -40,6 +78,7 @@ class EmulatedNode:
     """exceptions: (address of the other node, payload bit/s) of pairs with a link of their own.
 
     loopback_bits: shaped intra-node rate; None where the loopback is left as it is.
+    window_seconds: `WINDOW_SECONDS` in the testbed's time.
     """
 
     index: int
@@ -47,6 +86,7 @@ class EmulatedNode:
     bits_per_second: float
     exceptions: tuple[tuple[str, float], ...]
     loopback_bits: float | None
+    window_seconds: float
 
     @property
     def namespace(self) -> str:
@@ -57,8 +97,11 @@ def address_of(index: int) -> str:
     return f"10.77.{(index + 1) >> 8}.{(index + 1) & 255}"
 
 
-def emulated_nodes(cluster: Cluster, rate_factor: float) -> tuple[EmulatedNode, ...]:
-    """The nodes with every rate multiplied by `rate_factor` (s / k)."""
+def emulated_nodes(
+    cluster: Cluster, byte_scale: float, time_scale: float
+) -> tuple[EmulatedNode, ...]:
+    """The nodes with every rate multiplied by s / k."""
+    rate_factor = byte_scale / time_scale
     place = {node.address: i for i, node in enumerate(cluster.nodes)}
     nodes = []
     for index, node in enumerate(cluster.nodes):
@@ -79,6 +122,7 @@ def emulated_nodes(cluster: Cluster, rate_factor: float) -> tuple[EmulatedNode, 
                 node.bandwidth_gbps * 1e9 * rate_factor,
                 exceptions,
                 inside * 1e9 if shaped else None,
+                WINDOW_SECONDS * time_scale,
             )
         )
     return tuple(nodes)
@@ -102,21 +146,44 @@ def switch_shaping(nodes: tuple[EmulatedNode, ...]) -> str:
     return "\n".join(
         line
         for node in nodes
-        for line in _shape(f"p{node.index}", node.bits_per_second, node.exceptions, "src")
+        for line in _shape(f"p{node.index}", _wire(node.bits_per_second), _peers(node, "src"))
     )
 
 
 def node_links(node: EmulatedNode) -> str:
     """For `ip -batch` in the node's namespace."""
-    return "\n".join(["link set lo up", f"addr add {node.address}/16 dev eth0", "link set eth0 up"])
+    own, seconds = node.address, node.window_seconds
+    window = _packets(node.bits_per_second * seconds, PACKET_BYTES, LEAST_WINDOW)
+    lines = [
+        "link set lo up",
+        f"addr add {own}/16 dev eth0",
+        "link set eth0 up",
+        f"route change {NETWORK} dev eth0 proto kernel scope link src {own} cwnd lock {window}",
+    ]
+    for address, bits in node.exceptions:
+        window = _packets(bits * seconds, PACKET_BYTES, LEAST_WINDOW)
+        lines.append(f"route add {address} dev eth0 scope link src {own} cwnd lock {window}")
+    if node.loopback_bits is not None:
+        bits = node.loopback_bits * seconds
+        window = _packets(bits, LOOPBACK_PACKET_BYTES, LEAST_LOOPBACK_WINDOW)
+        lines.append(
+            f"route change table local local {own} dev lo proto kernel scope host src {own} "
+            f"cwnd lock {window}"
+        )
+    return "\n".join(lines)
 
 
 def node_shaping(node: EmulatedNode) -> str:
     """For `tc -batch` in the node's namespace: what it sends, and its loopback."""
-    lines = _shape("eth0", node.bits_per_second, node.exceptions, "dst")
+    lines = _shape("eth0", _wire(node.bits_per_second), _peers(node, "dst"))
     if node.loopback_bits is not None:
-        lines.append(_one_rate("lo", _wire(node.loopback_bits, LOOPBACK_PAYLOAD_SHARE)))
+        lines += _shape("lo", _wire(node.loopback_bits, LOOPBACK_PAYLOAD_SHARE))
     return "\n".join(lines)
+
+
+def _peers(node: EmulatedNode, end: str) -> tuple[tuple[str, int], ...]:
+    """end: `src` or `dst`, which of a packet's addresses is the peer's."""
+    return tuple((f"ip {end} {address}", _wire(rate)) for address, rate in node.exceptions)
 
 
 def supervisor_script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
@@ -144,34 +211,49 @@ def supervisor_script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
     )
 
 
-def _shape(
-    device: str, bits: float, exceptions: tuple[tuple[str, float], ...], match: str
-) -> list[str]:
-    """One rate by tbf; rates per peer by htb, a class each under the NIC's."""
-    nic = _wire(bits)
-    if not exceptions:
-        return [_one_rate(device, nic)]
-    top = max([nic, *(_wire(rate) for _, rate in exceptions)])
-    burst = f"burst {BURST} cburst {BURST} quantum 60000"
+def _shape(device: str, wire_bits: int, peers: tuple[tuple[str, int], ...] = ()) -> list[str]:
+    """One rate, and others for some peers: (what u32 matches, rate).
+
+    Acknowledgements have a class of their own. In one queue with what a node sends, those of what
+    it receives would wait for it: senders hold a window back for so long, and where that window is
+    no longer than the queue a link carries too little (10 to 47 % from a slow node to a fast one).
+    """
+    top = max([wire_bits, *(rate for _, rate in peers)])
+    beside = round(wire_bits * ACKNOWLEDGEMENT_SHARE)
     lines = [
-        f"qdisc add dev {device} root handle 1: htb default 2",
-        f"class add dev {device} parent 1: classid 1:1 htb rate {top}bit {burst}",
-        f"class add dev {device} parent 1:1 classid 1:2 htb rate {nic}bit ceil {nic}bit {burst}",
+        f"qdisc add dev {device} root handle 1: htb default 3",
+        _class(device, "1:", "1:1", top, top),
+        _class(device, "1:1", "1:2", beside, top, priority=0),
+        f"filter add dev {device} parent 1: protocol ip prio 1 {ACKNOWLEDGEMENT} flowid 1:2",
+        _class(device, "1:1", "1:3", wire_bits, wire_bits),
+        _queue(device, "1:3", wire_bits),
     ]
-    for number, (address, rate) in enumerate(exceptions, start=3):
-        wire = _wire(rate)
+    for number, (match, rate) in enumerate(peers, start=4):
         lines += [
-            f"class add dev {device} parent 1:1 classid 1:{number:x} htb rate {wire}bit "
-            f"ceil {wire}bit {burst}",
-            f"filter add dev {device} parent 1: protocol ip u32 match ip {match} {address} "
+            _class(device, "1:1", f"1:{number:x}", rate, rate),
+            _queue(device, f"1:{number:x}", rate),
+            f"filter add dev {device} parent 1: protocol ip prio 2 u32 match {match} "
             f"flowid 1:{number:x}",
         ]
     return lines
 
 
-def _one_rate(device: str, wire_bits: int) -> str:
-    return f"qdisc add dev {device} root tbf rate {wire_bits}bit burst {BURST} {QUEUE}"
+def _class(device: str, parent: str, name: str, rate: int, ceiling: int, priority: int = 1) -> str:
+    return (
+        f"class add dev {device} parent {parent} classid {name} htb rate {rate}bit "
+        f"ceil {ceiling}bit prio {priority} burst {BURST_BYTES} cburst {BURST_BYTES} "
+        f"quantum {QUANTUM_BYTES}"
+    )
+
+
+def _queue(device: str, parent: str, rate: int) -> str:
+    limit = round(rate / 8 * QUEUE_SECONDS) + BURST_BYTES
+    return f"qdisc add dev {device} parent {parent} bfifo limit {limit}"
 
 
 def _wire(payload_bits: float, payload_share: float = PAYLOAD_SHARE) -> int:
     return max(8000, round(payload_bits / payload_share))
+
+
+def _packets(payload_bits: float, packet_bytes: int, least: int) -> int:
+    return max(least, round(payload_bits / 8 / packet_bytes))

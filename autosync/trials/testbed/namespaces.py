@@ -102,7 +102,7 @@ def up(
     for tool in ("ip", "tc", "unshare", "nsenter"):
         if shutil.which(tool) is None:
             raise NotSupported(f"{tool!r} is not installed.", thing=tool, remedy=REMEDY)
-    nodes = emulated_nodes(cluster, byte_scale / time_scale)
+    nodes = emulated_nodes(cluster, byte_scale, time_scale)
     failures = []
     for user_namespace in (True,) if unprivileged or os.geteuid() != 0 else (False, True):
         supervisor, why = _supervise(nodes, user_namespace, lasting)

@@ -43,7 +43,7 @@ def check_testbed(testbed: Testbed, cluster: Cluster) -> SelfCheck:
     """
     rate_factor = testbed.byte_scale / testbed.time_scale
     expected = cluster.bandwidth_bytes_per_second() * rate_factor
-    nodes = emulated_nodes(cluster, rate_factor)
+    nodes = emulated_nodes(cluster, testbed.byte_scale, testbed.time_scale)
     within = [node.index for node in nodes if node.loopback_bits is not None]
     with RateProbes(testbed, expected) as probes:
         links = measured_links(probes, expected, within)

@@ -37,7 +37,7 @@ def test_a_namespace_a_node_with_shaped_links(unprivileged: bool) -> None:
         assert namespaces.find(testbed.id) == testbed
         for node, megabits in enumerate((200, 100, 50)):
             assert f"10.77.0.{node + 1}/16" in inside(testbed, node, "ip", "addr")
-            shaped = inside(testbed, node, "tc", "qdisc", "show", "dev", "eth0")
+            shaped = inside(testbed, node, "tc", "class", "show", "dev", "eth0", "classid", "1:1")
             rate = int(shaped.split("rate ")[1].split("Kbit")[0]) / 1000
             assert rate == pytest.approx(megabits / 0.9564, rel=1e-3)
     finally:
