@@ -150,8 +150,9 @@ lower bound for any allowed strategy.
 
 AutoSync's searches are of 2026-11-25, most of the others' one or two days older, on a machine of
 the same kind. The repeats, which alone count, are of one hour in each domain, of two in VGG-16 (20
-repeats). All but NCF are searched as today; NCF before rounds had four trials instead of eight and
-a source of proposals had to [earn its share](search.md).
+repeats). On the uneven cluster everything is of the evening of that day, since testbeds keep
+[queues short](trials.md#where): 117.9 ms before (89.9 %), and 140.0 (`dear_bo`). The other domains
+are of before; their links are all alike, and strategies measured in turn changed by less than 1 %.
 
 Hours differ, and not all competitors feel them alike: four ranks that copy and add on two cores
 feel another load on the processor's host, DDP waits for its links. A third hour later VGG-16's
@@ -176,16 +177,12 @@ nothing to send. Recording costs some time itself.
 
 - NCF: what is beyond the limit is compute, which every strategy takes, torch's DDP too. There is
   nothing to close, and its share of the gap closed is noise.
-- ResNet-50 on uneven links: owners that return gradients (`byteps_least_busy_link`) took the answer
-  from 125.4 to 118.8 ms. Sixty trials found nothing faster until refinements and neighbours of
-  what was measured were tried: 116 to 118 ms. None of its random draws of later rounds came below
-  122.
-- There, refinements that leave a single all-reduce among pushes and pulls took 145 to 152 ms: six
-  of the last 60 trials, a quarter above what was predicted, where the others were 2 % above
-  (`benchmarks.contest.tuning_sources`). Recorded, an all-reduce of 0.2 MB that is handed over at
-  the end of backward, at 146 ms, ends at 186, after the last pull: each of its six hops waits in
-  its link's queue behind whole messages that others have handed over. The timeline shares a link by
-  rates and knows no queue.
+- ResNet-50 on uneven links: what was beyond the limit was the testbed's queues more than anything
+  (9.9 ms before they were [kept short](trials.md#where), 7.2 now). Refinements that mix all-reduces
+  with pushes and pulls took a quarter longer than predicted, since each hop of a small ring stood
+  in a queue of 50 ms behind whole messages of others; now such mixtures measure as predicted (1.00
+  of it, the median of 30; `benchmarks.contest.tuning_sources`) and lead. At slower time scales the
+  answer comes to 97 % of the limit (see below).
 - VGG-16: four ranks copy and rebuild factors on two cores; the link is idle most of the time. At
   slower time scales the answer comes to 97 % of the limit (see below).
 - BERT-base: the compute of four ranks takes 12 ms beyond its profile, on two cores that send 201
