@@ -24,7 +24,7 @@ def test_a_testbed_is_built_entered_and_removed(
         assert "until down" in listed
         looked = ("sh", "-c", "tc qdisc show dev eth0; exit 3")
         shown = autosync(tmp_path, "testbed", "exec", name, "1", "--", *looked, code=3).stdout
-        assert "tbf" in shown
+        assert "htb" in shown
         assert f"{name} is gone" in autosync(tmp_path, "testbed", "down", name).stdout
         assert namespaces.status() == ()
     finally:
