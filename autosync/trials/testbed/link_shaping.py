@@ -40,7 +40,8 @@ QUANTUM_BYTES = 60_000
 """What a class sends in its turn: about what the kernel hands over as one packet."""
 
 ACKNOWLEDGEMENT_SHARE = 0.1
-"""Of a shaper's rate, beside what data has: few acknowledgements take 1 to 2 % of it."""
+"""Of a shaper's rate, beside what data has. 66 bytes for every two frames are 2 % of a link; the
+kernel's larger packets need fewer."""
 
 ACKNOWLEDGEMENT = (
     "u32 match ip protocol 6 0xff match u8 0x05 0x0f at 0 match u16 52 0xffff at 2 "
@@ -55,7 +56,8 @@ TCP_SETTINGS = (
 """For sh in a node's namespace. Measured at 60 Mbit/s, a pair both ways: BBR, where it is a
 machine's default, strays 0 to 30 % below the shaped rate, Reno stays within 0.1 %."""
 
-NETWORK = "10.77.0.0/16"
+SUBNET = "10.77"
+"""Of all nodes; what is behind it is a node's number."""
 
 PACKET_BYTES = 1448
 """TCP payload of a full Ethernet frame at an MTU of 1500."""
@@ -94,7 +96,7 @@ class EmulatedNode:
 
 
 def address_of(index: int) -> str:
-    return f"10.77.{(index + 1) >> 8}.{(index + 1) & 255}"
+    return f"{SUBNET}.{(index + 1) >> 8}.{(index + 1) & 255}"
 
 
 def emulated_nodes(
@@ -158,7 +160,8 @@ def node_links(node: EmulatedNode) -> str:
         "link set lo up",
         f"addr add {own}/16 dev eth0",
         "link set eth0 up",
-        f"route change {NETWORK} dev eth0 proto kernel scope link src {own} cwnd lock {window}",
+        f"route change {SUBNET}.0.0/16 dev eth0 proto kernel scope link src {own} "
+        f"cwnd lock {window}",
     ]
     for address, bits in node.exceptions:
         window = _packets(bits * seconds, PACKET_BYTES, LEAST_WINDOW)

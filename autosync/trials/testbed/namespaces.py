@@ -29,8 +29,8 @@ BUILDING_SECONDS = 60.0
 """How long a supervisor may take; four nodes take half a second."""
 REMEDY = (
     "Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 "
-    "or user.max_user_namespaces above 0) and install iproute2 and util-linux; or use the local "
-    "launcher, whose links are unshaped."
+    "or user.max_user_namespaces above 0), install iproute2 and util-linux, and have a kernel with "
+    "sch_htb, sch_fifo and cls_u32; or use the local launcher, whose links are unshaped."
 )
 
 
