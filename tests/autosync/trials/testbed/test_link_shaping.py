@@ -40,6 +40,16 @@ def test_a_connection_has_a_millisecond_of_the_clusters_time_under_way(time_scal
     assert windows_of(node_links(third)) == {"10.77.0.0/16": 27}
 
 
+def test_both_ends_of_a_pair_have_the_window_of_its_link() -> None:
+    """A longer one at the fast end fills the queue in which the slow end would wait."""
+    fast, slow = (Node(name, (Device("cpu"),), gbps) for name, gbps in (("a", 25.0), ("b", 10.0)))
+    like = Node("c", (Device("cpu"),), 25.0)
+    first, second, third = emulated_nodes(Cluster("c", (fast, slow, like)), 1 / 32, 2.0)
+    assert windows_of(node_links(first)) == {"10.77.0.0/16": 67, second.address: 27}
+    assert windows_of(node_links(second)) == {"10.77.0.0/16": 27}
+    assert windows_of(node_links(third)) == {"10.77.0.0/16": 67, second.address: 27}
+
+
 def test_no_window_is_shorter_than_what_a_connection_begins_with() -> None:
     slow = tuple(Node(name, (Device("cpu", 2),), 0.1, 0.2) for name in "ab")
     first, _ = emulated_nodes(Cluster("c", slow), 1 / 32, 1.0)
