@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import nnls
 
 from autosync.bundle import make_bundle
 from autosync.documents import from_json, to_json
@@ -214,6 +215,25 @@ def average_words(results: Sequence[ScaleResult]) -> str:
     return f"Of the limit, on average over domains: {'; '.join(parts)}." if parts else ""
 
 
+def parting_table(results: Sequence[ScaleResult]) -> str:
+    """What each answer takes beyond its limit, fitted over time scales as what stays and what
+    counts k times less; neither below zero. Domains of a single time scale are left out."""
+    lines = [
+        "| domain | beyond the limit at its own k | stays at any k | of shared cores |",
+        "|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(each.facts.name for each in results):
+        own = [each for each in results if each.facts.name == name]
+        if len(own) < 2:
+            continue
+        slower = np.array([each.slower for each in own])
+        beyond = np.array([1 / each.share_of_limit - 1 for each in own])
+        (stays, shared), _ = nnls(np.stack([np.ones_like(slower), 1 / slower], axis=1), beyond)
+        first = f"{beyond[slower == 1.0].mean():.1%}" if 1.0 in slower else ""
+        lines.append(f"| {name} | {first} | {stays:.1%} | {shared:.1%} |")
+    return "\n".join(lines)
+
+
 def _line(each: ScaleResult) -> str:
     median = {role: float(np.median(seconds)) for role, seconds in each.seconds.items()}
     own, ddp, limit = median[AUTOSYNC], median[DDP], each.facts.limit_seconds
@@ -245,6 +265,7 @@ def main() -> None:
     results = scale_results(given.out)
     print(scales_table(results))
     print(average_words(results))
+    print(parting_table(results))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Answers of the contest at slower time scales: who runs, what is kept, what the table says."""
 
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from autosync.errors import AutosyncError
 from autosync.trials.contract import Workload
-from benchmarks.contest import live_tables, time_scales
+from benchmarks.contest import contest_page, live_tables, time_scales
 from benchmarks.contest.live_contest import final_line
 from benchmarks.contest.live_records import ContestFacts, stored_strategies
 from benchmarks.contest.time_scales import ScaleResult
@@ -68,6 +69,18 @@ def test_the_answer_runs_beside_ddp_and_the_best_other(
     assert f"| {result.share_of_limit(12):.1%} |" in lines[2]
 
 
+def test_a_contest_on_another_machine_has_its_own_section(folder: Path, tmp_path: Path) -> None:
+    records, page = tmp_path / "records", tmp_path / "page.md"
+    contest_page.write_page(records, page)
+    title = f"## {contest_page.SLOWER}\n\n"
+    assert page.read_text().endswith(f"{title}{contest_page.UNKNOWN[contest_page.SLOWER]}\n")
+    shutil.copytree(folder / "live", records / contest_page.SLOWER_CORES / "live")
+    contest_page.write_page(records, page)
+    _, _, section = page.read_text().partition(title)
+    assert GIVEN.name in section
+    assert "after the live contest" not in section
+
+
 def test_averages_name_the_domains_that_are_not_in_them() -> None:
     facts = ContestFacts("one", 1.0, 1.0, 2.0, 0.08, 0.08, 0.09, "schedule", "its id", "here")
     other = replace(facts, name="other", time_scale=1.0)
@@ -80,6 +93,18 @@ def test_averages_name_the_domains_that_are_not_in_them() -> None:
     words = time_scales.average_words(results)
     assert words.endswith(": 85.0% at their own k; 96.0% 2 times slower (without other).")
     assert time_scales.average_words([]) == ""
+
+
+def test_what_stays_is_told_from_what_shared_cores_take() -> None:
+    facts = ContestFacts("one", 1.0, 2.0, 2.0, 0.08, 0.08, 0.09, "schedule", "its id", "here")
+    seconds = {2.0: 1.0 + 0.02 + 0.08, 4.0: 1.0 + 0.02 + 0.04, 8.0: 1.0 + 0.02 + 0.02}
+    results = [
+        ScaleResult(facts, k, {"ddp": [1.0], "autosync": [facts.limit_seconds * times]})
+        for k, times in seconds.items()
+    ]
+    alone = ScaleResult(replace(facts, name="alone"), 2.0, results[0].seconds)
+    table = time_scales.parting_table([*results, alone]).splitlines()
+    assert table[2:] == ["| one | 10.0% | 2.0% | 8.0% |"]
 
 
 def test_a_domain_without_a_kept_answer_is_named(folder: Path) -> None:
