@@ -260,7 +260,8 @@ UNKNOWN = {
     LIVE: "Not measured yet: `python -m benchmarks.contest.live_contest` on a quiet machine.",
     LEFTOVER: "Not measured yet: `python -m benchmarks.contest.leftover`, after the live contest.",
     SCALES: "Not measured yet: `python -m benchmarks.contest.time_scales`, after the live contest.",
-    SLOWER: "Not measured.",
+    SLOWER: "Not measured yet: `python -m benchmarks.contest.live_contest -o "
+    f"benchmarks/contest/records/{SLOWER_CORES}` on a machine of another kind.",
 }
 
 
