@@ -22,6 +22,7 @@ from autosync.domain import Domain
 from autosync.search.designs import known_designs
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialRequest, TrialResult
+from autosync.trials.machine import usable_cores
 from autosync.trials.pool.process_pool import ProcessPool
 
 
@@ -129,7 +130,7 @@ def provenance() -> dict[str, Any]:
     )
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,

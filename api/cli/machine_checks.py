@@ -11,6 +11,7 @@ from typing import Literal
 
 from autosync.environment import RAY_ADDRESS_VARIABLE
 from autosync.errors import AutosyncError
+from autosync.trials.machine import usable_cores
 
 Verdict = Literal["works", "absent", "broken"]
 """absent: the rest works without it."""
@@ -68,7 +69,7 @@ def _tried(name: str, check: Callable[[], str], remedy: str) -> MachineCheck:
 def _torch() -> str:
     import torch
 
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     return f"{torch.__version__}, {cores} {'core' if cores == 1 else 'cores'}"
 
 

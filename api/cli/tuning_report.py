@@ -72,13 +72,16 @@ def _speedup_words(row: "RankedStrategy") -> str:
 
 
 def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None:
-    """Where it was measured and at which scales; loudly where links are not shaped."""
+    """Where it was measured, at which scales, and what of that is not as on the cluster."""
     out.print(f"\nMeasured on: {escape(measured_on)}")
     out.print(f"{scale_words(byte_scale, time_scale)}. Milliseconds are the cluster's own.")
-    from autosync.api.views.caveats import UNSHAPED
+    from autosync.api.views.caveats import FEW_CORES, UNSHAPED
+    from autosync.trials.request_names import SHORT_OF_CORES
 
     if UNSHAPED in measured_on:
         warn_unshaped()
+    if SHORT_OF_CORES in measured_on:
+        out.print(f"[dim]{FEW_CORES.reason}[/]")
 
 
 def scale_words(byte_scale: float, time_scale: float) -> str:

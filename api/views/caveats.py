@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosync.api.views.tuning_schemas import Tuning
-from autosync.trials.request_names import PREDICTED_WAITS
+from autosync.trials.request_names import PREDICTED_WAITS, SHORT_OF_CORES
 
 UNSHAPED = "unshaped links"
 """What a launcher's description says when links run at whatever speed this machine has."""
@@ -34,6 +34,13 @@ WAITS_PREDICTED = Caveat(
     "not measured. Tune in the running job (autosync.tune) to measure it.",
 )
 
+FEW_CORES = Caveat(
+    "few cores",
+    "Ranks had less of this machine than hosts give to a GPU: what they do themselves (copies, "
+    "sums, updates) is a larger share of these times than there. Twice the time scale "
+    "(--time-scale) halves it, in trials that take twice as long.",
+)
+
 
 def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
     """By the tuning's id."""
@@ -43,6 +50,7 @@ def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
             for caveat, holds in (
                 (NOT_SHAPED, tuning.launcher == "local" or _ran_where(tuning, UNSHAPED)),
                 (ESTIMATED, tuning.profile_source == "estimated"),
+                (FEW_CORES, _ran_where(tuning, SHORT_OF_CORES)),
                 (WAITS_PREDICTED, _ran_where(tuning, PREDICTED_WAITS)),
             )
             if holds

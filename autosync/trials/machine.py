@@ -53,6 +53,11 @@ def outside_share(busy_seconds: float, own_seconds: float, total_seconds: float)
     return min(1.0, max(0.0, (busy_seconds - own_seconds) / total_seconds))
 
 
+def usable_cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 QUIET_WINDOW_SECONDS = 0.5
 """Fifty ticks of each CPU."""
 

@@ -22,6 +22,10 @@ DENSE_OPTIMIZERS = frozenset({"adam", "adamw"})
 PREDICTED_WAITS = "waits for swapped tensors as predicted"
 """What a trial's result says of where it ran that swapped nothing, though its strategy does."""
 
+SHORT_OF_CORES = "short of cores"
+"""What a testbed's description says where its ranks have less of this machine than hosts give to a
+GPU (`automatic_scales.CORES_A_RANK`)."""
+
 FAILURES = {
     "out_of_memory": "ran out of memory",
     "over_budget": "did not fit its swap budget",

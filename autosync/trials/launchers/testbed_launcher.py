@@ -4,13 +4,16 @@ from dataclasses import dataclass, field, replace
 
 from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
 from autosync.trials.launchers.local_launcher import preload_for, refuse_dedicated_servers
+from autosync.trials.machine import usable_cores
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_transport import WorkerTransport
+from autosync.trials.request_names import SHORT_OF_CORES
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.namespaces import Testbed
 from autosync.trials.testbed.self_check import SelfCheck, check_testbed
@@ -72,7 +75,7 @@ class TestbedLauncher:
 
         transport = WorkerTransport(
             workload=workload,
-            place=description(testbed, workload, checked),
+            place=description(testbed, workload, checked, usable_cores()),
             places=tuple(
                 LocalPlace(testbed.prefix(node), "eth0", node, testbed.namespaces(node), preload)
                 for node in nodes
@@ -123,17 +126,28 @@ def refuse_unshaped_gpus(workload: Workload) -> None:
         refuse_without_gpu()
 
 
-def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None) -> str:
-    """What reports repeat: size, scales, accuracy, and what is not emulated."""
+def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None, cores: int) -> str:
+    """What reports repeat: size, scales, accuracy, what ranks lack of this machine's `cores`, and
+    what is not emulated."""
     shared = any(node.ranks > 1 for node in workload.domain.cluster.nodes)
     parts = [
         f"testbed ({len(testbed.addresses)} nodes",
         f"s = {workload.byte_scale:g}, k = {workload.time_scale:g}",
         f"links within {checked.largest_error:.1%} of the file" if checked else "links unmeasured",
         *([f"intra-node links {testbed.loopback}"] if shared else []),
+        *cores_words(workload, cores),
         f"{latency_words(checked)})",
     ]
     return ", ".join(parts)
+
+
+def cores_words(workload: Workload, cores: int) -> list[str]:
+    """What each rank has of this machine, where that is less than hosts of GPU clusters have. Only
+    where compute is waited for: beside kernels no time scale helps."""
+    has = cores_a_rank(workload.domain.world_size, cores, workload.time_scale)
+    if has >= CORES_A_RANK or workload.compute != "waited":
+        return []
+    return [f"{SHORT_OF_CORES} ({has:.2g} a rank)"]
 
 
 def latency_words(checked: SelfCheck | None) -> str:

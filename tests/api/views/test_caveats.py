@@ -8,6 +8,7 @@ from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.caveats import (
     ESTIMATED,
+    FEW_CORES,
     NOT_SHAPED,
     UNSHAPED,
     WAITS_PREDICTED,
@@ -15,7 +16,7 @@ from autosync.api.views.caveats import (
     caveats_of,
 )
 from autosync.trials.launchers import local_launcher
-from autosync.trials.request_names import PREDICTED_WAITS
+from autosync.trials.request_names import PREDICTED_WAITS, SHORT_OF_CORES
 from tests.api.sample import claimed, finished, run_search, small_request
 
 REQUEST = small_request()
@@ -57,6 +58,12 @@ def test_waits_that_were_only_predicted_are_called_so(database: Database) -> Non
     held, store = claimed(database, replace(REQUEST, launcher="testbed"))
     run_search(store, REQUEST, launcher=f"testbed, {PREDICTED_WAITS}")
     assert caveats(database, held.tuning_id) == (ESTIMATED, WAITS_PREDICTED)
+
+
+def test_a_testbed_that_was_short_of_cores_is_called_so(database: Database) -> None:
+    held, store = claimed(database, replace(REQUEST, launcher="testbed"))
+    run_search(store, REQUEST, launcher=f"testbed (4 nodes, {SHORT_OF_CORES} (1 a rank))")
+    assert caveats(database, held.tuning_id) == (ESTIMATED, FEW_CORES)
 
 
 @pytest.mark.parametrize("words", [PREDICTED_WAITS, WAITS_PREDICTED.reason])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from autosync.bundle import make_bundle
 from autosync.codes import Op
-from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
@@ -26,7 +25,6 @@ from autosync.strategy import (
     whole,
 )
 from autosync.trials.byte_scale import (
-    automatic_scales,
     scale_plan,
     scaled_bundle,
     scaled_graph,
@@ -168,20 +166,3 @@ def test_powersgd_is_measured_unscaled_or_not_at_all() -> None:
         scaled_bundle(shipped, domain, 0.5)
     whole_size = scaled_bundle(shipped, domain, 1.0)
     assert any(message.encoding for message in whole_size.plan.messages)
-
-
-@pytest.mark.parametrize(
-    ("gbps", "operation_seconds", "expected"),
-    [(0.1, 1e-2, (1.0, 1.0)), (9.56, 1e-2, (1 / 32, 2.0)), (40.0, 1e-2, (1 / 32, 8.0))],
-)
-def test_automatic_scales_keep_links_within_what_cores_carry(
-    gbps: float, operation_seconds: float, expected: tuple[float, float]
-) -> None:
-    domain: Domain = domain_of(None, grid_cluster(4, 1, gbps), operation_seconds)
-    assert automatic_scales(domain) == expected
-
-
-def test_automatic_scales_stretch_short_compute() -> None:
-    byte_scale, time_scale = automatic_scales(domain_of(None, grid_cluster(4, 1, 0.25), 1e-4))
-    assert byte_scale == 1.0
-    assert 6 * 3e-4 * time_scale >= 0.02

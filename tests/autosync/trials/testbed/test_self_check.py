@@ -9,6 +9,7 @@ import pytest
 from autosync.cluster import Cluster, Device, Link
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher, description
+from autosync.trials.request_names import SHORT_OF_CORES
 from autosync.trials.testbed import namespaces, payload_rates, rate_probes
 from autosync.trials.testbed.all_reduce_rates import AllReduceTime, refuse_inaccurate_all_reduces
 from autosync.trials.testbed.link_rates import LinkRate, measured_links, refuse_inaccurate_links
@@ -86,11 +87,26 @@ def test_the_description_tells_accuracy_and_latency() -> None:
     testbed = Testbed("t", "grid", 1.0, 1.0, ("a", "b"), (1, ""), None, False, "unshaped")
     workload = Workload(domain_of(cluster=grid_cluster(2)))
     links = (LinkRate(0, 1, 0.99e6, 1e6, 50e-6), LinkRate(1, 0, 1e6, 1e6, 90e-6))
-    assert description(testbed, workload, SelfCheck(links, ())) == (
+    assert description(testbed, workload, SelfCheck(links, ()), 4) == (
         "testbed (2 nodes, s = 1, k = 1, links within 1.0% of the file, "
         "latency 70 us, at worst 90 us, not emulated)"
     )
-    assert description(testbed, workload, None).endswith("unmeasured, latency not emulated)")
+    assert description(testbed, workload, None, 4).endswith("unmeasured, latency not emulated)")
+
+
+@pytest.mark.parametrize(
+    ("cores", "time_scale", "words"), [(2, 1, "1"), (3, 1, "1.5"), (1, 2, "1")]
+)
+def test_the_description_tells_where_ranks_are_short_of_cores(
+    cores: int, time_scale: float, words: str
+) -> None:
+    """Two for each rank are enough, on the machine or at the time scale's pace."""
+    testbed = Testbed("t", "grid", 1.0, time_scale, ("a", "b"), (1, ""), None, False, "unshaped")
+    workload = Workload(domain_of(cluster=grid_cluster(2)), time_scale=time_scale)
+    told = description(testbed, workload, None, cores)
+    assert f"links unmeasured, short of cores ({words} a rank), latency" in told
+    slower = replace(workload, time_scale=4.0)
+    assert SHORT_OF_CORES not in description(testbed, slower, None, cores)
 
 
 @pytest.fixture
