@@ -134,7 +134,7 @@ def main() -> None:
     if given.strategy and len(given.domains) != 1:
         raise SystemExit("--strategy is of one domain: name it with --domains")
     done = read_accounts(given.out)
-    for chosen in map(domain_named, given.domains):
+    for chosen in (domain_named(name, given.out) for name in given.domains):
         if chosen.name in done and not given.strategy:
             continue
         try:

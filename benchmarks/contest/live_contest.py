@@ -2,7 +2,7 @@
 
     python -m benchmarks.contest.live_contest [--domains resnet50-4x1 ...] [--minutes 240]
         [--trials 60] [--repeats 10] [--competitors ddp dear_bo ...] [-o FOLDER]
-        [--budgets 12 20 60] [--search refined_share=0 first_designs=30 ...]
+        [--budgets 12 20 60] [--time-scale K] [--search refined_share=0 first_designs=30 ...]
 
 Leave the machine alone meanwhile. Of each domain (`live_domains`) the links are probed once, as
 `autosync tune` does; then every competitor tries its settings on the same workers, and AutoSync
@@ -19,24 +19,18 @@ benchmarks.contest.contest_page.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autosync.documents import from_data
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
-from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_loop import tune
-from autosync.search.loop.tuning_store import Phase
-from autosync.search.space import Space
 from autosync.simulator.limit import iteration_limit
+from autosync.trials.automatic_scales import CORES_A_RANK
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from benchmarks.contest import RECORDS
@@ -44,24 +38,28 @@ from benchmarks.contest.contest_ring import (
     BASELINES,
     COUNTS,
     PLAN,
-    BorrowedPool,
     Contestant,
     ContestSettings,
     OutOfTime,
     Ring,
     in_ms,
-    row_of,
 )
 from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import (
     ContestFacts,
     ContestFile,
     ContestRow,
-    FileStore,
     store_domain,
     store_strategies,
     stored_domain,
     stored_strategies,
+)
+from benchmarks.contest.live_tunings import (
+    OWN,
+    search_settings,
+    tune_with,
+    tuning_name,
+    tuning_store,
 )
 from benchmarks.contest.tuned_competitors import (
     COMPETITORS,
@@ -72,8 +70,6 @@ from benchmarks.contest.tuned_competitors import (
 from benchmarks.contest.unseen_simulator import unseen_simulator
 from benchmarks.measure import provenance
 
-OWN = "autosync_"
-"""What AutoSync's competitors' names begin with; the number of trials follows."""
 FINALISTS = 2
 """Of a competitor after so many trials, that run again in the repeats."""
 
@@ -152,47 +148,6 @@ def contestant_of(competitor: Competitor, domain: Domain, size_mib: float) -> Co
     return Contestant(label, competitor.mode, strategy, size_mib)
 
 
-def tune_with(ring: Ring, budget: int) -> None:
-    """A tuning of so many trials, without its confirmation: the finals take its place."""
-    name = tuning_name(budget)
-    store, told = tuning_store(ring, budget), len(ring.file.of("search", name))
-    if told and told == len(store.trials()):
-        return
-    settings = replace(
-        ring.settings.search,
-        budget=budget,
-        warmup=ring.given.warmup,
-        iterations=ring.given.iterations,
-        probe=False,  # the domain brings its costs
-    )
-
-    def stop(phase: Phase) -> bool:
-        ring.settings.check_time()
-        return phase == "confirm"
-
-    def on_event(event: TuningEvent) -> None:
-        if event.kind == "search":
-            best = in_ms(event.best_seconds)
-            ring.say(f"{name} {event.done} of {event.total}: {event.message}, best {best}")
-
-    pool = BorrowedPool(ring.pool, name)
-    tune(ring.domain, Space(), lambda: pool, store, ring.simulator(), settings, on_event, stop)
-    origins = {each.key: each.candidate for each in store.proposals()}
-    for number, trial in list(enumerate(store.trials()))[told:]:
-        candidate = origins[trial.key]
-        label = candidate.strategy.name or candidate.origin
-        contestant = Contestant(label, PLAN, candidate.strategy)
-        ring.file.add(row_of("search", name, number, contestant, trial))
-
-
-def tuning_name(budget: int) -> str:
-    return f"{OWN}{budget}"
-
-
-def tuning_store(ring: Ring, budget: int) -> FileStore:
-    return FileStore(ring.folder / "live" / f"{ring.given.name}.{tuning_name(budget)}.jsonl")
-
-
 def best_rows(rows: Sequence[ContestRow], count: int) -> list[ContestRow]:
     """The fastest of the first `count` trials, best first."""
     sound = [row for row in rows[:count] if row.step_seconds]
@@ -232,27 +187,6 @@ def repeat_finals(ring: Ring) -> None:
         ring.say(f"final repeat {repeat + 1} of {ring.settings.repeats}, {len(line)} strategies")
 
 
-def search_settings(stated: Sequence[str]) -> Settings:
-    """The defaults but for what is stated, as NAME=VALUE.
-
-    Raises:
-        InvalidInput: a value is no number, or no setting has the name.
-    """
-    values = {}
-    for each in stated:
-        name, _, value = each.partition("=")
-        try:
-            values[name] = json.loads(value)
-        except ValueError:
-            raise InvalidInput(
-                f"--search {each!r} is not NAME=VALUE with a number.",
-                thing="--search",
-                value=each,
-                remedy="For instance --search refined_share=0 first_designs=30.",
-            ) from None
-    return from_data(Settings, values, source="--search")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -273,6 +207,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--budgets", type=int, nargs="+", default=COUNTS, help="of tunings")
     parser.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        metavar="K",
+        help="of domains that are not begun in FOLDER; by default what gives each rank "
+        f"{CORES_A_RANK:g} of this machine's cores",
+    )
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many")
     given = parser.parse_args()
     try:
@@ -288,7 +229,7 @@ def main() -> None:
         search,
         tuple(given.budgets),
     )
-    chosen = [domain_named(name) for name in given.domains]
+    chosen = [domain_named(name, given.out, given.time_scale) for name in given.domains]
     for number, each in enumerate(chosen):
         try:
             compete(each, given.out, settings)

@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--slower", nargs="+", type=float, default=list(SLOWER), metavar="TIMES")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     given = parser.parse_args()
-    for chosen in map(domain_named, given.domains):
+    for chosen in (domain_named(name, given.out) for name in given.domains):
         try:
             measure(given.out, chosen, given.slower, given.repeats)
         except AutosyncError as error:

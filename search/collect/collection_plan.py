@@ -28,7 +28,9 @@ class CollectionTarget:
         over those of forward and backward on the fastest device.
     byte_scale, time_scale: of the testbed; fractions may be written as `1/32`.
     occasions: how often everything is measured, other domains lying between.
-    warmup, iterations: of a pass. A large time_scale with few iterations repeats better than the
+    warmup, iterations: of a pass. Where links are busy all along, the first two iterations are
+        short of what is held over to the next (2 % in the second): a median of three passes over
+        one of them. A large time_scale with few iterations repeats better than the
         reverse in the same time: on two cores 0.4 % at k = 4 with 1 + 3, 0.9 % at k = 2 with 2 + 5
         (benchmarks/repeatability.py, the transformer, a quiet hour).
     strategies: of this domain, where it is not the plan's number.

@@ -22,8 +22,10 @@ from autosync.simulator.learned.checkpoint import read_card
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
+from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.machine import usable_cores
 from autosync.units import MIB
 from autosync.verification import verify
 from benchmarks.contest import leftover
@@ -35,14 +37,8 @@ from benchmarks.contest.contest_ring import (
     Ring,
     in_ms,
 )
-from benchmarks.contest.live_contest import (
-    final_line,
-    repeat_finals,
-    search_settings,
-    try_settings,
-    tune_with,
-)
-from benchmarks.contest.live_domains import DOMAINS
+from benchmarks.contest.live_contest import final_line, repeat_finals, try_settings
+from benchmarks.contest.live_domains import DOMAINS, domain_named
 from benchmarks.contest.live_records import (
     ContestFacts,
     ContestFile,
@@ -57,6 +53,7 @@ from benchmarks.contest.live_tables import (
     domains_table,
     summary_table,
 )
+from benchmarks.contest.live_tunings import search_settings, tune_with
 from benchmarks.contest.tuned_competitors import (
     COMPETITORS,
     DRAWS,
@@ -286,6 +283,30 @@ def test_compute_of_every_domain_is_fixed_by_the_ring(given: CollectionTarget) -
     assert total * byte_scale / time_scale <= 2.0
     assert domain.compute_seconds * time_scale >= 0.02
     assert iteration_limit(domain).seconds >= domain.compute_seconds
+
+
+@pytest.mark.parametrize("given", DOMAINS, ids=lambda given: given.name)
+def test_every_rank_of_a_domain_has_its_cores(given: CollectionTarget) -> None:
+    _, time_scale = given.scales
+    has = cores_a_rank(domain_of(given).world_size, usable_cores(), time_scale)
+    assert has >= CORES_A_RANK
+    assert time_scale == 1 or has == pytest.approx(CORES_A_RANK)
+
+
+def test_a_domain_keeps_the_time_scale_with_which_it_was_begun(tmp_path: Path) -> None:
+    """Another machine may have other cores: what is there was measured at one time scale."""
+    first, second = DOMAINS[:2]
+    _, here = first.scales
+    facts = ContestFacts(
+        first.name, 1.5, 1 / 32, 2 * here, 0.1, 0.15, 0.1, "compute", DOMAIN.id, "there"
+    )
+    store_domain(tmp_path, first.name, DOMAIN, facts)
+    assert domain_named(first.name, tmp_path).scales == (1 / 32, 2 * here)
+    assert domain_named(first.name, tmp_path, 16.0).scales == (1 / 32, 2 * here)
+    assert domain_named(second.name, tmp_path) == second
+    assert domain_named(second.name, tmp_path, 16.0).scales == (second.scales[0], 16.0)
+    with pytest.raises(SystemExit, match=r"no domain .resnet51.; there are resnet50-4x1"):
+        domain_named("resnet51", tmp_path)
 
 
 @pytest.mark.testbed

@@ -9,7 +9,7 @@ import pytest
 
 from autosync.errors import AutosyncError
 from autosync.trials.contract import Workload
-from benchmarks.contest import contest_page, live_tables, time_scales
+from benchmarks.contest import contest_page, contest_words, live_tables, time_scales
 from benchmarks.contest.live_contest import final_line
 from benchmarks.contest.live_records import ContestFacts, stored_strategies
 from benchmarks.contest.time_scales import ScaleResult
@@ -74,7 +74,7 @@ def test_a_contest_on_another_machine_has_its_own_section(folder: Path, tmp_path
     contest_page.write_page(records, page)
     title = f"## {contest_page.SLOWER}\n\n"
     assert page.read_text().endswith(f"{title}{contest_page.UNKNOWN[contest_page.SLOWER]}\n")
-    shutil.copytree(folder / "live", records / contest_page.SLOWER_CORES / "live")
+    shutil.copytree(folder / "live", records / contest_words.SLOWER_CORES / "live")
     contest_page.write_page(records, page)
     _, _, section = page.read_text().partition(title)
     assert GIVEN.name in section
