@@ -42,8 +42,8 @@ LARGEST_TIME_SCALE = 64.0
 
 CORES_A_RANK = 2.0
 """What hosts of GPU clusters have at least for each GPU. With less, what ranks do themselves
-(copies, sums, updates) weighs more than there: by the contest's answers one core a rank adds 1 to
-14 % of an iteration, two half of it (docs/contest.md, "What of it is the testbed's own")."""
+(copies, sums, updates) weighs more than there: to the contest's answers one core a rank adds 1 to
+8 % of an iteration, two half of it (docs/contest.md, "With one core a rank")."""
 
 
 def cores_a_rank(ranks: int, cores: int, time_scale: float) -> float:
