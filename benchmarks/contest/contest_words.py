@@ -70,9 +70,9 @@ SCALES_WORDS = """`python -m benchmarks.contest.time_scales`: on a testbed sever
 machine's cores. What they compute themselves (copies, sums, hooks, updates) is charged to the
 iteration, and counts k times less at a time scale of k; bytes, links and profiled compute count
 the same at any. The answers after 60 trials, the best other competitor and DDP run again at each
-domain's own k (its first line), twice and four times slower, in interleaved repeats: what a
-strategy loses to its schedule stays, what it loses to shared cores goes. Those of the other domains
-at k = 2, 4 and 8 stand [below](#with-one-core-a-rank)."""
+domain's own k (its first line) and slower, in interleaved repeats: what a strategy loses to its
+schedule stays, what it loses to shared cores goes. The answers of one core a rank ran at k = 2, 4
+and 8 ([below](#with-one-core-a-rank))."""
 
 PARTING_WORDS = """What each answer takes beyond its limit, as a share of the limit, fitted over
 these scales as a + b / k (neither below zero): a is left of the schedule and the links, b is what
