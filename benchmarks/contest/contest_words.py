@@ -45,9 +45,9 @@ contest stood before that rule.
 All of a domain is of one run on 2026-11-26, on two cores of an AMD EPYC; NCF's is of 2026-11-23 to
 25 at k = 2 (at 4 its answer takes 208.2 ms, 98.8 % of the limit, and DDP 208.5). Iterations are
 counted from the second on; ResNet-50's repeats on 4x1 from the third, for with busy links the
-second is still short of what is held over to the next (88, 117, then 120 ms). In the other domains
-the second is as long as the eighth. On cores that are two to three times as slow answers take 6 to
-8 % more at k = 2 ([below](#on-slower-cores))."""
+second is still short of what is held over to the next. After two iterations of warm-up the other
+answers take what they took, within 1 % ([below](#what-of-it-is-the-testbeds-own)). On cores that
+are two to three times as slow answers take 6 to 8 % more at k = 2 ([below](#on-slower-cores))."""
 
 LEFTOVER_WORDS = """`python -m benchmarks.contest.leftover`: the best strategy of each domain,
 recorded; ms of the iteration of median length. On the slowest rank the iteration is its profiled

@@ -43,11 +43,16 @@ def domain_named(name: str, folder: Path, time_scale: float | None = None) -> Co
     else at `time_scale`, or its own.
 
     Raises:
-        SystemExit: there is none of the name; lists those there are.
+        SystemExit: there is none of the name, or it was begun at another than `time_scale`.
     """
     named = {each.name: each for each in DOMAINS}
     if name not in named:
         raise SystemExit(f"no domain {name!r}; there are {', '.join(named)}")
     begun = {facts.name: facts.time_scale for facts in stored_facts(folder)}
     found = begun.get(name, time_scale)
+    if time_scale not in (None, found):
+        raise SystemExit(
+            f"{name} was begun at k = {found:g} in {folder}, not {time_scale:g}: leave "
+            "--time-scale out, or measure it in another folder (-o)"
+        )
     return named[name] if found is None else _at_time_scale(named[name], found)

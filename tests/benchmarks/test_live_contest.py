@@ -302,7 +302,9 @@ def test_a_domain_keeps_the_time_scale_with_which_it_was_begun(tmp_path: Path) -
     )
     store_domain(tmp_path, first.name, DOMAIN, facts)
     assert domain_named(first.name, tmp_path).scales == (1 / 32, 2 * here)
-    assert domain_named(first.name, tmp_path, 16.0).scales == (1 / 32, 2 * here)
+    assert domain_named(first.name, tmp_path, 2 * here).scales == (1 / 32, 2 * here)
+    with pytest.raises(SystemExit, match=rf"{first.name} was begun at k = {2 * here:g}.*not 99:"):
+        domain_named(first.name, tmp_path, 99.0)
     assert domain_named(second.name, tmp_path) == second
     assert domain_named(second.name, tmp_path, 16.0).scales == (second.scales[0], 16.0)
     with pytest.raises(SystemExit, match=r"no domain .resnet51.; there are resnet50-4x1"):
