@@ -1,61 +1,53 @@
-"""Functions compiled by numba once a machine, and again when anything they are made of changes.
+"""Functions that numba compiles once a machine, and again when a source of a kernel changes.
 
 numba's own cache watches the file of the decorated function alone: an edit of a function or a
-constant that it imports leaves the old machine code in place. Here the name of the cached code
-holds a stamp over the sources of all functions that the kernel reaches and over the constants that
-they read, so that code of other sources is never found.
+constant that it imports leaves the old machine code in place. So the name of the cached code ends
+in a hash of `SOURCES`, every file that kernels are made of, and of numba's version.
 
 The machine code lies in NUMBA_CACHE_DIR, or else beside the sources, or else, where that folder
 cannot be written to, in the user's own cache folder.
 """
 
-import dis
 import hashlib
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, update_wrapper
-from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
+import numba
 from numba import njit
 from numba.core.event import Event, Listener, install_listener
-from numba.extending import register_jitable
-from numba.np import linalg
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype)
-"""Constants whose text is their value."""
-NAMED = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
-"""What a kernel may read besides, known by its name; its file is among the sources."""
-GIVEN = ("numba", "numpy")
-"""Packages whose functions are no sources: they change with their versions."""
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = (
+    "autosync/codes.py",
+    "autosync/plan",
+    "simulator/analytic.py",
+    "simulator/timeline",
+    "search/improvement",
+    "search/sampler",
+)
+"""Files, and folders with all their files, that hold kernels and the constants that they read."""
 
 KERNEL = "_autosync_kernel"
 """Under which a function that is compiled bears the kernel's name."""
-
-LINEAR_ALGEBRA = "ensure_blas"
-"""By which numba sees that SciPy's is there."""
-ARRAY_FUNCTIONS = "numba.np.arraymath"
-
-_loading = Lock()
 
 
 class Kernel(Generic[P, R]):
     """A function as machine code, without the interpreter lock.
 
-    The first call compiles it, or loads what an earlier process compiled. Plain functions that it
-    calls are compiled with it; those under `njit` should have no cache of their own.
+    The first call compiles it, or loads what an earlier process compiled. Functions that it calls
+    are under `njit` without a cache of their own, or registered with numba.
 
-    function: the plain one. allocates: whether it makes arrays; what does not runs without
-        reference counts, which is several times faster.
+    function: the plain one, in one of `SOURCES`. allocates: whether it makes arrays; what does not
+        runs without reference counts, which is several times faster.
     """
 
     def __init__(self, function: Callable[P, R], allocates: bool = True):
@@ -72,19 +64,12 @@ class Kernel(Generic[P, R]):
         return self._compiled(*arguments, **named)
 
     def _compile(self) -> Callable[P, R]:
-        _load_array_functions()
-        function = _python_function(self.function)
-        assert function is not None
-        for reached in _reached(function):
-            _make_callable_in_kernels(reached)
+        function = getattr(self.function, "py_func", self.function)  # of one under `njit`
+        assert isinstance(function, types.FunctionType)
         stamped = types.FunctionType(
-            function.__code__,
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
+            function.__code__, function.__globals__, function.__name__, function.__defaults__
         )
-        stamped.__qualname__ = f"{function.__qualname__}_{stamp_of(function)}"
+        stamped.__qualname__ = f"{function.__qualname__}_{sources_hash()}"
         stamped.__dict__[KERNEL] = function.__name__
         compiled: Callable[P, R]
         try:
@@ -95,22 +80,14 @@ class Kernel(Generic[P, R]):
         return compiled
 
 
-def _load_array_functions() -> None:
-    """What numba knows of arrays, without SciPy: numba loads all of its linear algebra only to see
-    that it is there, which takes longer than everything else that loads a kernel. A function that
-    computes with it still has numba load it then. A numba that looks for it elsewhere just loads
-    it."""
-    with _loading:
-        ensured = getattr(linalg, LINEAR_ALGEBRA, None)
-        if ensured is None or ARRAY_FUNCTIONS in sys.modules:
-            return
-        setattr(linalg, LINEAR_ALGEBRA, lambda: None)
-        try:
-            arrays = import_module(ARRAY_FUNCTIONS)
-        finally:
-            setattr(linalg, LINEAR_ALGEBRA, ensured)
-        if hasattr(arrays, LINEAR_ALGEBRA):
-            setattr(arrays, LINEAR_ALGEBRA, ensured)
+@cache
+def sources_hash() -> str:
+    """Of `SOURCES` and numba's version, 16 hexadecimal digits. Reads 70 files, in milliseconds."""
+    found = hashlib.sha256(numba.__version__.encode())
+    for source in (ROOT / each for each in SOURCES):
+        for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _warn_of_no_folder(function: types.FunctionType, error: RuntimeError) -> None:
@@ -153,91 +130,3 @@ def cached_kernel(function: Any = None, *, allocates: bool = True) -> Any:
     if function is None:
         return partial(Kernel, allocates=allocates)
     return Kernel(function, allocates)
-
-
-def stamp_of(function: types.FunctionType) -> str:
-    """A digest of the files of all functions that a kernel reaches, and of the constants they read.
-
-    Raises:
-        TypeError: a function reads something of which one cannot tell whether it has changed.
-    """
-    found, paths = hashlib.sha256(), set[str]()
-    for each in _reached(function):
-        paths.add(each.__code__.co_filename)
-        for name, value in _read_names(each):
-            if _python_function(value) is not None:
-                continue
-            if isinstance(value, type | types.ModuleType) and not _given(value):
-                paths.add(getattr(sys.modules[_module(value)], "__file__", ""))
-            found.update(f"{each.__qualname__} {name} {_text(each, name, value)}\n".encode())
-    for path in sorted(paths - {""}):  # what is built into Python has none
-        found.update(Path(path).read_bytes())
-    return found.hexdigest()[:16]
-
-
-def _reached(function: types.FunctionType) -> Iterator[types.FunctionType]:
-    """The function, and every one that it calls, directly or not; each once."""
-    waiting, seen = [function], {function}
-    while waiting:
-        current = waiting.pop()
-        yield current
-        for _, value in _read_names(current):
-            called = _python_function(value)
-            if called is not None and called not in seen and not _given(called):
-                seen.add(called)
-                waiting.append(called)
-
-
-def _read_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Names and values of the globals and of the enclosing functions' variables that it reads."""
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:  # the others are Python's own
-            yield name, function.__globals__[name]
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    yield from ((name, cell.cell_contents) for name, cell in cells)
-
-
-@cache
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Each once. Kept, since reading bytecode takes long and a kernel is looked through twice."""
-    instructions = dis.get_instructions(code)
-    names = [each.argval for each in instructions if each.opname == "LOAD_GLOBAL"]
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            names += _global_names(inner)
-    return tuple(dict.fromkeys(names))
-
-
-def _python_function(value: Any) -> types.FunctionType | None:
-    """The Python function that a value is, or was compiled from."""
-    if isinstance(value, Kernel):
-        value = value.function
-    value = getattr(value, "py_func", value)  # of what `njit` returns
-    return value if isinstance(value, types.FunctionType) else None
-
-
-def _module(value: Any) -> str:
-    return value.__name__ if isinstance(value, types.ModuleType) else value.__module__
-
-
-def _given(value: Any) -> bool:
-    return _module(value).partition(".")[0] in GIVEN
-
-
-def _text(function: types.FunctionType, name: str, value: Any) -> str:
-    """Differs whenever the value does."""
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype.descr}{value.shape}{value.tobytes().hex()}"
-    if isinstance(value, tuple):
-        return "".join(_text(function, name, each) for each in value)
-    if isinstance(value, PLAIN + NAMED):
-        return repr(value)
-    raise TypeError(
-        f"{function.__module__}.{function.__name__} reads {name}, a {type(value).__name__}; "
-        "a kernel may read functions, classes, numbers, texts, arrays, and tuples of these."
-    )
-
-
-@cache
-def _make_callable_in_kernels(function: types.FunctionType) -> None:
-    register_jitable(function)

@@ -1,65 +1,58 @@
 """Machine code is kept between processes, and made anew when anything it is made of changes."""
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import autosync
-from autosync.simulator.numba_cache import Kernel
+from autosync.simulator.numba_cache import SOURCES
+from autosync.simulator.numba_compiler import PLAIN_PYTHON
 
 ROOT = Path(autosync.__file__).parents[1]
 
 KERNEL = """
 import numpy as np
 from autosync.simulator.numba_cache import cached_kernel
-from small.constants import FACTOR, OFFSETS, PAIR
-from small.inner import shifted
+from autosync.search.sampler.small_inner import FACTOR, OFFSETS, shifted
 
 @cached_kernel(allocates=False)
 def total(values):
     found = 0.0
     for value in values:
         found += FACTOR * shifted(value)
-    return found + OFFSETS[0] + PAIR[1]
+    return found + OFFSETS[0]
 
 if __name__ == "__main__":
     print(total(np.array([1.0, 2.0])))
 """
-SHIFTED = """
+INNER = """
+import numpy as np
 from numba import njit
-from small.deeper import limited
+
+FACTOR = 2.0
+OFFSETS = np.array([0.75])
 
 @njit
 def shifted(value):
-    return limited(value) + 1.0
+    return value + 1.0
 """
-LIMITED = """
-from small.constants import LIMIT
-
-def limited(value):
-    return min(value, LIMIT)
-"""
-CONSTANTS = """
-import numpy as np
-
-FACTOR, LIMIT = 2.0, 9.0
-OFFSETS = np.array([0.5])
-PAIR = (0, 0.25)
-"""
+RUN = ("-m", "autosync.simulator.timeline.small_kernel")
 
 
-def run(folder: Path, *command: str, cache: Path | None = None) -> str:
-    """What a new process prints that finds packages in the folder first. cache: the user's."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+def run(folder: Path, cache: Path | None = None) -> str:
+    """What a new process prints that computes the small kernel. cache: the user's."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
     environment.pop("NUMBA_CACHE_DIR", None)
     if cache is not None:
         environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONWARNINGS": "always"}
     done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, cwd=folder
+        [sys.executable, *RUN], env=environment, capture_output=True, text=True, cwd=folder
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip() if cache is None else f"{done.stdout} {done.stderr}".strip()
@@ -67,17 +60,13 @@ def run(folder: Path, *command: str, cache: Path | None = None) -> str:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A package of a kernel, two functions that it reaches, and the constants that they read."""
-    package = tmp_path / "small"
-    package.mkdir()
-    texts = {"kernel": KERNEL, "inner": SHIFTED, "deeper": LIMITED, "constants": CONSTANTS}
-    for name, text in {"__init__": "", **texts}.items():
-        (package / f"{name}.py").write_text(text)
-    return package
-
-
-def total_of(small: Path) -> float:
-    return float(run(small.parent, "-m", "small.kernel"))
+    """A copy of the sources with a small kernel, and a function and constants that it reads."""
+    for name in ("autosync", "search", "simulator"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
+    (tmp_path / "simulator/timeline/small_kernel.py").write_text(KERNEL)
+    (tmp_path / "search/sampler/small_inner.py").write_text(INNER)
+    return tmp_path
 
 
 def compiled_files(folder: Path) -> set[Path]:
@@ -96,108 +85,100 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 def test_a_second_process_compiles_nothing(small: Path) -> None:
-    assert total_of(small) == 10.75
+    assert run(small) == "10.75"
     first = compiled_files(small)
     assert len(first) == 1
-    assert total_of(small) == 10.75
+    assert run(small) == "10.75"
     assert compiled_files(small) == first
 
 
 def test_where_the_packages_folder_cannot_be_written_to_the_users_cache_serves(
     small: Path, tmp_path: Path
 ) -> None:
-    (small / "__pycache__").write_text("no folder: nobody, root included, can write to it")
+    nowhere = small / "simulator/timeline/__pycache__"
+    nowhere.write_text("no folder: nobody, root included, can write to it")
     cache = tmp_path / "cache"
-    assert run(tmp_path, "-m", "small.kernel", cache=cache) == "10.75"
+    assert run(small, cache) == "10.75"
     kept = compiled_files(cache)
     assert len(kept) == 1
     written = {path: path.stat().st_mtime_ns for path in kept}
-    assert run(tmp_path, "-m", "small.kernel", cache=cache) == "10.75"
+    assert run(small, cache) == "10.75"
     assert {path: path.stat().st_mtime_ns for path in compiled_files(cache)} == written
 
 
 def test_where_no_folder_can_be_written_to_it_compiles_and_says_so(
     small: Path, tmp_path: Path
 ) -> None:
-    (small / "__pycache__").write_text("no folder")
+    (small / "simulator/timeline/__pycache__").write_text("no folder")
     (tmp_path / "cache").write_text("no folder either")
-    said = run(tmp_path, "-m", "small.kernel", cache=tmp_path / "cache")
+    said = run(small, tmp_path / "cache")
     assert said.startswith("10.75")
     assert "every process compiles them again" in said
     assert "NUMBA_CACHE_DIR" in said
 
 
 @pytest.mark.parametrize(
-    ("module", "old", "new", "expected"),
+    ("path", "old", "new", "expected"),
     [
-        ("kernel", "found = 0.0", "found = 1.0", 11.75),
-        ("inner", "+ 1.0", "+ 2.0", 14.75),
-        ("deeper", "min(value", "max(value", 40.75),
-        ("constants", "FACTOR, LIMIT = 2.0, 9.0", "FACTOR, LIMIT = 3.0, 9.0", 15.75),
-        ("constants", "FACTOR, LIMIT = 2.0, 9.0", "FACTOR, LIMIT = 2.0, 1.0", 8.75),
-        ("constants", "[0.5]", "[0.75]", 11.0),
-        ("constants", "(0, 0.25)", "(0, 0.5)", 11.0),
+        ("simulator/timeline/small_kernel.py", "found = 0.0", "found = 1.0", "11.75"),
+        ("search/sampler/small_inner.py", "+ 1.0", "+ 2.0", "14.75"),
+        ("search/sampler/small_inner.py", "FACTOR = 2.0", "FACTOR = 3.0", "15.75"),
+        ("search/sampler/small_inner.py", "[0.75]", "[1.0]", "11.0"),
     ],
 )
 def test_an_edit_anywhere_is_seen(
-    small: Path, module: str, old: str, new: str, expected: float
+    small: Path, path: str, old: str, new: str, expected: str
 ) -> None:
-    assert total_of(small) == 10.75
-    change(small / f"{module}.py", old, new)
-    assert total_of(small) == expected
+    assert run(small) == "10.75"
+    change(small / path, old, new)
+    assert run(small) == expected
 
 
-SAMPLE = """
-import numpy as np
-from autosync.search.sampler.draw_kernels import draw_choices
-from autosync.search.sampler.drawn_columns import empty_choices
-from autosync.search.sampler.sampling_tables import sampler_inputs
-from autosync.search.space import Space
-from tests.domains import chain_graph, domain_of
-
-domain = domain_of(chain_graph(((64, 32), (300, 7), (33,))))
-tables, _, _ = sampler_inputs(domain, Space())
-choices = empty_choices(50, 3)
-draw_choices(tables, np.uint64(1), np.arange(50, dtype=np.uint64), choices)
-print([column.tolist() for column in (choices.order, choices.parts, choices.synchronizer)])
-"""
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "autosync" else ("autosync", *parts))
 
 
-def test_an_edit_of_the_samplers_random_numbers_is_seen(tmp_path: Path) -> None:
-    for name in ("autosync", "search", "simulator"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
-    before = run(tmp_path, "-c", SAMPLE)
-    change(
-        tmp_path / "search/sampler/counter_random.py", "0x9E3779B97F4A7C15", "0x9E3779B97F4A7C17"
-    )
-    assert run(tmp_path, "-c", SAMPLE) != before
+def kernel_files() -> list[Path]:
+    """Files of autosync, the simulator and the search with functions that numba compiles."""
+    paths = [path for room in ("simulator", "search") for path in (ROOT / room).rglob("*.py")]
+    marked = [p for p in paths if "@njit" in p.read_text() or "@cached_kernel" in p.read_text()]
+    return [*marked, *(Path(str(module.__file__)) for module in PLAIN_PYTHON)]
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
-    known = {"one": 1}
-
-    def kernel(value: float) -> float:
-        return value * known["one"]
-
-    with pytest.raises(TypeError, match="reads known, a dict"):
-        Kernel(kernel)(1.0)
+def compiles(decorator: ast.expr) -> bool:
+    return "njit" in ast.unparse(decorator) or "cached_kernel" in ast.unparse(decorator)
 
 
-LINEAR_ALGEBRA = """
-import sys
-import numpy as np
-from numba import njit
-from small.kernel import total
+def read_from_elsewhere(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of everything of ours that functions of a file read, as they import it."""
+    tree = ast.parse(path.read_text())
+    imported = {
+        name.asname or name.name: node.module or ""
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("autosync.")
+        for name in node.names
+    }
+    compiled = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and (path.parent.name == "plan" or any(map(compiles, node.decorator_list)))
+    ]
+    for function in compiled:
+        for node in (each for statement in function.body for each in ast.walk(statement)):
+            if isinstance(node, ast.Name) and node.id in imported:
+                yield imported[node.id], node.id
 
-total(np.arange(3.0))
-assert "scipy.linalg" not in sys.modules
-product = njit(lambda left, right: np.dot(left, right))
-print(product(np.eye(2), np.ones((2, 2))).sum(), "scipy.linalg" in sys.modules)
-"""
 
-
-def test_a_kernel_loads_without_scipy_and_linear_algebra_is_there_when_it_is_asked_for(
-    small: Path,
-) -> None:
-    assert run(small.parent, "-c", LINEAR_ALGEBRA) == "4.0 True"
+def test_kernels_read_from_hashed_sources_alone() -> None:
+    hashed = {
+        module_name(path)
+        for source in SOURCES
+        for path in ([ROOT / source] if source.endswith(".py") else (ROOT / source).rglob("*.py"))
+    }
+    found = [
+        (module, name) for path in kernel_files() for module, name in read_from_elsewhere(path)
+    ]
+    assert len(found) > 50
+    assert [pair for pair in found if pair[0] not in hashed] == []
