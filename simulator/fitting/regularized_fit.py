@@ -1,4 +1,4 @@
-"""Least squares with what is known before, within bounds: Gauss and Newton's method, damped.
+"""Least squares with what is known before, within bounds, by scipy's dogleg method in a box.
 
 Iterations are piecewise smooth in the costs, so derivatives are differences over a step that is
 long beside the pieces. Errors count as Student's t distribution has them: a trial that went wrong,
@@ -9,17 +9,18 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 F64 = NDArray[np.float64]
 
 DEGREES_OF_FREEDOM = 3.0
 """Of the distribution of errors; normal ones have infinitely many."""
 DIFFERENCE_STEP = 0.15
-LONGEST_STEP = 1.0
-SMALLEST_GAIN = 1e-3
-"""Relative: the fit ends where a step gains less."""
-DAMPINGS = 6
-"""Tried in one iteration, each four times the one before."""
+"""Of derivatives, in standard deviations of what is known before."""
+SMALLEST_GAIN = 1e-5
+"""Relative: the fit ends where a step gains less. At 1e-3 it stopped early (docs/simulator.md)."""
+STEPS_PER_ITERATION = 4
+"""Of the trust-region method, that may fail before one gains."""
 
 
 def fit_regularized(
@@ -36,77 +37,39 @@ def fit_regularized(
     predict: from a vector to `(m,)`, compared with target. noise: the standard deviation of both
     together. low, high `(n,)`: bounds, with 0 between them.
     """
+    free = np.flatnonzero(high > low)
     vector = np.zeros(len(low))
-    errors = (predict(vector) - target) / noise
-    least, damping = _loss(errors, vector), 1.0
-    for _ in range(max_iterations):
-        slopes = _slopes(predict, target, noise, vector, errors, low, high)
-        found = _step(predict, target, noise, vector, errors, slopes, low, high, least, damping)
-        if found is None:
-            break
-        vector, errors, loss, damping = found
-        gain, least = least - loss, loss
-        if gain < SMALLEST_GAIN * least:
-            break
+    if not len(free):
+        return vector
+    low, high = low[free], high[free]
+
+    def residuals(of_free: F64) -> F64:
+        vector[free] = of_free
+        errors = (predict(vector) - target) / noise
+        heavy = np.sqrt(DEGREES_OF_FREEDOM * np.log1p(errors**2 / DEGREES_OF_FREEDOM))
+        return np.concatenate([np.copysign(heavy, errors), of_free])
+
+    def slopes(of_free: F64) -> F64:
+        """`(m + n, n)`: of the residuals by each number, in the direction in which there is
+        room."""
+        here = residuals(of_free)
+        found = np.empty((len(here), len(of_free)))
+        for place in range(len(of_free)):
+            up = high[place] - of_free[place] >= of_free[place] - low[place]
+            there = of_free.copy()
+            there[place] += DIFFERENCE_STEP if up else -DIFFERENCE_STEP
+            there = np.clip(there, low, high)
+            found[:, place] = (residuals(there) - here) / (there[place] - of_free[place])
+        return found
+
+    fit = least_squares(
+        residuals,
+        np.clip(0.0, low, high),
+        jac=slopes,
+        bounds=(low, high),
+        method="dogbox",
+        ftol=SMALLEST_GAIN,
+        max_nfev=STEPS_PER_ITERATION * max_iterations,
+    )
+    vector[free] = fit.x
     return vector
-
-
-def _loss(errors: F64, vector: F64) -> float:
-    heavy = DEGREES_OF_FREEDOM * np.log1p(errors**2 / DEGREES_OF_FREEDOM).sum()
-    return float(heavy + (vector**2).sum())
-
-
-def _slopes(
-    predict: Callable[[F64], F64],
-    target: F64,
-    noise: float,
-    vector: F64,
-    errors: F64,
-    low: F64,
-    high: F64,
-) -> F64:
-    """`(m, n)`: of the errors by each number, in the direction in which there is room."""
-    slopes = np.empty((len(errors), len(vector)))
-    for place in range(len(vector)):
-        up = high[place] - vector[place] >= vector[place] - low[place]
-        there = vector.copy()
-        there[place] += DIFFERENCE_STEP if up else -DIFFERENCE_STEP
-        there = np.clip(there, low, high)
-        moved = there[place] - vector[place]
-        if moved == 0.0:
-            slopes[:, place] = 0.0
-            continue
-        slopes[:, place] = ((predict(there) - target) / noise - errors) / moved
-    return slopes
-
-
-def _step(
-    predict: Callable[[F64], F64],
-    target: F64,
-    noise: float,
-    vector: F64,
-    errors: F64,
-    slopes: F64,
-    low: F64,
-    high: F64,
-    least: float,
-    damping: float,
-) -> tuple[F64, F64, float, float] | None:
-    """The next vector, its errors, its loss and the damping after it; None where nothing gains."""
-    trust = 1.0 / (1.0 + errors**2 / DEGREES_OF_FREEDOM)
-    curvature = slopes.T @ (trust[:, None] * slopes) + np.eye(len(vector))
-    gradient = slopes.T @ (trust * errors) + vector
-    blocked = ((vector <= low) & (gradient > 0)) | ((vector >= high) & (gradient < 0))
-    free = np.flatnonzero(~blocked)
-    for _ in range(DAMPINGS):
-        damped = curvature[np.ix_(free, free)]
-        damped = damped + damping * np.diag(np.diag(damped))
-        moved = np.zeros(len(vector))
-        moved[free] = -np.linalg.solve(damped, gradient[free])
-        there = np.clip(vector + np.clip(moved, -LONGEST_STEP, LONGEST_STEP), low, high)
-        errors_there = (predict(there) - target) / noise
-        loss = _loss(errors_there, there)
-        if loss < least:
-            return there, errors_there, loss, max(damping / 5.0, 1e-4)
-        damping *= 4.0
-    return None
