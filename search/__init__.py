@@ -1,4 +1,4 @@
-"""The search for the fastest strategy: collect, live > loop > improvement > designs,
+"""The search for the fastest strategy: collect, live > loop > edits > designs,
 sampler > space.
 
 May import simulator and autosync, never api. `space` is its contract: what is searched."""

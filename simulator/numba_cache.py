@@ -31,7 +31,7 @@ SOURCES = (
     "autosync/plan",
     "simulator/analytic.py",
     "simulator/timeline",
-    "search/improvement",
+    "search/edits",
     "search/sampler",
 )
 """Files, and folders with all their files, that hold kernels and the constants that they read."""

@@ -49,7 +49,6 @@ class TuningOptions(TypedDict, total=False):
     design_share: float
     refined_share: float
     neighbour_share: float
-    genetic_share: float
     least_gain: float
     seed: int
     probe: bool

@@ -84,14 +84,8 @@ class TuningBody(BaseModel):
         Settings().neighbour_share,
         ge=0,
         le=1,
-        description="Of a round's trials, for neighbours of the fastest measured strategies.",
-    )
-    genetic_share: float = Field(
-        Settings().genetic_share,
-        ge=0,
-        le=1,
-        description="Of a round's trials, for what a genetic search finds; random draws have the "
-        "rest.",
+        description="Of a round's trials, for neighbours of the fastest measured strategies; "
+        "random draws have the rest.",
     )
     least_gain: float = Field(
         Settings().least_gain,
@@ -156,7 +150,6 @@ class TuningBody(BaseModel):
             design_share=self.design_share,
             refined_share=self.refined_share,
             neighbour_share=self.neighbour_share,
-            genetic_share=self.genetic_share,
             least_gain=self.least_gain,
         )
 

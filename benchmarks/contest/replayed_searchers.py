@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from autosync.population import Population, concatenate
-from autosync.search.improvement.genetic_algorithm import evolve
+from autosync.search.edits.local_search import searched_from
 from autosync.search.loop.acquisition import promise_of
 from autosync.search.loop.earned_designs import likeliest
 from autosync.search.loop.message_equality import message_shares
@@ -33,6 +33,8 @@ USUAL: tuple[MemberKind, ...] = ("gaussian", "trees")
 """Members of the simulator that learns in seconds."""
 CHILDREN = 1024
 """Strategies that a genetic search looks at in a round."""
+SURVIVORS = 256
+"""Of these, the fastest."""
 FIRST_PARENTS = 8
 """Random ones with which it begins where nothing was tried."""
 
@@ -172,9 +174,9 @@ class Searcher:
         return self.known[key]
 
     def _bred(self, rest: I64, tried: I64, seconds: F64, count: int, rng: Generator) -> I64:
-        """What a genetic search over the tried strategies likes best, judged as in a tuning: the
-        timeline breeds, what learns has the last word. Its children were not measured, so for each
-        the measured strategy most like it stands in."""
+        """What a genetic search (mutation and selection) over the tried strategies likes best,
+        judged as in a tuning: the timeline breeds, what learns has the last word. Its children were
+        not measured, so for each the measured strategy most like it stands in."""
         rows = tried[np.argsort(seconds, kind="stable")]
         domain, population = self.pool.domain, self.pool.population
         parents = parents_among(domain, population.take(rows))
@@ -182,7 +184,7 @@ class Searcher:
             parents = parents_among(domain, population.take(rng.permutation(rest)[:FIRST_PARENTS]))
         predict = partial(TimelineSimulator().predict, domain)
         born = int(rng.integers(2**31))
-        children, _ = evolve(domain, Space(), parents, predict, CHILDREN, born)
+        children, _ = searched_from(domain, Space(), parents, predict, CHILDREN, born, SURVIVORS)
         if simulator := self._after(tried, seconds):
             predicted = simulator.predict(domain, children)
             children = children.take(np.argsort(predicted, kind="stable"))

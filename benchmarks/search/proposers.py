@@ -16,7 +16,7 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.collect.collected_domains import stored_domain
 from autosync.search.designs.design_table import BUILDERS, fitted
-from autosync.search.designs.plan_refinement import refined
+from autosync.search.edits.local_search import refined
 from autosync.search.loop.refined_designs import RACED
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space

@@ -1,2 +1,2 @@
 """The tuning loop: propose, rank, select, run, store, refit; then confirm. Imports designs,
-sampler and improvement, never a collection or a live tuning."""
+sampler and edits, never a collection or a live tuning."""

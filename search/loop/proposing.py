@@ -1,7 +1,7 @@
 """Which strategies to try next: hand-designed ones first, then the most promising of all sources.
 
 Each source (designs that were not tried yet, random draws, local searches from the fastest
-measured, their neighbours, a genetic search) has its share of a round's trials (`round_shares`).
+measured, their neighbours) has its share of a round's trials (`round_shares`).
 """
 
 from collections.abc import Sequence

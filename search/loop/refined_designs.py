@@ -7,7 +7,7 @@ import numpy as np
 
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.search.designs.plan_refinement import refined
+from autosync.search.edits.local_search import refined
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.tuning_store import Candidate

@@ -34,7 +34,6 @@ def round_shares(
     eighth has its trial in every second round of four.
     """
     asked: tuple[tuple[Source, float], ...] = (
-        ("genetic", settings.genetic_share),
         ("refined", settings.refined_share if parents else 0.0),
         ("neighbour", settings.neighbour_share if parents else 0.0),
     )
@@ -45,7 +44,7 @@ def round_shares(
             counts[origin] = min(quota(share, before, room), left)
             left -= counts[origin]
     counts["sampled"] = left
-    order: tuple[Source, ...] = ("sampled", "refined", "neighbour", "genetic")
+    order: tuple[Source, ...] = ("sampled", "refined", "neighbour")
     return [(origin, counts[origin]) for origin in order if origin in counts]
 
 

@@ -12,7 +12,7 @@ from autosync.errors import InvalidInput
 Acquisition = Literal["prediction", "lower_bound", "expected_improvement"]
 """How the doubt of a simulator that learns counts (`acquisition.promise_of`)."""
 
-SEARCHED = ("refined_share", "neighbour_share", "genetic_share")
+SEARCHED = ("refined_share", "neighbour_share")
 """Shares of a round that searches from measured strategies have; random draws have the rest."""
 
 
@@ -26,9 +26,8 @@ class Settings:
     first_designs: hand-designed strategies of the first round, DDP among them; half of the budget
         at the most. Others must earn their trial later.
     design_share: of a later round's trials that go to such designs at the most.
-    refined_share, neighbour_share, genetic_share: of its trials that go to what local searches from
-        the fastest measured strategies come to, to neighbours of them, and to what a genetic search
-        finds; the rest are random draws.
+    refined_share, neighbour_share: of its trials that go to what local searches from the fastest
+        measured strategies come to, and to neighbours of them; the rest are random draws.
     least_gain: the search ends where its best proposal is expected to gain less over the fastest
         measured, as a share of its seconds; 0 spends the whole budget.
     """
@@ -42,7 +41,6 @@ class Settings:
     design_share: float = 0.125
     refined_share: float = 0.375
     neighbour_share: float = 0.125
-    genetic_share: float = 0.0
     least_gain: float = 0.0
     seed: int = 0
     warmup: int = 2

@@ -1,5 +1,5 @@
 """The most promising proposals of a round, from each source: random draws, local searches from
-measured strategies, neighbours of them, a genetic search."""
+measured strategies, neighbours of them."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from autosync.codes import Method, Order
 from autosync.domain import Domain
 from autosync.population import Population, concatenate
-from autosync.search.improvement.genetic_algorithm import SURVIVORS, evolve
-from autosync.search.improvement.neighbourhood import neighbours_of, searched_from
+from autosync.search.edits.local_search import neighbours_of, searched_from
 from autosync.search.loop.acquisition import promise_of
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.ranking import RankedProposals, materialize, rank
@@ -226,18 +225,6 @@ def neighbour_shortlist(
         seed,
         NEIGHBOURS_KEPT,
     )
-    return judge.best_of(population, np.full(len(population), -1), seconds)
-
-
-def genetic_shortlist(
-    judge: Judge, space: Space, measured: Population, total: int, seed: int
-) -> Shortlist:
-    """Of the last generation of a genetic search that looks at `total` strategies and begins with
-    the measured ones (as `parents_among` returns them, perhaps none) and the best of as many random
-    draws as fit into a generation several times."""
-    drawn = rank(judge.domain, space, judge.coarse, min(total, COARSE_SIZE), seed, SURVIVORS)
-    first = concatenate([measured, materialize(drawn, judge.domain, space)])
-    population, seconds = evolve(judge.domain, space, first, judge.predict_coarsely, total, seed)
     return judge.best_of(population, np.full(len(population), -1), seconds)
 
 

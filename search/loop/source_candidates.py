@@ -1,5 +1,5 @@
 """What a round tries of each source of proposals: random draws, local searches from the fastest
-measured, their neighbours, a genetic search. `round_shares` says how many of each."""
+measured, their neighbours. `round_shares` says how many of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from autosync.search.loop.shortlists import (
     Judge,
     Shortlist,
     drawn_shortlist,
-    genetic_shortlist,
     neighbour_shortlist,
     parent_rows,
     refined_shortlist,
@@ -114,8 +113,6 @@ class Sources:
                 )
             case "neighbour":
                 return neighbour_shortlist(judge, space, searched.parents, proposals, seed)
-            case "genetic":
-                return genetic_shortlist(judge, space, searched.parents, proposals, seed)
 
     def _progress(self, done: int) -> None:
         text = f"ranking proposals, round {self.number + 1}"

@@ -31,7 +31,6 @@ StopRule = Callable[[Phase], bool]
 _FOUND = {
     "refined": "a refinement of a measured strategy",
     "neighbour": "a neighbour of a measured strategy",
-    "genetic": "a strategy of the genetic search",
     "placed": "a placement",
     "placed_by_policy": "a placement of the policy",
 }

@@ -11,12 +11,12 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
 Phase = Literal["search", "confirm"]
-Source = Literal["sampled", "refined", "neighbour", "genetic"]
+Source = Literal["sampled", "refined", "neighbour"]
 """A search that has a share of a round's trials."""
 
 Origin = Literal[Source, "placed", "placed_by_policy"]
 """Where a candidate that a search found comes from: random draws, local searches from
-measured strategies, neighbours of them, a genetic search, and proposers of placements."""
+measured strategies, neighbours of them, and proposers of placements."""
 FOUND_BY_SEARCH: tuple[Origin, ...] = get_args(Origin)
 
 

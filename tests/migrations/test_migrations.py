@@ -1,5 +1,6 @@
 """Migrations up and down on both databases, from nothing, from anywhere, and at the same time."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from autosync.api.db.schema_migration import alembic_config, current_revision
 from autosync.api.db.tables import Base
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.submission import enqueue
+from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.engine.training.training_trials import measured_sources
 from autosync.api.views import reports
 from autosync.api.views.simulator_versions_view import simulator_versions
@@ -109,6 +110,21 @@ def test_tunings_from_before_rankings_were_summed_up_rank_as_they_did(empty_url:
         with database.reading() as session:
             assert reports.ranked_strategies(session, tuning_id) == before
             assert reports.tuning(session, tuning_id).ran_on == ran_on != []
+
+
+def test_a_tuning_with_the_share_of_a_genetic_search_is_read_without(empty_url: str) -> None:
+    migrate(empty_url, "0013")
+    with opened(empty_url) as database:
+        waiting = enqueue(database, small_request())
+        with database.engine.begin() as connection:
+            known = json.loads(
+                connection.execute(text("select settings from tunings")).scalar_one()
+            )
+            old = json.dumps(known | {"genetic_share": 0.5})
+            connection.execute(text("update tunings set settings = :old"), {"old": old})
+        migrate(empty_url)
+        with database.reading() as session:
+            assert load_request(session, waiting).settings == small_request().settings
 
 
 def test_data_of_every_revision_is_upgraded(empty_url: str) -> None:

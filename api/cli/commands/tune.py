@@ -116,9 +116,6 @@ def tune(
         float,
         typer.Option(min=0, max=1, help="Of trials, for neighbours of the fastest measured."),
     ] = DEFAULTS.neighbour_share,
-    genetic_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Of trials, for what a genetic search finds.")
-    ] = DEFAULTS.genetic_share,
     least_gain: Annotated[
         float,
         typer.Option(min=0, max=1, help="End the search below this expected gain (a share)."),
@@ -168,7 +165,6 @@ def tune(
         design_share=design_share,
         refined_share=refined_share,
         neighbour_share=neighbour_share,
-        genetic_share=genetic_share,
         least_gain=least_gain,
         seed=seed,
         probe=probe,

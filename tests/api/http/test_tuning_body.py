@@ -17,7 +17,6 @@ STATED = {
     "design_share": 0.5,
     "refined_share": 0.125,
     "neighbour_share": 0.25,
-    "genetic_share": 0.5,
     "least_gain": 0.01,
     "proposals": 7,
 }

@@ -12,7 +12,6 @@ from autosync.errors import InvalidInput
 from autosync.population import encode
 from autosync.search.designs.design_table import BUILDERS, hand_designed, lies_in
 from autosync.search.designs.fitting_designs import check_any_fits
-from autosync.search.designs.plan_refinement import refined
 from autosync.search.designs.swapped_designs import (
     ENDINGS,
     plain_name,
@@ -20,6 +19,7 @@ from autosync.search.designs.swapped_designs import (
     swapped_where_needed,
 )
 from autosync.search.designs.torch_engines import torch_designs
+from autosync.search.edits.local_search import refined
 from autosync.search.loop.earned_designs import known_designs
 from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.shortlists import parents_among
@@ -87,7 +87,7 @@ def test_where_activations_alone_are_too_much_every_answer_swaps() -> None:
         assert each.strategy.swap is not None
         assert each.strategy.swap.budget_bytes == swap_budget_bytes(tight)
         assert not is_ddp(each.strategy)
-        assert refined(each.strategy, tight, Space(), seed=0, evaluations=64) is each.strategy
+        assert refined(each.strategy, tight, Space(), seed=0, count=64) is each.strategy
     assert len(parents_among(tight, encode([each.strategy for each in ranked], tight))) == 0
 
 

@@ -10,8 +10,8 @@ from autosync.errors import InvalidInput
 from autosync.population import encode
 from autosync.search.designs.design_table import BUILDERS
 from autosync.search.designs.fitting_designs import check_any_fits
-from autosync.search.designs.plan_refinement import refined
 from autosync.search.designs.torch_engines import TORCH_BUILDERS, torch_designs
+from autosync.search.edits.local_search import refined
 from autosync.search.loop.earned_designs import known_designs
 from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.shortlists import parents_among
@@ -64,7 +64,7 @@ def test_all_are_different_and_none_is_changed_or_bred() -> None:
     assert len(set(digests_of(DOMAIN, population))) == len(strategies)
     assert len(parents_among(DOMAIN, population)) == 0
     for strategy in strategies:
-        assert refined(strategy, DOMAIN, LOSSY, seed=0, evaluations=64) is strategy
+        assert refined(strategy, DOMAIN, LOSSY, seed=0, count=64) is strategy
 
 
 def test_the_best_of_what_fits_is_ranked_where_ddp_does_not_fit() -> None:

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.population import Population
 from autosync.search.designs.known_designs import dear_fused
-from autosync.search.designs.plan_refinement import refined
-from autosync.search.improvement.genetic_algorithm import evolve
-from autosync.search.improvement.neighbourhood import neighbours_of
+from autosync.search.edits.local_search import neighbours_of, refined, searched_from
 from autosync.search.loop.ranking import rank
 from autosync.search.loop.shortlists import parents_among
 from autosync.search.sampler.sampling import sample
@@ -37,7 +35,7 @@ def predict(population: Population) -> NDArray[np.float64]:
 
 WORK: dict[str, Callable[[], object]] = {
     "a ranking": lambda: rank(DOMAIN, SPACE, TimelineSimulator(), 10**9, 0, 8),
-    "children": lambda: evolve(DOMAIN, SPACE, MEASURED, predict, 10**9, 0),
+    "a local search": lambda: searched_from(DOMAIN, SPACE, MEASURED, predict, 10**9, 0, 8),
     "neighbours": lambda: neighbours_of(DOMAIN, SPACE, MEASURED, predict, 2048, 0, 8),
     "a refinement": lambda: refined(dear_fused(DOMAIN, 2**20), DOMAIN, SPACE, 0, 10**9),
     "digests": lambda: digests_of(DOMAIN, TRIED),

@@ -86,7 +86,7 @@ def test_nothing_is_measured_twice_in_a_search_and_designs_get_another_chance() 
     assert len(rounds) > 1
     assert "sampled" in {p.candidate.origin for p in searched if p.round > 0}
     designs = {p.candidate.origin for p in searched if p.round == 1}
-    assert designs - {"sampled", "neighbour", "genetic"}
+    assert designs - {"sampled", "neighbour"}
 
 
 def test_what_was_measured_then_counts_as_what_it_takes_now() -> None:

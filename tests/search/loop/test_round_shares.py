@@ -39,7 +39,7 @@ def test_shares_of_a_round() -> None:
     assert round_shares(Settings(), 8, 0) == [("sampled", 8)]
     for room in range(9):
         assert sum(count for _, count in round_shares(Settings(), room, 1)) == room
-    with pytest.raises(InvalidInput, match="refined_share, neighbour_share, genetic_share"):
+    with pytest.raises(InvalidInput, match="refined_share, neighbour_share"):
         Settings(refined_share=0.6, neighbour_share=0.6)
     with pytest.raises(InvalidInput, match="design_share is 2"):
         Settings(design_share=2)

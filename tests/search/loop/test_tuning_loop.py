@@ -273,7 +273,6 @@ def test_each_source_has_its_share_of_a_rounds_trials() -> None:
         design_share=0.0,
         refined_share=0.25,
         neighbour_share=0.25,
-        genetic_share=0.25,
     )
     store = MemoryStore()
     run(TablePool(lambda strategy: 2.0 * by_simulator(strategy)), store, settings)
@@ -282,13 +281,13 @@ def test_each_source_has_its_share_of_a_rounds_trials() -> None:
         if proposal.phase == "search":
             rounds.setdefault(proposal.round, []).append(proposal.candidate.origin)
     later = [rounds[number] for number in sorted(rounds) if number]
-    assert later == [["sampled", "refined", "neighbour", "genetic"]] * 3
+    assert later == [["sampled", "sampled", "refined", "neighbour"]] * 3
     searched = [p for p in store.proposals() if p.phase == "search"]
     assert len({p.candidate.strategy.id for p in searched}) == len(searched) == 24
 
 
 def test_a_killed_search_of_all_sources_goes_on_as_it_would_have() -> None:
-    settings = replace(SETTINGS, budget=20, neighbour_share=0.25, genetic_share=0.25)
+    settings = replace(SETTINGS, budget=20, neighbour_share=0.25)
     undisturbed = TablePool(by_simulator)
     expected = run(undisturbed, MemoryStore(), settings)
     store = MemoryStore()

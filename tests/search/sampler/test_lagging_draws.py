@@ -10,11 +10,8 @@ from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.designs.plan_refinement import refined
-from autosync.search.improvement.crossover_mutation import Lineage
-from autosync.search.improvement.genetic_algorithm import drawn_lineage
-from autosync.search.improvement.offspring import make_offspring
-from autosync.search.improvement.parent_columns import pool_of
+from autosync.search.edits.local_search import refined
+from autosync.search.edits.small_edits import make_edited, parents_of
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
@@ -113,21 +110,20 @@ def test_where_neither_form_runs_none_is_late(domain: Domain, space: Space) -> N
 def test_children_lag_where_they_can(domain: Domain, space: Space, seed: int) -> None:
     space = replace(space, staleness=LATE)
     parents = parents_among(domain, sample(domain, space, 0, 12, seed))
-    pool = pool_of(domain, space, parents, 8, seed)
-    lineage = drawn_lineage(pool, 48, np.random.default_rng(seed % 2**32))
-    children = make_offspring(pool, lineage, 0, seed % 2**32)
+    rng = np.random.default_rng(seed % 2**32)
+    base, edits = rng.integers(len(parents), size=48), rng.integers(1, 4, size=48)
+    children = make_edited(parents_of(domain, space, parents), base, edits, 0, seed % 2**32)
     checked(children, domain)
     late = children.staleness > 0
-    assert np.array_equal(children.staleness[late], pool.population.staleness[lineage.base][late])
+    assert np.array_equal(children.staleness[late], parents.staleness[base][late])
 
 
 def test_children_of_one_form_stay_late() -> None:
     space = replace(SPACE, parameter_server=False, staleness=(0, 2))
     drawn = sample(DOMAIN, space, 0, 64, 1)
-    pool = pool_of(DOMAIN, space, drawn.take(np.flatnonzero(drawn.staleness)), 1, 1)
-    n = pool.parents
-    none = np.zeros(n, dtype=np.int64)
-    same = make_offspring(pool, Lineage(np.arange(n), none - 1, none + n, none), 0, 0)
+    parents = parents_of(DOMAIN, space, drawn.take(np.flatnonzero(drawn.staleness)))
+    n = len(parents)
+    same = make_edited(parents, np.arange(n), np.zeros(n, dtype=np.int64), 0, 0)
     assert set(same.staleness.tolist()) == {2}
 
 

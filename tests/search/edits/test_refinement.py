@@ -5,7 +5,7 @@ import numpy as np
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import hand_designed, lies_in, with_pins
-from autosync.search.designs.plan_refinement import refined
+from autosync.search.edits.local_search import refined
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, Strategy, VariableChoice, whole
@@ -26,14 +26,14 @@ def seconds(*strategies: Strategy) -> list[float]:
 def test_every_design_gets_no_slower_and_stays_in_the_space() -> None:
     better = 0
     for name, strategy in hand_designed(DOMAIN, Space()):
-        found = refined(strategy, DOMAIN, Space(), 0, evaluations=256)
+        found = refined(strategy, DOMAIN, Space(), 0, 256)
         verify(found, DOMAIN)
         assert lies_in(found, Space()) or name == "ddp"
         before, after = seconds(strategy, found)
         assert after < before or found is strategy
         better += after < before
         assert name != "ddp" or found is strategy
-        named = refined(replace(strategy, name=name), DOMAIN, Space(), 0, evaluations=256)
+        named = refined(replace(strategy, name=name), DOMAIN, Space(), 0, 256)
         assert named.name == name
         assert named.id == found.id
     assert better > 10

@@ -1,40 +1,57 @@
-"""Compiled kernel of the small edits that an engineer would try on a strategy that is fast already.
+"""Strategies changed by small edits, such as an engineer would try on one that is fast already.
 
 Cuts stay, and owners but for one that moves: it goes where the busiest link is then least busy, so
 that owners which are balanced by links stay so. What may not share a message is told apart
-afterwards (`constraint_repair.form_groups`).
+afterwards (`groups.form_groups`).
 """
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from autosync.search.improvement.border_edits import divide_message, join_messages, shift_border
-from autosync.search.improvement.choice_edits import move_owner, switch_method
-from autosync.search.improvement.edited_columns import (
+from autosync.domain import Domain
+from autosync.population import Population
+from autosync.search.edits.edited_columns import (
     ROW,
     WORDS,
     Child,
     EditedColumns,
     child_of,
+    columns_of,
     free_row,
 )
-from autosync.search.improvement.method_switches import Forms
-from autosync.search.improvement.owner_links import OwnerLinks
-from autosync.search.improvement.schedule_edits import (
+from autosync.search.edits.groups import form_groups, group_borders
+from autosync.search.edits.message_edits import (
     EXPLICIT,
     IDLE,
     ORDER,
     OVERLAP,
     SLICES,
+    divide_message,
     edit_place,
     edit_schedule,
+    join_messages,
+    shift_border,
+)
+from autosync.search.edits.method_edits import (
+    Forms,
+    OwnerLinks,
+    forms_among,
+    move_owner,
+    owner_links,
+    switch_method,
 )
 from autosync.search.sampler.counter_random import draw, stream
-from autosync.search.sampler.sampling_tables import Tables
+from autosync.search.sampler.drawn_columns import ShardColumns
+from autosync.search.sampler.lagging_draws import kept_staleness
+from autosync.search.sampler.sampling_tables import SamplerInputs, Tables, sampler_inputs
+from autosync.search.space import Space
 from autosync.simulator.numba_cache import cached_kernel
+
+I64 = NDArray[np.int64]
 
 SMALL_EDITS = 7
 """Purpose of the random stream of a child's small edits."""
@@ -44,11 +61,60 @@ PLACE, SHIFT, JOIN, DIVIDE, OWNER, METHOD = range(ORDER + 1, ORDER + 7)
 border by one shard; two messages become one; one becomes two; an owner; a method."""
 
 _ONCE = (SLICES, OVERLAP, IDLE, ORDER, JOIN, DIVIDE)
-KIND_OF_EDIT = np.array([*_ONCE, PLACE, PLACE, SHIFT, SHIFT, *(OWNER, METHOD) * 3], dtype=np.int64)
+ALL_KINDS = np.array([*_ONCE, PLACE, PLACE, SHIFT, SHIFT, *(OWNER, METHOD) * 3], dtype=np.int64)
 """One of these at random: more often what has more values."""
+MESSAGE_KINDS = np.array([SLICES, OVERLAP, ORDER, PLACE, *(JOIN, DIVIDE, SHIFT) * 2])
+"""Those that leave methods and owners as they are."""
 
 ATTEMPTS = 4
 """Kinds that are drawn for an edit until one changes something: many do not apply everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parents:
+    """population: strategies that others are made of, with all options that may be drawn. groups
+    i64[n]: how many groups each has. owners: of messages, ranks and hosts beside them."""
+
+    domain: Domain
+    population: Population
+    inputs: SamplerInputs
+    groups: I64
+    owners: int
+
+    def __len__(self) -> int:
+        return len(self.population)
+
+
+def parents_of(domain: Domain, space: Space, population: Population) -> Parents:
+    """population: runs on the engine of the plans, not on one of torch's."""
+    inputs = sampler_inputs(domain, space)
+    numbers = dict.fromkeys((*population.options, *inputs.options))
+    population = replace(population, options=tuple(numbers))
+    groups = np.maximum.reduceat(population.group, population.first[:-1]).astype(np.int64) + 1
+    return Parents(domain, population, inputs, groups, domain.cluster.servers)
+
+
+def make_edited(
+    parents: Parents, base: I64, edits: I64, start: int, seed: int, kinds: I64 = ALL_KINDS
+) -> Population:
+    """Copies of the parents `base` i64[n], each after so many small edits. Child i depends only on
+    these and on (seed, start + i). Releases the GIL while it works.
+
+    Pins, cuts, and the groups' constraint are kept; owners stay where they are, but for those that
+    an edit moves.
+    """
+    tables, n = parents.inputs.tables, len(base)
+    made = parents.population.take(base)
+    indices = np.arange(start, start + n, dtype=np.uint64)
+    links, forms = owner_links(parents.domain), forms_among(made.options, parents.inputs)
+    edit_slightly(tables, links, forms, np.uint64(seed), indices, edits, kinds, columns_of(made))
+    shards = ShardColumns(*(getattr(made, name) for name in ShardColumns._fields))
+    starts = np.zeros(made.rows, dtype=np.bool_)
+    counts = len(made.options), parents.owners
+    group_borders(tables, *counts, made.parts, shards, starts)
+    most = np.maximum(parents.groups[base] + edits, tables.rules[0]["max_groups"])
+    form_groups(tables, *counts, made.parts, starts, most, shards)
+    return replace(made, staleness=kept_staleness(made))
 
 
 @cached_kernel

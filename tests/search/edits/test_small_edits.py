@@ -6,26 +6,31 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from autosync.codes import Method, Order
+from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed, lies_in
 from autosync.search.designs.server_placement import byteps_least_busy_link
-from autosync.search.improvement.edited_columns import child_of, columns_of
-from autosync.search.improvement.neighbourhood import searched_from
-from autosync.search.improvement.offspring import make_edited
-from autosync.search.improvement.owner_links import busy_seconds, owner_links
-from autosync.search.improvement.parent_columns import ParentPool, pool_of
-from autosync.search.improvement.schedule_edits import IDLE, ORDER, OVERLAP, SLICES
-from autosync.search.improvement.small_edits import DIVIDE, JOIN, METHOD, OWNER, PLACE, SHIFT
-from autosync.search.loop.shortlists import parents_among
+from autosync.search.edits.edited_columns import child_of, columns_of
+from autosync.search.edits.message_edits import IDLE, ORDER, OVERLAP, SLICES
+from autosync.search.edits.method_edits import busy_seconds, owner_links
+from autosync.search.edits.small_edits import (
+    DIVIDE,
+    JOIN,
+    METHOD,
+    OWNER,
+    PLACE,
+    SHIFT,
+    Parents,
+    make_edited,
+    parents_of,
+)
 from autosync.search.space import Space
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, Strategy, VariableChoice, split, whole
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn_domains import domains, seeds, unconstrained
-from tests.search.improvement.test_offspring import DOMAIN, SMALL, parents_of
+from tests.search.edits.strategies import DOMAIN, SMALL, designs_and_draws
 from tests.search.sampler.test_sampling import assert_same
 
 DESIGNS = dict(hand_designed(DOMAIN, Space()))
@@ -37,7 +42,7 @@ UNEVEN = domain_of(
 )
 
 
-def edited(pool: ParentPool, base: int, kind: int, count: int = 64) -> Population:
+def edited(pool: Parents, base: int, kind: int, count: int = 64) -> Population:
     """Children of one parent, one edit of one kind each."""
     of, once = np.full(count, base, dtype=np.int64), np.ones(count, dtype=np.int64)
     return make_edited(pool, of, once, 0, 3, np.array([kind], dtype=np.int64))
@@ -45,7 +50,7 @@ def edited(pool: ParentPool, base: int, kind: int, count: int = 64) -> Populatio
 
 def changed(kind: int, name: str, space: Space = SMALL) -> tuple[Strategy, list[Strategy]]:
     """A design as edits leave it, and its different children by one kind."""
-    pool = pool_of(DOMAIN, space, encode([DESIGNS[name]], DOMAIN), 1, 0)
+    pool = parents_of(DOMAIN, space, encode([DESIGNS[name]], DOMAIN))
     none = np.zeros(1, dtype=np.int64)
     same = decode(make_edited(pool, none, none, 0, 0), 0, DOMAIN)
     children = edited(pool, 0, kind)
@@ -60,8 +65,8 @@ def changed(kind: int, name: str, space: Space = SMALL) -> tuple[Strategy, list[
 def test_every_child_verifies_and_lies_in_the_space(
     domain: Domain, space: Space, seed: int
 ) -> None:
-    parents = parents_of(domain, space, seed)
-    pool = pool_of(domain, space, parents, 1, seed)
+    parents = designs_and_draws(domain, space, seed)
+    pool = parents_of(domain, space, parents)
     rng = np.random.default_rng(seed)
     base, edits = rng.integers(len(parents), size=24), rng.integers(1, 6, size=24)
     children = make_edited(pool, base, edits, 0, seed % 2**32)
@@ -118,7 +123,7 @@ def messages(strategy: Strategy) -> int:
 def test_an_edit_of_borders_changes_groups_alone(kind: int, more: int) -> None:
     grouped = encode([DESIGNS["all_reduce_per_variable"]], DOMAIN)
     grouped.group[:] = [0, 0, 1, 1, 1, 2, 2]
-    pool = pool_of(DOMAIN, SMALL, grouped, 1, 0)
+    pool = parents_of(DOMAIN, SMALL, grouped)
     given = decode(grouped, 0, DOMAIN)
     children = edited(pool, 0, kind)
     found = [decode(children, index, DOMAIN) for index in range(len(children))]
@@ -134,7 +139,7 @@ def test_an_edit_of_borders_changes_groups_alone(kind: int, more: int) -> None:
 def test_an_owner_moves_and_no_link_gets_much_busier() -> None:
     """Of a strategy whose owners are balanced by links already, as the design has them."""
     parent = encode([byteps_least_busy_link(UNEVEN)], UNEVEN)
-    pool = pool_of(UNEVEN, SMALL, parent, 1, 0)
+    pool = parents_of(UNEVEN, SMALL, parent)
     none = np.zeros(1, dtype=np.int64)
     kept = make_edited(pool, none, none, 0, 0)
     assert (kept.server == parent.server).all(), "owners by links are not balanced by bandwidth"
@@ -150,10 +155,10 @@ def test_an_owner_moves_and_no_link_gets_much_busier() -> None:
         verify(decode(child, 0, UNEVEN), UNEVEN)
 
 
-def busiest(pool: ParentPool, population: Population, index: int) -> float:
+def busiest(pool: Parents, population: Population, index: int) -> float:
     columns = columns_of(population)
-    child = child_of(pool.tables, columns, index)
-    return float(busy_seconds(pool.tables, owner_links(UNEVEN), columns, child).max())
+    child = child_of(pool.inputs.tables, columns, index)
+    return float(busy_seconds(pool.inputs.tables, owner_links(UNEVEN), columns, child).max())
 
 
 @pytest.mark.parametrize("name", ["byteps", "dear", "all_reduce_25mb"])
@@ -185,8 +190,8 @@ def test_pins_stay() -> None:
         VariableChoice(names[4], whole((10, 128)), (AllReduce(2),)),
     )
     space = replace(SMALL, pins=pins)
-    pool = pool_of(DOMAIN, space, parents_of(DOMAIN, space, 1), 1, 1)
-    base = np.arange(120) % pool.parents
+    pool = parents_of(DOMAIN, space, designs_and_draws(DOMAIN, space, 1))
+    base = np.arange(120) % len(pool)
     children = make_edited(pool, base, np.full(120, 4), 0, 2)
     for index in range(len(children)):
         choices = decode(children, index, DOMAIN).choices
@@ -200,25 +205,11 @@ def test_pins_stay() -> None:
             ]
 
 
-def test_a_local_search_improves_what_it_begins_from() -> None:
-    def predict(population: Population) -> np.ndarray:
-        return TimelineSimulator().predict(DOMAIN, population)
-
-    parent = parents_among(DOMAIN, encode([DESIGNS["ps_pieces_4mb_priority"]], DOMAIN))
-    found, seconds = searched_from(DOMAIN, SMALL, parent, predict, 1024, 1, 32)
-    again, _ = searched_from(DOMAIN, SMALL, parent, predict, 1024, 1, 32, threads=1)
-    assert_same(found, again)
-    assert seconds[0] < predict(parent)[0]
-    assert (np.diff(seconds) > 0).all()
-    assert set(found.order) <= {Order.FIFO, Order.PRIORITY, Order.EXPLICIT}
-    assert set(found.method) <= set(Method)
-
-
 def test_factors_and_all_reduces_are_switched() -> None:
     linear = domain_of(chain_graph(((512, 256), (512,), (640, 512), (640,)), factor_rows=8))
     designs = dict(hand_designed(linear, Space()))
-    pool = pool_of(
-        linear, SMALL, encode([designs["factors_all_reduce"], designs["pace"]], linear), 1, 0
+    pool = parents_of(
+        linear, SMALL, encode([designs["factors_all_reduce"], designs["pace"]], linear)
     )
     for parent, begun, other in (
         (0, Method.FACTORS, Method.ALL_REDUCE),

@@ -1,65 +1,65 @@
-"""The two constraints, kept by strategies that are made of others where the space has them.
+"""Which shards share a message after edits: groups formed anew, compiled.
 
-Load balance: where owners of several strategies meet, the overloaded servers give shards up, and
-`balance_load` places them as the sampler does. Adjacent merging: groups are formed anew from
-borders, so that each is contiguous in gradient-ready order; without it groups are those of the
-strategies that the shards come from.
+Under adjacent merging groups are formed from borders, so that each is contiguous in gradient-ready
+order; without it groups are those of the strategies that the shards come from.
 """
+
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from autosync.search.improvement.parent_columns import METHODS, row_class
 from autosync.search.sampler.adjacent_merge import renumber_groups
 from autosync.search.sampler.drawn_columns import ShardColumns
-from autosync.search.sampler.load_balance import unit_bytes
 from autosync.search.sampler.sampling_tables import Record, Tables
 from autosync.simulator.numba_cache import cached_kernel
 
-_SERVER_METHOD = np.uint8(0)
-
-
-@cached_kernel
-def release_excess(tables: Tables, axis: NDArray[np.int8], shards: ShardColumns) -> None:
-    """Take the owner (-1) from shards of overloaded servers, until what all servers hold beyond
-    their parts of the bandwidth is within the largest shard. `balance_load` then keeps it there.
-    Without the constraint owners stay."""
-    if not tables.rules[0].load_balance:
-        return
-    weight = tables.weight
-    load = np.zeros(len(weight))
-    for i in range(len(axis)):
-        load[:] = 0.0
-        total, largest = 0.0, 0.0
-        for row in range(shards.first[i], shards.first[i + 1]):
-            if shards.method[row] == _SERVER_METHOD:
-                size = _shard_bytes(tables, axis[i], shards, row)
-                total, largest = total + size, max(largest, size)
-                if shards.server[row] >= 0:
-                    load[shards.server[row]] += size
-        if total == 0.0 or np.maximum(load - total * weight, 0.0).sum() <= largest:
-            continue
-        for row in range(shards.first[i], shards.first[i + 1]):
-            server, pinned = shards.server[row], tables.variables[shards.variable[row]].pin >= 0
-            if shards.method[row] != _SERVER_METHOD or server < 0 or pinned:
-                continue
-            if load[server] > total * weight[server]:
-                load[server] -= _shard_bytes(tables, axis[i], shards, row)
-                shards.server[row] = -1
+METHODS = 5
 
 
 @njit(nogil=True)
-def _shard_bytes(tables: Tables, axis: NDArray[np.int8], shards: ShardColumns, row: int) -> float:
-    v = np.int64(shards.variable[row])
-    size: float = unit_bytes(tables.variables[v], axis[v]) * shards.length[row]
-    return size
+def row_class(method: int, option: int, server: int, dtype: int, options: int, dtypes: int) -> Any:
+    """Which rows may share a message: those of one number."""
+    return ((np.int64(server + 1) * METHODS + method) * options + option) * dtypes + dtype
+
+
+@cached_kernel
+def group_borders(
+    tables: Tables,
+    options: int,
+    owners: int,
+    parts: NDArray[np.int32],
+    shards: ShardColumns,
+    starts: NDArray[np.bool_],
+) -> None:
+    """Fill `starts` bool[N]: whether a row begins a group, among rows that may share one, in
+    gradient-ready order. Pinned rows keep the groups of their pins.
+
+    options, owners: how many there are; owners count from 0. parts i32[n, V]: shards of each
+    variable.
+    """
+    dtypes = tables.rules[0].dtypes
+    last = np.full((owners + 1) * METHODS * options * dtypes, -1, dtype=np.int64)
+    open_in = np.full(len(last), -1, dtype=np.int64)
+    row_of = np.empty(len(tables.variables) + 1, dtype=np.int64)
+    for i in range(len(parts)):
+        _first_rows(shards.first[i], parts[i], row_of)
+        for v in tables.ready_order:
+            variable = tables.variables[v]
+            if variable.pin >= 0:
+                continue
+            for row in range(row_of[v], row_of[v + 1]):
+                number = _class_of(shards, row, variable, options, tables.rules[0])
+                starts[row] = open_in[number] != i or last[number] != shards.group[row]
+                open_in[number], last[number] = i, shards.group[row]
 
 
 @cached_kernel
 def form_groups(
     tables: Tables,
     options: int,
+    owners: int,
     parts: NDArray[np.int32],
     starts: NDArray[np.bool_],
     most: NDArray[np.int64],
@@ -72,18 +72,16 @@ def form_groups(
     passed over, but for the first of each kind of message.
     """
     if not tables.rules[0].adjacent_merge:
-        _join_labels(tables, options, parts, most, shards)
+        _join_labels(tables, options, owners, parts, most, shards)
         return
-    rules, families = tables.rules[0], len(tables.weight) + 1
+    rules, families = tables.rules[0], owners + 1
     classes = families * METHODS * options * rules.dtypes
     current, open_in = np.empty(classes, np.int64), np.full(classes, -1, np.int64)
     used = np.empty(families, np.int64)
     row_of = np.empty(len(tables.variables) + 1, dtype=np.int64)
     for i in range(len(parts)):
         used[:] = 0
-        row_of[0] = shards.first[i]
-        for v in range(len(tables.variables)):
-            row_of[v + 1] = row_of[v] + parts[i, v]
+        _first_rows(shards.first[i], parts[i], row_of)
         groups: int = rules.pin_groups
         for v in tables.ready_order:
             if tables.variables[v].pin >= 0:
@@ -103,13 +101,14 @@ def form_groups(
 def _join_labels(
     tables: Tables,
     options: int,
+    owners: int,
     parts: NDArray[np.int32],
     most: NDArray[np.int64],
     shards: ShardColumns,
 ) -> None:
     """Shards of one label and kind travel together; of a label that has another kind, or comes when
     there are enough groups, with the latest group of their own kind."""
-    rules, families = tables.rules[0], len(tables.weight) + 1
+    rules, families = tables.rules[0], owners + 1
     classes = families * METHODS * options * rules.dtypes
     latest, open_in = np.empty(classes, np.int64), np.full(classes, -1, np.int64)
     labels = np.int64(shards.group.max()) + 1 if len(shards.group) else 0
@@ -148,3 +147,11 @@ def _class_of(shards: ShardColumns, row: int, variable: Record, options: int, ru
         rules.dtypes,
     )
     return number
+
+
+@njit(nogil=True)
+def _first_rows(first: int, parts: NDArray[np.int32], row_of: NDArray[np.int64]) -> None:
+    """Fill i64[V + 1]: the first row of each variable of a strategy; the row behind its last."""
+    row_of[0] = first
+    for v in range(len(parts)):
+        row_of[v + 1] = row_of[v] + parts[v]

@@ -130,3 +130,18 @@ def relabel(columns: EditedColumns, child: Child, old: int, new: int) -> None:
     for row in range(child.start, child.stop):
         if columns.group[row] == old:
             columns.group[row] = new
+
+
+@njit(nogil=True)
+def join_neighbour(tables: Tables, row: int, columns: EditedColumns, child: Child) -> None:
+    """A row, or all rows of its message that had its owner, in the message of its new kind that
+    comes before, or behind where none does; without any in its own."""
+    other = beside(tables, columns, child, row, -1)
+    if other < 0 or child.scope[other - child.start]:
+        other = beside(tables, columns, child, row, 1)
+    label = fresh_label(columns, child)
+    if other >= 0 and not child.scope[other - child.start]:
+        label = int(columns.group[other])
+    for each in range(child.start, child.stop):
+        if child.scope[each - child.start]:
+            columns.group[each] = label
