@@ -19,6 +19,7 @@ from autosync.placement import Placement
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
+from autosync.simulator.backends import backend_of
 from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
 from autosync.simulator.idle_tensors import (
     IdleActivations,
@@ -129,7 +130,7 @@ class DomainMemory:
         domain = self.domain
         units = units_of(domain, self.curve, population, index, engine)
         moments = self.curve.held.shape[1]
-        held = held_bytes(units, moments, domain.cluster.backend == "gloo")
+        held = held_bytes(units, moments, backend_of(domain.cluster).sharded_copies)
         whole = living_bytes(self.curve, self.gradient_bytes)
         living = whole[0] - held.freed + batch_scale * whole[1]
         compute = (living + np.maximum(held.during, held.passing)).max()
@@ -171,7 +172,7 @@ class DomainMemory:
         table, world = self.domain.variables, self.domain.world_size
         activations = (self.curve.held[0] + max(share, 1.0) * self.curve.held[1]).max()
         copies = 7.0 + self.domain.optimizer.state_tensors
-        copies += world if self.domain.cluster.backend == "gloo" else 0
+        copies += world if backend_of(self.domain.cluster).ranks_add_up else 0
         copies += 2.0 * (staleness + world) if staleness else 0  # under way, and at servers
         columns = table.elements // table.dims[:, 0]
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes

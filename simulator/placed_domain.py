@@ -20,6 +20,7 @@ from autosync.module_borders import deals_of, moved_shares
 from autosync.placement import PlacedModule, Placement
 from autosync.population import Population
 from autosync.profiling import reach_variables
+from autosync.simulator.backends.message_edges import Edges
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.cost.link_resources import (
     Resources,
@@ -27,7 +28,6 @@ from autosync.simulator.cost.link_resources import (
     load_of,
     resources_of,
 )
-from autosync.simulator.cost.message_edges import Edges
 from autosync.simulator.cost.message_startup import startup_seconds
 from autosync.strategy import Replica
 

@@ -12,6 +12,7 @@ from autosync.codes import POWERSGD, Op, Order, Update
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
+from autosync.simulator.backends import backend_of
 
 GATHERS = tuple(int(op) for op in (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER))
 PUSHES = tuple(int(op) for op in Op if op.to_owner)
@@ -81,10 +82,10 @@ class PlanMemory:
 
     def _buffer_bytes(self) -> F64:
         """Flat buffers, one a bucket (none of touched rows); what is sent in another type than the
-        buffer's; and what a reduce-scatter or an owner receives apart on gloo, where ranks add up
-        by themselves."""
+        buffer's; and what a reduce-scatter or an owner receives apart where ranks add up by
+        themselves, as on gloo."""
         plans, world = self.plans, self.domain.world_size
-        on_gloo = self.domain.cluster.backend == "gloo"
+        added_up = backend_of(self.domain.cluster).ranks_add_up
         wire = plans.wire_bytes.astype(np.float64)
         sparse, first = np.isin(plans.operation, SPARSE), plans.after < 0
         held = np.zeros((len(plans), world))
@@ -92,11 +93,11 @@ class PlanMemory:
         held += self._summed((plans.encoding > 0) & ~sparse, wire)
         held += self._summed(first & (plans.encoding > POWERSGD), self._flat_bytes)  # what is lost
         held += self._summed(np.isin(plans.operation, GATHERS), wire) * (world - 1)
-        if on_gloo:
+        if Op.REDUCE_SCATTER in added_up:
             held += self._summed(plans.operation == Op.REDUCE_SCATTER, wire)
         members = np.array([sum(len(team) for team in teams) for teams in plans.teams])
         senders = members[plans.ranks] - 1 if len(members) else np.zeros(len(wire))
-        pushes = np.isin(plans.operation, PUSHES) & (sparse | on_gloo)
+        pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in added_up))
         return held + self._at_owner(pushes, wire * senders)
 
     def _update_bytes(self) -> F64:

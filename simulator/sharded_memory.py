@@ -86,44 +86,46 @@ class HeldBytes:
     parts: float
 
 
-def held_bytes(units: list[ShardedUnit], moments: int, gloo: bool) -> HeldBytes:
-    """gloo: it gathers into, and reduces in, a copy of its own."""
+def held_bytes(units: list[ShardedUnit], moments: int, copied: bool) -> HeldBytes:
+    """copied: the backend gathers into, and reduces in, a copy of its own."""
     during, passing, freed = np.zeros((3, moments))
-    _forward(units, during, passing, gloo)
-    _backward(units, during, passing, freed, gloo)
+    _forward(units, during, passing, copied)
+    _backward(units, during, passing, freed, copied)
     return HeldBytes(during, passing, freed, sum(unit.part_bytes for unit in units))
 
 
-def _forward(units: list[ShardedUnit], during: F64, passing: F64, gloo: bool) -> None:
+def _forward(units: list[ShardedUnit], during: F64, passing: F64, copied: bool) -> None:
     end = len(during) // 2
     kept, buffer = 0.0, 0.0
     for place, unit in enumerate(units):
         following = units[place + 1] if place + 1 < len(units) else None
-        copies = unit.gathered_bytes if gloo else 0.0
+        copies = unit.gathered_bytes if copied else 0.0
         _raise(passing, unit.forward, kept + buffer + unit.gathered_bytes + copies)
         buffer = unit.gathered_bytes
-        ahead = following.gathered_bytes if following and not gloo else 0.0
+        ahead = following.gathered_bytes if following and not copied else 0.0
         span = slice(unit.forward, following.forward if following else end)
         during[span] += kept + unit.size_bytes + buffer + ahead
         _raise(passing, unit.forward, kept + unit.size_bytes + buffer)
         kept += unit.size_bytes if unit.keeps_values else 0.0
 
 
-def _backward(units: list[ShardedUnit], during: F64, passing: F64, freed: F64, gloo: bool) -> None:
+def _backward(
+    units: list[ShardedUnit], during: F64, passing: F64, freed: F64, copied: bool
+) -> None:
     order = sorted(units, key=lambda unit: (unit.done, unit.backward))
     kept = sum(unit.size_bytes for unit in units if unit.keeps_values)
     begin, reducing, parts = len(during) // 2, 0.0, 0.0
     for unit, following in pairwise([*order, None]):
         assert unit is not None
         own = 0.0 if unit.keeps_values else unit.size_bytes
-        copies = 1.0 if gloo else 0.0
+        copies = 1.0 if copied else 0.0
         gathered = 0.0 if unit.keeps_values else unit.gathered_bytes
         _raise(passing, begin, kept + gathered * (1.0 + copies) + reducing + parts)
         ahead = following.gathered_bytes if following and not following.keeps_values else 0.0
         _raise(passing, begin, kept + own + ahead * (1.0 + copies) + reducing + parts)
         during[begin : unit.done + 1] += kept + own + ahead + reducing + parts
         kept -= unit.size_bytes if unit.keeps_values else 0.0
-        # the gradients themselves count until `done`: their buffer and, on gloo, its copy
+        # the gradients themselves count until `done`: their buffer and its copy
         reducing = unit.gathered_bytes
         taken = max(unit.size_bytes, copies * reducing + unit.part_bytes) - unit.size_bytes
         _raise(passing, unit.done, kept + ahead + reducing + taken + parts)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.cluster import Cluster
-from autosync.simulator.cost.message_edges import Edges
+from autosync.simulator.backends.message_edges import Edges
 
 F64 = NDArray[np.float64]
 

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from autosync.cluster import Cluster
 from autosync.codes import Op
 from autosync.plan.plan_table import Teams
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.link_resources import (
     Resources,
     connection_seconds,
     load_of,
     passing,
 )
-from autosync.simulator.cost.message_edges import edges_of
 
 F64 = NDArray[np.float64]
 
@@ -77,7 +77,7 @@ def _together(parts: list[MessageTraffic], resources: int) -> MessageTraffic:
 def _traffic(
     cluster: Cluster, where: Resources, operation: Op, team: tuple[int, ...], root: int
 ) -> MessageTraffic:
-    edges = edges_of(operation, team, root, cluster.backend)
+    edges = backend_of(cluster).edges_of(operation, team, root)
     if not len(edges.source):
         nothing = np.zeros(len(where.rate))
         return MessageTraffic(np.zeros(4), nothing, nothing)

@@ -17,9 +17,9 @@ from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.alike_resources import number_equal_rows
 from autosync.simulator.cost.link_resources import load_of, resources_of
-from autosync.simulator.cost.message_edges import edges_of
 from autosync.simulator.cost.message_startup import rounds_of, startup_seconds
 from autosync.simulator.cost.message_traffic import (
     SERVER_OPERATIONS,
@@ -28,10 +28,6 @@ from autosync.simulator.cost.message_traffic import (
 )
 
 F64 = NDArray[np.float64]
-
-MESSAGES_IN_FLIGHT = {"gloo": 2, "nccl": 1}
-"""Per channel. gloo runs two operations at once per process group, first come first served
-(measured on the testbed); NCCL runs the operations of a communicator one by one."""
 
 COST_KIND: dict[Op, MessageKind] = {
     Op.ALL_REDUCE: "all_reduce",
@@ -114,7 +110,7 @@ def link_seconds_per_byte(
     cluster: Cluster, operation: Op, team: tuple[int, ...], root: int = -1
 ) -> float:
     """How long one message within a team holds its slowest resource, per byte of a replica's."""
-    edges = edges_of(operation, team, root, cluster.backend)
+    edges = backend_of(cluster).edges_of(operation, team, root)
     return float(load_of(edges, resources_of(cluster)).max())
 
 
@@ -185,7 +181,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         utilization=np.ascontiguousarray(share[:, first]),
         flows=np.ascontiguousarray(flows[:, first]),
         ports=ports,
-        in_flight=MESSAGES_IN_FLIGHT[cluster.backend],
+        in_flight=backend_of(cluster).in_flight,
         engine_seconds=(
             engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size
         ),

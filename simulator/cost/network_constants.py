@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 from autosync.cluster import Cluster, MessageCost, Node
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
 
 HALVES: tuple[Literal["all_to_all", "all_gather"], ...] = ("all_to_all", "all_gather")
@@ -21,7 +22,7 @@ CONNECTION_RANGE_GBPS = (10.0, 15.0)
 def uses_tcp(cluster: Cluster) -> bool:
     """Of several hosts, by backend and stated latency."""
     slow = any(node.latency_us >= RDMA_LATENCY_US for node in cluster.nodes)
-    return len(cluster.nodes) > 1 and (cluster.backend == "gloo" or slow)
+    return len(cluster.nodes) > 1 and (backend_of(cluster).always_tcp or slow)
 
 
 def with_engine(cluster: Cluster, seconds: float) -> Cluster:

@@ -1,6 +1,7 @@
 """Servers that are ranks under NCCL, which serves them one after another."""
 
 from autosync.cluster import Cluster
+from autosync.simulator.backends import backend_of
 from autosync.strategy import ParameterServer, Strategy
 
 ONE_BY_ONE = (
@@ -18,4 +19,4 @@ def served_one_by_one(strategy: Strategy, cluster: Cluster) -> bool:
         for shard in choice.shards
         if isinstance(shard, ParameterServer) and shard.server < cluster.world_size
     }
-    return cluster.backend == "nccl" and len(owners) > 1
+    return not backend_of(cluster).streams and len(owners) > 1

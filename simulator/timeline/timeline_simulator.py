@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import Method, Op
+from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.plan import PlanTable
 from autosync.population import Population
+from autosync.simulator.backends import backend_of
 from autosync.simulator.compute_time import slowest_factors
 from autosync.simulator.cost.bucket_work import (
     rebuild_seconds_of_buckets,
@@ -31,17 +32,6 @@ from autosync.simulator.timeline.timeline_arrays import (
     MessageArrays,
 )
 from autosync.torch_engine import FullyShard
-
-STREAMED = (Op.ALL_GATHER, *SERVER_OPERATIONS)
-"""On gloo the runtime sends and receives these by itself: any number is in flight, and those
-between the same ranks follow each other on their connection. So do messages of any backend to and
-from a dedicated server host, which takes no part in collectives."""
-
-
-STEPWISE = (Op.ALL_REDUCE, Op.REDUCE)
-"""Of gloo's, those that go round a ring: it sends, waits and adds up segment by segment, two of
-them under way (gloo/allreduce.cc, gloo/reduce.cc), so that neither the latencies of its steps nor
-its sums come before its bytes: they lie between them."""
 
 
 class TimelineSimulator:
@@ -214,9 +204,12 @@ def arguments(
 
 
 def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
-    gloo = domain.cluster.backend == "gloo"
-    streamed = np.isin(costs.operations, STREAMED) & (gloo | (costs.server >= domain.world_size))
-    flows = costs.flows if gloo else costs.utilization  # its connections are one a pair of ranks
+    backend = backend_of(domain.cluster)
+    of_server = np.isin(costs.operations, SERVER_OPERATIONS)
+    beside = of_server & (costs.server >= domain.world_size)  # a host that is in no collective
+    streamed = np.isin(costs.operations, backend.streams) | beside
+    flows = costs.flows if backend.one_connection_a_pair else costs.utilization
+    engine = costs.engine_seconds
     return CostArrays(
         kind=costs.kind,
         startup=costs.startup_seconds,
@@ -230,11 +223,11 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         transfer_slowdown=domain.cluster.transfer_slowdown,
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
-        stepwise=np.isin(costs.operations, STEPWISE) & gloo,
-        host=costs.host_seconds + (costs.engine_seconds if gloo else 0.0),
+        stepwise=np.isin(costs.operations, backend.stepwise),
+        host=costs.host_seconds + (engine if backend.starts_on_host else 0.0),
         host_byte=costs.host_seconds_per_byte,
-        ahead=0.0 if gloo else costs.engine_seconds,
-        in_order=gloo,
+        ahead=0.0 if backend.starts_on_host else engine,
+        in_order=backend.starts_on_host,
     )
 
 
