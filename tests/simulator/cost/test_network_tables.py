@@ -8,8 +8,8 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan.compiler_arrays import FIRST_SERVER, NODE_TEAMS, team_table
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.link_resources import load_of, passing, resources_of
-from autosync.simulator.cost.message_edges import edges_of
 from autosync.simulator.cost.network import network_of
 from tests.domains import chain_graph, domain_of
 from tests.simulator.random_clusters import random_cluster
@@ -33,7 +33,7 @@ def test_a_message_loads_links_as_its_teams_do_one_by_one(seed: int) -> None:
             root = place - 1
             if team == NODE_TEAMS and root not in ranks:
                 root = -1
-            edges = edges_of(Op(operation), ranks, root, cluster.backend)
+            edges = backend_of(cluster).edges_of(Op(operation), ranks, root)
             load = load + load_of(edges, where)
             flows = flows + passing(edges, np.ones(len(edges.source)), where)
         assert np.allclose(costs.load[kind], load, rtol=1e-12, atol=0.0)
