@@ -1,4 +1,4 @@
-"""Several NCCL ranks on one GPU: their environment, and CUDA MPS, which runs them side by side.
+"""Several NCCL ranks on one machine or one GPU: their environment, and CUDA MPS.
 
 NCCL refuses two ranks on one GPU only where their host ids agree too (`init.cc` compares both), so
 every rank gets a host id of its own. Ranks of different hosts send by sockets, as on a cluster
@@ -10,28 +10,33 @@ Light enough for tests and scripts: nothing here imports torch.
 """
 
 import os
+import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from pathlib import Path
 
-GpuSharing = Literal["mps", "turns"]
-"""How kernels of several processes run on one GPU: side by side, by CUDA MPS, or in time slices."""
+from autosync.cancellation import wait_readable
+from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 MPS_SECONDS = 20.0
 """How long the control program may take to answer."""
 
-SHARED_GPU_VARIABLES = {
+SOCKET_VARIABLES = {
     "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
-    # Ways of sharing memory between hosts' GPUs, which these ranks do not have.
+    # Ways of sharing memory between GPUs, which ranks of different hosts do not have.
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
     "NCCL_CUMEM_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
+}
+SHARED_GPU_VARIABLES = {
     # LL and LL128 poll memory from within kernels: 45 times slower where processes take turns.
     "NCCL_PROTO": "Simple",
     # Kernels of all ranks must be resident at once, beside those that compute.
@@ -41,61 +46,121 @@ SHARED_GPU_VARIABLES = {
 }
 
 
-def shared_gpu_environment(rank: int, interface: str = "lo") -> dict[str, str]:
-    """What a rank that shares its GPU must have in its environment before it uses CUDA or NCCL.
+def socket_environment(rank: int, interface: str = "lo") -> dict[str, str]:
+    """What makes NCCL send by sockets to every other rank, whether of this machine or not. It is
+    read once a process, so it must be there before CUDA or NCCL are used.
 
     interface: the network interface that NCCL sends over; empty leaves the choice to NCCL.
     """
     bound = {"NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
-    return {"NCCL_HOSTID": f"autosync-{rank}", **SHARED_GPU_VARIABLES, **bound}
+    return {"NCCL_HOSTID": f"autosync-{rank}", **SOCKET_VARIABLES, **bound}
+
+
+def shared_gpu_environment(rank: int, interface: str = "lo") -> dict[str, str]:
+    """What a rank that shares its GPU must have in its environment; see `socket_environment`."""
+    return {**socket_environment(rank, interface), **SHARED_GPU_VARIABLES}
+
+
+NcclEnvironment = Callable[[int, str], dict[str, str]]
+"""Of a rank that sends over an interface: one of the two above."""
+
+
+def sharing_words(gpus: Sequence[str], by_mps: Sequence[bool]) -> str:
+    """How ranks share GPUs, for records and reports; empty where each has its own.
+
+    gpus: the UUID of each rank's, empty in host memory. by_mps: whether the rank runs by CUDA MPS.
+    """
+    most = max(Counter(filter(None, gpus)).values(), default=1)
+    if most == 1:
+        return ""
+    return f"{most} ranks {GPU_BY_MPS if all(by_mps) else GPU_IN_TURNS}"
 
 
 def mps_running(environment: Mapping[str, str] | None = None) -> bool:
     """Whether processes with this environment (by default this process's) run by CUDA MPS."""
-    return _tell_mps("get_server_list", os.environ if environment is None else environment)
-
-
-@contextmanager
-def cuda_mps() -> Iterator[dict[str, str]]:
-    """Runs CUDA MPS, with pipe and log folders of its own; the GPU's compute mode stays as it is.
-
-    Gives the variables that processes need to run by it. There are none where MPS runs already,
-    and where this machine cannot have it: `mps_running` tells which.
-    """
-    if shutil.which(MPS_CONTROL) is None or mps_running():
-        yield {}
-        return
-    folder = tempfile.mkdtemp(prefix="autosync-mps-")
-    variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-    environment = {**os.environ, **variables}
-    try:
-        yield variables if _start_mps(environment) else {}
-    finally:
-        _tell_mps("quit -t 1", environment)  # a client that hangs is not waited for
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _start_mps(environment: Mapping[str, str]) -> bool:
-    return _call_mps(["-d"], "", environment) and mps_running(environment)
-
-
-def _tell_mps(command: str, environment: Mapping[str, str]) -> bool:
-    """Whether a control daemon took the command."""
-    return _call_mps([], command + "\n", environment)
-
-
-def _call_mps(arguments: list[str], text: str, environment: Mapping[str, str]) -> bool:
-    """Output goes to nowhere, as the daemon that `-d` leaves behind would hold a pipe open."""
     try:
         done = subprocess.run(
-            [MPS_CONTROL, *arguments],
-            input=text,
+            [MPS_CONTROL],
+            input="get_server_list\n",
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=dict(environment),
+            env=None if environment is None else dict(environment),
             timeout=MPS_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+MPS_LIFE = f"""
+{MPS_CONTROL} -d </dev/null >/dev/null 2>&1 && echo started || echo failed
+cat >/dev/null
+echo quit -t 1 | {MPS_CONTROL} >/dev/null 2>&1
+rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
+"""
+"""For sh. The daemon lives until the input ends, as it does when its owner is killed. Clients that
+hang are not waited for."""
+
+
+class CudaMps:
+    """CUDA MPS for processes that share GPUs of this machine: their kernels run side by side.
+
+    The GPUs' compute mode stays as it is. Where this machine lacks MPS, or runs it already, nothing
+    is started; `mps_running` tells a process which.
+
+    variables: what processes need to run by it. Without a daemon there they take turns.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self.variables: dict[str, str] = {}
+        if shutil.which(MPS_CONTROL) is not None and not mps_running():
+            folder = Path(tempfile.gettempdir()) / f"autosync-mps-{secrets.token_hex(8)}"
+            names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+            self.variables = dict.fromkeys(names, str(folder))
+
+    def start(self) -> None:
+        """Start it, in folders of its own; one that runs ends before. Processes that were killed
+        in the middle of a kernel may leave a server that no other process should use."""
+        self.stop()
+        if not self.variables:
+            return
+        Path(self.variables["CUDA_MPS_PIPE_DIRECTORY"]).mkdir(mode=0o700)
+        self._process = subprocess.Popen(
+            ["sh", "-c", MPS_LIFE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self.variables},
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        try:
+            if wait_readable(self._process.stdout, MPS_SECONDS):
+                self._process.stdout.readline()
+        except BaseException:  # an interrupt, too, leaves no daemon
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End it and remove its folder. May be called twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                process.communicate(timeout=MPS_SECONDS)
+            except subprocess.TimeoutExpired:  # the daemon does not answer
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+@contextmanager
+def cuda_mps() -> Iterator[dict[str, str]]:
+    """Runs CUDA MPS meanwhile, and gives the variables that processes need to run by it: none
+    where it runs already, or where this machine cannot have it."""
+    mps = CudaMps()
+    try:
+        mps.start()
+        yield mps.variables if mps_running({**os.environ, **mps.variables}) else {}
+    finally:
+        mps.stop()

@@ -25,7 +25,7 @@ from autosync.trials.launchers.ray_cluster import (
 from autosync.trials.launchers.ray_worker import RayWorker, Relay
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_contract import Answers
-from autosync.trials.pool.worker_process import ENVIRONMENT
+from autosync.trials.pool.worker_process import carried_environment
 from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACING_SECONDS = 60.0
@@ -44,6 +44,8 @@ class RayLauncher:
     """address: of the Ray head, `HOST:PORT`. Node addresses of the cluster file are Ray's own
         (`ray list nodes`) or the hosts' names.
     cpus, gpus: what Ray reserves for each rank; it hides GPUs from actors that reserve none.
+    share_gpus: ranks of a node may share its GPUs, each with a part of one (gpus=0.25), by CUDA MPS
+        where it runs there; NCCL then sends by sockets, over `interface` where it is given.
     environment: added to the workers'. interface: for gloo; by default the one towards rank 0.
     workloads: `name=package.module:function` entries that requests may name.
     """
@@ -54,6 +56,7 @@ class RayLauncher:
     environment: tuple[tuple[str, str], ...] = ()
     interface: str = ""
     workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
     name: str = "ray"
 
@@ -97,6 +100,7 @@ class RayLauncher:
             host=addresses[nodes[0]],
             links="cluster",
             workloads=self.workloads,
+            share_gpus=self.share_gpus,
         )
         return ProcessPool(transport, self.repeats, release)
 
@@ -131,9 +135,8 @@ class RayPlace:
                 value=self.address,
                 remedy=f"Start Ray there again: `ray start --address={self.launcher.address}`.",
             )
-        carried = {**ENVIRONMENT, **dict(self.launcher.environment)}
-        if self.launcher.interface:
-            carried["GLOO_SOCKET_IFNAME"] = self.launcher.interface
+        one = self.launcher
+        carried = carried_environment(rank, one.interface, one.share_gpus, one.environment)
         actor = _actor(self, rank, workloads, carried)
         return RayWorker(rank, self.address, actor, answers)
 

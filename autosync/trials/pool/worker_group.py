@@ -12,6 +12,7 @@ from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, Worklo
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.shared_gpu import sharing_words
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.commands import (
     Answer,
@@ -42,6 +43,8 @@ A = TypeVar("A", bound=Answer)
 class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
+    share_gpus: whether ranks may share a GPU. sharing: how they do, in words; empty where each has
+    its own.
     cancelled: makes the trial that waits for answers fail; any thread may set it. Nothing else
     here is thread-safe.
     """
@@ -53,6 +56,7 @@ class WorkerGroup:
         host: str,
         workloads: tuple[str, ...],
         cancelled: threading.Event,
+        share_gpus: bool = False,
     ) -> None:
         self._cancelled = cancelled
         self._answers: Answers = queue.Queue()
@@ -64,6 +68,8 @@ class WorkerGroup:
         self._workload = workload
         self.hosts: list[str] = []
         self.scaled = False
+        self.sharing = ""
+        self._share_gpus = share_gpus
         self.versions: tuple[tuple[str, str], ...] = ()
 
     def start(self) -> None:
@@ -71,8 +77,8 @@ class WorkerGroup:
 
         Raises:
             TrialFailed: a worker could not start.
-            NotSupported: the command that starts one does not exist; or ranks share a GPU that
-                NCCL is to use.
+            NotSupported: the command that starts one does not exist; or ranks have the same GPU,
+                and may not (`refuse_shared_gpus`).
         """
         deadline = time.monotonic() + START_SECONDS
         for rank, place in enumerate(self._places):
@@ -84,12 +90,15 @@ class WorkerGroup:
             worker.send(command_line(start))
         started = self._collect(WorkerStarted, deadline)
         self.scaled = all(answer.scaled for answer in started)
-        if self._workload.backend == "nccl":
-            refuse_shared_gpus([answer.gpu for answer in started])
+        gpus = [answer.gpu for answer in started]
+        nccl_hosts = [answer.nccl_host for answer in started]
+        refuse_shared_gpus(gpus, nccl_hosts, self._share_gpus, self._workload.backend)
+        self.sharing = sharing_words(gpus, [answer.mps for answer in started])
         self._tell(JoinGroup(self._host, started[0].port, len(self._workers), self._peer()))
         joined = self._collect(GroupJoined, deadline)
         self.hosts = [answer.host for answer in joined]
-        self.versions = tuple(sorted(joined[0].versions.items()))
+        shared = {"gpu_sharing": self.sharing} if self.sharing else {}
+        self.versions = tuple(sorted((joined[0].versions | shared).items()))
 
     def run_pass(self, command: RunPass, timeout_seconds: float) -> list[PassDone]:
         """One pass on every rank; see `ask`."""

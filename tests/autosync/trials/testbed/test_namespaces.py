@@ -40,6 +40,9 @@ def test_a_namespace_a_node_with_shaped_links(unprivileged: bool) -> None:
             shaped = inside(testbed, node, "tc", "class", "show", "dev", "eth0", "classid", "1:1")
             rate = int(shaped.split("rate ")[1].split("Kbit")[0]) / 1000
             assert rate == pytest.approx(megabits / 0.9564, rel=1e-3)
+            assert inside(testbed, node, "ls", "/sys/class/net") == "eth0\n"
+            speed = int(inside(testbed, node, "cat", "/sys/class/net/eth0/speed"))
+            assert speed == round(50 / 0.9564)  # of the slowest, for all
     finally:
         namespaces.down(testbed)
     namespaces.down(testbed)  # twice is fine
@@ -67,6 +70,22 @@ def test_nothing_shows_outside_and_two_never_collide() -> None:
         namespaces.down(first)
         namespaces.down(second)
     assert outside_view() == before
+
+
+def test_nccl_sends_over_the_interface_of_its_node() -> None:
+    """Ranks share nothing but the testbed's links, whether they share a GPU or not."""
+    workload = Workload(domain_of(cluster=grid_cluster(2)), byte_scale=0.5)
+    for share_gpus in (False, True):
+        launcher = TestbedLauncher(share_gpus=share_gpus, repeats=0, check=False)
+        with launcher.open(workload) as pool:
+            for rank, place in enumerate(pool.transport.places):
+                assert isinstance(place, LocalPlace)
+                assert place.nccl is not None
+                given = place.nccl(rank, place.interface)
+                assert given["NCCL_SOCKET_IFNAME"] == "=eth0"
+                assert given["NCCL_HOSTID"] == f"autosync-{rank}"
+                assert ("NCCL_MAX_CTAS" in given) == share_gpus
+            assert pool.transport.share_gpus == share_gpus
 
 
 def outside_view() -> tuple[str, str]:
