@@ -97,8 +97,9 @@ def scale_words(byte_scale: float, time_scale: float) -> str:
 def warn_unshaped() -> None:
     warn(
         "[bold]links are not shaped[/]: messages run at this machine's loopback speed, not at the "
-        "cluster's, so times and ranking do not stand for the cluster. Run as root, or allow "
-        "unprivileged user namespaces, to get the testbed with shaped links."
+        "cluster's, so times and ranking do not stand for the cluster. The testbed shapes them "
+        "(--launcher testbed); `autosync doctor` says whether this machine can have it, or what it "
+        "lacks."
     )
 
 

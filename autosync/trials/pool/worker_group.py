@@ -36,6 +36,10 @@ often complains before the peer's own end is seen."""
 
 POLL_SECONDS = 0.05
 
+WRITTEN_LINES = 3
+WRITTEN_CHARACTERS = 500
+"""Of what a command that reached no host wrote, in the message of the error."""
+
 
 A = TypeVar("A", bound=Answer)
 
@@ -175,8 +179,17 @@ class WorkerGroup:
 
     def _silence(self, ranks: list[int]) -> TrialFailed:
         who = ", ".join(self._who(rank) for rank in ranks)
-        text = f"no answer in time from {who}."
-        return TrialFailed(TrialError("timeout", text, self._workers[ranks[0]].stderr_tail()))
+        tail = self._workers[ranks[0]].stderr_tail()
+        text = f"no answer in time from {who}.{self._written(ranks[0], tail)}"
+        return TrialFailed(TrialError("timeout", text, tail))
+
+    def _written(self, rank: int, tail: str) -> str:
+        """What the command that should start a worker wrote, as long as that has never answered:
+        ssh, say, tells why it cannot reach the host."""
+        lines = [line.strip() for line in tail.splitlines() if line.strip()]
+        if rank in self._heard_once or not lines:
+            return ""
+        return f" It wrote: {' / '.join(lines[-WRITTEN_LINES:])[-WRITTEN_CHARACTERS:]}"
 
     def _who(self, rank: int) -> str:
         """The rank with its host, and with the command as long as it has never answered."""
@@ -206,14 +219,15 @@ class WorkerGroup:
         worker, who = self._workers[rank], self._who(rank)
         ended = worker.exit()
         tail = worker.stderr_tail()
+        written = self._written(rank, tail)
         if ended.status is None:
-            return TrialError("crashed", f"{who} was lost.", tail)
+            return TrialError("crashed", f"{who} was lost.{written}", tail)
         killed = ended.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
         if killed and ended.for_memory:
             return TrialError("out_of_memory", f"{who} was killed by the kernel.", tail)
         # a thread that lacks memory may abort the process while another reports the same
         kind: ErrorKind = "out_of_memory" if speaks_of_memory(tail) else "crashed"
-        return TrialError(kind, f"{who} ended with status {ended.status}.", tail)
+        return TrialError(kind, f"{who} ended with status {ended.status}.{written}", tail)
 
 
 def _as_failure(answer: Answer | None) -> CommandFailed:

@@ -114,7 +114,7 @@ class WorkerProcess:
         self._threads = [
             threading.Thread(target=self._write_commands, daemon=True),
             threading.Thread(target=self._read_answers, args=(answers,), daemon=True),
-            threading.Thread(target=self._read_stderr, daemon=True),
+            threading.Thread(target=self._read_stderr, daemon=True),  # the last: see `exit`
         ]
         for thread in self._threads:
             thread.start()
@@ -160,6 +160,7 @@ class WorkerProcess:
     def exit(self) -> WorkerExit:
         try:
             status: int | None = self.process.wait(timeout=GRACE_SECONDS)
+            self._threads[-1].join(GRACE_SECONDS)  # what it wrote last may tell why
         except subprocess.TimeoutExpired:
             status = None  # it closed its output and lives on
         before, now = self._kills_before, killed_for_memory()

@@ -101,5 +101,10 @@ def test_local_links_are_known_before_the_first_trial(sqlite: Database) -> None:
     assert NOT_SHAPED in caveats(sqlite, held.tuning_id)
 
 
-def test_the_local_launcher_says_it_in_these_words() -> None:
+def test_the_local_launcher_says_it_in_these_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """To whoever asked for it, root or not: what would shape the links."""
     assert UNSHAPED in local_launcher.DESCRIPTION
+    print_scales(local_launcher.DESCRIPTION, 1.0, 1.0)
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "--launcher testbed" in told
+    assert "as root" not in told
