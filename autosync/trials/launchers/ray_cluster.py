@@ -150,3 +150,14 @@ def alive_nodes() -> dict[str, str]:
         if names.count(name) == 1
     }
     return by_name | {str(node["NodeManagerAddress"]): node["NodeManagerAddress"] for node in nodes}
+
+
+def gpus_of_nodes() -> dict[str, float]:
+    """How many GPUs each node that is alive has, by Ray's address."""
+    import ray
+
+    return {
+        str(node["NodeManagerAddress"]): float(node["Resources"].get("GPU", 0.0))
+        for node in ray.nodes()
+        if node["Alive"]
+    }
