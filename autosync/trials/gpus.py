@@ -33,7 +33,12 @@ def take_gpu(local_rank: int) -> str:
     refuse_without_gpu()
     index = gpu_of(local_rank, torch.cuda.device_count())
     torch.cuda.set_device(index)
-    return str(torch.cuda.get_device_properties(index).uuid)
+    return gpu_uuid(torch.device("cuda", index))
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """The same in every process that sees the GPU, whatever its number there."""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def nccl_host() -> str:

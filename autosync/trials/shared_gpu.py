@@ -10,7 +10,6 @@ Light enough for tests and scripts: nothing here imports torch.
 """
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from autosync.cancellation import wait_readable
 from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
@@ -94,7 +92,11 @@ def mps_running(environment: Mapping[str, str] | None = None) -> bool:
 
 
 MPS_LIFE = f"""
-{MPS_CONTROL} -d </dev/null >/dev/null 2>&1 && echo started || echo failed
+if {MPS_CONTROL} -d </dev/null >/dev/null 2>&1 &&
+    echo get_server_list | {MPS_CONTROL} >/dev/null 2>&1
+then echo started
+else echo failed
+fi
 cat >/dev/null
 echo quit -t 1 | {MPS_CONTROL} >/dev/null 2>&1
 rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
@@ -109,42 +111,43 @@ class CudaMps:
     The GPUs' compute mode stays as it is. Where this machine lacks MPS, or runs it already, nothing
     is started; `mps_running` tells a process which.
 
-    variables: what processes need to run by it. Without a daemon there they take turns.
+    variables: what processes need to run by the daemon; none where none was started.
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
         self.variables: dict[str, str] = {}
-        if shutil.which(MPS_CONTROL) is not None and not mps_running():
-            folder = Path(tempfile.gettempdir()) / f"autosync-mps-{secrets.token_hex(8)}"
-            names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
-            self.variables = dict.fromkeys(names, str(folder))
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, in folders of its own; one that runs ends before. Processes that were killed
+        """Start it, in a folder of its own; one that runs ends before. Processes that were killed
         in the middle of a kernel may leave a server that no other process should use."""
         self.stop()
-        if not self.variables:
+        if shutil.which(MPS_CONTROL) is None or mps_running():
             return
-        Path(self.variables["CUDA_MPS_PIPE_DIRECTORY"]).mkdir(mode=0o700)
+        folder = tempfile.mkdtemp(prefix="autosync-mps-")
+        variables = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), folder)
         self._process = subprocess.Popen(
             ["sh", "-c", MPS_LIFE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **self.variables},
+            env={**os.environ, **variables},
             start_new_session=True,
         )
         assert self._process.stdout is not None
         try:
-            if wait_readable(self._process.stdout, MPS_SECONDS):
-                self._process.stdout.readline()
+            told = wait_readable(self._process.stdout, MPS_SECONDS)
         except BaseException:  # an interrupt, too, leaves no daemon
             self.stop()
             raise
+        if told and self._process.stdout.readline() == "started\n":
+            self.variables = variables
+        else:
+            self.stop()
 
     def stop(self) -> None:
         """End it and remove its folder. May be called twice."""
+        self.variables = {}
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -161,6 +164,6 @@ def cuda_mps() -> Iterator[dict[str, str]]:
     mps = CudaMps()
     try:
         mps.start()
-        yield mps.variables if mps_running({**os.environ, **mps.variables}) else {}
+        yield mps.variables
     finally:
         mps.stop()

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import OnWait, Workload
@@ -22,6 +21,7 @@ from autosync.trials.shared_gpu import shared_gpu_environment, socket_environmen
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.link_shaping import INTERFACE
 from autosync.trials.testbed.namespaces import Testbed
+from autosync.trials.testbed.rate_probes import InaccurateLink
 from autosync.trials.testbed.self_check import SelfCheck, check_testbed
 
 CARRIED_GBPS_A_CORE = 4.0
@@ -58,7 +58,7 @@ class TestbedLauncher:
             NotSupported: this machine cannot; the message says what would make it. Or NCCL is
                 to move the messages of several GPUs of a node.
             InaccurateLink: a link, or an all-reduce, is not as fast as the file says, or cannot be
-                measured.
+                measured; NotSupported beside kernels, which no other scale goes with.
             InvalidInput: the scaled links exceed what this machine's cores carry; or as
                 `namespaces.up`.
         """
@@ -70,7 +70,7 @@ class TestbedLauncher:
             refuse_without_gpu()
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
-            checked = self._checked(testbed, cluster)
+            checked = self._checked(testbed, workload)
         except BaseException:  # an interrupt, too, leaves no testbed
             namespaces.down(testbed)
             raise
@@ -111,12 +111,25 @@ class TestbedLauncher:
         )
         return ProcessPool(transport, self.repeats, close)
 
-    def _checked(self, testbed: Testbed, cluster: Cluster) -> SelfCheck | None:
+    def _checked(self, testbed: Testbed, workload: Workload) -> SelfCheck | None:
         """What the links really carry, measured while no other pool measures on this machine."""
         if not self.check:
             return None
-        with shared_machine_lock().held(on_wait=self.on_wait):
-            return check_testbed(testbed, cluster)
+        try:
+            with shared_machine_lock().held(on_wait=self.on_wait):
+                return check_testbed(testbed, workload.domain.cluster)
+        except InaccurateLink as error:
+            if workload.compute == "waited":
+                raise
+            raise NotSupported(
+                f"{error.message} Beside kernels nothing can be scaled.",
+                thing=error.thing,
+                value=error.value,
+                remedy=f"Stop what else loads this machine. {UNSCALED}",
+            ) from None
+
+
+UNSCALED = "If it cannot carry these rates, use the launcher local, or compute waited."
 
 
 def refuse_excess(workload: Workload, cores: int) -> None:
@@ -136,7 +149,7 @@ def refuse_excess(workload: Workload, cores: int) -> None:
             "kernels nothing can be scaled.",
             thing="compute",
             value=workload.compute,
-            remedy="Use the launcher local, or compute waited.",
+            remedy=UNSCALED,
         )
     raise InvalidInput(
         f"the testbed's links would carry {total:.1f} Gbit/s together at s = "

@@ -123,9 +123,13 @@ class WorkerGroup:
         for worker in self._workers:
             worker.send(line)
 
-    def kill(self) -> None:
+    def begin_kill(self) -> None:
+        """Send the kills; `kill` follows."""
         for worker in self._workers:
             worker.begin_kill()
+
+    def kill(self) -> None:
+        self.begin_kill()
         for worker in self._workers:
             worker.kill()
 

@@ -146,12 +146,14 @@ class WorkerTransport:
     def reset_ranks(self) -> None:
         """Kill the workers; the next trial starts others."""
         group, self._group = self._group, None
+        if group is not None:
+            group.begin_kill()
         try:
+            if self.mps is not None:  # before ranks are waited for that are within its kernels
+                self.mps.stop()
+        finally:
             if group is not None:
                 group.kill()
-        finally:
-            if self.mps is not None:
-                self.mps.stop()
 
     def warm_group(self) -> WorkerGroup:
         """The workers, started where there are none.

@@ -153,17 +153,17 @@ def test_ranks_share_no_gpu_unless_they_are_let() -> None:
 def test_every_group_of_workers_has_an_mps_daemon_of_its_own(control: Path) -> None:
     """One whose clients were killed within a kernel may be of no use to others."""
     fake = FakeWorkers(passes=[(1.0, 0.0)] * 9, gpus=("x", "x"), mps=True)
-    mps = CudaMps()
-    folder = Path(mps.variables["CUDA_MPS_PIPE_DIRECTORY"])
-    with fake.pool(share_gpus=True, mps=mps) as pool:
+    with fake.pool(share_gpus=True, mps=CudaMps()) as pool:
         fake.errors = {1: "crashed"}
         assert pool.run(TrialRequest("a", ddp(pool.workload.domain))).error is not None
-        assert not folder.exists()
+        (first,) = started(control)
+        assert not first.exists()
         fake.errors = {}
         assert pool.run(TrialRequest("b", ddp(pool.workload.domain))).error is None
-        assert (folder / "control").exists()
-    assert started(control) == [folder, folder]
-    assert not folder.exists()
+        _, second = started(control)
+        assert second != first
+        assert (second / "control").exists()
+    assert not second.exists()
 
 
 def test_a_group_that_cannot_start_leaves_no_daemon(control: Path) -> None:
