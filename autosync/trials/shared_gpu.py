@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,11 +106,34 @@ rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
 hang are not waited for."""
 
 
+MPS_CLIENT = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context = ctypes.c_int(), ctypes.c_void_p()
+failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+sys.exit(bool(failed or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)))
+"""
+"""A process that uses the GPU. Where a daemon runs but cannot serve (in some containers), CUDA
+fails in every process that finds it."""
+
+
+def mps_serves(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment can use the first GPU."""
+    command = [sys.executable, "-I", "-S", "-c", MPS_CLIENT]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, timeout=MPS_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
 class CudaMps:
     """CUDA MPS for processes that share GPUs of this machine: their kernels run side by side.
 
     The GPUs' compute mode stays as it is. Where this machine lacks MPS, or runs it already, nothing
-    is started; `mps_running` tells a process which.
+    is started, and a daemon that cannot serve ends at once; `mps_running` tells a process which.
 
     variables: what processes need to run by the daemon; none where none was started.
     """
@@ -137,10 +161,12 @@ class CudaMps:
         assert self._process.stdout is not None
         try:
             told = wait_readable(self._process.stdout, MPS_SECONDS)
+            started = told and self._process.stdout.readline() == "started\n"
+            serves = started and mps_serves({**os.environ, **variables})
         except BaseException:  # an interrupt, too, leaves no daemon
             self.stop()
             raise
-        if told and self._process.stdout.readline() == "started\n":
+        if serves:
             self.variables = variables
         else:
             self.stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autosync.errors import NotSupported
+from autosync.trials import shared_gpu
 from autosync.trials.contract import TrialRequest
 from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
 from autosync.trials.shared_gpu import (
@@ -46,6 +47,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(shared_gpu, "MPS_CLIENT", "")  # there is no GPU to use
     return program
 
 
@@ -99,10 +101,14 @@ def test_a_machine_without_mps_is_told_apart(monkeypatch: pytest.MonkeyPatch) ->
         assert not mps_running()
 
 
-def test_mps_that_does_not_start_leaves_no_folder(
-    control: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails_in", ["daemon", "client"])
+def test_mps_that_cannot_serve_is_left_out(
+    fails_in: str, control: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REFUSES", "1")
+    if fails_in == "daemon":
+        monkeypatch.setenv("REFUSES", "1")
+    else:
+        monkeypatch.setattr(shared_gpu, "MPS_CLIENT", "raise SystemExit(True)")
     with cuda_mps() as variables:
         assert variables == {}
     (folder,) = started(control)
@@ -111,8 +117,9 @@ def test_mps_that_does_not_start_leaves_no_folder(
 
 def test_mps_ends_with_a_process_that_is_killed(control: Path) -> None:
     script = (
-        "import time; from autosync.trials.shared_gpu import cuda_mps\n"
-        "with cuda_mps():\n    print('ready', flush=True)\n    time.sleep(600)\n"
+        "import time; from autosync.trials import shared_gpu\n"
+        "shared_gpu.MPS_CLIENT = ''\n"
+        "with shared_gpu.cuda_mps():\n    print('ready', flush=True)\n    time.sleep(600)\n"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
