@@ -28,6 +28,9 @@ PYTHON_VARIABLE = "AUTOSYNC_PYTHON"
 RAY_ADDRESS_VARIABLE = "AUTOSYNC_RAY_ADDRESS"
 """Head of the Ray cluster of launcher `ray`."""
 
+SHARE_GPUS_VARIABLE = "AUTOSYNC_SHARE_GPUS"
+"""`1` where ranks of trials may share a GPU: the operator of a worker says so."""
+
 PASSED_VARIABLE = "AUTOSYNC_PASS"
 """Further variables that trials get, by name, separated by commas."""
 

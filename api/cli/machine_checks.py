@@ -12,6 +12,7 @@ from typing import Literal
 from autosync.environment import RAY_ADDRESS_VARIABLE
 from autosync.errors import AutosyncError
 from autosync.trials.machine import usable_cores
+from autosync.trials.shared_gpu import MPS_CONTROL
 
 Verdict = Literal["works", "absent", "broken"]
 """absent: the rest works without it."""
@@ -99,7 +100,9 @@ def _nccl() -> str:
         raise Absent("this torch is built without it", "Install a torch built for CUDA.")
     version = ".".join(map(str, torch.cuda.nccl.version()))
     names = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
-    return f"{version}, {torch.cuda.device_count()} x {', '.join(sorted(names))}"
+    sharing = "by CUDA MPS" if shutil.which(MPS_CONTROL) else "in turns, as there is no CUDA MPS"
+    gpus = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"
+    return f"{version}, {gpus}; ranks may share one {sharing} (--share-gpus)"
 
 
 def _testbed() -> str:

@@ -11,6 +11,7 @@ from autosync.environment import (
     PREFIX_VARIABLE,
     PYTHON_VARIABLE,
     RAY_ADDRESS_VARIABLE,
+    SHARE_GPUS_VARIABLE,
 )
 from autosync.trials import request_names
 
@@ -111,6 +112,15 @@ ComputeDevice = Annotated[
     request_names.ComputeDevice,
     typer.Option(help="Where trials compute; cuda takes GPUs here or on the hosts, and kernels."),
 ]
+BackendName = Annotated[
+    request_names.BackendName | None,
+    typer.Option(
+        "--backend",
+        help="What moves messages on GPUs, which plans are made for. What CLUSTER says that "
+        "another one costs does not count.",
+        show_default="what CLUSTER says",
+    ),
+]
 Prefix = Annotated[
     str | None,
     typer.Option(
@@ -139,9 +149,30 @@ RayAddress = Annotated[
 ]
 
 
-def reach_hosts(prefix: str | None, python: str | None, ray_address: str | None) -> None:
+ShareGpus = Annotated[
+    bool,
+    typer.Option(
+        "--share-gpus",
+        envvar=SHARE_GPUS_VARIABLE,
+        help="Ranks of trials may share a GPU: for a cluster with more GPUs than the machine that "
+        "measures. Kernels of all ranks then compete for it, and results say so.",
+    ),
+]
+
+
+def set_up_launchers(
+    prefix: str | None = None,
+    python: str | None = None,
+    ray_address: str | None = None,
+    share_gpus: bool = False,
+) -> None:
     """Where the registry looks, in this process and in the workers that it starts."""
-    given = {PREFIX_VARIABLE: prefix, PYTHON_VARIABLE: python, RAY_ADDRESS_VARIABLE: ray_address}
+    given = {
+        PREFIX_VARIABLE: prefix,
+        PYTHON_VARIABLE: python,
+        RAY_ADDRESS_VARIABLE: ray_address,
+        SHARE_GPUS_VARIABLE: "1" if share_gpus else None,
+    }
     os.environ.update({name: value for name, value in given.items() if value is not None})
 
 

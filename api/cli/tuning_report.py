@@ -75,11 +75,15 @@ def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None
     """Where it was measured, at which scales, and what of that is not as on the cluster."""
     out.print(f"\nMeasured on: {escape(measured_on)}")
     out.print(f"{scale_words(byte_scale, time_scale)}. Milliseconds are the cluster's own.")
-    from autosync.api.views.caveats import FEW_CORES, UNSHAPED
-    from autosync.trials.request_names import SHORT_OF_CORES
+    from autosync.api.views.caveats import FEW_CORES, SHARED_BY_MPS, SHARED_IN_TURNS, UNSHAPED
+    from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS, SHORT_OF_CORES
 
     if UNSHAPED in measured_on:
         warn_unshaped()
+    if GPU_IN_TURNS in measured_on:
+        warn(f"[bold]{SHARED_IN_TURNS.label}[/]: {SHARED_IN_TURNS.reason}")
+    if GPU_BY_MPS in measured_on:
+        out.print(f"[dim]{SHARED_BY_MPS.reason}[/]")
     if SHORT_OF_CORES in measured_on:
         out.print(f"[dim]{FEW_CORES.reason}[/]")
 
@@ -93,8 +97,9 @@ def scale_words(byte_scale: float, time_scale: float) -> str:
 def warn_unshaped() -> None:
     warn(
         "[bold]links are not shaped[/]: messages run at this machine's loopback speed, not at the "
-        "cluster's, so times and ranking do not stand for the cluster. Run as root, or allow "
-        "unprivileged user namespaces, to get the testbed with shaped links."
+        "cluster's, so times and ranking do not stand for the cluster. The testbed shapes them "
+        "(--launcher testbed); `autosync doctor` says whether this machine can have it, or what it "
+        "lacks."
     )
 
 

@@ -17,6 +17,7 @@ from autosync.environment import (
     PYTHON_VARIABLE,
     RAY_ADDRESS_VARIABLE,
     REPEATS_VARIABLE,
+    SHARE_GPUS_VARIABLE,
     allowed_environment,
 )
 
@@ -29,7 +30,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 """Before a worker is started whose predecessors ended at once; doubled from one second."""
 WORKER_VARIABLES = (
     *(PASSED_VARIABLE, PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE, REPEATS_VARIABLE),
-    *("PG*", "RAY_*"),
+    *(SHARE_GPUS_VARIABLE, "PG*", "RAY_*"),
 )
 """What a worker has besides what its trials have: how it reaches the database and hosts, and how
 patient it is."""

@@ -10,7 +10,12 @@ from typing import get_args
 
 from autosync.api.db.lookup import found, not_found
 from autosync.domain import Domain
-from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
+from autosync.environment import (
+    PREFIX_VARIABLE,
+    PYTHON_VARIABLE,
+    RAY_ADDRESS_VARIABLE,
+    SHARE_GPUS_VARIABLE,
+)
 from autosync.errors import NotSupported
 from autosync.simulator.simulator_contract import Simulator
 from autosync.trials.contract import Launcher, OnWait, Pool, Workload
@@ -43,6 +48,7 @@ class AutoLauncher:
     """The testbed where this machine can have one, else local processes, said so in the log and
     on every trial (`TrialResult.launcher`)."""
 
+    share_gpus: bool = False
     name: str = "auto"
     on_wait: OnWait | None = None
 
@@ -54,10 +60,10 @@ class AutoLauncher:
         from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 
         try:
-            return TestbedLauncher(on_wait=self.on_wait).open(workload)
+            return TestbedLauncher(share_gpus=self.share_gpus, on_wait=self.on_wait).open(workload)
         except NotSupported as error:
             log.warning("trials run on local processes with unshaped links: %s", error)
-            return LocalLauncher(on_wait=self.on_wait).open(workload)
+            return LocalLauncher(share_gpus=self.share_gpus, on_wait=self.on_wait).open(workload)
 
 
 def launcher_named(name: str) -> Launcher:
@@ -69,14 +75,17 @@ def launcher_named(name: str) -> Launcher:
     from autosync.trials.launchers.ray_launcher import RayLauncher
     from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 
+    share_gpus = os.environ.get(SHARE_GPUS_VARIABLE) == "1"
     known: dict[str, Callable[[], Launcher]] = {
-        "auto": AutoLauncher,
-        "testbed": TestbedLauncher,
-        "local": LocalLauncher,
+        "auto": lambda: AutoLauncher(share_gpus=share_gpus),
+        "testbed": lambda: TestbedLauncher(share_gpus=share_gpus),
+        "local": lambda: LocalLauncher(share_gpus=share_gpus),
         "command": lambda: CommandLauncher(
-            os.environ[PREFIX_VARIABLE], os.environ.get(PYTHON_VARIABLE) or sys.executable
+            os.environ[PREFIX_VARIABLE],
+            os.environ.get(PYTHON_VARIABLE) or sys.executable,
+            share_gpus=share_gpus,
         ),
-        "ray": lambda: RayLauncher(os.environ[RAY_ADDRESS_VARIABLE]),
+        "ray": lambda: RayLauncher(os.environ[RAY_ADDRESS_VARIABLE], share_gpus=share_gpus),
     }
     return known[name]()
 

@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosync.api.views.tuning_schemas import Tuning
-from autosync.trials.request_names import PREDICTED_WAITS, SHORT_OF_CORES
+from autosync.trials.request_names import (
+    GPU_BY_MPS,
+    GPU_IN_TURNS,
+    PREDICTED_WAITS,
+    SHORT_OF_CORES,
+)
 
 UNSHAPED = "unshaped links"
 """What a launcher's description says when links run at whatever speed this machine has."""
@@ -41,6 +46,20 @@ FEW_CORES = Caveat(
     "(--time-scale) halves it, in trials that take twice as long.",
 )
 
+SHARED_BY_MPS = Caveat(
+    "GPU shared (MPS)",
+    "Several ranks shared a GPU, by CUDA MPS: their kernels ran side by side and competed for it, "
+    "as they do not where each rank has a GPU of its own. Compute takes longer here, and what NCCL "
+    "takes from it is not what it takes there.",
+)
+
+SHARED_IN_TURNS = Caveat(
+    "GPU shared in turns",
+    "Several ranks shared a GPU without CUDA MPS: their processes took turns on it, and a message "
+    "waits for the turns of all its ranks (milliseconds, whatever its size). The result shows that "
+    "plans are right; its times and ranking do not stand for the cluster.",
+)
+
 
 def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
     """By the tuning's id."""
@@ -52,6 +71,8 @@ def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
                 (ESTIMATED, tuning.profile_source == "estimated"),
                 (FEW_CORES, _ran_where(tuning, SHORT_OF_CORES)),
                 (WAITS_PREDICTED, _ran_where(tuning, PREDICTED_WAITS)),
+                (SHARED_BY_MPS, _ran_where(tuning, GPU_BY_MPS)),
+                (SHARED_IN_TURNS, _ran_where(tuning, GPU_IN_TURNS)),
             )
             if holds
         )

@@ -1,6 +1,6 @@
 """The cluster D as a document: its hosts, what their messages cost, and the rates between them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -74,6 +74,20 @@ class Cluster:
                 value=self.world_size,
                 remedy="Name at least two devices.",
             )
+
+    def on_backend(self, backend: Backend) -> "Cluster":
+        """The cluster with messages that another backend moves: what was measured of this one's
+        does not count."""
+        if backend == self.backend:
+            return self
+        return replace(
+            self,
+            backend=backend,
+            costs=(),
+            overlap_slowdown=None,
+            transfer_slowdown=0.0,
+            link_seconds_per_send=0.0,
+        )
 
     @property
     def compute_slowdown(self) -> float:

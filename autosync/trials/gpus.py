@@ -1,11 +1,14 @@
 """Which GPU a rank works on, and what it holds of its memory."""
 
+import os
 import socket
 from collections.abc import Sequence
 
 import torch
 
+from autosync.cluster import Backend
 from autosync.errors import NotSupported
+from autosync.trials.machine import host_id
 
 
 def refuse_without_gpu() -> None:
@@ -30,7 +33,17 @@ def take_gpu(local_rank: int) -> str:
     refuse_without_gpu()
     index = gpu_of(local_rank, torch.cuda.device_count())
     torch.cuda.set_device(index)
-    return str(torch.cuda.get_device_properties(index).uuid)
+    return gpu_uuid(torch.device("cuda", index))
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """The same in every process that sees the GPU, whatever its number there."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def nccl_host() -> str:
+    """What NCCL takes for this process's host: two ranks of one host may not have the same GPU."""
+    return os.environ.get("NCCL_HOSTID") or host_id()
 
 
 def gpu_of(local_rank: int, visible: int) -> int:
@@ -43,26 +56,46 @@ def local_ranks(hosts: Sequence[str]) -> list[int]:
     return [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
 
 
-def refuse_shared_gpus(gpus: Sequence[str]) -> None:
-    """gpus: the UUID of every rank's.
+def refuse_shared_gpus(
+    gpus: Sequence[str], nccl_hosts: Sequence[str], share_gpus: bool, backend: Backend
+) -> None:
+    """gpus: the UUID of every rank's, empty in host memory. nccl_hosts: what NCCL takes for each
+    rank's host. share_gpus: whether ranks were allowed to share.
 
     Raises:
-        NotSupported: two ranks have the same, which NCCL does not take.
+        NotSupported: two ranks have the same GPU, and were not allowed to; or the same host, too,
+            which NCCL does not take.
     """
     for rank, gpu in enumerate(gpus):
-        if (first := gpus.index(gpu)) != rank:
+        if not gpu or (first := gpus.index(gpu)) == rank:
+            continue
+        if not share_gpus:
             raise NotSupported(
-                f"ranks {first} and {rank} share GPU {gpu}: NCCL wants one of its own for each.",
-                thing="cluster.backend",
-                value="nccl",
-                remedy="Write `backend: gloo` into the cluster file, or start fewer ranks a node.",
+                f"ranks {first} and {rank} share GPU {gpu}: there are fewer GPUs than ranks.",
+                thing="share_gpus",
+                value=share_gpus,
+                remedy="Let ranks share GPUs (--share-gpus, or share_gpus=True of the launcher), "
+                "or use a cluster file with fewer ranks.",
+            )
+        if backend == "nccl" and nccl_hosts[first] == nccl_hosts[rank]:
+            raise NotSupported(
+                f"ranks {first} and {rank} share GPU {gpu}, and NCCL_HOSTID is "
+                f"{nccl_hosts[rank]!r} for both: NCCL takes two ranks on a GPU only where their "
+                "host ids differ.",
+                thing="NCCL_HOSTID",
+                value=nccl_hosts[rank],
+                remedy="Give each rank an NCCL_HOSTID of its own where its worker starts, or write "
+                "`backend: gloo` into the cluster file.",
             )
 
 
-def gpu_versions(backend: str) -> dict[str, str]:
+def gpu_versions(backend: Backend) -> dict[str, str]:
     """What a trial on this process's GPU also depends on."""
-    return {
+    found = {
         "gpu": torch.cuda.get_device_name(),
         "cuda": str(torch.version.cuda),
         "backend": backend,
     }
+    if backend == "nccl":
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found

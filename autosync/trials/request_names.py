@@ -13,6 +13,9 @@ ComputeKind = Literal["waited", "kernels"]
 
 ComputeDevice = Literal["cpu", "cuda"]
 
+BackendName = Literal["gloo", "nccl"]
+"""As `autosync.cluster.Backend`."""
+
 OPTIMIZERS = ("sgd", "momentum", "sgd_momentum", "adagrad", "adam", "adamw")
 """Those that a replay can make."""
 
@@ -25,6 +28,10 @@ PREDICTED_WAITS = "waits for swapped tensors as predicted"
 SHORT_OF_CORES = "short of cores"
 """What a testbed's description says where its ranks have less of this machine than hosts give to a
 GPU (`automatic_scales.CORES_A_RANK`)."""
+
+GPU_BY_MPS = "share a GPU by CUDA MPS"
+GPU_IN_TURNS = "share a GPU in turns"
+"""What a pool's description says of ranks whose GPU is not theirs alone."""
 
 FAILURES = {
     "out_of_memory": "ran out of memory",

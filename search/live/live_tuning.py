@@ -45,7 +45,7 @@ from autosync.simulator.learned.bundled_simulator import default_simulator
 from autosync.simulator.numba_cache import compilations_told
 from autosync.trials.live.control_group import job_control
 from autosync.trials.live.live_checks import check_tunable
-from autosync.trials.live.live_cluster import device_type_of, measure_cluster
+from autosync.trials.live.live_cluster import device_type_of, gpu_sharing, measure_cluster
 from autosync.trials.live.live_commands import Verdict
 from autosync.trials.live.live_graph import record_job
 from autosync.trials.live.live_job import LiveJob, Step
@@ -208,6 +208,7 @@ def _verdict(
     job.timeout = collective_timeout(_own_timeout(job), slowest, trial_seconds)
     job.renew_groups()
     cluster = control.agreed(lambda: measure_cluster(job, recorded.step_seconds))
+    sharing = gpu_sharing(job)
     if dist.get_rank() > 0:
         return serve(job)
     domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
@@ -215,7 +216,10 @@ def _verdict(
     within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
     if len(job.optimizers) > 1:  # placed modules take one
         within = replace(within, placement=False)
-    return _lead(job, domain, within, settings, until, on_event or _log_event, memory)
+    hosts = len(cluster.nodes)
+    place = f"job ({cluster.world_size} ranks on {hosts} host{'s' * (hosts > 1)})"
+    pool = JobPool(job, ", ".join(filter(None, (place, sharing))), until)
+    return _lead(pool, domain, within, settings, on_event or _log_event, memory)
 
 
 def _own_timeout(job: LiveJob) -> timedelta:
@@ -224,18 +228,14 @@ def _own_timeout(job: LiveJob) -> timedelta:
 
 
 def _lead(
-    job: LiveJob,
+    pool: JobPool,
     domain: Domain,
     space: Space,
     settings: Settings,
-    until: float,
     on_event: OnEvent,
     memory: TrialMemory,
 ) -> Verdict:
     """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
-    hosts = len(domain.cluster.nodes)
-    place = f"job ({domain.world_size} ranks on {hosts} host{'s' * (hosts > 1)})"
-    pool = JobPool(job, place, until)
 
     def tell(kernel: str) -> None:
         on_event(TuningEvent("ranking", f"compiling {kernel}, once for this machine"))

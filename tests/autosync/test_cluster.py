@@ -315,3 +315,18 @@ class TestFile:
     def test_device_types_are_usable_as_they_are_listed(self) -> None:
         for device in DEVICE_TYPES:
             assert parse_cluster(GOOD.replace("t4", device), "x").device_of_rank()[0].type == device
+
+
+def test_what_was_measured_of_a_backend_is_not_said_of_another() -> None:
+    measured = replace(
+        grid_cluster(2),
+        costs=(MessageCost("all_reduce", 1e-4, 0.0, 0.0),),
+        overlap_slowdown=0.2,
+        link_seconds_per_send=1e-5,
+        connection_gbps=5.0,
+    )
+    assert measured.on_backend("gloo") is measured
+    other = measured.on_backend("nccl")
+    assert (other.backend, other.costs, other.overlap_slowdown) == ("nccl", (), None)
+    assert other.link_seconds_per_send == 0.0
+    assert other.connection_gbps == 5.0  # of TCP, whoever uses it

@@ -11,7 +11,7 @@ from autosync.api.cli.options import (
     RayAddress,
     RequiredOutput,
     WorkerPython,
-    reach_hosts,
+    set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable
 from autosync.trials.request_names import LauncherName
@@ -50,7 +50,7 @@ def probe(
     from autosync.trials.contract import reporting_waits
 
     check_writable(output)
-    reach_hosts(prefix, python, ray_address)
+    set_up_launchers(prefix, python, ray_address)
     domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
     machines, usual = domain.cluster, usual_scales(domain, launcher)
     scales = (byte_scale or usual[0], time_scale or usual[1])

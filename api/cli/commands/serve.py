@@ -12,8 +12,9 @@ from autosync.api.cli.options import (
     DatabaseUrl,
     Prefix,
     RayAddress,
+    ShareGpus,
     WorkerPython,
-    reach_hosts,
+    set_up_launchers,
 )
 from autosync.environment import LIMITS_VARIABLE, TOKEN_VARIABLE
 
@@ -69,6 +70,7 @@ def serve(
     prefix: Prefix = None,
     python: WorkerPython = None,
     ray_address: RayAddress = None,
+    share_gpus: ShareGpus = False,
 ) -> None:
     """Run the service with its dashboard and a worker, over one database.
 
@@ -96,7 +98,7 @@ def serve(
     limits = limits_from([*os.environ.get(LIMITS_VARIABLE, "").split(","), *(limit or ())])
     keys = has_keys(db)
     access = access_on(host, token, allow_host or (), keys=keys, https=https)
-    reach_hosts(prefix, python, ray_address)
+    set_up_launchers(prefix, python, ray_address, share_gpus)
     migrate(db)
     address = f"http://{host}:{port}"
     shown = escape(masked(db))

@@ -1,5 +1,6 @@
 """`autosync tune`: find, measure and confirm the fastest strategy."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from autosync.api.cli.console import print_json, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     SIMULATOR_HELP,
+    BackendName,
     Batch,
     Compute,
     ComputeDevice,
@@ -20,9 +22,10 @@ from autosync.api.cli.options import (
     Prefix,
     ProfileFile,
     RayAddress,
+    ShareGpus,
     StepSeconds,
     WorkerPython,
-    reach_hosts,
+    set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.errors import AutosyncError, InvalidInput
@@ -73,6 +76,8 @@ def tune(
     ] = None,
     compute: Compute = "waited",
     compute_device: ComputeDevice = "cpu",
+    backend: BackendName = None,
+    share_gpus: ShareGpus = False,
     resume: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Go on with this tuning; nothing is measured twice."),
@@ -144,6 +149,7 @@ def tune(
         autosync tune train:example my-cluster.yaml --step-seconds 0.21
         autosync tune resnet50 my-cluster.yaml --launcher command --prefix "ssh {host}"
         autosync tune resnet50 pair.yaml --launcher local --compute kernels --compute-device cuda
+        autosync tune resnet50 four.yaml --compute kernels --compute-device cuda --share-gpus
         autosync tune --resume 3f2a90c1
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
@@ -154,7 +160,7 @@ def tune(
     from autosync.api.engine.request_checks import refuse_unused
 
     check_writable(output)
-    reach_hosts(prefix, python, ray_address)
+    set_up_launchers(prefix, python, ray_address, share_gpus)
     settings = Settings(
         budget=budget,
         proposals=proposals,
@@ -175,6 +181,8 @@ def tune(
         refuse_unused(compute, {"--profile": profile or None, **estimate})
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
         domain = load_domain(model, cluster, batch, choice)
+        if backend is not None:
+            domain = replace(domain, cluster=domain.cluster.on_backend(backend))
         where = (launcher, compute, compute_device)
         request = request_at_scales(domain, settings, simulator, where, byte_scale, time_scale)
     elif resume is None:

@@ -11,8 +11,9 @@ from autosync.api.cli.options import (
     DatabaseUrl,
     Prefix,
     RayAddress,
+    ShareGpus,
     WorkerPython,
-    reach_hosts,
+    set_up_launchers,
 )
 
 
@@ -25,6 +26,7 @@ def worker(
     prefix: Prefix = None,
     python: WorkerPython = None,
     ray_address: RayAddress = None,
+    share_gpus: ShareGpus = False,
 ) -> None:
     """Work off queued tunings, on any machine that reaches the database.
 
@@ -44,7 +46,7 @@ def worker(
     from autosync.api.db.schema_migration import migrate
     from autosync.api.engine.queue_worker import work
 
-    reach_hosts(prefix, python, ray_address)
+    set_up_launchers(prefix, python, ray_address, share_gpus)
     refuse_missing(db)
     migrate(db)
     stop = stop_on_signals()

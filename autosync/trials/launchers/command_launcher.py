@@ -17,7 +17,11 @@ from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_contract import Answers
-from autosync.trials.pool.worker_process import ENVIRONMENT, WorkerProcess, worker_arguments
+from autosync.trials.pool.worker_process import (
+    WorkerProcess,
+    carried_environment,
+    worker_arguments,
+)
 from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -38,6 +42,8 @@ class CommandLauncher:
     python: interpreter on the hosts, which has autosync installed.
     environment: passed on the worker's command line (`env NAME=value ...`).
     interface: the network interface gloo binds to; by default the one that leads to rank 0.
+    share_gpus: ranks of a host may share its GPUs, by CUDA MPS where it runs there; NCCL then sends
+        by sockets, over `interface` where it is given.
     workloads: `name=package.module:function` entries that requests may name.
     """
 
@@ -46,6 +52,7 @@ class CommandLauncher:
     environment: tuple[tuple[str, str], ...] = ()
     interface: str = ""
     workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
     name: str = "command"
 
@@ -72,6 +79,7 @@ class CommandLauncher:
             host=cluster.nodes[nodes[0]].address,
             links="cluster",
             workloads=self.workloads,
+            share_gpus=self.share_gpus,
         )
         return ProcessPool(transport, self.repeats)
 
@@ -97,9 +105,8 @@ class CommandPlace:
         )
 
     def worker_command(self, workloads: tuple[str, ...]) -> list[str]:
-        carried = {**ENVIRONMENT, **dict(self.launcher.environment)}
-        if self.launcher.interface:
-            carried["GLOO_SOCKET_IFNAME"] = self.launcher.interface
+        one = self.launcher
+        carried = carried_environment(self.rank, one.interface, one.share_gpus, one.environment)
         assignments = [f"{name}={value}" for name, value in carried.items()]
         return ["env", *assignments, self.launcher.python, *worker_arguments(workloads)]
 

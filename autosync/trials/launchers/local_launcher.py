@@ -10,6 +10,7 @@ from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_transport import WorkerTransport
+from autosync.trials.shared_gpu import CudaMps, shared_gpu_environment
 
 LOOPBACK = "127.0.0.1"
 DESCRIPTION = "local (unshaped links)"
@@ -18,10 +19,13 @@ DESCRIPTION = "local (unshaped links)"
 @dataclass(frozen=True, slots=True)
 class LocalLauncher:
     """workloads: `name=package.module:function` entries that requests may name.
+    share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that; they then send
+        by sockets over the loopback.
     on_wait: is told where another pool measures on this machine for long.
     """
 
     workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
     name: str = "local"
     on_wait: OnWait | None = None
@@ -40,13 +44,20 @@ class LocalLauncher:
             refuse_without_gpu()
         nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
         preload = preload_for(workload)
+        nccl = shared_gpu_environment if self.share_gpus else None
+        mps = mps_for(workload, self.share_gpus)
         transport = WorkerTransport(
             workload=workload,
             place=DESCRIPTION,
-            places=tuple(LocalPlace((), "lo", int(node), preload=preload) for node in nodes),
+            places=tuple(
+                LocalPlace((), "lo", int(node), preload=preload, nccl=nccl, mps=mps)
+                for node in nodes
+            ),
             host=LOOPBACK,
             links="loopback",
             workloads=self.workloads,
+            share_gpus=self.share_gpus,
+            mps=mps,
             machine_lock=shared_machine_lock(),
             on_wait=self.on_wait,
         )
@@ -57,6 +68,11 @@ def preload_for(workload: Workload) -> ForkServer | None:
     """What the workers are forked from; None where they are to use a GPU, as CUDA and forks go
     badly together."""
     return None if workload.device == "cuda" else ForkServer()
+
+
+def mps_for(workload: Workload, share_gpus: bool) -> CudaMps | None:
+    """What lets the workers' kernels run side by side, where they may share GPUs."""
+    return CudaMps() if share_gpus and workload.device == "cuda" else None
 
 
 def refuse_dedicated_servers(workload: Workload) -> None:

@@ -1,6 +1,7 @@
 """A running Ray cluster: joining it, leaving it, and the nodes it has."""
 
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,11 +59,12 @@ def connect_to_ray(address: str) -> bool:
             "everyone who reaches Ray's ports can run code on its nodes.",
             thing="RAY_AUTH_MODE",
             value=os.environ.get("RAY_AUTH_MODE"),
-            remedy="Set RAY_AUTH_MODE=token here and where Ray starts; see "
-            "`ray get-auth-token --generate`.",
+            remedy="Set RAY_AUTH_MODE=token here and where Ray starts, with one token "
+            "(`ray get-auth-token --generate` makes it).",
         )
     if ray.is_initialized():
         return False
+    refuse_unreachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -74,6 +76,42 @@ def connect_to_ray(address: str) -> bool:
             remedy="Check `ray status --address` and the token (RAY_AUTH_TOKEN).",
         ) from None
     return True
+
+
+def refuse_unreachable(address: str) -> None:
+    """Find out whether a Ray head listens at `HOST:PORT`; other forms of an address are Ray's to
+    judge. Ray itself tries for two minutes, and then ends the process.
+
+    Raises:
+        NotSupported: nothing answers there, or not as Ray's gRPC does (by HTTP/2).
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS") == "1":
+                return
+            connection.sendall(HTTP2_PREFACE)
+            answered = connection.recv(FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+            if answered[FRAME_TYPE : FRAME_TYPE + 1] == SETTINGS:
+                return
+            why = "what listens there does not answer as Ray does"
+    except (OSError, OverflowError) as error:
+        why = f"{getattr(error, 'strerror', None) or error}"
+    raise NotSupported(
+        f"the Ray cluster at {address!r} cannot be reached: {why}.",
+        thing="address",
+        value=address,
+        remedy="Give HOST:PORT of the head, as `ray start --head` printed it (the port is 6379 "
+        "unless it was chosen), and see that it runs and that no firewall is between.",
+    )
+
+
+CONNECT_SECONDS = 10.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""RFC 9113: how a client begins, with an empty frame of settings; a server's first is one, too."""
+FRAME_HEADER_BYTES, FRAME_TYPE, SETTINGS = 9, 3, b"\4"
 
 
 def disconnect_from_ray(connected: bool) -> None:
@@ -112,3 +150,14 @@ def alive_nodes() -> dict[str, str]:
         if names.count(name) == 1
     }
     return by_name | {str(node["NodeManagerAddress"]): node["NodeManagerAddress"] for node in nodes}
+
+
+def gpus_of_nodes() -> dict[str, float]:
+    """How many GPUs each node that is alive has, by Ray's address."""
+    import ray
+
+    return {
+        str(node["NodeManagerAddress"]): float(node["Resources"].get("GPU", 0.0))
+        for node in ray.nodes()
+        if node["Alive"]
+    }

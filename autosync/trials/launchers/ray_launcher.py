@@ -6,6 +6,7 @@ lines to the same worker process that every launcher starts; nothing durable liv
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +21,13 @@ from autosync.trials.launchers.ray_cluster import (
     alive_nodes,
     connect_to_ray,
     disconnect_from_ray,
+    gpus_of_nodes,
     ray_addresses,
 )
 from autosync.trials.launchers.ray_worker import RayWorker, Relay
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_contract import Answers
-from autosync.trials.pool.worker_process import ENVIRONMENT
+from autosync.trials.pool.worker_process import carried_environment
 from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACING_SECONDS = 60.0
@@ -35,6 +37,9 @@ PLACING_POLL_SECONDS = 0.2
 CONCURRENT_CALLS = 4
 """An actor listens for answers while it takes commands."""
 
+GPU_PARTS = 10_000
+"""Of a GPU, that Ray tells apart."""
+
 NODE_SHARE = 0.001
 """Of Ray's `node:ADDRESS` resource (1 on every node): enough to pin a bundle."""
 
@@ -43,17 +48,21 @@ NODE_SHARE = 0.001
 class RayLauncher:
     """address: of the Ray head, `HOST:PORT`. Node addresses of the cluster file are Ray's own
         (`ray list nodes`) or the hosts' names.
-    cpus, gpus: what Ray reserves for each rank; it hides GPUs from actors that reserve none.
+    cpus, gpus: what Ray reserves for each rank; it hides GPUs from actors that reserve none. By
+        default one where trials compute on GPUs, or a part of one where ranks may share them.
+    share_gpus: ranks of a node may share its GPUs, by CUDA MPS where it runs there; NCCL then sends
+        by sockets, over `interface` where it is given.
     environment: added to the workers'. interface: for gloo; by default the one towards rank 0.
     workloads: `name=package.module:function` entries that requests may name.
     """
 
     address: str
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float | None = None
     environment: tuple[tuple[str, str], ...] = ()
     interface: str = ""
     workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
     name: str = "ray"
 
@@ -62,7 +71,7 @@ class RayLauncher:
 
         Raises:
             NotSupported: Ray is not installed, not reachable, runs without a token, or has not
-                the resources; or trials want GPUs and none are reserved.
+                the resources; or trials want GPUs and a node has none, or none are reserved.
             InvalidInput: a node of the cluster is none of Ray's.
         """
         cluster = workload.domain.cluster
@@ -71,7 +80,8 @@ class RayLauncher:
         connected = connect_to_ray(self.address)
         try:
             addresses = ray_addresses(cluster, alive_nodes())
-            group = _placement_group(self, cluster, addresses)
+            gpus = gpus_a_rank(self, workload, addresses)
+            group = _placement_group(self, cluster, addresses, gpus)
         except BaseException:  # whatever it was, the connection does not stay
             disconnect_from_ray(connected)
             raise
@@ -91,36 +101,64 @@ class RayLauncher:
             workload=workload,
             place=f"ray ({len(cluster.nodes)} nodes)",
             places=tuple(
-                RayPlace(self, cluster.nodes[node].address, addresses[node], node, group)
+                RayPlace(self, cluster.nodes[node].address, addresses[node], node, gpus, group)
                 for node in nodes
             ),
             host=addresses[nodes[0]],
             links="cluster",
             workloads=self.workloads,
+            share_gpus=self.share_gpus,
         )
         return ProcessPool(transport, self.repeats, release)
 
 
-def refuse_unreserved_gpus(workload: Workload, gpus: float) -> None:
-    """Raises NotSupported where trials want GPUs and each rank reserves `gpus` = 0 of them."""
+def refuse_unreserved_gpus(workload: Workload, gpus: float | None) -> None:
+    """Raises NotSupported where trials want GPUs and each rank is to reserve `gpus` = 0 of them."""
     if workload.device == "cuda" and gpus == 0:
         raise NotSupported(
-            "the launcher ray reserves no GPUs for its workers.",
-            thing="device",
-            value="cuda",
-            remedy="Let it reserve some, `RayLauncher(..., gpus=1)`, or reach the hosts with the "
-            "launcher command (ssh, srun).",
+            "the launcher ray is to reserve no GPUs for its workers.",
+            thing="gpus",
+            value=gpus,
+            remedy="Leave gpus out of `RayLauncher(...)`, or say how many each rank reserves.",
         )
+
+
+def gpus_a_rank(launcher: RayLauncher, workload: Workload, addresses: Sequence[str]) -> float:
+    """What Ray reserves for each rank. Ray gives an actor a part of one GPU, never parts of two.
+
+    addresses: Ray's, of the cluster's nodes.
+
+    Raises:
+        NotSupported: names a node that has none.
+    """
+    if launcher.gpus is not None:
+        return launcher.gpus
+    if workload.device != "cuda":
+        return 0.0
+    there, parts = gpus_of_nodes(), []
+    for node, address in zip(workload.domain.cluster.nodes, addresses, strict=True):
+        gpus = there[address]
+        if gpus < 1:
+            raise NotSupported(
+                f"node {node.address!r} has no GPU that Ray knows of.",
+                thing=f"node {node.address}",
+                value=gpus,
+                remedy="Start Ray there with --num-gpus, or where the driver's GPUs are seen.",
+            )
+        parts.append(1 / math.ceil(node.ranks / gpus))
+    return math.floor(min(parts) * GPU_PARTS) / GPU_PARTS if launcher.share_gpus else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RayPlace:
-    """One rank: an actor in the bundle of its node. ray_address: what Ray calls the node."""
+    """One rank: an actor in the bundle of its node. ray_address: what Ray calls the node. gpus:
+    that it reserves."""
 
     launcher: RayLauncher
     address: str
     ray_address: str
     node: int
+    gpus: float
     group: Any
 
     def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> "RayWorker":
@@ -131,14 +169,15 @@ class RayPlace:
                 value=self.address,
                 remedy=f"Start Ray there again: `ray start --address={self.launcher.address}`.",
             )
-        carried = {**ENVIRONMENT, **dict(self.launcher.environment)}
-        if self.launcher.interface:
-            carried["GLOO_SOCKET_IFNAME"] = self.launcher.interface
+        one = self.launcher
+        carried = carried_environment(rank, one.interface, one.share_gpus, one.environment)
         actor = _actor(self, rank, workloads, carried)
         return RayWorker(rank, self.address, actor, answers)
 
 
-def _placement_group(launcher: RayLauncher, cluster: Cluster, addresses: Sequence[str]) -> Any:
+def _placement_group(
+    launcher: RayLauncher, cluster: Cluster, addresses: Sequence[str], gpus: float
+) -> Any:
     """Raises NotSupported when Ray cannot reserve it."""
     import ray.util
 
@@ -146,7 +185,7 @@ def _placement_group(launcher: RayLauncher, cluster: Cluster, addresses: Sequenc
         {
             f"node:{address}": NODE_SHARE,
             "CPU": launcher.cpus * node.ranks,
-            **({"GPU": launcher.gpus * node.ranks} if launcher.gpus else {}),
+            **({"GPU": whole_above_one(gpus * node.ranks)} if gpus else {}),
         }
         for node, address in zip(cluster.nodes, addresses, strict=True)
     ]
@@ -165,6 +204,11 @@ def _placement_group(launcher: RayLauncher, cluster: Cluster, addresses: Sequenc
             remedy="See `ray status`: are the nodes taken, or smaller than the cluster file says?",
         )
     return group
+
+
+def whole_above_one(gpus: float) -> float:
+    """Ray takes a part of one GPU, or whole ones."""
+    return gpus if gpus <= 1 else float(math.ceil(gpus))
 
 
 def _placed(group: Any) -> bool:
@@ -186,7 +230,7 @@ def _actor(
     where = PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.node)
     actor_class = ray.remote(Relay).options(
         num_cpus=place.launcher.cpus,
-        num_gpus=place.launcher.gpus,
+        num_gpus=place.gpus,
         max_concurrency=CONCURRENT_CALLS,
         max_restarts=0,
         scheduling_strategy=where,

@@ -2,31 +2,39 @@
 
 from dataclasses import dataclass, field, replace
 
-from autosync.cluster import Cluster
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_without_gpu
-from autosync.trials.launchers.local_launcher import preload_for, refuse_dedicated_servers
+from autosync.trials.launchers.local_launcher import (
+    mps_for,
+    preload_for,
+    refuse_dedicated_servers,
+)
 from autosync.trials.machine import usable_cores
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.request_names import SHORT_OF_CORES
+from autosync.trials.shared_gpu import shared_gpu_environment, socket_environment
 from autosync.trials.testbed import namespaces
+from autosync.trials.testbed.link_shaping import INTERFACE
 from autosync.trials.testbed.namespaces import Testbed
+from autosync.trials.testbed.rate_probes import InaccurateLink
 from autosync.trials.testbed.self_check import SelfCheck, check_testbed
 
-CARRIED_GBPS = 8.0
-"""Traffic of all nodes together that two cores carry (measured: 4 x 2 Gbit/s, 35 % busy)."""
+CARRIED_GBPS_A_CORE = 4.0
+"""Traffic of all nodes together (measured: two cores carry 4 x 2 Gbit/s, 35 % busy)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestbedLauncher:
-    """Every pool has a testbed of its own, that ends with it.
+    """Every pool has a testbed of its own, that ends with it. Trials that compute on a GPU send as
+    the cluster file says, by gloo or NCCL, through sockets on the testbed's links.
 
     workloads: `name=package.module:function` entries that requests may name.
+    share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that.
     check: whether the testbed measures itself first, and refuses when a link is 5 % off.
     on_wait: is told where another pool measures on this machine for long.
     """
@@ -34,6 +42,7 @@ class TestbedLauncher:
     __test__ = False  # not a test class, whatever its name
 
     workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
     check: bool = True
     name: str = "testbed"
@@ -47,24 +56,28 @@ class TestbedLauncher:
 
         Raises:
             NotSupported: this machine cannot; the message says what would make it. Or NCCL is
-                to move the messages.
+                to move the messages of several GPUs of a node.
             InaccurateLink: a link, or an all-reduce, is not as fast as the file says, or cannot be
-                measured.
+                measured; NotSupported beside kernels, which no other scale goes with.
             InvalidInput: the scaled links exceed what this machine's cores carry; or as
                 `namespaces.up`.
         """
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
-        refuse_excess(workload)
-        refuse_unshaped_gpus(workload)
+        refuse_excess(workload, usable_cores())
+        refuse_direct_links(workload)
+        if workload.device == "cuda":
+            refuse_without_gpu()
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
-            checked = self._checked(testbed, cluster)
+            checked = self._checked(testbed, workload)
         except BaseException:  # an interrupt, too, leaves no testbed
             namespaces.down(testbed)
             raise
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
         preload = preload_for(workload)
+        nccl = shared_gpu_environment if self.share_gpus else socket_environment
+        mps = mps_for(workload, self.share_gpus)
 
         def close() -> None:
             try:
@@ -77,53 +90,87 @@ class TestbedLauncher:
             workload=workload,
             place=description(testbed, workload, checked, usable_cores()),
             places=tuple(
-                LocalPlace(testbed.prefix(node), "eth0", node, testbed.namespaces(node), preload)
+                LocalPlace(
+                    testbed.prefix(node),
+                    INTERFACE,
+                    node,
+                    testbed.namespaces(node),
+                    preload,
+                    nccl,
+                    mps,
+                )
                 for node in nodes
             ),
             host=testbed.addresses[nodes[0]],
             links="shaped",
             workloads=self.workloads,
+            share_gpus=self.share_gpus,
+            mps=mps,
             machine_lock=shared_machine_lock(),
             on_wait=self.on_wait,
         )
         return ProcessPool(transport, self.repeats, close)
 
-    def _checked(self, testbed: Testbed, cluster: Cluster) -> SelfCheck | None:
+    def _checked(self, testbed: Testbed, workload: Workload) -> SelfCheck | None:
         """What the links really carry, measured while no other pool measures on this machine."""
         if not self.check:
             return None
-        with shared_machine_lock().held(on_wait=self.on_wait):
-            return check_testbed(testbed, cluster)
+        try:
+            with shared_machine_lock().held(on_wait=self.on_wait):
+                return check_testbed(testbed, workload.domain.cluster)
+        except InaccurateLink as error:
+            if workload.compute == "waited":
+                raise
+            raise NotSupported(
+                f"{error.message} Beside kernels nothing can be scaled.",
+                thing=error.thing,
+                value=error.value,
+                remedy=f"Stop what else loads this machine. {UNSCALED}",
+            ) from None
 
 
-def refuse_excess(workload: Workload) -> None:
-    """Raises InvalidInput when the scaled links ask for more than `CARRIED_GBPS`."""
+UNSCALED = "If it cannot carry these rates, use the launcher local, or compute waited."
+
+
+def refuse_excess(workload: Workload, cores: int) -> None:
+    """
+    Raises:
+        InvalidInput: the scaled links ask for more than this machine's cores carry.
+        NotSupported: they do, beside kernels, which no scale goes with.
+    """
     total = sum(node.bandwidth_gbps for node in workload.domain.cluster.nodes)
     total *= workload.byte_scale / workload.time_scale
-    if total > CARRIED_GBPS:
-        raise InvalidInput(
-            f"the testbed's links would carry {total:.1f} Gbit/s together at s = "
-            f"{workload.byte_scale:g}, k = {workload.time_scale:g}; two cores carry about "
-            f"{CARRIED_GBPS:g}.",
-            thing="byte_scale",
-            value=workload.byte_scale,
-            remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`)."
-            if workload.compute == "waited"
-            else "Kernels cannot be scaled: use the launcher local, or compute waited.",
-        )
-
-
-def refuse_unshaped_gpus(workload: Workload) -> None:
-    """Raises NotSupported where messages would not pass the links, or no GPU is to be had."""
-    if workload.backend == "nccl":
+    if total <= cores * CARRIED_GBPS_A_CORE:
+        return
+    carry = f"{cores} cores carry about {cores * CARRIED_GBPS_A_CORE:g}"
+    if workload.compute == "kernels":
         raise NotSupported(
-            "NCCL moves messages between the GPUs of one machine past a testbed's links.",
-            thing="cluster.backend",
-            value="nccl",
-            remedy="Write `backend: gloo` into the cluster file, or use the launcher local.",
+            f"the testbed's links would carry {total:.1f} Gbit/s together; {carry}, and beside "
+            "kernels nothing can be scaled.",
+            thing="compute",
+            value=workload.compute,
+            remedy=UNSCALED,
         )
-    if workload.device == "cuda":
-        refuse_without_gpu()
+    raise InvalidInput(
+        f"the testbed's links would carry {total:.1f} Gbit/s together at s = "
+        f"{workload.byte_scale:g}, k = {workload.time_scale:g}; {carry}.",
+        thing="byte_scale",
+        value=workload.byte_scale,
+        remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`).",
+    )
+
+
+def refuse_direct_links(workload: Workload) -> None:
+    """Raises NotSupported where NCCL would use links that no testbed has."""
+    for node in workload.domain.cluster.nodes:
+        if workload.backend == "nccl" and node.ranks > 1:
+            raise NotSupported(
+                f"node {node.address!r} has {node.ranks} GPUs: NCCL joins those of a node by "
+                "NVLink, PCIe or shared memory, which a testbed does not emulate.",
+                thing=f"node {node.address}, devices",
+                value=node.ranks,
+                remedy="Use a cluster file whose nodes have one GPU each, or the launcher local.",
+            )
 
 
 def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None, cores: int) -> str:

@@ -13,7 +13,9 @@ from autosync.devices import device_type_of_gpu
 from autosync.environment import host_name
 from autosync.errors import InvalidInput
 from autosync.runtime.swapping.arena import Arena, host_memory
+from autosync.trials.gpus import gpu_uuid
 from autosync.trials.live.live_job import LiveJob
+from autosync.trials.shared_gpu import mps_running, sharing_words
 from autosync.units import MIB
 
 SMALLEST_BYTES = 256 * 1024
@@ -81,6 +83,14 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     found = job.group._get_backend(job.device).name()  # a process group may have several
     backend: Backend = "nccl" if found == "nccl" else "gloo"
     return Cluster("live", tuple(nodes), backend, description="measured inside the running job")
+
+
+def gpu_sharing(job: LiveJob) -> str:
+    """How ranks share GPUs, in words, the same on every rank; empty where each has its own."""
+    on_gpu = job.device.type == "cuda"
+    mine = (gpu_uuid(job.device), mps_running()) if on_gpu else ("", False)
+    told: list[tuple[str, bool]] = job.control.gathered(mine)
+    return sharing_words([gpu for gpu, _ in told], [by_mps for _, by_mps in told])
 
 
 def refuse_mixed(hosts: Sequence[str]) -> dict[str, list[int]]:

@@ -11,13 +11,15 @@ from autosync.environment import allowed_environment
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_contract import Answers
 from autosync.trials.pool.worker_process import ENVIRONMENT, Begin, WorkerProcess, worker_arguments
+from autosync.trials.shared_gpu import CudaMps, NcclEnvironment
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlace:
     """A rank on this machine: `prefix` goes before the command.
 
-    interface: the network interface gloo binds to. node: index of the cluster's node.
+    interface: the network interface that messages pass. node: index of the cluster's node.
+    nccl: what NCCL finds in its environment; by default nothing of ours. mps: that it runs by.
     preload: what the worker is forked from instead, into `namespaces` (files), as the prefix would
     bring it there.
     """
@@ -27,6 +29,8 @@ class LocalPlace:
     node: int
     namespaces: tuple[str, ...] = ()
     preload: ForkServer | None = None
+    nccl: NcclEnvironment | None = None
+    mps: CudaMps | None = None
 
     def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> WorkerProcess:
         command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
@@ -34,6 +38,8 @@ class LocalPlace:
             **allowed_environment(),
             **ENVIRONMENT,
             "GLOO_SOCKET_IFNAME": self.interface,
+            **(self.nccl(rank, self.interface) if self.nccl else {}),
+            **(self.mps.variables if self.mps else {}),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         begin: Begin | None = None

@@ -12,6 +12,7 @@ from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, Worklo
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.shared_gpu import sharing_words
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.commands import (
     Answer,
@@ -35,6 +36,10 @@ often complains before the peer's own end is seen."""
 
 POLL_SECONDS = 0.05
 
+WRITTEN_LINES = 3
+WRITTEN_CHARACTERS = 500
+"""Of what a command that reached no host wrote, in the message of the error."""
+
 
 A = TypeVar("A", bound=Answer)
 
@@ -42,6 +47,8 @@ A = TypeVar("A", bound=Answer)
 class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
+    share_gpus: whether ranks may share a GPU. sharing: how they do, in words; empty where each has
+    its own.
     cancelled: makes the trial that waits for answers fail; any thread may set it. Nothing else
     here is thread-safe.
     """
@@ -53,6 +60,7 @@ class WorkerGroup:
         host: str,
         workloads: tuple[str, ...],
         cancelled: threading.Event,
+        share_gpus: bool = False,
     ) -> None:
         self._cancelled = cancelled
         self._answers: Answers = queue.Queue()
@@ -64,6 +72,8 @@ class WorkerGroup:
         self._workload = workload
         self.hosts: list[str] = []
         self.scaled = False
+        self.sharing = ""
+        self._share_gpus = share_gpus
         self.versions: tuple[tuple[str, str], ...] = ()
 
     def start(self) -> None:
@@ -71,8 +81,8 @@ class WorkerGroup:
 
         Raises:
             TrialFailed: a worker could not start.
-            NotSupported: the command that starts one does not exist; or ranks share a GPU that
-                NCCL is to use.
+            NotSupported: the command that starts one does not exist; or ranks have the same GPU,
+                and may not (`refuse_shared_gpus`).
         """
         deadline = time.monotonic() + START_SECONDS
         for rank, place in enumerate(self._places):
@@ -84,12 +94,15 @@ class WorkerGroup:
             worker.send(command_line(start))
         started = self._collect(WorkerStarted, deadline)
         self.scaled = all(answer.scaled for answer in started)
-        if self._workload.backend == "nccl":
-            refuse_shared_gpus([answer.gpu for answer in started])
+        gpus = [answer.gpu for answer in started]
+        nccl_hosts = [answer.nccl_host for answer in started]
+        refuse_shared_gpus(gpus, nccl_hosts, self._share_gpus, self._workload.backend)
+        self.sharing = sharing_words(gpus, [answer.mps for answer in started])
         self._tell(JoinGroup(self._host, started[0].port, len(self._workers), self._peer()))
         joined = self._collect(GroupJoined, deadline)
         self.hosts = [answer.host for answer in joined]
-        self.versions = tuple(sorted(joined[0].versions.items()))
+        shared = {"gpu_sharing": self.sharing} if self.sharing else {}
+        self.versions = tuple(sorted((joined[0].versions | shared).items()))
 
     def run_pass(self, command: RunPass, timeout_seconds: float) -> list[PassDone]:
         """One pass on every rank; see `ask`."""
@@ -110,9 +123,13 @@ class WorkerGroup:
         for worker in self._workers:
             worker.send(line)
 
-    def kill(self) -> None:
+    def begin_kill(self) -> None:
+        """Send the kills; `kill` follows."""
         for worker in self._workers:
             worker.begin_kill()
+
+    def kill(self) -> None:
+        self.begin_kill()
         for worker in self._workers:
             worker.kill()
 
@@ -166,8 +183,17 @@ class WorkerGroup:
 
     def _silence(self, ranks: list[int]) -> TrialFailed:
         who = ", ".join(self._who(rank) for rank in ranks)
-        text = f"no answer in time from {who}."
-        return TrialFailed(TrialError("timeout", text, self._workers[ranks[0]].stderr_tail()))
+        tail = self._workers[ranks[0]].stderr_tail()
+        text = f"no answer in time from {who}.{self._written(ranks[0], tail)}"
+        return TrialFailed(TrialError("timeout", text, tail))
+
+    def _written(self, rank: int, tail: str) -> str:
+        """What the command that should start a worker wrote, as long as that has never answered:
+        ssh, say, tells why it cannot reach the host."""
+        lines = [line.strip() for line in tail.splitlines() if line.strip()]
+        if rank in self._heard_once or not lines:
+            return ""
+        return f" It wrote: {' / '.join(lines[-WRITTEN_LINES:])[-WRITTEN_CHARACTERS:]}"
 
     def _who(self, rank: int) -> str:
         """The rank with its host, and with the command as long as it has never answered."""
@@ -197,14 +223,15 @@ class WorkerGroup:
         worker, who = self._workers[rank], self._who(rank)
         ended = worker.exit()
         tail = worker.stderr_tail()
+        written = self._written(rank, tail)
         if ended.status is None:
-            return TrialError("crashed", f"{who} was lost.", tail)
+            return TrialError("crashed", f"{who} was lost.{written}", tail)
         killed = ended.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
         if killed and ended.for_memory:
             return TrialError("out_of_memory", f"{who} was killed by the kernel.", tail)
         # a thread that lacks memory may abort the process while another reports the same
         kind: ErrorKind = "out_of_memory" if speaks_of_memory(tail) else "crashed"
-        return TrialError(kind, f"{who} ended with status {ended.status}.", tail)
+        return TrialError(kind, f"{who} ended with status {ended.status}.{written}", tail)
 
 
 def _as_failure(answer: Answer | None) -> CommandFailed:

@@ -12,13 +12,14 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Protocol
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.machine import killed_for_memory
 from autosync.trials.pool.parent_death import ParentDeath
 from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
+from autosync.trials.shared_gpu import shared_gpu_environment
 from autosync.trials.worker.commands import Answer, CommandFailed, read_answer
 
 STDERR_LINES = 60
@@ -42,6 +43,18 @@ def worker_arguments(workloads: tuple[str, ...]) -> list[str]:
     """What follows the interpreter on a worker's command line."""
     named = ["--workloads", ",".join(workloads)] if workloads else []
     return ["-m", "autosync.trials.worker.worker_main", *named]
+
+
+def carried_environment(
+    rank: int, interface: str, share_gpus: bool, also: Iterable[tuple[str, str]]
+) -> dict[str, str]:
+    """What a worker on another host has besides its host's environment.
+
+    interface: that messages pass; empty where it is found out there. also: comes last.
+    """
+    shared = shared_gpu_environment(rank, interface) if share_gpus else {}
+    bound = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    return {**ENVIRONMENT, **shared, **bound, **dict(also)}
 
 
 class Process(Protocol):
@@ -101,7 +114,7 @@ class WorkerProcess:
         self._threads = [
             threading.Thread(target=self._write_commands, daemon=True),
             threading.Thread(target=self._read_answers, args=(answers,), daemon=True),
-            threading.Thread(target=self._read_stderr, daemon=True),
+            threading.Thread(target=self._read_stderr, daemon=True),  # the last: see `exit`
         ]
         for thread in self._threads:
             thread.start()
@@ -147,6 +160,7 @@ class WorkerProcess:
     def exit(self) -> WorkerExit:
         try:
             status: int | None = self.process.wait(timeout=GRACE_SECONDS)
+            self._threads[-1].join(GRACE_SECONDS)  # what it wrote last may tell why
         except subprocess.TimeoutExpired:
             status = None  # it closed its output and lives on
         before, now = self._kills_before, killed_for_memory()

@@ -17,6 +17,7 @@ from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
 from autosync.trials.pool.worker_answers import pass_measurement
 from autosync.trials.pool.worker_contract import Place
 from autosync.trials.pool.worker_group import WorkerGroup
+from autosync.trials.shared_gpu import CudaMps
 from autosync.trials.trial_failure import TrialFailed
 from autosync.trials.worker.commands import RunPass
 
@@ -35,6 +36,7 @@ class WorkerTransport:
     place: where trials run, in words. places: one per rank.
     host: address of rank 0 as the others see it. links: between the workers.
     workloads: `name=package.module:function` entries registered at the workers' start.
+    share_gpus: whether ranks may share a GPU. mps: runs for as long as a group of workers.
     machine_lock: shared with the other pools that measure on this machine.
     on_wait: told where another pool holds that lock for long.
     cancelled: set from another thread, it ends the trial that runs.
@@ -46,6 +48,8 @@ class WorkerTransport:
     host: str
     links: Links
     workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
+    mps: CudaMps | None = None
     machine_lock: MachineLock | None = None
     on_wait: OnWait | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -53,11 +57,12 @@ class WorkerTransport:
     _load_may_pass: bool = True
     _group: WorkerGroup | None = None
     _unsent: Bundle | None = None
+    _sharing: str = ""
 
     @property
     def description(self) -> str:
-        """Where trials run, and on what."""
-        return ", ".join(filter(None, (self.place, self.workload.compute_words)))
+        """Where trials run, on what, and how ranks share it, once workers have told."""
+        return ", ".join(filter(None, (self.place, self.workload.compute_words, self._sharing)))
 
     @property
     def swaps(self) -> bool:
@@ -142,7 +147,13 @@ class WorkerTransport:
         """Kill the workers; the next trial starts others."""
         group, self._group = self._group, None
         if group is not None:
-            group.kill()
+            group.begin_kill()
+        try:
+            if self.mps is not None:  # before ranks are waited for that are within its kernels
+                self.mps.stop()
+        finally:
+            if group is not None:
+                group.kill()
 
     def warm_group(self) -> WorkerGroup:
         """The workers, started where there are none.
@@ -151,15 +162,22 @@ class WorkerTransport:
             TrialFailed: a worker could not start.
         """
         if self._group is None:
-            group = WorkerGroup(
-                self.workload, self.places, self.host, self.workloads, self.cancelled
+            self._group = WorkerGroup(
+                self.workload,
+                self.places,
+                self.host,
+                self.workloads,
+                self.cancelled,
+                self.share_gpus,
             )
             try:
-                group.start()
+                if self.mps is not None:
+                    self.mps.start()
+                self._group.start()
             except BaseException:  # whatever it was, half a group is none
-                group.kill()
+                self.reset_ranks()
                 raise
-            self._group = group
+            self._sharing = self._group.sharing
         return self._group
 
     def pids(self) -> list[int]:

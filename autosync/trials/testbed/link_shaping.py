@@ -63,6 +63,11 @@ TCP_SETTINGS = (
 """For sh in a node's namespace. Measured at 60 Mbit/s, a pair both ways: BBR, where it is a
 machine's default, strays 0 to 30 % below the shaped rate, Reno stays within 0.1 %."""
 
+INTERFACE = "eth0"
+"""Of every node, in a namespace of its own."""
+
+INTERFACES_FOLDER = "/sys/class/net"
+
 SUBNET = "10.77"
 """Of all nodes; what is behind it is a node's number."""
 
@@ -153,7 +158,7 @@ def switch_links(nodes: tuple[EmulatedNode, ...]) -> str:
     for node in nodes:
         port = f"p{node.index}"
         lines += [
-            f"link add {port} type veth peer name eth0 netns {node.namespace}",
+            f"link add {port} type veth peer name {INTERFACE} netns {node.namespace}",
             f"link set {port} master br0 up",
         ]
     return "\n".join(lines)
@@ -174,14 +179,14 @@ def node_links(node: EmulatedNode) -> str:
     window = _packets(node.bits_per_second * seconds, PACKET_BYTES, LEAST_WINDOW)
     lines = [
         "link set lo up",
-        f"addr add {own}/16 dev eth0",
-        "link set eth0 up",
-        f"route change {SUBNET}.0.0/16 dev eth0 proto kernel scope link src {own} "
+        f"addr add {own}/16 dev {INTERFACE}",
+        f"link set {INTERFACE} up",
+        f"route change {SUBNET}.0.0/16 dev {INTERFACE} proto kernel scope link src {own} "
         f"cwnd lock {window}",
     ]
     for address, bits in node.other_rates:
         window = _packets(bits * seconds, PACKET_BYTES, LEAST_WINDOW)
-        lines.append(f"route add {address} dev eth0 scope link src {own} cwnd lock {window}")
+        lines.append(f"route add {address} dev {INTERFACE} scope link src {own} cwnd lock {window}")
     if node.loopback_bits is not None:
         bits = node.loopback_bits * seconds
         window = _packets(bits, LOOPBACK_PACKET_BYTES, LEAST_LOOPBACK_WINDOW)
@@ -194,7 +199,7 @@ def node_links(node: EmulatedNode) -> str:
 
 def node_shaping(node: EmulatedNode) -> str:
     """For `tc -batch` in the node's namespace: what it sends, and its loopback."""
-    lines = _shape("eth0", _wire(node.bits_per_second), _peers(node, "dst"))
+    lines = _shape(INTERFACE, _wire(node.bits_per_second), _peers(node, "dst"))
     if node.loopback_bits is not None:
         lines += _shape("lo", _wire(node.loopback_bits, LOOPBACK_PAYLOAD_SHARE))
     return "\n".join(lines)
@@ -220,12 +225,29 @@ def supervisor_script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
             "set -e",
             "mount -t tmpfs -o mode=755 autosync /run",
             "mkdir /run/netns",
+            interface_speed(nodes),
             f"ip -batch - <<'E'\n{switch_links(nodes)}\nE",
             f"{{ tc -batch - <<'E'\n{switch_shaping(nodes)}\nE\n}} & jobs=$!",
             *inside,
             "for job in $jobs; do wait $job; done",
             "echo ready",
             f"exec {life} >/dev/null 2>&1",
+        ]
+    )
+
+
+def interface_speed(nodes: tuple[EmulatedNode, ...]) -> str:
+    """For sh in the supervisor's mount namespace, which its nodes share: the speed of their
+    interface where programs look for it, in Mbit/s with headers. Otherwise this machine's own
+    interfaces would be there, and perhaps one of the same name. NCCL chooses its algorithms and
+    channels for the slowest interface of all ranks, so one speed stands for all nodes."""
+    speed = max(1, round(_wire(min(node.bits_per_second for node in nodes)) / 1e6))
+    own = f"{INTERFACES_FOLDER}/{INTERFACE}"
+    return "\n".join(
+        [
+            f"mount -t tmpfs -o mode=755 autosync {INTERFACES_FOLDER}",
+            f"mkdir {own}",
+            f"echo {speed} > {own}/speed",
         ]
     )
 

@@ -27,11 +27,6 @@ from autosync.trials.testbed.link_shaping import EmulatedNode, emulated_nodes, s
 
 BUILDING_SECONDS = 60.0
 """How long a supervisor may take; four nodes take half a second."""
-REMEDY = (
-    "Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 "
-    "or user.max_user_namespaces above 0), install iproute2 and util-linux, and have a kernel with "
-    "sch_htb, sch_fifo and cls_u32; or use the local launcher, whose links are unshaped."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +77,23 @@ class Testbed:
         return process_start(self.supervisor[0]) == self.supervisor[1]
 
 
+def _remedy() -> str:
+    """What lets this user have a testbed."""
+    user_namespaces = (
+        "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 or "
+        "user.max_user_namespaces above 0)"
+    )
+    rights = (
+        f"Run as root, or {user_namespaces}"
+        if os.geteuid() != 0
+        else f"Give this container the capabilities SYS_ADMIN and NET_ADMIN, or {user_namespaces}"
+    )
+    return (
+        f"{rights}, install iproute2 and util-linux, and have a kernel with sch_htb, sch_fifo and "
+        "cls_u32; or use the local launcher, whose links are unshaped."
+    )
+
+
 def up(
     cluster: Cluster,
     byte_scale: float = 1.0,
@@ -101,7 +113,7 @@ def up(
     remove_stale()
     for tool in ("ip", "tc", "unshare", "nsenter"):
         if shutil.which(tool) is None:
-            raise NotSupported(f"{tool!r} is not installed.", thing=tool, remedy=REMEDY)
+            raise NotSupported(f"{tool!r} is not installed.", thing=tool, remedy=_remedy())
     nodes = emulated_nodes(cluster, byte_scale, time_scale)
     failures = []
     for user_namespace in (True,) if unprivileged or os.geteuid() != 0 else (False, True):
@@ -113,7 +125,7 @@ def up(
         raise NotSupported(
             f"this machine cannot emulate a cluster: {failures[-1]}.",
             thing="testbed",
-            remedy=REMEDY,
+            remedy=_remedy(),
         )
     testbed = Testbed(
         id=secrets.token_hex(4),

@@ -40,11 +40,14 @@ class StartWorker:
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
     """port: of the store that rank 0 has opened; 0 on the others. scaled: whether the job's
-    variables are scaled by the byte scale. gpu: the UUID of the rank's, empty in host memory."""
+    variables are scaled by the byte scale. gpu: the UUID of the rank's, empty in host memory.
+    nccl_host: what NCCL takes for the rank's host. mps: whether the rank runs by CUDA MPS."""
 
     port: int
     scaled: bool
-    gpu: str
+    gpu: str = ""
+    nccl_host: str = ""
+    mps: bool = False
     reply: Literal["started"] = "started"
     __pydantic_config__: ClassVar[ConfigDict] = WIRE
 

@@ -16,7 +16,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.transport.rank_agreement import share_initial_values
 from autosync.trials.contract import Workload
 from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
-from autosync.trials.gpus import gpu_versions, take_gpu
+from autosync.trials.gpus import gpu_versions, nccl_host, take_gpu
 from autosync.trials.iteration_recording import RankRecording
 from autosync.trials.machine import (
     cpu_ticks,
@@ -28,6 +28,7 @@ from autosync.trials.machine import (
     software_versions,
 )
 from autosync.trials.measurement import may_drift
+from autosync.trials.shared_gpu import mps_running
 from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach, replica_digest
 from autosync.trials.worker.commands import (
     Answer,
@@ -95,7 +96,8 @@ class Rank:
         sharpen_timer()
         self._rank = command.rank
         self._workload = command.workload
-        gpu = take_gpu(command.local_rank) if self._workload.device == "cuda" else ""
+        on_gpu = self._workload.device == "cuda"
+        gpu = take_gpu(command.local_rank) if on_gpu else ""
         self._device = current_device(self._workload)
         build = find_builder(self._workload.name, builders(self._workloads))
         self._job = build(self._workload, self._rank)
@@ -105,7 +107,8 @@ class Rank:
                 command.host, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
             )
             self._store, port = store, store.port
-        return WorkerStarted(port, self._job.scaled, gpu)
+        by_mps = on_gpu and mps_running()
+        return WorkerStarted(port, self._job.scaled, gpu, nccl_host(), by_mps)
 
     def join(self, command: JoinGroup) -> GroupJoined:
         workload = self._workload

@@ -72,6 +72,8 @@ def time_messages(
     started, ended = [], []
     for _ in range(command.repeats):
         dist.barrier(group)
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # NCCL's barrier is a kernel
         started.append(time.monotonic())
         run()
         ended.append(time.monotonic())

@@ -1,11 +1,15 @@
 """Options of `autosync tune` that steer the search reach its settings."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autosync.api.cli.commands import tune as tune_command
+from autosync.cluster import Backend
+from autosync.domain import Domain
+from autosync.environment import SHARE_GPUS_VARIABLE
 from autosync.search.loop.settings import Settings
 from tests.api.cli.command import small_inputs
 
@@ -14,12 +18,14 @@ class Requested(Exception):
     pass
 
 
-def settings_of(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> Settings:
+def requested(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any
+) -> tuple[Domain, Settings]:
     """What a tuning would be requested with; nothing is stored or run."""
-    found: list[Settings] = []
+    found: list[tuple[Domain, Settings]] = []
 
-    def request(domain: object, settings: Settings, *others: object) -> None:
-        found.append(settings)
+    def request(domain: Domain, settings: Settings, *others: object) -> None:
+        found.append((domain, settings))
         raise Requested
 
     monkeypatch.setattr("autosync.api.cli.tuning_start.request_at_scales", request)
@@ -43,5 +49,21 @@ def test_the_searchs_options_reach_the_settings(
         "least_gain": 0.01,
         "proposals": 7,
     }
-    assert settings_of(monkeypatch, tmp_path, **stated) == Settings(**stated)
-    assert settings_of(monkeypatch, tmp_path) == Settings()
+    assert requested(monkeypatch, tmp_path, **stated)[1] == Settings(**stated)
+    assert requested(monkeypatch, tmp_path)[1] == Settings()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_backend_may_be_named_in_place_of_the_clusters(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert requested(monkeypatch, tmp_path)[0].cluster.backend == "gloo"
+    assert requested(monkeypatch, tmp_path, backend=backend)[0].cluster.backend == backend
+
+
+def test_ranks_of_a_tuning_may_share_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(SHARE_GPUS_VARIABLE, "")
+    requested(monkeypatch, tmp_path)
+    assert not os.environ[SHARE_GPUS_VARIABLE]
+    requested(monkeypatch, tmp_path, share_gpus=True)
+    assert os.environ[SHARE_GPUS_VARIABLE] == "1"

@@ -1,17 +1,28 @@
 """Launchers that reach other hosts: set up by the operator, only named by a request."""
 
+from typing import get_args
+
 import pytest
 from fastapi.testclient import TestClient
 
+from autosync.api.cli.options import set_up_launchers
 from autosync.api.db import Database
-from autosync.api.engine.registry import launcher_named
+from autosync.api.engine.registry import AutoLauncher, launcher_named
 from autosync.api.engine.tuning_request import usual_scales
 from autosync.api.http.app import create_app
 from autosync.documents import to_json
-from autosync.environment import PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE
+from autosync.environment import (
+    PREFIX_VARIABLE,
+    PYTHON_VARIABLE,
+    RAY_ADDRESS_VARIABLE,
+    SHARE_GPUS_VARIABLE,
+)
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.launchers.command_launcher import CommandLauncher
+from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.launchers.ray_launcher import RayLauncher
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.request_names import LauncherName
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 HOSTS = ("command", "ray")
@@ -19,7 +30,7 @@ HOSTS = ("command", "ray")
 
 @pytest.fixture(autouse=True)
 def _not_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE):
+    for name in (PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE, SHARE_GPUS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -35,6 +46,22 @@ def test_the_operators_choice_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(RAY_ADDRESS_VARIABLE, "head:6379")
     assert launcher_named("command") == CommandLauncher("ssh {host}", "/opt/bin/python")
     assert launcher_named("ray") == RayLauncher("head:6379")
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_every_launcher_shares_gpus_where_the_operator_lets_it(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX_VARIABLE, "ssh {host}")
+    monkeypatch.setenv(RAY_ADDRESS_VARIABLE, "head:6379")
+    monkeypatch.setenv(SHARE_GPUS_VARIABLE, "")
+    set_up_launchers(share_gpus=allowed)
+    for name in get_args(LauncherName):
+        launcher = launcher_named(name)
+        assert isinstance(
+            launcher, AutoLauncher | TestbedLauncher | LocalLauncher | CommandLauncher | RayLauncher
+        )
+        assert launcher.share_gpus == allowed
 
 
 def test_unknown_names_are_listed() -> None:

@@ -4,19 +4,27 @@ from dataclasses import replace
 
 import pytest
 
+from autosync.api.cli.tuning_report import print_scales
 from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.caveats import (
     ESTIMATED,
     FEW_CORES,
     NOT_SHAPED,
+    SHARED_BY_MPS,
+    SHARED_IN_TURNS,
     UNSHAPED,
     WAITS_PREDICTED,
     Caveat,
     caveats_of,
 )
 from autosync.trials.launchers import local_launcher
-from autosync.trials.request_names import PREDICTED_WAITS, SHORT_OF_CORES
+from autosync.trials.request_names import (
+    GPU_BY_MPS,
+    GPU_IN_TURNS,
+    PREDICTED_WAITS,
+    SHORT_OF_CORES,
+)
 from tests.api.sample import claimed, finished, run_search, small_request
 
 REQUEST = small_request()
@@ -66,6 +74,21 @@ def test_a_testbed_that_was_short_of_cores_is_called_so(database: Database) -> N
     assert caveats(database, held.tuning_id) == (ESTIMATED, FEW_CORES)
 
 
+@pytest.mark.parametrize(
+    ("words", "caveat"), [(GPU_BY_MPS, SHARED_BY_MPS), (GPU_IN_TURNS, SHARED_IN_TURNS)]
+)
+def test_a_gpu_that_ranks_shared_is_called_so(
+    database: Database, words: str, caveat: Caveat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held, store = claimed(database, replace(REQUEST, launcher="testbed"))
+    where = f"testbed (4 nodes), CUDA kernels, nccl, 4 ranks {words}"
+    run_search(store, REQUEST, launcher=where)
+    assert caveats(database, held.tuning_id) == (ESTIMATED, caveat)
+    print_scales(where, 1.0, 1.0)
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert caveat.reason in told
+
+
 @pytest.mark.parametrize("words", [PREDICTED_WAITS, WAITS_PREDICTED.reason])
 def test_predicted_waits_are_not_those_for_activations_alone(words: str) -> None:
     """Optimizer state and values are waited for, too."""
@@ -78,5 +101,10 @@ def test_local_links_are_known_before_the_first_trial(sqlite: Database) -> None:
     assert NOT_SHAPED in caveats(sqlite, held.tuning_id)
 
 
-def test_the_local_launcher_says_it_in_these_words() -> None:
+def test_the_local_launcher_says_it_in_these_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """To whoever asked for it, root or not: what would shape the links."""
     assert UNSHAPED in local_launcher.DESCRIPTION
+    print_scales(local_launcher.DESCRIPTION, 1.0, 1.0)
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "--launcher testbed" in told
+    assert "as root" not in told

@@ -32,12 +32,15 @@ class FakeWorkers:
     """Two ranks.
 
     passes: what is measured, one after another: (seconds an iteration, outside load).
-    hosts: of the ranks. errors: the kind of error with which a rank answers each trial.
+    hosts: of the ranks. gpus: UUIDs of theirs. mps: whether they run by CUDA MPS.
+    errors: the kind of error with which a rank answers each trial.
     refusals: what starting rank 1 raises, one after another.
     """
 
     passes: Sequence[tuple[float, float]] = ()
     hosts: tuple[str, str] = ("here", "here")
+    gpus: tuple[str, str] = ("", "")
+    mps: bool = False
     errors: dict[int, ErrorKind] = field(default_factory=dict)
     refusals: list[Exception] = field(default_factory=list)
     workers: list["FakeWorker"] = field(default_factory=list)
@@ -71,7 +74,8 @@ class FakeWorker:
     def obey(self, command: Command) -> Answer:
         match command:
             case StartWorker():
-                return WorkerStarted(0, True, "")
+                gpu, host = self.group.gpus[self.rank], f"autosync-{self.rank}"
+                return WorkerStarted(0, True, gpu, host, self.group.mps)
             case JoinGroup():
                 return GroupJoined(self.group.hosts[self.rank], {})
             case RunPass():

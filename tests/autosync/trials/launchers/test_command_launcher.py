@@ -145,7 +145,21 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_command() -> None:
     assert "ssh -p 9 -o BatchMode=yes 127.0.0." in result.error.message
     assert "255" in result.error.message
     assert "hidden" not in result.error.message
+    assert "It wrote: " in result.error.message
+    assert "refused" in result.error.message
     assert "refused" in result.error.stderr_tail
+
+
+def test_a_prefix_that_only_waits_is_told_with_what_it_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autosync.trials.pool.worker_group.START_SECONDS", 1.0)
+    launcher = CommandLauncher("sh -c 'echo Password for {host}: >&2; sleep 600'")
+    with launcher.open(workload_at("127.0.0.1", "127.0.0.2")) as opened:
+        result = opened.run(TrialRequest("a", ddp(opened.workload.domain)))
+    assert result.error is not None
+    assert result.error.kind == "timeout"
+    assert result.error.message.endswith("It wrote: Password for 127.0.0.1:")
 
 
 def test_a_missing_program_is_named() -> None:

@@ -8,6 +8,8 @@ import pytest
 from autosync.environment import PASSED_VARIABLE, allowed_environment
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.local_place import LocalPlace
+from autosync.trials.pool.worker_process import carried_environment
+from autosync.trials.shared_gpu import CudaMps, shared_gpu_environment
 
 SECRETS = ("AUTOSYNC_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "SLURM_JWT")
 """The last is of a family that is allowed."""
@@ -33,6 +35,38 @@ def test_a_trial_process_gets_no_secret(names: None, preload: ForkServer | None)
     given = {entry.partition(b"=")[0].decode() for entry in entries}
     assert {"PATH", "NCCL_DEBUG", "MY_SETTING"} <= given
     assert not given & {*SECRETS, "AUTOSYNC_DATABASE_URL"}
+
+
+def test_nccl_and_mps_of_the_place_come_before_the_users_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NCCL_SOCKET_IFNAME", "NCCL_HOSTID", "CUDA_MPS_PIPE_DIRECTORY"):
+        monkeypatch.setenv(name, "users")
+    mps = CudaMps()
+    mps.variables = {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+    preload = ForkServer()
+    place = LocalPlace((), "eth0", 0, (), preload, shared_gpu_environment, mps)
+    worker = place.start(3, (), queue.Queue())
+    try:
+        entries = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
+    finally:
+        worker.kill()
+        preload.close()
+    given = dict(entry.split("=", 1) for entry in entries if entry)
+    assert shared_gpu_environment(3, "eth0").items() <= given.items()
+    assert given["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
+    assert given["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_what_is_carried_to_another_host() -> None:
+    plain = carried_environment(1, "", False, [("KEY", "given")])
+    assert plain["KEY"] == "given"
+    assert not [name for name in plain if "IFNAME" in name or "NCCL" in name]
+    shared = carried_environment(1, "ib0", True, [("NCCL_PROTO", "LL")])
+    assert shared["NCCL_HOSTID"] == "autosync-1"
+    assert shared["NCCL_SOCKET_IFNAME"] == "=ib0"
+    assert shared["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert shared["NCCL_PROTO"] == "LL"  # what is given comes last
 
 
 def test_a_secret_is_passed_where_it_is_named(names: None, monkeypatch: pytest.MonkeyPatch) -> None:

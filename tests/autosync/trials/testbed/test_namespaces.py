@@ -1,5 +1,6 @@
 """Real network namespaces: built, shaped, found, taken down, and never left behind."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -10,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from autosync.api.engine.registry import AutoLauncher
 from autosync.cluster import Cluster, Device, Node
-from autosync.errors import InvalidInput, NotFound
+from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.testbed import namespaces
+from autosync.trials.testbed.rate_probes import InaccurateLink
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
@@ -40,6 +43,9 @@ def test_a_namespace_a_node_with_shaped_links(unprivileged: bool) -> None:
             shaped = inside(testbed, node, "tc", "class", "show", "dev", "eth0", "classid", "1:1")
             rate = int(shaped.split("rate ")[1].split("Kbit")[0]) / 1000
             assert rate == pytest.approx(megabits / 0.9564, rel=1e-3)
+            assert inside(testbed, node, "ls", "/sys/class/net") == "eth0\n"
+            speed = int(inside(testbed, node, "cat", "/sys/class/net/eth0/speed"))
+            assert speed == round(50 / 0.9564)  # of the slowest, for all
     finally:
         namespaces.down(testbed)
     namespaces.down(testbed)  # twice is fine
@@ -69,6 +75,42 @@ def test_nothing_shows_outside_and_two_never_collide() -> None:
     assert outside_view() == before
 
 
+def test_nccl_sends_over_the_interface_of_its_node() -> None:
+    """Ranks share nothing but the testbed's links, whether they share a GPU or not."""
+    workload = Workload(domain_of(cluster=grid_cluster(2)), byte_scale=0.5)
+    for share_gpus in (False, True):
+        launcher = TestbedLauncher(share_gpus=share_gpus, repeats=0, check=False)
+        with launcher.open(workload) as pool:
+            for rank, place in enumerate(pool.transport.places):
+                assert isinstance(place, LocalPlace)
+                assert place.nccl is not None
+                given = place.nccl(rank, place.interface)
+                assert given["NCCL_SOCKET_IFNAME"] == "=eth0"
+                assert given["NCCL_HOSTID"] == f"autosync-{rank}"
+                assert ("NCCL_MAX_CTAS" in given) == share_gpus
+            assert pool.transport.share_gpus == share_gpus
+
+
+def test_links_that_are_off_are_no_reason_to_scale_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be scaled beside them: `auto` then takes the loopback."""
+
+    def too_slow(*given: object) -> None:
+        raise InaccurateLink("the link carries 283 Mbit/s.", thing="link 0 -> 1", remedy="Scale.")
+
+    monkeypatch.setattr("autosync.trials.launchers.testbed_launcher.check_testbed", too_slow)
+    before = namespaces.status()
+    domain = domain_of(cluster=grid_cluster(2))
+    with pytest.raises(InaccurateLink, match=r"Scale\."):
+        TestbedLauncher().open(Workload(domain))
+    computing = Workload(domain, compute="kernels")
+    with pytest.raises(NotSupported, match=r"283 Mbit/s.*launcher local") as refused:
+        TestbedLauncher().open(computing)
+    assert "Scale" not in str(refused.value)
+    with contextlib.closing(AutoLauncher().open(computing)) as pool:
+        assert pool.description == "local (unshaped links), kernels on the CPU"
+    assert namespaces.status() == before
+
+
 def outside_view() -> tuple[str, str]:
     """Interfaces and mounts of this process's own namespaces."""
     names = Path("/proc/self/net/dev").read_text().splitlines()[2:]
@@ -85,6 +127,7 @@ def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OWNER = """
 import subprocess, sys, time
 from autosync.trials.testbed import namespaces
+from autosync.trials.testbed.rate_probes import InaccurateLink
 from tests.domains import grid_cluster
 made = namespaces.up(grid_cluster(2))
 if "heir" in sys.argv:

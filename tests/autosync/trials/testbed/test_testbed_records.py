@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.machine import process_start
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.namespaces import Testbed
+from tests.domains import grid_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +60,16 @@ def test_the_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_the_folder_is_made_for_this_user_alone(folder: Path) -> None:
     assert namespaces.status() == ()
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("user", "words"), [(0, "SYS_ADMIN"), (1000, "Run as root")])
+def test_what_would_allow_a_testbed_is_told_to_its_user(
+    user: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(namespaces, "remove_stale", lambda: ())  # the folder is the real user's
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    with pytest.raises(NotSupported, match=r"'ip' is not installed") as refused:
+        namespaces.up(grid_cluster(2))
+    assert words in refused.value.remedy
+    assert ("as root" in refused.value.remedy) == (user != 0)

@@ -5,15 +5,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autosync.cluster import Cluster, Device, Node
+from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.models import bundled
 from autosync.profiling import forward_bytes
 from autosync.trials import gpus
 from autosync.trials.contract import Workload
-from autosync.trials.launchers.ray_launcher import RayLauncher, refuse_unreserved_gpus
-from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.launchers import ray_launcher
+from autosync.trials.launchers.ray_launcher import (
+    RayLauncher,
+    gpus_a_rank,
+    refuse_unreserved_gpus,
+    whole_above_one,
+)
+from autosync.trials.launchers.testbed_launcher import TestbedLauncher, refuse_excess
 from autosync.trials.worker.kernel_compute import KernelCompute
 from autosync.trials.worker.operation_kernels import (
     MOST_ELEMENTS,
@@ -170,22 +176,60 @@ def test_messages_of_a_gpu_go_as_the_cluster_says() -> None:
 def test_ranks_take_the_gpus_of_their_host_in_turn() -> None:
     assert gpus.local_ranks(["a", "a", "b", "a", "b"]) == [0, 1, 0, 2, 1]
     assert [gpus.gpu_of(local, 2) for local in (0, 1, 2)] == [0, 1, 0]
-    gpus.refuse_shared_gpus(["x", "y"])
-    with pytest.raises(NotSupported, match=r"ranks 0 and 2 share GPU x.*backend: gloo"):
-        gpus.refuse_shared_gpus(["x", "y", "x"])
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_ranks_share_gpus_where_they_may(backend: Backend) -> None:
+    hosts = ["here", "here", "there"]
+    gpus.refuse_shared_gpus(["x", "y", "z"], hosts, False, backend)
+    gpus.refuse_shared_gpus(["", "", ""], hosts, False, backend)  # in host memory
+    gpus.refuse_shared_gpus(["x", "y", "x"], hosts, True, backend)
+    with pytest.raises(NotSupported, match=r"ranks 0 and 2 share GPU x.*--share-gpus"):
+        gpus.refuse_shared_gpus(["x", "y", "x"], hosts, False, backend)
+
+
+def test_nccl_takes_ranks_on_one_gpu_from_hosts_of_their_own() -> None:
+    gpus.refuse_shared_gpus(["x", "x"], ["here", "here"], True, "gloo")
+    with pytest.raises(NotSupported, match=r"ranks 0 and 1 share GPU x.*'here' for both"):
+        gpus.refuse_shared_gpus(["x", "x"], ["here", "here"], True, "nccl")
 
 
 def test_launchers_refuse_what_they_cannot_give() -> None:
-    two = domain_of(cluster=replace(grid_cluster(2), backend="nccl"))
-    workload = Workload(two, compute="kernels", device="cuda")
-    with pytest.raises(NotSupported, match=r"NCCL.*past a testbed's links.*backend: gloo"):
+    pairs = domain_of(cluster=replace(grid_cluster(1, 2), backend="nccl"))
+    workload = Workload(pairs, compute="kernels", device="cuda")
+    with pytest.raises(NotSupported, match=r"has 2 GPUs: NCCL joins.*one GPU each"):
         TestbedLauncher().open(workload)
     fast = Workload(domain_of(cluster=grid_cluster(4, gbps=25.0)), compute="kernels")
-    with pytest.raises(InvalidInput, match=r"100\.0 Gbit/s.*launcher local, or compute waited"):
-        TestbedLauncher().open(fast)
-    with pytest.raises(NotSupported, match=r"ray reserves no GPUs.*launcher command"):
-        RayLauncher("127.0.0.1:1").open(workload)
-    refuse_unreserved_gpus(workload, gpus=1.0)
+    with pytest.raises(NotSupported, match=r"100\.0 Gbit/s.*launcher local, or compute waited"):
+        refuse_excess(fast, cores=16)
+    refuse_excess(fast, cores=25)
+    scaled = Workload(fast.domain, byte_scale=0.5)
+    with pytest.raises(InvalidInput, match=r"50\.0 Gbit/s.*s = 0\.5.*smaller byte scale"):
+        refuse_excess(scaled, cores=2)
+    with pytest.raises(NotSupported, match=r"ray is to reserve no GPUs.*Leave gpus out"):
+        RayLauncher("127.0.0.1:1", gpus=0.0).open(workload)
+    refuse_unreserved_gpus(workload, gpus=None)
+
+
+def test_what_ray_reserves_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = grid_cluster(2, 3)
+    computing = Workload(domain_of(cluster=cluster), compute="kernels", device="cuda")
+    alone, sharing = RayLauncher("head:1"), RayLauncher("head:1", share_gpus=True)
+
+    def reserved(launcher: RayLauncher, *gpus: float) -> float:
+        there = dict(zip("ab", gpus, strict=True))
+        monkeypatch.setattr(ray_launcher, "gpus_of_nodes", lambda: there)
+        return gpus_a_rank(launcher, computing, ["a", "b"])
+
+    assert gpus_a_rank(alone, Workload(domain_of(cluster=cluster)), ["a", "b"]) == 0
+    assert reserved(alone, 1, 3) == 1  # and Ray says that it has not so many
+    assert reserved(sharing, 3, 8) == 1
+    assert reserved(sharing, 3, 1) == 0.3333
+    assert reserved(sharing, 2, 3) == 0.5  # two ranks on one GPU, one on another
+    assert reserved(RayLauncher("head:1", gpus=0.25), 1, 1) == 0.25
+    assert [whole_above_one(gpus) for gpus in (0.9999, 1.0, 1.5)] == [0.9999, 1.0, 2.0]
+    with pytest.raises(NotSupported, match=r"'10\.77\.0\.2' has no GPU"):
+        reserved(sharing, 1, 0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
