@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 EFFICIENCY = 0.65
 """Share of its peak that a device reaches in matrix products and convolutions."""
 
-MATRIX_PRODUCTS = frozenset({"addmm", "mm", "bmm", "baddbmm", "linear", "matmul"})
+ATTENTION = "scaled_dot_product_attention"
+"""A graph's name of fused attention, whichever kernel a device has for it."""
+
+MATRIX_PRODUCTS = frozenset({"addmm", "mm", "bmm", "baddbmm", "linear", "matmul", ATTENTION})
 MATRIX_SHARE, CONVOLUTION_SHARE = 1.17, 0.745
 """Of that efficiency, on GPUs without TF32. With them an RTX 2080 Ti is estimated at 253 images/s
 of ResNet-50 and 213 sentences/s of BERT-base (batch 64), as was measured (Shi et al. 2020, arXiv

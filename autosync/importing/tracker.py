@@ -162,8 +162,11 @@ def _next_node() -> int:
 
 
 def aten_name(func: Any) -> str:
+    """Kernels of attention, which every device has its own of, by the name of attention."""
     name: str = func.name() if callable(getattr(func, "name", None)) else str(func)
-    return name.rpartition("::")[2].partition(".")[0]
+    kind = name.rpartition("::")[2].partition(".")[0]
+    is_attention = kind.startswith("_scaled_dot_product_") and not kind.endswith("_backward")
+    return "scaled_dot_product_attention" if is_attention else kind
 
 
 def is_operation(func: Any, args: tuple[Any, ...], out: Any) -> bool:
