@@ -12,6 +12,7 @@ from autosync.environment import (
     PYTHON_VARIABLE,
     RAY_ADDRESS_VARIABLE,
 )
+from autosync.optimizers import OptimizerName
 from autosync.trials import request_names
 
 Model = Annotated[
@@ -38,6 +39,13 @@ Batch = Annotated[
         "--batch",
         help="Examples per replica; a graph JSON and package.module:function bring their own.",
         show_default="the model's usual one",
+    ),
+]
+Optimizer = Annotated[
+    OptimizerName | None,
+    typer.Option(
+        help="What the model is trained with: its state takes memory.",
+        show_default="adamw of a model with attention, else sgd_momentum",
     ),
 ]
 DeviceType = Annotated[

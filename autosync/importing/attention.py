@@ -20,6 +20,8 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
+from autosync.graph import ATTENTION
+
 
 @torch.library.custom_op("autosync::scaled_dot_product_attention", mutates_args=())
 def attention(
@@ -199,15 +201,14 @@ class FusedAttention(TorchFunctionMode):
         if func in SCALED_DOT_PRODUCT:
             return _fused(*args, **keywords)
         if func in CALLING_ATTENTION:
-            setattr(functional, NAME, _fused)
+            setattr(functional, ATTENTION, _fused)
             try:
                 return func(*args, **keywords)
             finally:
-                setattr(functional, NAME, torchs)
+                setattr(functional, ATTENTION, torchs)
         return func(*args, **keywords)
 
 
-NAME = "scaled_dot_product_attention"
 torchs = functional.scaled_dot_product_attention
 SCALED_DOT_PRODUCT = frozenset(
     {

@@ -17,6 +17,7 @@ from autosync.api.cli.options import (
     DeviceType,
     Efficiency,
     Json,
+    Optimizer,
     Prefix,
     ProfileFile,
     RayAddress,
@@ -125,6 +126,7 @@ def tune(
     ] = DEFAULTS.least_gain,
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
+    optimizer: Optimizer = None,
     device: DeviceType = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
@@ -178,7 +180,7 @@ def tune(
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
         refuse_unused(compute, {"--profile": profile or None, **estimate})
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
-        domain = load_domain(model, cluster, batch, choice)
+        domain = load_domain(model, cluster, batch, choice, optimizer)
         where = (launcher, compute, compute_device)
         request = request_at_scales(domain, settings, simulator, where, byte_scale, time_scale)
     elif resume is None:
