@@ -12,8 +12,9 @@ from autosync.cluster import Cluster, Device
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidInput
-from autosync.graph import ITEM_BYTES, ModelGraph
+from autosync.graph import ATTENTION, ITEM_BYTES, ModelGraph
 from autosync.module_borders import BordersByModule
+from autosync.optimizers import FOR_ATTENTION, FOR_OTHERS, KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,48 @@ class Optimizer:
     """elementwise: an element's update needs only that element's gradient and state, so a shard
     can be updated on its own. state_tensors: tensors of the variable's size that it keeps."""
 
-    name: str = "sgd"
+    name: str = FOR_OTHERS
     elementwise: bool = True
     state_tensors: int = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def optimizer_named(name: str) -> Optimizer:
+    """Raises InvalidInput where `autosync.optimizers` has none of this name."""
+    kind = KINDS.get(name)
+    if kind is None:
+        raise InvalidInput(
+            f"nobody here knows an optimizer {name[:80]!r}.",
+            thing="optimizer.name",
+            value=name,
+            remedy=f"Use one of {', '.join(KINDS)}.",
+        )
+    return Optimizer(name, kind.elementwise, kind.state_tensors)
+
+
+def usual_optimizer(graph: ModelGraph) -> Optimizer:
+    """What is assumed where nobody says: AdamW of a model with attention, else SGD with momentum,
+    as of one with sparse gradients, which AdamW does not take."""
+    if any(variable.sparse for variable in graph.variables) or not _attends(graph):
+        return optimizer_named(FOR_OTHERS)
+    return optimizer_named(FOR_ATTENTION)
+
+
+SOFTMAX = frozenset({"_softmax", "softmax"})
+PRODUCTS = frozenset({"bmm", "baddbmm", "matmul"})
+
+
+def _attends(graph: ModelGraph) -> bool:
+    """Whether there is fused attention, or a product of a softmax (dropout may lie between) and
+    something that is no variable."""
+    weights: set[int] = set()
+    for index, operation in enumerate(graph.operations):
+        weighted = not operation.variables and not weights.isdisjoint(operation.inputs)
+        if operation.type == ATTENTION or (weighted and operation.type in PRODUCTS):
+            return True
+        if operation.type in SOFTMAX or (weighted and not operation.forward_flops):
+            weights.add(index)
+    return False
 
 
 @dataclass(frozen=True)

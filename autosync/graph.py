@@ -24,6 +24,8 @@ UNLESS_FLOAT32 = Field(exclude_if=lambda value: value == "float32")
 Frequency = Annotated[float, UNLESS_ONE]
 """Share of the iterations, above 0, at most 1; 1 where the forward pass is always the same."""
 Count = Annotated[int, COUNT]
+ATTENTION = "scaled_dot_product_attention"
+"""The type of a fused attention, whichever kernel a device has for it."""
 MAX_VARIABLES = 65_535
 """Populations number them in 16 bits."""
 MAX_OPERATIONS = 250_000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from autosync.devices import DEVICE_TYPES, DeviceType, device_type_of_gpu
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
-from autosync.graph import ITEM_BYTES, DType, ModelGraph, Operation
+from autosync.graph import ATTENTION, ITEM_BYTES, DType, ModelGraph, Operation
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EFFICIENCY = 0.65
 """Share of its peak that a device reaches in matrix products and convolutions."""
 
-MATRIX_PRODUCTS = frozenset({"addmm", "mm", "bmm", "baddbmm", "linear", "matmul"})
+MATRIX_PRODUCTS = frozenset({"addmm", "mm", "bmm", "baddbmm", "linear", "matmul", ATTENTION})
 MATRIX_SHARE, CONVOLUTION_SHARE = 1.17, 0.745
 """Of that efficiency, on GPUs without TF32. With them an RTX 2080 Ti is estimated at 253 images/s
 of ResNet-50 and 213 sentences/s of BERT-base (batch 64), as was measured (Shi et al. 2020, arXiv
@@ -64,7 +64,7 @@ def estimate_profile(
         runs = operation.frequency
         forward.append(runs * _roofline(operation.forward_flops, moved, flops_per_second, device))
         moved = backward_bytes(graph, operation) if trained[index] else 0
-        flops = true_backward_flops(operation)
+        flops = operation.backward_flops
         backward.append(runs * _roofline(flops, moved, flops_per_second, device))
     slower = f", {slowdown:g} times slower" if slowdown != 1 else ""
     shown = f", the mean of {graph.examples} example inputs" if graph.examples > 1 else ""
@@ -202,14 +202,6 @@ def _class_efficiency(graph: ModelGraph, operation: Operation, efficiency: float
         return efficiency
     saving = WINOGRAD_SAVING if takes_winograd(graph, operation) else 1.0
     return efficiency * CONVOLUTION_SHARE * saving
-
-
-def true_backward_flops(operation: Operation) -> int:
-    """A convolution's backward is two products of the forward's FLOPs each. Graphs have torch's
-    count, which takes the weight gradient of a grouped one as if it had no groups."""
-    if operation.type == "convolution":
-        return min(operation.backward_flops, 2 * operation.forward_flops)
-    return operation.backward_flops
 
 
 def takes_winograd(graph: ModelGraph, operation: Operation) -> bool:

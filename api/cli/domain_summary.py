@@ -16,7 +16,8 @@ def describe_domain(domain: "Domain") -> None:
     between = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
     say(
         f"[bold]{graph.name}[/], batch {graph.batch_size} a replica, {len(graph.variables)} "
-        f"variables, {graph.size_bytes / 1e6:.0f} MB, on [bold]{cluster.name}[/]: "
+        f"variables, {graph.size_bytes / 1e6:.0f} MB, trained with {domain.optimizer.name}, on "
+        f"[bold]{cluster.name}[/]: "
         f"{len(cluster.nodes)} nodes, {cluster.world_size} x {', '.join(kinds)}, "
         f"{between} Gbit/s a NIC"
     )

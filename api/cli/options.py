@@ -13,6 +13,7 @@ from autosync.environment import (
     RAY_ADDRESS_VARIABLE,
     SHARE_GPUS_VARIABLE,
 )
+from autosync.optimizers import OptimizerName
 from autosync.trials import request_names
 
 Model = Annotated[
@@ -39,6 +40,13 @@ Batch = Annotated[
         "--batch",
         help="Examples per replica; a graph JSON and package.module:function bring their own.",
         show_default="the model's usual one",
+    ),
+]
+Optimizer = Annotated[
+    OptimizerName | None,
+    typer.Option(
+        help="What the model is trained with: its state takes memory.",
+        show_default="adamw of a model with attention, else sgd_momentum",
     ),
 ]
 DeviceType = Annotated[

@@ -5,6 +5,7 @@ from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from autosync.documents import to_data
+from autosync.optimizers import OptimizerName
 from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class PredictionOptions(TypedDict, total=False):
     """Of POST /v1/compare, besides the graph and the clusters."""
 
     batch_size: int
-    optimizer: "Optimizer"
+    optimizer: "OptimizerName | Optimizer"
     proposals: int
     seed: int
     simulator: str
@@ -36,7 +37,7 @@ class TuningOptions(TypedDict, total=False):
 
     budget: int
     batch_size: int
-    optimizer: "Optimizer"
+    optimizer: "OptimizerName | Optimizer"
     profile: "Profile"
     space: "Space"
     proposals: int

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from autosync.api.engine.registry import check_launcher
 from autosync.api.engine.tuning_request import TuningRequest
-from autosync.domain import Domain
+from autosync.domain import Domain, optimizer_named
 from autosync.errors import InvalidInput
+from autosync.optimizers import DENSE_OPTIMIZERS
 from autosync.search.space import Space
-from autosync.trials.request_names import DENSE_OPTIMIZERS, OPTIMIZERS, ComputeKind
+from autosync.trials.request_names import ComputeKind
 from autosync.verification import check_runnable
 
 SCALES = {"byte_scale": (1e-6, 1.0), "time_scale": (0.01, 1000.0)}
@@ -114,14 +115,8 @@ def check_scales(byte_scale: float, time_scale: float) -> None:
 
 def check_optimizer(domain: Domain) -> None:
     """Raises InvalidInput where no trial could make the optimizer, or it cannot be."""
+    optimizer_named(domain.optimizer.name)
     name, tensors = domain.optimizer.name, domain.optimizer.state_tensors
-    if name not in OPTIMIZERS:
-        raise InvalidInput(
-            f"nobody here knows an optimizer {name[:80]!r}.",
-            thing="optimizer.name",
-            value=name,
-            remedy=f"Use one of {', '.join(OPTIMIZERS)}.",
-        )
     if not 0 <= tensors <= MOST_STATE_TENSORS:
         raise InvalidInput(
             f"an optimizer with {_short(tensors)} tensors of state a variable cannot be.",

@@ -1,5 +1,8 @@
 """The graph and the cluster that a request names: bundled ones, and those in the database."""
 
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
 from sqlalchemy.orm import Session
 
 from autosync.api.db.document_store import load_cluster, load_graph
@@ -9,11 +12,30 @@ from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
 from autosync.cluster_file import bundled_clusters
 from autosync.cluster_file import load_cluster as load_cluster_file
-from autosync.domain import Profile
+from autosync.domain import Optimizer, Profile, optimizer_named
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import BUNDLED, bundled, is_bundled
+from autosync.optimizers import OptimizerName
 from autosync.profiling import estimate_profile
+
+
+def _optimizer(given: object) -> object:
+    try:
+        return optimizer_named(given) if isinstance(given, str) else given
+    except InvalidInput as error:
+        raise ValueError(f"{error.message} {error.remedy}") from None
+
+
+OptimizerField = Annotated[
+    Optimizer | None,
+    BeforeValidator(_optimizer, json_schema_input_type=OptimizerName | Optimizer | None),
+    Field(
+        description="Its name, or what it keeps; by default adamw of a model with attention, else "
+        "sgd_momentum."
+    ),
+]
+"""Of a body; None where nothing is said."""
 
 
 def graph_named(session: Session, name: str, batch_size: int | None) -> ModelGraph:

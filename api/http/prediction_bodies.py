@@ -4,8 +4,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from autosync.api.engine.request_checks import check_counts, check_optimizer, check_pins
-from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
-from autosync.domain import Domain, Optimizer, Profile
+from autosync.api.http.named_documents import (
+    OptimizerField,
+    cluster_named,
+    estimated_profile,
+    graph_named,
+)
+from autosync.domain import Domain, Profile, usual_optimizer
 from autosync.search.space import Space
 
 MOST_PROPOSALS = 30_000
@@ -23,7 +28,7 @@ class PredictionBody(BaseModel):
     batch_size: int | None = Field(
         None, ge=1, le=2**20, description="Of one replica; only for bundled models."
     )
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerField = None
     proposals: int = Field(2000, ge=1, le=MOST_PROPOSALS, description="Strategies sampled.")
     seed: int = Field(0, ge=0, lt=2**53)
     simulator: str = Field(
@@ -85,6 +90,6 @@ def domain_named(
     graph = graph_named(session, body.graph, body.batch_size)
     cluster = cluster_named(session, cluster_name)
     profile = profile or estimated_profile(graph, cluster)
-    domain = Domain(graph, cluster, profile, body.optimizer)
+    domain = Domain(graph, cluster, profile, body.optimizer or usual_optimizer(graph))
     check_optimizer(domain)
     return domain

@@ -10,8 +10,13 @@ from autosync.api.engine.service_limits import LARGEST
 from autosync.api.engine.tuning_notes import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
 from autosync.api.engine.worker_registry import refuse_without_gpus
-from autosync.api.http.named_documents import cluster_named, estimated_profile, graph_named
-from autosync.domain import Domain, Optimizer, Profile
+from autosync.api.http.named_documents import (
+    OptimizerField,
+    cluster_named,
+    estimated_profile,
+    graph_named,
+)
+from autosync.domain import Domain, Profile, usual_optimizer
 from autosync.errors import InvalidInput
 from autosync.search.loop.settings import Acquisition, Settings
 from autosync.search.space import Space
@@ -35,7 +40,7 @@ class TuningBody(BaseModel):
     batch_size: int | None = Field(
         None, ge=1, le=2**20, description="Of one replica; only for bundled models."
     )
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerField = None
     profile: Profile | None = Field(
         None, description="Measured compute seconds; without it they are estimated."
     )
@@ -173,6 +178,7 @@ class TuningForm(BaseModel):
     cluster: str
     budget: str = ""
     batch_size: str = ""
+    optimizer: str = ""
     launcher: str = ""
     simulator: str = ""
     byte_scale: str = ""
@@ -211,7 +217,7 @@ def tuning_request(database: Database, body: TuningBody) -> TuningRequest:
     refuse_unused(body.compute, {"profile": body.profile})
     profile = body.profile or estimated_profile(graph, cluster)
     request = TuningRequest(
-        domain=Domain(graph, cluster, profile, body.optimizer),
+        domain=Domain(graph, cluster, profile, body.optimizer or usual_optimizer(graph)),
         settings=body.settings,
         space=body.space,
         simulator=body.simulator,

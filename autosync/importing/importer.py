@@ -2,8 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from autosync.errors import InvalidInput, NotTraceable
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
+from autosync.importing.attention import FusedAttention
 from autosync.importing.example_inputs import (
     Inputs,
     check_inputs,
@@ -160,7 +161,7 @@ def _record(
     device: RecordingDevice,
 ) -> StepRecording:
     recorder = Recorder(list(trainable.values()), device)
-    with device.active(), device.precision(), _uncompiled(), torch.enable_grad(), recorder:
+    with _recording(device, recorder), device.precision(), torch.enable_grad():
         value = _forward(module, inputs, loss, name, recorder)
     _check_loss(value, name)
     if mixed := _mixed_tables(module, recorder):
@@ -171,7 +172,7 @@ def _record(
     recording = StepRecording(recorder, trainable, recorder.writer_of(value))
     recording.watch(value)
     try:
-        with device.active(), _uncompiled(), recorder:
+        with _recording(device, recorder):
             value.backward()
     except Exception as error:  # the user's own autograd functions may raise anything
         raise refusals.failed_call(
@@ -179,6 +180,12 @@ def _record(
         ) from None
     recording.close()
     return recording
+
+
+@contextmanager
+def _recording(device: RecordingDevice, recorder: Recorder) -> Iterator[None]:
+    with device.active(), FusedAttention(), _uncompiled(), recorder:
+        yield
 
 
 def _uncompiled() -> Any:
@@ -243,7 +250,7 @@ def _shapes(
     """Every operation's output shape at another batch size; None where that cannot be had."""
     recorder = Recorder([], device)
     try:
-        with device.active(), device.precision(), _uncompiled(), torch.enable_grad(), recorder:
+        with _recording(device, recorder), device.precision(), torch.enable_grad():
             _forward(module, inputs, loss, "", recorder)
     except InvalidInput:
         raise

@@ -1,12 +1,16 @@
-"""Operators of which torch does not know the shapes, or does not count the FLOPs."""
+"""Operators of which torch does not know the shapes, or does not count the FLOPs rightly."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-grouped_mm = torch.ops.aten._grouped_mm
+from autosync.importing.attention import attention_backward_flops, attention_flops
+
+aten = torch.ops.aten
+grouped_mm = aten._grouped_mm
 """A matrix product for every group of rows: the experts of a mixture."""
 
 
@@ -23,5 +27,34 @@ def _grouped_mm_flops(left: Tensor, right: Tensor, *args: Any, **keywords: Any) 
     return int(2 * groups * left.shape[-2] * left.shape[-1] * right.shape[-1])
 
 
+def _convolution_backward_flops(
+    gradient: Tensor,
+    images: Tensor,
+    weight: Tensor,
+    bias_sizes: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    transposed: bool,
+    output_padding: object,
+    groups: int,
+    output_mask: tuple[bool, bool, bool],
+    **_: Any,
+) -> int:
+    """The gradients of images and weight take the products of the forward pass each. (torch 2.13
+    counts the weight's as if there were no groups.)"""
+    places = images if transposed else gradient
+    products = places.shape[0] * math.prod(places.shape[2:]) * weight.numel()
+    return 2 * products * sum(output_mask[:2])
+
+
 SHAPES: dict[Any, Callable[..., Any]] = {grouped_mm: _grouped_mm_shapes}
-FLOPS: dict[Any, Callable[..., int]] = {grouped_mm: _grouped_mm_flops}
+FLOPS: dict[Any, Callable[..., int]] = {
+    grouped_mm: _grouped_mm_flops,
+    aten.convolution_backward: _convolution_backward_flops,
+    torch.ops.autosync.scaled_dot_product_attention: attention_flops,
+    torch.ops.autosync.scaled_dot_product_attention_backward: attention_backward_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+}
+"""These come before torch's own."""

@@ -36,7 +36,8 @@ class Record:
 
 class Recorder(Tracker):
     """FLOPs are counted with torch's registry, composite operators taken apart exactly as
-    `torch.utils.flop_counter.FlopCounterMode` does, so totals agree with it.
+    `torch.utils.flop_counter.FlopCounterMode` does, so totals agree with it but where
+    `operator_rules` counts other ones.
 
     variables: index of each parameter of the module, in order.
     """
@@ -77,7 +78,7 @@ class Recorder(Tracker):
         shapes_of = SHAPES.get(func._overloadpacket)
         run = func if shapes_of is None or self._device.has_values else shapes_of
         out = run(*args, **kwargs)
-        count = flop_registry.get(func._overloadpacket) or FLOPS.get(func._overloadpacket)
+        count = FLOPS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
         if count is not None:
             self._flops += int(count(*args, **kwargs, out_val=out))
         return out

@@ -17,6 +17,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from autosync.graph import ATTENTION
+
 LOSS_PATH = "loss"
 """Stands for the module path of what the loss function does."""
 
@@ -162,8 +164,11 @@ def _next_node() -> int:
 
 
 def aten_name(func: Any) -> str:
+    """Kernels of attention, which every device has its own of, by the name of attention."""
     name: str = func.name() if callable(getattr(func, "name", None)) else str(func)
-    return name.rpartition("::")[2].partition(".")[0]
+    kind = name.rpartition("::")[2].partition(".")[0]
+    is_attention = kind.startswith("_scaled_dot_product_") and not kind.endswith("_backward")
+    return ATTENTION if is_attention else kind
 
 
 def is_operation(func: Any, args: tuple[Any, ...], out: Any) -> bool:

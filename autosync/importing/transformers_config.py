@@ -3,6 +3,7 @@ the installed library's own."""
 
 import inspect
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,14 +197,25 @@ def _inputs(
     elif first == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         channels = getattr(config, "num_channels", 3)
         inputs["pixel_values"] = torch.zeros(batch_size, channels, *[config.image_size] * 2)
+    elif config.model_type == "whisper":  # its encoder halves the steps of a spectrogram
+        steps = 2 * config.max_source_positions
+        inputs["input_features"] = torch.zeros(batch_size, config.num_mel_bins, steps)
+        words = torch.zeros(batch_size, _length(config, length), dtype=torch.long)
+        return inputs | _labels(taken, inputs | {"input_ids": words}, batch_size, model_class)
     else:
-        raise _no_batch(architecture, f"of {first!r} has no known shape")
-    return inputs | _labels(taken, inputs, batch_size, architecture)
+        raise NotSupported(
+            f"a batch for {architecture}: no configuration says the shape of {first!r}.",
+            thing="architectures",
+            value=architecture,
+            remedy=f"{OWN_FUNCTION} Its inputs are a batch that the model's processor made.",
+        )
+    return inputs | _labels(taken, inputs, batch_size, model_class)
 
 
 def _labels(
-    taken: Mapping[str, Any], inputs: dict[str, torch.Tensor], batch_size: int, architecture: str
+    taken: Mapping[str, Any], inputs: dict[str, torch.Tensor], batch_size: int, model_class: Any
 ) -> dict[str, torch.Tensor]:
+    architecture = model_class.__name__
     classes = torch.zeros(batch_size, dtype=torch.long)
     words = inputs.get("input_ids")
     if words is not None and architecture.endswith((*WORD_LABELS, "ForTokenClassification")):
@@ -214,11 +226,31 @@ def _labels(
         return {"labels": classes}
     if architecture.endswith("ForQuestionAnswering"):
         return {"start_positions": classes, "end_positions": classes.clone()}
-    raise _no_batch(architecture, "has no known labels")
+    others = [name for name in _with_labels(model_class) if name != architecture]
+    instead = f"Name one with known labels: {', '.join(others)}. Or give" if others else "Give"
+    raise NotSupported(
+        f"a batch for {architecture} has no known labels.",
+        thing="architectures",
+        value=architecture,
+        remedy=OWN_FUNCTION.replace("Give", instead),
+    )
+
+
+def _with_labels(model_class: Any) -> list[str]:
+    """The library's models of the same configuration that have known labels."""
+    ends = (*WORD_LABELS, *CLASS_LABELS, "ForTokenClassification", "ForQuestionAnswering")
+    return [
+        name
+        for name, found in sorted(vars(sys.modules[model_class.__module__]).items())
+        if inspect.isclass(found)
+        and getattr(found, "config_class", None) is model_class.config_class
+        and name.endswith(ends)
+    ]
 
 
 def _length(config: Any, length: int | None) -> int:
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", getattr(text, "max_target_positions", None))
     limit = most if isinstance(most, int) and most > 0 else None
     if length is None:
         return min(USUAL_LENGTH, limit or USUAL_LENGTH)
@@ -230,15 +262,6 @@ def _length(config: Any, length: int | None) -> int:
             remedy="Give a length that it takes.",
         )
     return length
-
-
-def _no_batch(architecture: str, why: str) -> NotSupported:
-    return NotSupported(
-        f"a batch for {architecture} {why}.",
-        thing="architectures",
-        value=architecture,
-        remedy=f"Name one with a loss, e.g. BertForMaskedLM for BertModel. {OWN_FUNCTION}",
-    )
 
 
 def _refused(file: Path, why: str, value: object) -> InvalidInput:

@@ -50,8 +50,11 @@ def fold_numbers(node: OnnxNode, known: KnownValues) -> tuple[int, ...] | None:
             if (given := node.named(name)) is not None:
                 return given.ints if name == "value_ints" else (given.i,)
         return None
-    if node.op_type == "Shape":
-        return known.shapes.get(node.input[0]) if node.input else None
+    if node.op_type in ("Shape", "Size"):
+        shape = known.shapes.get(node.input[0]) if node.input else None
+        if shape is None or node.op_type == "Size":
+            return None if shape is None else (math.prod(shape),)
+        return shape[node.number("start") : node.number("end", len(shape))]
     inputs = [known.numbers.get(name) for name in node.input]
     if not inputs or any(each is None for each in inputs):
         return None
@@ -79,15 +82,31 @@ def _pairs(apply: Callable[[int, int], int]) -> Folded:
     return folded
 
 
+def _chosen(
+    which: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]
+) -> tuple[int, ...]:
+    length = max(len(which), len(left), len(right))
+    columns = (each * length if len(each) == 1 else each for each in (which, left, right))
+    return tuple(a if chosen else b for chosen, a, b in zip(*columns, strict=True))
+
+
 FOLDING: dict[str, Folded] = {
     **dict.fromkeys(
         ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"), lambda node, given: given[0]
     ),
     "Concat": lambda node, given: tuple(number for part in given for number in part),
     "Gather": lambda node, given: tuple(given[0][place] for place in given[1]),
-    "Slice": lambda node, given: given[0][given[1][0] : given[2][0]],
+    "Slice": lambda node, given: given[0][
+        given[1][0] : given[2][0] : given[4][0] if len(given) > 4 else 1
+    ],
+    "Where": lambda node, given: _chosen(*given),
+    "ReduceProd": lambda node, given: (math.prod(given[0]),),
     "Add": _pairs(lambda a, b: a + b),
     "Sub": _pairs(lambda a, b: a - b),
     "Mul": _pairs(lambda a, b: a * b),
     "Div": _pairs(lambda a, b: a // b),
+    "Mod": _pairs(lambda a, b: a % b),
+    "Max": _pairs(max),
+    "Min": _pairs(min),
+    "Equal": _pairs(lambda a, b: int(a == b)),
 }

@@ -1,9 +1,9 @@
 """Graphs of ONNX files, with or without weights.
 
 A file holds the forward pass. Trainable are its floating-point initializers, but for running
-statistics and single numbers; a constant table that an operation reads cannot be told from a
-parameter. Views and whole numbers that only say shapes are no operations here, as in a recorded
-module.
+statistics and single numbers, and constants that nodes make where weights stand; a constant table
+that an operation reads cannot be told from a parameter. Views and whole numbers that only say
+shapes are no operations here, as in a recorded module.
 """
 
 import math
@@ -16,7 +16,7 @@ from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.interop.onnx_constants import Shape, fold_numbers
 from autosync.interop.onnx_flops import TYPE_NAMES, forward_flops, products
 from autosync.interop.onnx_inputs import MAX_ELEMENTS, OnnxTensors, read_tensors, refused
-from autosync.interop.onnx_messages import ITEM_BYTES, OnnxModel, OnnxNode
+from autosync.interop.onnx_messages import FLOAT_TYPES, ITEM_BYTES, OnnxModel, OnnxNode
 from autosync.interop.onnx_shapes import infer_outputs
 from autosync.interop.protobuf_records import decode
 from autosync.interop.protobuf_wire import Window
@@ -81,8 +81,8 @@ class _Assembly:
     product multiplies with a variable, by variable."""
 
     def __init__(self, tensors: OnnxTensors) -> None:
-        self.source, self.known = tensors.source, tensors.known
-        self.variables, self.variable_of = tensors.variables, dict(tensors.variable_of)
+        self.tensors, self.source, self.known = tensors, tensors.source, tensors.known
+        self.variables, self.variable_of = tensors.variables, tensors.variable_of
         self.batched = set(tensors.inputs)
         self.operations: list[Operation] = []
         self.trained: list[bool] = []
@@ -105,8 +105,23 @@ class _Assembly:
             self._read_view(node, shapes)
         elif any(self._is_data(name) for name in sources):
             self._read_operation(node, sources, shapes)
-        else:  # constants that a graph computes
-            self._know(node.output, shapes, self._item_bytes(sources))
+        else:
+            self._read_constant(node, sources, shapes)
+
+    def _read_constant(
+        self, node: OnnxNode, sources: list[str], shapes: list[Shape | None]
+    ) -> None:
+        """What a graph computes from no input: a parameter, where it stands in a parameter's place
+        (files without weights fill them so)."""
+        value = node.named("value")
+        given = value.t if value is not None else None
+        if node.op_type == "Constant" and given is not None:
+            shapes = [given.dims]
+        self._know(node.output, shapes, self._item_bytes(sources))
+        data_type = given.data_type if given is not None else 1
+        name, shape = node.output[0], shapes[0]
+        if name in self.tensors.weights and shape and data_type in FLOAT_TYPES:
+            self.tensors.add_variable(name, shape, data_type)
 
     def _is_data(self, name: str) -> bool:
         return name in self.batched or name in self.writer or name in self.variable_of
@@ -189,6 +204,8 @@ class _Assembly:
             for variable in operation.variables:
                 first.setdefault(variable, index)
                 uses[variable] += 1
+        if not self.variables:
+            raise refused(self.source, "has no trainable tensors")
         used = sorted(first)
         if not used:
             raise refused(self.source, "has no operation that reads a trainable tensor")

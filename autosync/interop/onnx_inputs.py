@@ -18,7 +18,7 @@ PARAMETER_INPUTS = {
     "PRelu": (1,),
     "RMSNormalization": (1,),
 }
-"""Where weights stand, in files that keep them as inputs."""
+"""Where weights stand, in files that keep them as inputs, or compute them from nothing."""
 OTHER_INPUTS = {
     "BatchNormalization": (3, 4),
     "QuantizeLinear": (1, 2),
@@ -30,14 +30,19 @@ OTHER_INPUTS = {
     "Pow": (1,),
 }
 """Running statistics and settings: constants that are no parameters."""
+ALIASES = frozenset(
+    {"Identity", "Cast", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Expand"}
+)
+"""Nodes that give their first input another name or shape."""
 
 
 @dataclass(slots=True)
 class OnnxTensors:
     """variables: in the file's order. variable_of: index of each by its name. inputs: names of the
-    values that a batch gives."""
+    values that a batch gives. weights: names of values that stand where weights do."""
 
     source: str
+    weights: frozenset[str] = frozenset()
     known: KnownValues = field(default_factory=KnownValues)
     variables: list[Variable] = field(default_factory=list)
     variable_of: dict[str, int] = field(default_factory=dict)
@@ -56,33 +61,39 @@ class OnnxTensors:
 
 
 def read_tensors(graph: OnnxGraph, batch_size: int, length: int | None, source: str) -> OnnxTensors:
-    """Raises InvalidInput where there is no parameter or no input, where the file states another
-    batch size, or where a dimension has no size."""
-    tensors = OnnxTensors(source)
+    """Raises InvalidInput where there is no input, where the file states another batch size, or
+    where a dimension has no size."""
     excluded = set(_inputs_at(graph, OTHER_INPUTS))
+    tensors = OnnxTensors(source, frozenset(_inputs_at(graph, PARAMETER_INPUTS)) - excluded)
     for tensor in graph.initializer:
         tensors.known.add_constant(tensor.name, tensor)
         is_other = tensor.name in excluded or tensor.name in tensors.variable_of
         if tensor.data_type in FLOAT_TYPES and tensor.dims and not is_other:
             tensors.add_variable(tensor.name, tensor.dims, tensor.data_type)
-    weights = set(_inputs_at(graph, PARAMETER_INPUTS)) - excluded - tensors.variable_of.keys()
     for value in graph.input:
         kind, shape = _type_of(value)
-        if value.name in weights and kind in FLOAT_TYPES:
+        is_weight = value.name in tensors.weights and value.name not in tensors.variable_of
+        if is_weight and kind in FLOAT_TYPES:
             tensors.add_variable(value.name, shape, kind)
-    if not tensors.variables:
-        raise refused(source, "has no trainable tensors")
     _read_inputs(graph, tensors, batch_size, length)
     return tensors
 
 
 def _inputs_at(graph: OnnxGraph, places: Mapping[str, tuple[int, ...]]) -> list[str]:
-    return [
-        node.input[place]
+    """Names of the values there, and of those that they are aliases of."""
+    alias_of = {
+        node.output[0]: node.input[0]
         for node in graph.node
-        for place in places.get(node.op_type, ())
-        if place < len(node.input)
-    ]
+        if node.op_type in ALIASES and node.input and node.output
+    }
+    found: dict[str, None] = {}
+    for node in graph.node:
+        for place in places.get(node.op_type, ()):
+            name = node.input[place] if place < len(node.input) else ""
+            while name and name not in found:
+                found[name] = None
+                name = alias_of.get(name, "")
+    return list(found)
 
 
 def _read_inputs(

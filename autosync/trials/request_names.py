@@ -16,12 +16,6 @@ ComputeDevice = Literal["cpu", "cuda"]
 BackendName = Literal["gloo", "nccl"]
 """As `autosync.cluster.Backend`."""
 
-OPTIMIZERS = ("sgd", "momentum", "sgd_momentum", "adagrad", "adam", "adamw")
-"""Those that a replay can make."""
-
-DENSE_OPTIMIZERS = frozenset({"adam", "adamw"})
-"""Of these, the ones that take no sparse gradients."""
-
 PREDICTED_WAITS = "waits for swapped tensors as predicted"
 """What a trial's result says of where it ran that swapped nothing, though its strategy does."""
 

@@ -10,14 +10,12 @@ from pydantic import ConfigDict
 from autosync.cluster import Cluster
 from autosync.cluster_file import load_cluster, strict_yaml
 from autosync.documents import STRICT, from_data
-from autosync.domain import Domain, Optimizer
+from autosync.domain import Domain, optimizer_named
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.collect.collected_strategy import PICK_ORIGINS
-
-STATE_TENSORS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +125,6 @@ def domain_of(target: CollectionTarget) -> Domain:
     Raises:
         NotFound: no such model or cluster. InvalidInput: a number or the optimizer is out of range.
     """
-    if target.optimizer not in STATE_TENSORS:
-        raise _refused(
-            "optimizer", target.optimizer, "is none a replay knows", f"Use {[*STATE_TENSORS]}."
-        )
     if not target.ring_over_compute > 0:
         raise _refused(
             "ring_over_compute", target.ring_over_compute, "is not positive", "Use 0.5 to 3."
@@ -142,8 +136,8 @@ def domain_of(target: CollectionTarget) -> Domain:
     if target.iterations < 1:
         raise _refused("iterations", target.iterations, "is below 1", "Use 3 to 10.")
     graph, cluster = bundled(target.model), load_cluster(target.cluster)
+    optimizer = optimizer_named(target.optimizer)
     compute = ring_seconds(graph, cluster) / target.ring_over_compute
-    optimizer = Optimizer(target.optimizer, state_tensors=STATE_TENSORS[target.optimizer])
     return Domain(
         graph,
         cluster,

@@ -209,25 +209,29 @@ class TestMeasurement:
         assert module[2].weight.grad is None
         assert not module[0]._forward_hooks
 
-    def test_operations_the_cpu_fuses_share_their_modules_time(self) -> None:
-        """The meta device takes attention apart, the CPU runs one kernel."""
+    def test_operations_of_other_names_share_their_modules_time(self) -> None:
+        """The CPU has no fused attention with dropout, and runs its parts."""
 
         class Attending(nn.Module):
-            def __init__(self) -> None:
+            def __init__(self, dropout: float) -> None:
                 super().__init__()
-                self.layer = nn.Linear(32, 32)
+                self.layer, self.dropout = nn.Linear(32, 32), dropout
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 y = self.layer(x)
-                return nn.functional.scaled_dot_product_attention(y, y, y).mean()
+                return nn.functional.scaled_dot_product_attention(
+                    y, y, y, None, self.dropout
+                ).mean()
 
         inputs = (torch.randn(2, 4, 16, 32),)
-        graph = import_module(Attending, inputs, None, name="attending", batch_size=2)
-        profile = measure_profile(Attending(), inputs, None, graph, iterations=1)
-        products = [i for i, o in enumerate(graph.operations) if o.type == "bmm"]
-        assert len(products) == 2
-        assert all(profile.forward_seconds[i] > 0 for i in products)
-        assert all(profile.backward_seconds[i] > 0 for i in products)
+        for dropout in (0.0, 0.1):
+            module = Attending(dropout)
+            graph = import_module(module, inputs, None, name="attending", batch_size=2)
+            profile = measure_profile(module, inputs, None, graph, iterations=1)
+            types = [operation.type for operation in graph.operations]
+            attention = types.index("scaled_dot_product_attention")
+            assert profile.forward_seconds[attention] > 0
+            assert profile.backward_seconds[attention] > 0
 
     def test_what_does_not_belong_together_is_refused(self, graph: ModelGraph) -> None:
         with pytest.raises(InvalidInput, match="not the 8 of graph 'network'"):

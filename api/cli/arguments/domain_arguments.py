@@ -61,11 +61,20 @@ def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -
 
 
 def load_domain(
-    model: str, cluster: str, batch_size: int | None, choice: ProfileChoice
+    model: str,
+    cluster: str,
+    batch_size: int | None,
+    choice: ProfileChoice,
+    optimizer: str | None = None,
 ) -> "Domain":
-    """The whole domain of a command that names MODEL and CLUSTER."""
-    from autosync.domain import Domain
+    """The whole domain of a command that names MODEL and CLUSTER. optimizer: None for the usual one
+    of such models."""
+    from autosync.api.engine.request_checks import check_optimizer
+    from autosync.domain import Domain, optimizer_named, usual_optimizer
 
     machines = load_named_cluster(cluster)
     graph = load_graph(model, batch_size)
-    return Domain(graph, machines, load_profile(graph, machines, choice))
+    trained_with = optimizer_named(optimizer) if optimizer else usual_optimizer(graph)
+    domain = Domain(graph, machines, load_profile(graph, machines, choice), trained_with)
+    check_optimizer(domain)
+    return domain

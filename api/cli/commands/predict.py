@@ -16,6 +16,7 @@ from autosync.api.cli.options import (
     Efficiency,
     Json,
     Model,
+    Optimizer,
     ProfileFile,
     StepSeconds,
 )
@@ -39,6 +40,7 @@ def predict(
         ),
     ] = None,
     batch: Batch = None,
+    optimizer: Optimizer = None,
     step_seconds: StepSeconds = None,
     engine: Annotated[
         str | None,
@@ -80,7 +82,7 @@ def predict(
     from autosync.api.cli.prediction_answers import answer_all, calibrate
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
-    alone = load_domain(model, cluster, batch, choice)
+    alone = load_domain(model, cluster, batch, choice, optimizer)
     known = step_seconds is not None or alone.compute_source == "measured"
     calibration = calibrate(alone, constants, known)
     asked = _asked(calibration.domain, strategy or [])

@@ -16,6 +16,7 @@ from autosync.api.cli.options import (
     Efficiency,
     Json,
     Model,
+    Optimizer,
     ProfileFile,
     StepSeconds,
 )
@@ -55,6 +56,7 @@ def rank(
         typer.Option(help="Also strategies whose modules live on ranks of their own."),
     ] = False,
     batch: Batch = None,
+    optimizer: Optimizer = None,
     device: DeviceType = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
@@ -83,7 +85,7 @@ def rank(
 
     gc.set_threshold(GARBAGE_OBJECTS)
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
-    domain = load_domain(model, cluster, batch, choice)
+    domain = load_domain(model, cluster, batch, choice, optimizer)
     describe_domain(domain)
     with compilation_lines(), one_blas_thread():
         predictor = load_simulator(simulator, db, domain)

@@ -19,6 +19,7 @@ from autosync.api.cli.options import (
     DeviceType,
     Efficiency,
     Json,
+    Optimizer,
     Prefix,
     ProfileFile,
     RayAddress,
@@ -127,6 +128,7 @@ def tune(
     ] = DEFAULTS.least_gain,
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
+    optimizer: Optimizer = None,
     device: DeviceType = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
@@ -180,7 +182,7 @@ def tune(
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
         refuse_unused(compute, {"--profile": profile or None, **estimate})
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
-        domain = load_domain(model, cluster, batch, choice)
+        domain = load_domain(model, cluster, batch, choice, optimizer)
         if backend is not None:
             domain = replace(domain, cluster=domain.cluster.on_backend(backend))
         where = (launcher, compute, compute_device)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from autosync.api.cli.console import out, warn
-from autosync.api.cli.options import Batch, ClusterName, Model
+from autosync.api.cli.options import Batch, ClusterName, Model, Optimizer
 
 
 def verify(
@@ -17,6 +17,7 @@ def verify(
     model: Model,
     cluster: ClusterName,
     batch: Batch = None,
+    optimizer: Optimizer = None,
     allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
     allow_staleness: Annotated[bool, typer.Option(help="Allow updates that are late.")] = False,
 ) -> None:
@@ -38,7 +39,7 @@ def verify(
     from autosync.verification import verify as check
 
     loaded = load_strategy(strategy)
-    domain = load_domain(model, cluster, batch, ProfileChoice())
+    domain = load_domain(model, cluster, batch, ProfileChoice(), optimizer)
     check(loaded, domain, allow_lossy=allow_lossy, allow_staleness=allow_staleness)
     check_memory(loaded, domain)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")

@@ -18,6 +18,7 @@ from autosync.api.views.dashboard.tuning_order import NEWEST as NEWEST_FIRST
 from autosync.api.views.dashboard.tuning_order import ORDERS
 from autosync.api.views.document_schemas import Simulators
 from autosync.errors import AutosyncError
+from autosync.optimizers import OPTIMIZERS
 
 NEWEST = 50
 SCALES = (
@@ -124,6 +125,7 @@ def _index(
         "clusters": stored_documents.offered_clusters(session, NEWEST, form["cluster"]),
         "simulators": BUNDLED_SIMULATORS,
         "scales": SCALES,
+        "optimizers": OPTIMIZERS,
         "form": form,
         "start_open": start_open,
         "refused": refused,

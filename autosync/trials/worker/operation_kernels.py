@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autosync.graph import DType, ModelGraph, Operation, Variable
-from autosync.profiling import (
-    backward_bytes,
-    forward_bytes,
-    reach_variables,
-    true_backward_flops,
-)
+from autosync.profiling import backward_bytes, forward_bytes, reach_variables
 
 MOST_ELEMENTS = 2**26
 """Of one operand (256 MB of float32). A larger kernel runs as several equal ones: an im2col matrix
@@ -113,7 +108,7 @@ def _backward(graph: ModelGraph, operation: Operation, batch_factor: float) -> t
     layer's input has none."""
     if not operation.forward_flops:
         return _sweep(backward_bytes(graph, operation) * batch_factor)
-    flops = true_backward_flops(operation)
+    flops = operation.backward_flops
     if not flops:
         return ()
     matrix = _matrix(graph, operation)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotFound
+from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.plan import Plan
 from autosync.trials.contract import Workload
-from autosync.trials.request_names import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.trials.worker.kernel_compute import KernelCompute
 from autosync.trials.worker.placed_compute import PlacedCompute
 from autosync.trials.worker.replay import Replay, replay_module
@@ -129,6 +129,19 @@ LEARNING_RATE = 2.0**-6
 """A power of two, so that replayed updates are exact in every dtype."""
 
 
+DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "rmsprop": torch.optim.RMSprop,
+    "adadelta": torch.optim.Adadelta,
+    "adam": torch.optim.Adam,
+    "adamax": torch.optim.Adamax,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adafactor": torch.optim.Adafactor,
+}
+"""Of dense gradients only."""
+
+
 def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.optim.Optimizer:
     """The optimizer a domain names. sparse: some gradients are.
 
@@ -152,17 +165,14 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
             # torch's own step makes sparse tensors without saying whether it checks them
             torch.sparse.check_sparse_tensor_invariants.disable()
             return torch.optim.Adagrad(parameters, lr=LEARNING_RATE)
-        case "adam":
-            return torch.optim.Adam(parameters, lr=LEARNING_RATE)
-        case "adamw":
-            return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
-        case _:
-            raise InvalidInput(
-                f"a replay knows no optimizer {name!r}.",
-                thing="domain.optimizer",
-                value=name,
-                remedy=f"Use one of {', '.join(OPTIMIZERS)}, or a workload of your own.",
-            )
+    if name in DENSE:
+        return DENSE[name](parameters, lr=LEARNING_RATE)
+    raise InvalidInput(
+        f"a replay knows no optimizer {name!r}.",
+        thing="domain.optimizer",
+        value=name,
+        remedy=f"Use one of {', '.join(OPTIMIZERS)}, or a workload of your own.",
+    )
 
 
 def builders(registered: list[str]) -> dict[str, Build]:

@@ -309,3 +309,40 @@ def test_mixed_precision(dtype: torch.dtype) -> None:
     layers = [[g.variables[v].name[0] for v in g.gradient_order] for g in (whole, mixed)]
     assert layers[0] == layers[1]
     assert not torch.is_autocast_enabled("cpu")
+
+
+CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
+    "plain": (nn.Conv2d(8, 12, 3, padding=1), (8, 6, 6), 12 * 36 * 8 * 9),
+    "grouped": (nn.Conv2d(8, 12, 3, padding=1, groups=4), (8, 6, 6), 12 * 36 * 2 * 9),
+    "depthwise": (nn.Conv2d(8, 8, 5, padding=2, groups=8), (8, 6, 6), 8 * 36 * 25),
+    "stride": (nn.Conv2d(8, 16, 2, stride=2, groups=8), (8, 6, 6), 16 * 9 * 4),
+    "dilated": (nn.Conv2d(8, 8, 3, dilation=2, groups=2), (8, 6, 6), 8 * 4 * 4 * 9),
+    "one axis": (nn.Conv1d(8, 8, 3, padding=1, groups=8), (8, 10), 8 * 10 * 3),
+    "three axes": (nn.Conv3d(4, 4, 3, padding=1, groups=4), (4, 3, 4, 5), 4 * 60 * 27),
+    "transposed": (nn.ConvTranspose2d(8, 6, 3, stride=2), (8, 5, 5), 8 * 25 * 6 * 9),
+    "transposed, grouped": (
+        nn.ConvTranspose2d(8, 12, 3, stride=2, groups=4),
+        (8, 5, 5),
+        8 * 25 * 3 * 9,
+    ),
+}
+"""Module, an image's shape, and multiplications of one image."""
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_flops_of_convolutions(kind: str) -> None:
+    """Forward, gradient of the weight, gradient of the images: as many products each."""
+    module, shape, products = CONVOLUTIONS[kind]
+
+    def of(*parts: nn.Module) -> tuple[int, int]:
+        images = torch.randn(BATCH, *shape)
+        graph = import_module(
+            nn.Sequential(*parts), (images,), lambda y, _: y.sum(), name="c", batch_size=BATCH
+        )
+        (found,) = (o for o in graph.operations if o.type == "convolution")
+        return found.forward_flops, found.backward_flops
+
+    forward = 2 * BATCH * products
+    assert of(module) == (forward, forward), "images need no gradient"
+    trained = nn.LayerNorm(shape)
+    assert of(trained, module) == (forward, 2 * forward)

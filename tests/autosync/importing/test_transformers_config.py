@@ -43,6 +43,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_heads": 2,
         "decoder_start_token_id": 0,
     },
+    "WhisperForConditionalGeneration": {
+        "model_type": "whisper",
+        "vocab_size": 64,
+        "d_model": 16,
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 24),
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1),
+        "decoder_start_token_id": 2,
+        "max_source_positions": 20,
+    },
 }
 
 
@@ -64,6 +75,27 @@ def test_each_architecture_has_the_graph_of_its_class(architecture: str, tmp_pat
     assert_graph_contract(graph, BATCH)
     kinds = {variable.dtype for variable in graph.variables}
     assert kinds == {"bfloat16" if "Llama" in architecture else "float32"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "why", "instead"),
+    [
+        ("Wav2Vec2ForCTC", "wav2vec2", "no configuration says the shape of 'input_values'", ""),
+        ("DetrForObjectDetection", "detr", "the shape of 'pixel_values'", ""),
+        ("WhisperModel", "whisper", "no known labels", "WhisperForConditionalGeneration"),
+        ("ViTForMaskedImageModeling", "vit", "no known labels", "ViTForImageClassification"),
+        ("LlamaModel", "llama", "no known labels", "LlamaForCausalLM"),
+    ],
+)
+def test_a_refusal_names_what_the_model_type_has(
+    architecture: str, model_type: str, why: str, instead: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NotSupported, match=why) as caught:
+        load_transformers_config(written(tmp_path, architecture, model_type=model_type), BATCH)
+    assert caught.value.remedy is not None
+    assert "package.module:function" in caught.value.remedy
+    assert instead in caught.value.remedy
+    assert "Bert" not in str(caught.value)
 
 
 def test_the_usual_length_is_what_the_model_takes(tmp_path: Path) -> None:

@@ -110,7 +110,30 @@ def test_stored_graphs_are_small() -> None:
     assert sum(graph_file(name).stat().st_size for name in BUNDLED) < 3_000_000
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "vit_large", "xlnet_large", "lm1b", "dlrm"])
+@pytest.mark.parametrize("name", ["mobilenet_v2", "nasnet_large"])
+def test_grouped_convolutions_have_no_more_products_backward_than_twice_forward(name: str) -> None:
+    """Torch's counter has up to twenty times as many."""
+    convolutions = [o for o in bundled(name).operations if o.type == "convolution"]
+    assert convolutions[0].backward_flops == convolutions[0].forward_flops, "images need none"
+    assert all(o.backward_flops == 2 * o.forward_flops for o in convolutions[1:])
+
+
+@pytest.mark.parametrize("name", ["llama_1b", "llama_7b"])
+def test_memory_of_fused_attention_is_linear_in_tokens(name: str) -> None:
+    """Llama-3.2-1B and Llama-2-7B on sentences of 2048 tokens: 2 products forward, 5 backward."""
+    graph = bundled(name)
+    layers, heads, width = (16, 32, 64) if name == "llama_1b" else (32, 32, 128)
+    attention = [o for o in graph.operations if o.type == "scaled_dot_product_attention"]
+    assert len(attention) == layers
+    pairs = graph.batch_size * heads * 2048 * 2048
+    assert {o.forward_flops for o in attention} == {2 * 2 * pairs * width}
+    assert {o.backward_flops for o in attention} == {5 * 2 * pairs * width}
+    assert {o.output_bytes for o in attention} == {pairs // 2048 * (2 * width + 4)}
+    inside = [o for o in graph.operations if "attention." in o.name]
+    assert max(o.output_bytes for o in inside) < pairs
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit_large", "xlnet_large", "lm1b", "dlrm"])
 def test_flops_are_torchs(name: str) -> None:
     """Within 1 % at the least; benchmarks.model_flops prints all."""
     torchs = torch_flops(BUNDLED[name], BUNDLED[name].batch_size)

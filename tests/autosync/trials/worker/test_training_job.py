@@ -6,8 +6,8 @@ from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.errors import InvalidInput
+from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.strategy import AllReduce
-from autosync.trials.request_names import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.trials.worker.replay import replay_module
 from autosync.trials.worker.replay_compute import Stretch
 from autosync.trials.worker.training_job import ReplayJob, make_optimizer
