@@ -12,6 +12,9 @@ from autosync.errors import InvalidInput, NotSupported
 
 PCIE_3, PCIE_4, PCIE_5 = 126.0, 252.0, 504.0
 """Gbit/s of 16 lanes in each direction (PCI-SIG: 8, 16 and 32 GT/s, 128b/130b)."""
+C2C = 3600.0
+"""Gbit/s in each direction of NVLink-C2C between a Grace CPU and its GPU (data sheet: 900 GB/s,
+both directions together)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,9 @@ class DeviceType:
         for convolutions and, where allowed, matrix products.
     fp16, bf16, fp8: peak FLOPs a second of these types, 0 where the device has no units for them:
         it then computes at the rate of float32.
-    pcie_gbps, nvlinks, nvlink_gbps: Gbit/s in each direction of its slot and of each of its
-        NVLinks.
+    pcie_gbps, nvlinks, nvlink_gbps: Gbit/s in each direction of its slot (or of the NVLink-C2C that
+        joins it to its CPU) and of each of its NVLinks. nvlink_bridge: it has them only where a
+        bridge joins two cards.
     host_beside: there is host memory beside its own, in which tensors can wait.
     year: of its introduction. source: where the figures stand.
     """
@@ -39,6 +43,7 @@ class DeviceType:
     pcie_gbps: float = PCIE_3
     nvlinks: int = 0
     nvlink_gbps: float = 0.0
+    nvlink_bridge: bool = False
     host_beside: bool = True
     year: int = 0
     source: str = ""
@@ -70,7 +75,8 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "t4": DeviceType(8.1e12, 3.2e11, 16.0, fp16=6.5e13, year=2018, source="T4 data sheet"),
     "rtx-2080-ti": DeviceType(
-        1.345e13, 6.16e11, 11.0, fp16=5.38e13, year=2018, source="Turing white paper, table 1"
+        1.345e13, 6.16e11, 11.0, fp16=5.38e13, nvlinks=2, nvlink_gbps=200.0, nvlink_bridge=True,
+        year=2018, source="Turing white paper, table 1",
     ),
     "v100": DeviceType(
         1.57e13, 9.0e11, 32.0, fp16=1.25e14, nvlinks=6, nvlink_gbps=200.0,
@@ -78,7 +84,8 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "rtx-3090": DeviceType(
         3.56e13, 9.36e11, 24.0, tf32=True, fp16=7.1e13, bf16=7.1e13, pcie_gbps=PCIE_4,
-        year=2020, source="GA102 white paper, table 2",
+        nvlinks=4, nvlink_gbps=112.5, nvlink_bridge=True, year=2020,
+        source="GA102 white paper, table 2",
     ),
     "rtx-4090": DeviceType(
         8.26e13, 1.008e12, 24.0, tf32=True, fp16=1.652e14, bf16=1.652e14, fp8=3.303e14,
@@ -86,7 +93,7 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "rtx-a6000": DeviceType(
         7.74e13, 7.68e11, 48.0, tf32=True, fp16=1.548e14, bf16=1.548e14, pcie_gbps=PCIE_4,
-        year=2020, source="RTX A6000 data sheet",
+        nvlinks=4, nvlink_gbps=112.5, nvlink_bridge=True, year=2020, source="RTX A6000 data sheet",
     ),
     "a10": DeviceType(
         6.25e13, 6.0e11, 24.0, tf32=True, fp16=1.25e14, bf16=1.25e14, pcie_gbps=PCIE_4,
@@ -98,7 +105,7 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "a40": DeviceType(
         7.48e13, 6.96e11, 48.0, tf32=True, fp16=1.497e14, bf16=1.497e14, pcie_gbps=PCIE_4,
-        year=2020, source="A40 data sheet",
+        nvlinks=4, nvlink_gbps=112.5, nvlink_bridge=True, year=2020, source="A40 data sheet",
     ),
     "l4": DeviceType(
         6.0e13, 3.0e11, 24.0, tf32=True, fp16=1.21e14, bf16=1.21e14, fp8=2.425e14,
@@ -122,7 +129,18 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "h100-pcie": DeviceType(
         3.78e14, 2.0e12, 80.0, tf32=True, fp16=7.56e14, bf16=7.56e14, fp8=1.513e15,
-        pcie_gbps=PCIE_5, nvlinks=12, nvlink_gbps=200.0, year=2022, source="H100 PCIe data sheet",
+        pcie_gbps=PCIE_5, nvlinks=12, nvlink_gbps=200.0, nvlink_bridge=True, year=2022,
+        source="H100 PCIe data sheet",
+    ),
+    "gh200": DeviceType(
+        4.94e14, 4.0e12, 96.0, tf32=True, fp16=9.89e14, bf16=9.89e14, fp8=1.979e15,
+        pcie_gbps=C2C, nvlinks=18, nvlink_gbps=200.0, year=2023,
+        source="GH200 data sheet, 96 GB HBM3; also with 144 GB HBM3e at 4.9 TB/s",
+    ),
+    "h20": DeviceType(
+        7.4e13, 4.0e12, 96.0, tf32=True, fp16=1.48e14, bf16=1.48e14, fp8=2.96e14,
+        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=200.0, year=2023,
+        source="H20 data sheet; also with 141 GB",
     ),
     "h200": DeviceType(
         4.94e14, 4.8e12, 141.0, tf32=True, fp16=9.89e14, bf16=9.89e14, fp8=1.979e15,
@@ -131,6 +149,31 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     "b200": DeviceType(
         1.1e15, 7.7e12, 180.0, tf32=True, fp16=2.25e15, bf16=2.25e15, fp8=4.5e15,
         pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=400.0, year=2024, source="HGX B200 data sheet",
+    ),
+    "gb200": DeviceType(
+        1.25e15, 8.0e12, 186.0, tf32=True, fp16=2.5e15, bf16=2.5e15, fp8=5.0e15,
+        pcie_gbps=C2C / 2, nvlinks=18, nvlink_gbps=400.0, year=2024,
+        source="GB200 NVL72 data sheet; two GPUs share the CPU's C2C",
+    ),
+    "b300": DeviceType(
+        1.125e15, 8.0e12, 270.0, tf32=True, fp16=2.25e15, bf16=2.25e15, fp8=4.5e15,
+        pcie_gbps=2 * PCIE_5, nvlinks=18, nvlink_gbps=400.0, year=2025,
+        source="HGX B300 data sheet",
+    ),
+    "gb300": DeviceType(
+        1.25e15, 8.0e12, 279.0, tf32=True, fp16=2.5e15, bf16=2.5e15, fp8=5.0e15,
+        pcie_gbps=C2C / 2, nvlinks=18, nvlink_gbps=400.0, year=2025,
+        source="GB300 NVL72 data sheet; two GPUs share the CPU's C2C",
+    ),
+    "gb10": DeviceType(
+        6.2e13, 2.73e11, 128.0, tf32=True, fp16=1.25e14, bf16=1.25e14, fp8=2.5e14,
+        host_beside=False, year=2025,
+        source="DGX Spark data sheet: memory shared with the CPU; 1 PFLOPS FP4 with sparsity, of "
+        "which the other types are the usual fractions",
+    ),
+    "mi300x": DeviceType(
+        1.634e14, 5.3e12, 192.0, fp16=1.307e15, bf16=1.307e15, fp8=2.615e15, pcie_gbps=PCIE_5,
+        year=2023, source="Instinct MI300X data sheet; float32 without TF32",
     ),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from autosync.framework_settings.gradient_messages import (
     reduce_scattered_messages,
     schedule_deviations,
 )
+from autosync.graph import ModelGraph
 from autosync.strategy import Encoding, ReduceScatter, Strategy
 
 HALF_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -29,7 +30,8 @@ def fsdp2_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     encoding = one_encoding(messages, "fsdp2")
     if encoding.name == "powersgd":
         raise refused("fsdp2", "it has no PowerSGD", thing="encoding", value=encoding.name)
-    modules = [_modules(message, domain) for message in messages]
+    users = _users(domain.graph)
+    modules = [_modules(message, users) for message in messages]
     _check_apart(messages, modules, domain)
     calls = _bottom_up([each for each in modules if "" not in each])
     device = "cuda" if domain.cluster.backend == "nccl" else "cpu"
@@ -49,15 +51,29 @@ def fsdp2_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     )
 
 
-def _modules(message: GradientMessage, domain: Domain) -> Modules:
-    """Those whose own parameters the message holds, in the order of the model."""
-    order = sorted(message.variables)
-    owners = [domain.graph.variables[index].name.rpartition(".")[0] for index in order]
-    return tuple(dict.fromkeys(owners))
+def _modules(message: GradientMessage, users: list[Modules]) -> Modules:
+    """Those whose parameters the message holds, in the order of the model."""
+    return tuple(dict.fromkeys(name for i in sorted(message.variables) for name in users[i]))
+
+
+def _users(graph: ModelGraph) -> list[Modules]:
+    """By variable, the modules that FSDP2 must take with it: its own, and those that read it as
+    theirs. A tied weight is a parameter of several modules; attention computes with the weight of
+    its output projection, whose own forward never runs."""
+    users = [dict.fromkeys([variable.name.rpartition(".")[0]]) for variable in graph.variables]
+    owners = {name for names in users for name in names}
+    for operation in graph.operations:
+        reader = operation.name.rpartition(".")[0]
+        for index in operation.variables:
+            owner = next(iter(users[index]))
+            tied = reader and owner and not f"{reader}.".startswith(f"{owner}.")
+            if tied and (reader in owners or not owner.startswith(f"{reader}.")):
+                users[index][reader] = None
+    return [tuple(names) for names in users]
 
 
 def _check_apart(messages: list[GradientMessage], modules: list[Modules], domain: Domain) -> None:
-    """A module's own parameters are in one message. Raises NotSupported."""
+    """A module's parameters, tied ones too, are in one message. Raises NotSupported."""
     seen: dict[str, int] = {}
     for number, names in enumerate(modules):
         for name in names:
@@ -68,7 +84,7 @@ def _check_apart(messages: list[GradientMessage], modules: list[Modules], domain
                 raise refused(
                     "fsdp2",
                     f"{shown} has parameters in two messages (those of {one!r} and {other!r}), "
-                    "and FSDP2 takes a module's own parameters together",
+                    "and FSDP2 takes a module's parameters together, tied ones too",
                     thing=f"module {name}",
                     value=[one, other],
                 )

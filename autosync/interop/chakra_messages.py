@@ -34,12 +34,14 @@ class ChakraMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ChakraMessage:
-    """A node. ctrl_deps: the one that called it. duration_micros: without what it called."""
+    """A node. ctrl_deps: the one that called it. data_deps: those that it waits for.
+    duration_micros: without what it called."""
 
     id: Annotated[int, 1] = 0
     name: Annotated[str, 2] = ""
     type: Annotated[int, 3] = 0
     ctrl_deps: Annotated[tuple[int, ...], 4] = ()
+    data_deps: Annotated[tuple[int, ...], 5] = ()
     duration_micros: Annotated[int, 7] = 0
     attr: Annotated[tuple[ChakraAttribute, ...], 10] = ()
     OPEN: ClassVar[bool] = True

@@ -2,12 +2,15 @@
 
 MLCommons' Chakra (github.com/mlcommons/chakra) links what torch.profiler's ExecutionTraceObserver
 writes to the times of a Kineto trace. Read are the linked JSON (`chakra_trace_link`) and the
-protobuf file made of it (`chakra_converter`), whose times are whole microseconds.
+protobuf file made of it (`chakra_converter`), whose times are whole microseconds. Converters up to
+Chakra 0.0.4 cut a call into segments, `aten::conv2d(0)`, `(1)`, ..., one before each kernel that it
+launches, and leave out the calls within it and autograd's nodes.
 """
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,38 @@ USER_SCOPE = 7
 """torch's RecordScope of annotations: threads, steps, what `record_function` marks."""
 LONGEST_US = 1e12
 
+SEGMENT = re.compile(r"(.*)\([0-9]{1,6}\)")
+CALLED_BY_MODULES = {
+    "aten::conv1d": "aten::convolution",
+    "aten::conv2d": "aten::convolution",
+    "aten::conv3d": "aten::convolution",
+    "aten::batch_norm": "aten::native_batch_norm",
+    "aten::layer_norm": "aten::native_layer_norm",
+    "aten::group_norm": "aten::native_group_norm",
+    "aten::linear": "aten::addmm",
+    "aten::matmul": "aten::mm",
+    "aten::max_pool2d": "aten::max_pool2d_with_indices",
+    "aten::adaptive_avg_pool2d": "aten::mean",
+    "aten::dropout": "aten::native_dropout",
+    "aten::softmax": "aten::_softmax",
+    "aten::log_softmax": "aten::_log_softmax",
+}
+"""What is in a graph for calls that segments name: the operator that does their work."""
+RUNS_BACKWARD = {
+    "aten::convolution_backward": ("aten::convolution",),
+    "aten::cudnn_batch_norm_backward": ("aten::native_batch_norm",),
+    "aten::native_batch_norm_backward": ("aten::native_batch_norm",),
+    "aten::native_layer_norm_backward": ("aten::native_layer_norm",),
+    "aten::native_group_norm_backward": ("aten::native_group_norm",),
+    "aten::threshold_backward": ("aten::relu", "aten::relu_"),
+    "aten::gelu_backward": ("aten::gelu",),
+    "aten::silu_backward": ("aten::silu", "aten::silu_"),
+    "aten::max_pool2d_with_indices_backward": ("aten::max_pool2d_with_indices",),
+    "aten::embedding_dense_backward": ("aten::embedding",),
+    "aten::_softmax_backward_data": ("aten::_softmax",),
+}
+"""Operators of backward passes, and the calls of forward passes whose gradients they compute."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChakraNode:
@@ -43,7 +78,9 @@ class ChakraNode:
 
 
 def is_chakra_file(data: bytes) -> bool:
-    """Whether the bytes begin with a Chakra file's metadata."""
+    """Whether the bytes begin with a Chakra file's metadata, and are no JSON."""
+    if data[:64].lstrip()[:1] in (b"{", b"["):
+        return False
     try:
         first = next(read_delimited(Window.of(data[:MAX_METADATA_BYTES]), "metadata"), None)
         if first is None or first.begin == first.end:
@@ -51,7 +88,7 @@ def is_chakra_file(data: bytes) -> bool:
         metadata = decode(ChakraMetadata, first, MAX_METADATA_VALUES)
     except InvalidInput:
         return False
-    return any(attribute.name == "schema" for attribute in metadata.attr)
+    return bool(metadata.version) or any(a.name == "schema" for a in metadata.attr)
 
 
 def read_chakra_file(data: bytes, source: str) -> TracedSteps:
@@ -65,10 +102,61 @@ def read_chakra_file(data: bytes, source: str) -> TracedSteps:
     budget = ValueBudget(MAX_VALUES)
     nodes = []
     for window in messages:
-        nodes.append(_of_message(decode(ChakraMessage, window, budget)))
+        nodes.append(decode(ChakraMessage, window, budget))
         if len(nodes) > MAX_NODES:
             raise _refused(source, f"has more than {MAX_NODES} nodes")
-    return _steps(nodes, source)
+    if any(_on_cpu(node) and SEGMENT.fullmatch(node.name) for node in nodes):
+        return _joined_segments(nodes, source)
+    return _steps([_of_message(node) for node in nodes], source)
+
+
+def _joined_segments(nodes: Sequence[ChakraMessage], source: str) -> TracedSteps:
+    """The calls whose segments these are, as one step: such a file has no marks.
+
+    Segments of a call have one record function's id. A kernel waits for the segment that launched
+    it. Autograd runs backward in the reverse order of forward, so the k-th operator of a kind
+    from behind belongs to the k-th call of its kind.
+    """
+    if not any(node.duration_micros for node in nodes):
+        raise _refused(source, "has no durations")
+    calls: dict[tuple[int, str], TracedCall] = {}
+    launched_by: dict[int, TracedCall] = {}
+    for node in sorted(nodes, key=lambda each: each.id):
+        seconds = _microseconds(node.duration_micros) / 1e6
+        if not _on_cpu(node):
+            before = [each for each in node.data_deps if each in launched_by]
+            if before:
+                launched_by[max(before)].own_kernel_seconds += seconds
+            continue
+        given = {attribute.name: attribute for attribute in node.attr}
+        segment = SEGMENT.fullmatch(node.name)
+        name = segment[1] if segment else node.name
+        sequence = given["seq_id"].number if "seq_id" in given else -1
+        key = (_number(given.get("rf_id")) or -node.id, name)
+        called = CALLED_BY_MODULES.get(name, name)
+        call = calls.setdefault(key, TracedCall(called, 0.0, sequence if sequence >= 0 else None))
+        call.host_seconds += seconds
+        launched_by[node.id] = call
+    backward = tuple(_backward_nodes(list(calls.values())))
+    by_kernels = any(call.own_kernel_seconds for call in calls.values())
+    forward = tuple(call for call in calls.values() if call.name not in RUNS_BACKWARD)
+    return TracedSteps(((*forward, *backward),), by_kernels, whole_backward=False)
+
+
+def _backward_nodes(calls: Sequence[TracedCall]) -> Iterator[TracedCall]:
+    """For each operator of a backward pass whose call is known, an autograd node that runs it."""
+    named: defaultdict[str, list[TracedCall]] = defaultdict(list)
+    for call in calls:
+        named[call.name].append(call)
+    for name, kinds in RUNS_BACKWARD.items():
+        makers = [call for call in calls if call.name in kinds and call.sequence is not None]
+        if len(makers) == len(named[name]):
+            for maker, run in zip(makers, reversed(named[name]), strict=True):
+                yield TracedCall(BACKWARD, run.host_seconds, maker.sequence, below=[run])
+
+
+def _on_cpu(node: ChakraMessage) -> bool:
+    return all(each.bool_val for each in node.attr if each.name == "is_cpu_op")
 
 
 def read_chakra_json(trace: Mapping[str, Any], source: str) -> TracedSteps:
@@ -89,14 +177,14 @@ def read_chakra_json(trace: Mapping[str, Any], source: str) -> TracedSteps:
 
 def _of_message(message: ChakraMessage) -> ChakraNode:
     given = {attribute.name: attribute for attribute in message.attr}
-    scope, sequence, on_cpu = (given.get(name) for name in ("scope", "seq_id", "is_cpu_op"))
+    scope, sequence = given.get("scope"), given.get("seq_id")
     return ChakraNode(
         id=message.id,
         name=message.name,
         parent=message.ctrl_deps[0] if message.ctrl_deps else message.id,
         own_us=_microseconds(message.duration_micros),
         sequence=-1 if sequence is None else sequence.number,
-        on_device=on_cpu is not None and not on_cpu.bool_val,
+        on_device=not _on_cpu(message),
         is_annotation=_number(scope) == USER_SCOPE,
     )
 

@@ -5,10 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.devices import DEVICE_TYPES, device_type_of_gpu
+from autosync.devices import DEVICE_TYPES, device_type_of_gpu, gpu_types
 from autosync.errors import InvalidInput
+from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_list import MAX_HOSTS, Host
-from autosync.interop.resource_spec import PAYLOAD_SHARE
+
+PAYLOAD_SHARE = 0.956
+"""Lists and options state a port's rate, a cluster what TCP carries of it at an MTU of 1500."""
+
+TRANSPORT_LATENCY_US = {"tcp": 50.0, "roce": 5.0, "infiniband": 5.0, "efa": 15.0}
+"""One way between two hosts: TCP and RDMA as in the bundled clusters, EFA as AWS states it."""
+ASSUMED_TRANSPORT = "tcp"
 
 RAY_MEMORY_SUFFIXES = {"A100-40G": "a100", "A100-80G": "a100-80gb"}
 """Names of Ray's that say an A100's memory in another way than its driver."""
@@ -17,19 +24,41 @@ MAX_RAY_GPUS = 1024
 
 @dataclass(frozen=True, slots=True)
 class HostHardware:
-    """What is alike on all hosts of a list.
+    """What the user states of all hosts of a list. It is used where the list says something else.
 
-    device_type: of their devices; None where the list tells it. port_gbps: a port's rate on the
-    wire, of `nics` ports. slots: devices a host, where the list does not say.
-    intra_bandwidth_gbps: payload rate between a host's devices, needed where it has several.
+    port_gbps: a port's rate on the wire, of `nics` ports. device_type: of their devices. slots:
+    devices a host. intra_bandwidth_gbps: payload rate between a host's devices, needed where it
+    has several. transport: a key of TRANSPORT_LATENCY_US, which a stated latency replaces.
+    topology: of one of the hosts; it gives devices, ports and rates that neither the list nor an
+    option states.
     """
 
-    port_gbps: float
+    port_gbps: float | None = None
     device_type: str | None = None
     slots: int | None = None
     intra_bandwidth_gbps: float | None = None
-    latency_us: float = 50.0
-    nics: int = 1
+    latency_us: float | None = None
+    nics: int | None = None
+    transport: str | None = None
+    topology: GpuTopology | None = None
+
+    @property
+    def stated_latency_us(self) -> float:
+        if self.latency_us is not None:
+            return self.latency_us
+        return TRANSPORT_LATENCY_US[self.transport or ASSUMED_TRANSPORT]
+
+    @property
+    def ports(self) -> int:
+        return self.nics or (self.topology.nics if self.topology else 0) or 1
+
+    def device_type_of(self, host: Host) -> str | None:
+        stated = None if host.on_gpus is False else self.device_type
+        return stated or host.device_type
+
+    def slots_of(self, host: Host) -> int | None:
+        seen = self.topology.gpus if self.topology else None
+        return self.slots or host.slots or seen
 
 
 def cluster_of_hosts(
@@ -40,7 +69,7 @@ def cluster_of_hosts(
     Raises:
         InvalidInput: names the host, and what is not stated of it.
     """
-    if not 0 < hardware.port_gbps < 1e6:
+    if hardware.port_gbps is not None and not 0 < hardware.port_gbps < 1e6:
         raise InvalidInput(
             f"the rate of a port must be positive, got {hardware.port_gbps} Gbit/s.",
             thing="port_gbps",
@@ -49,13 +78,99 @@ def cluster_of_hosts(
         )
     nodes = tuple(_node(host, hardware, source) for host in hosts)
     on_gpus = any(DEVICE_TYPES[device.type].is_gpu for node in nodes for device in node.devices)
+    assumed = hardware.transport is None and hardware.latency_us is None and len(nodes) > 1
     return Cluster(
         name,
         nodes,
         "nccl" if on_gpus else "gloo",
-        description=f"from {source}; {PAYLOAD_SHARE:.1%} of {hardware.nics} x "
-        f"{hardware.port_gbps:g} Gbit/s; `autosync probe` measures it",
+        description=f"from {source}; {PAYLOAD_SHARE:.1%} of the rates of {hardware.ports} "
+        f"port{'s' if hardware.ports > 1 else ''} a host; "
+        + (f"{ASSUMED_TRANSPORT.upper()} is assumed; " if assumed else "")
+        + "`autosync probe` measures it",
     )
+
+
+def notes_on_hosts(hosts: Sequence[Host], hardware: HostHardware) -> tuple[str, ...]:
+    """What of the list, the topology and the options is not used or was assumed, a sentence each.
+
+    They concern hosts of which `cluster_of_hosts` has made a cluster.
+    """
+    notes = _overruled(hosts, hardware)
+    kinds = sorted({kind for host in hosts if (kind := _estimated_between(host, hardware))})
+    if (seen := hardware.topology) is not None:
+        for kind in kinds:
+            notes += seen.notes_on_rate(kind)
+        if hardware.nics is None:
+            notes += seen.port_notes
+            if not seen.nics:
+                notes.append("the topology shows no RDMA port: one port a host is assumed (--nics)")
+        elif seen.nics not in (0, hardware.nics):
+            notes.append(f"--nics {hardware.nics} is used, not the {seen.nics} of the topology")
+    if len(hosts) > 1 and hardware.transport is None and hardware.latency_us is None:
+        latency = TRANSPORT_LATENCY_US[ASSUMED_TRANSPORT]
+        notes.append(
+            f"neither --transport nor --latency-us is stated: {ASSUMED_TRANSPORT.upper()} is "
+            f"assumed, {latency:g} us between hosts. For RDMA, which is much faster, state "
+            "--transport infiniband, roce or efa"
+        )
+    return tuple(notes)
+
+
+def _overruled(hosts: Sequence[Host], hardware: HostHardware) -> list[str]:
+    """A sentence for each option that replaces what the list says, or that is not used."""
+    notes = []
+    listed = sorted({host.slots for host in hosts if host.slots and not host.server_only})
+    other = [each for each in listed if hardware.slots not in (None, each)]
+    if other:
+        notes.append(f"--per-host {hardware.slots} is used, not the list's {_numbers(other)} slots")
+    gpus = hardware.topology.gpus if hardware.topology else None
+    used = [hardware.slots] if hardware.slots else listed
+    if gpus and any(each != gpus for each in used):
+        by = "--per-host" if hardware.slots else "the list"
+        notes.append(
+            f"the topology shows {gpus} GPUs a host, {by} has {_numbers(used)}: "
+            f"{_numbers(used)} are used"
+        )
+    rates = sorted({host.port_gbps for host in hosts if host.port_gbps})
+    if other_rates := [rate for rate in rates if hardware.port_gbps not in (None, rate)]:
+        notes.append(
+            f"--port-gbps {hardware.port_gbps:g} is used, not the list's {_numbers(other_rates)}"
+        )
+    kinds = {host.device_type for host in hosts if host.device_type and host.on_gpus is not False}
+    if (stated := hardware.device_type) is not None:
+        if other_kinds := sorted(kinds - {stated}):
+            notes.append(f"--device {stated} is used, not the list's {', '.join(other_kinds)}")
+        if all(host.on_gpus is False for host in hosts):
+            notes.append(f"--device {stated} is not used: the list has no GPU")
+    if hardware.intra_bandwidth_gbps is not None:
+        counts = [hardware.slots_of(host) for host in hosts if not host.server_only]
+        if all(count == 1 for count in counts):
+            notes.append("--intra-gbps is not used: each host has one device")
+        elif hardware.topology:
+            notes.append(
+                f"--intra-gbps {hardware.intra_bandwidth_gbps:g} is used, no estimate from the "
+                "topology"
+            )
+    if hardware.transport is not None and hardware.latency_us is not None:
+        notes.append(
+            f"--latency-us {hardware.latency_us:g} is used, not the "
+            f"{TRANSPORT_LATENCY_US[hardware.transport]:g} us of --transport {hardware.transport}"
+        )
+    return notes
+
+
+def _estimated_between(host: Host, hardware: HostHardware) -> str | None:
+    """The device type by which the rate between the host's devices is estimated; None where it
+    is stated, or not needed."""
+    stated = hardware.intra_bandwidth_gbps is not None or hardware.topology is None
+    if stated or host.server_only or (hardware.slots_of(host) or 1) < 2:
+        return None
+    return hardware.device_type_of(host)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    shown = [f"{value:g}" for value in values[:4]]
+    return ", ".join(shown) + (", ..." if len(values) > 4 else "")
 
 
 def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
@@ -92,31 +207,52 @@ def _ray_device(node: Mapping[str, Any]) -> str | None:
 
 def _node(host: Host, hardware: HostHardware, source: str) -> Node:
     where = f"{source}, host {host.address!r}"
-    kind = hardware.device_type or host.device_type
-    if kind not in DEVICE_TYPES:
+    rate = hardware.port_gbps or host.port_gbps
+    if rate is None:
+        raise _refused(
+            where,
+            "the rate of its port is not stated",
+            "State the rate on the wire in Gbit/s (--port-gbps; in a specification of AutoDist's "
+            "network_bandwidth, for which AutoDist would assume 1).",
+        )
+    bandwidth_gbps = round(rate * hardware.ports * PAYLOAD_SHARE, 9)
+    latency_us = hardware.stated_latency_us
+    if host.server_only:
+        return Node(host.address, (), bandwidth_gbps, None, latency_us, True, hardware.ports)
+    kind = hardware.device_type_of(host)
+    known = gpu_types() if host.on_gpus else tuple(DEVICE_TYPES)
+    if kind not in known:
         given = f"is {kind!r}, which is none" if kind else "is not stated"
         raise _refused(
             where,
-            f"the type of its devices {given}",
-            f"State it (--device): {', '.join(DEVICE_TYPES)}.",
+            f"the type of its {'GPUs' if host.on_gpus else 'devices'} {given}",
+            f"State it (--device; gpu_type in a file of facts): {', '.join(known)}.",
         )
-    slots = host.slots or hardware.slots
+    slots = hardware.slots_of(host)
     if slots is None:
         raise _refused(where, "how many devices it has is not stated", "State it (--per-host).")
-    if slots > 1 and hardware.intra_bandwidth_gbps is None:
-        raise _refused(
-            where,
-            f"has {slots} devices, but the bandwidth between them is not stated",
-            "State a payload rate in Gbit/s (--intra-gbps), or give `nvidia-smi topo -m`.",
-        )
     return Node(
         host.address,
         (Device(kind, slots),),
-        round(hardware.port_gbps * hardware.nics * PAYLOAD_SHARE, 9),
-        hardware.intra_bandwidth_gbps if slots > 1 else None,
-        hardware.latency_us,
-        nics=hardware.nics,
+        bandwidth_gbps,
+        _between(host, slots, hardware, where),
+        latency_us,
+        nics=hardware.ports,
     )
+
+
+def _between(host: Host, slots: int, hardware: HostHardware, where: str) -> float | None:
+    """Payload rate in Gbit/s between the devices of the host; None where it has one."""
+    if slots == 1 or hardware.intra_bandwidth_gbps is not None:
+        return None if slots == 1 else hardware.intra_bandwidth_gbps
+    estimated = _estimated_between(host, hardware)
+    if estimated is None or hardware.topology is None:
+        raise _refused(
+            where,
+            f"has {slots} devices, but the bandwidth between them is not stated",
+            "State a payload rate in Gbit/s (--intra-gbps), or give `nvidia-smi topo -m` (--topo).",
+        )
+    return hardware.topology.intra_bandwidth_gbps(device_type_of_gpu(estimated, estimated))
 
 
 def _refused(where: str, why: str, remedy: str) -> InvalidInput:

@@ -10,23 +10,52 @@ MAX_HOSTS = 4096
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:%-]{0,252}")
 """No name begins as an option does: launchers pass it to ssh and srun."""
 
+USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,63}")
+
+BRACKETED = re.compile(r"\[([0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\](?::(.*))?")
+"""An IPv6 address, and slots behind it."""
+
+LOGS_IN = "state it in the launcher's command or in ssh's configuration"
+_LIMIT = "the most that mpirun starts there"
+_FOR_MPI = "only MPI's launcher uses it"
+NOT_READ = {
+    "max_slots": _LIMIT,
+    "max-slots": _LIMIT,
+    "port": LOGS_IN,
+    "user": LOGS_IN,
+    "username": LOGS_IN,
+    "user_name": LOGS_IN,
+    "user-name": LOGS_IN,
+    "ifhn": "the interface that MPI's messages take: NCCL_SOCKET_IFNAME or NCCL_IB_HCA state it",
+    "binding": _FOR_MPI,
+    "map": _FOR_MPI,
+}
+"""Keys of a host's line that say nothing of the cluster, and why they are left out."""
+
 SLURM_PART = re.compile(r"\[([^\][]*)\]|([^\][,]+)")
 COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """slots: replicas that it holds; None where the list does not say. device_type: likewise."""
+    """slots: replicas that it holds; None where the list does not say. device_type, port_gbps (of
+    a port on the wire) and on_gpus (whether its replicas run on GPUs): likewise."""
 
     address: str
     slots: int | None = None
     device_type: str | None = None
+    port_gbps: float | None = None
+    on_gpus: bool | None = None
+    server_only: bool = False
 
 
-def read_hostfile(text: str, source: str) -> tuple[Host, ...]:
-    """The hosts of `host slots=4` (Open MPI, DeepSpeed) or `host:4` (MPICH, Horovod), in order.
+def read_hostfile(text: str, source: str) -> tuple[tuple[Host, ...], tuple[str, ...]]:
+    """The hosts of `host slots=4` (Open MPI, DeepSpeed) or `host:4` (MPICH, Horovod), in order,
+    and what of the file is left out of them, a sentence each.
 
-    What follows # is a comment. A host in several lines has a slot for each, as mpirun counts.
+    What follows # is a comment. A host in several lines has a slot for each, as mpirun counts. An
+    IPv6 address with slots stands in brackets. How to log in (`user@host`, `port=`) and what the
+    launcher alone uses (`ifhn=`, `binding=`) is left out.
 
     Raises:
         InvalidInput: names the line.
@@ -35,12 +64,13 @@ def read_hostfile(text: str, source: str) -> tuple[Host, ...]:
         raise _refused(source, f"is larger than {MAX_BYTES // 1000} kB")
     found: dict[str, int | None] = {}
     bare: set[str] = set()
+    left_out: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if not words:
             continue
         where = f"{source}, line {number}"
-        address, slots = _host_and_slots(words, where)
+        address, slots = _host_and_slots(words, where, left_out)
         if address in found:
             if slots is not None or address not in bare:
                 raise _refused(where, f"host {address!r} has its slots stated twice")
@@ -53,20 +83,37 @@ def read_hostfile(text: str, source: str) -> tuple[Host, ...]:
             raise _refused(where, f"more than {MAX_HOSTS} hosts")
     if not found:
         raise _refused(source, "names no host", "Write one a line: `host slots=4` or `host:4`.")
-    return tuple(Host(address, slots) for address, slots in found.items())
+    notes = (f"{source}: {key} is left out ({why})" for key, why in left_out.items())
+    return tuple(Host(address, slots) for address, slots in found.items()), tuple(notes)
 
 
-def _host_and_slots(words: list[str], where: str) -> tuple[str, int | None]:
-    address, slots = words[0], None
-    if address.count(":") == 1:  # more of them are an IPv6 address
-        address, _, count = address.partition(":")
+def _host_and_slots(
+    words: list[str], where: str, left_out: dict[str, str]
+) -> tuple[str, int | None]:
+    """left_out: filled with what is not read, and why."""
+    user, at, host = words[0].rpartition("@")
+    if at:
+        if not USER_NAME.fullmatch(user):
+            raise _refused(where, f"{_short(user)} is no user's name")
+        left_out["the user in user@host"] = LOGS_IN
+    address, slots = host, None
+    if bracketed := BRACKETED.fullmatch(host):
+        address, count = bracketed.groups()
+        slots = None if count is None else _slots(count, where)
+    elif host.count(":") == 1:  # more of them are an IPv6 address
+        address, _, count = host.partition(":")
         slots = _slots(count, where)
     for word in words[1:]:
-        key, _, value = word.partition("=")
-        if key in ("max_slots", "max-slots"):
+        key, equals, value = word.partition("=")
+        if equals and value and key in NOT_READ:
+            left_out[f"{key}="] = NOT_READ[key]
             continue
         if key != "slots" or slots is not None:
-            raise _refused(where, f"cannot read {word!r}", "Write `host slots=4` or `host:4`.")
+            raise _refused(
+                where,
+                f"cannot read {_short(word)}",
+                "Write `host slots=4` or `host:4`; an IPv6 address with slots is `[fe80::1]:4`.",
+            )
         slots = _slots(value, where)
     return _checked_name(address, where), slots
 

@@ -6,15 +6,13 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ConfigDict
 
-from autosync.cluster import Cluster, Device, Node
+from autosync.cluster import Cluster
 from autosync.cluster_file import MAX_DEVICES, strict_yaml
-from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.device_names import DeviceNames, gpu_count, names_of_devices
-
-PAYLOAD_SHARE = 0.956
-"""A specification states a port's rate, a cluster what TCP carries of it at an MTU of 1500."""
+from autosync.interop.host_clusters import PAYLOAD_SHARE, HostHardware, cluster_of_hosts
+from autosync.interop.host_list import Host
 
 NODE_FIELDS = ("address", "chief", "gpus", "cpus", "network_bandwidth")
 SSH_FIELDS = ("ssh_config", "ssh")
@@ -46,12 +44,34 @@ def read_resource_spec(
 ) -> ResourceSpec:
     """The cluster of a resource specification, and the names of its devices.
 
+    Raises:
+        InvalidInput: names the node and what is wrong or missing.
+    """
+    nodes = _stated_nodes(yaml_text, source)
+    stated = HostHardware(
+        device_type=hardware.gpu_type,
+        intra_bandwidth_gbps=hardware.intra_bandwidth_gbps,
+        latency_us=hardware.latency_us,
+    )
+    cluster = cluster_of_hosts(_hosts(nodes), stated, source, name)
+    gpus = {node.address: node.gpus for node in nodes}
+    cpus = {node.address: node.cpus for node in nodes}
+    return ResourceSpec(cluster, names_of_devices(cluster, gpus, cpus))
+
+
+def hosts_of_spec(yaml_text: str, source: str) -> tuple[Host, ...]:
+    """The hosts of a resource specification.
+
     Ranks are the GPUs, node by node. Without any GPU they are the CPUs; beside GPUs, a node
     without one is a dedicated server host.
 
     Raises:
-        InvalidInput: names the node and what is wrong or missing.
+        InvalidInput: names the node and what is wrong.
     """
+    return _hosts(_stated_nodes(yaml_text, source))
+
+
+def _stated_nodes(yaml_text: str, source: str) -> "list[_StatedNode]":
     data = strict_yaml(yaml_text, source)
     listed = data.get("nodes") if isinstance(data, dict) else None
     if not isinstance(listed, list) or not listed:
@@ -59,17 +79,24 @@ def read_resource_spec(
     extra = [key for key in data if key not in ("nodes", *SSH_FIELDS)]
     if extra:
         raise _refused(source, f"has an unknown field {str(extra[0])!r}")
-    nodes = [_StatedNode.of(node, position, source) for position, node in enumerate(listed, 1)]
-    with_gpus = any(node.gpus for node in nodes)
-    cluster = Cluster(
-        name,
-        tuple(_node(node, with_gpus, hardware, source) for node in nodes),
-        "nccl" if with_gpus else "gloo",
-        description=f"from a resource specification; {PAYLOAD_SHARE:.1%} of the stated port rates",
+    return [_StatedNode.of(node, position, source) for position, node in enumerate(listed, 1)]
+
+
+def _hosts(nodes: "list[_StatedNode]") -> tuple[Host, ...]:
+    if any(node.gpus for node in nodes):
+        return tuple(
+            Host(
+                node.address,
+                len(node.gpus) or None,
+                port_gbps=node.port_gbps,
+                on_gpus=bool(node.gpus),
+                server_only=not node.gpus,
+            )
+            for node in nodes
+        )
+    return tuple(
+        Host(node.address, len(node.cpus), "cpu", node.port_gbps, on_gpus=False) for node in nodes
     )
-    gpus = {node.address: node.gpus for node in nodes}
-    cpus = {node.address: node.cpus for node in nodes}
-    return ResourceSpec(cluster, names_of_devices(cluster, gpus, cpus))
 
 
 def write_resource_spec(cluster: Cluster) -> str:
@@ -137,7 +164,7 @@ class _StatedNode:
     address: str
     gpus: tuple[int, ...]
     cpus: tuple[int, ...]
-    bandwidth_gbps: float
+    port_gbps: float | None
 
     @classmethod
     def of(cls, data: Any, position: int, source: str) -> "_StatedNode":
@@ -148,18 +175,13 @@ class _StatedNode:
         if unknown:
             raise _refused(where, f"has an unknown field {str(unknown[0])!r}")
         rate = data.get("network_bandwidth")
-        if rate is None:
-            raise _refused(
-                where,
-                "network_bandwidth is missing",
-                "State its port's rate in Gbit/s: AutoDist would assume 1.",
-            )
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e6:
+        sound = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < 1e6
+        if rate is not None and not sound:
             raise _refused(where, f"network_bandwidth must be a positive number, got {rate!r}")
         if not isinstance(data.get("chief", False), bool):
             raise _refused(where, f"chief must be true or false, got {data['chief']!r}")
         gpus, cpus = (_device_numbers(data.get(kind), kind, where) for kind in ("gpus", "cpus"))
-        return cls(str(data["address"]), gpus, cpus or (0,), float(rate))
+        return cls(str(data["address"]), gpus, cpus or (0,), None if rate is None else float(rate))
 
 
 def _device_numbers(data: Any, kind: str, where: str) -> tuple[int, ...]:
@@ -173,33 +195,6 @@ def _device_numbers(data: Any, kind: str, where: str) -> tuple[int, ...]:
             where, f"{kind} must be a list of different numbers below {MAX_DEVICES}, got {data!r}"
         )
     return tuple(given)
-
-
-def _node(node: _StatedNode, with_gpus: bool, hardware: Hardware, source: str) -> Node:
-    where = f"{source}, node {node.address!r}"
-    server_only = with_gpus and not node.gpus
-    count = len(node.gpus) if with_gpus else len(node.cpus)
-    gpu_types = [name for name, device in DEVICE_TYPES.items() if device.is_gpu]
-    if node.gpus and hardware.gpu_type not in gpu_types:
-        given = f"is {hardware.gpu_type!r}, which is none" if hardware.gpu_type else "is not stated"
-        raise _refused(
-            where, f"the type of its GPUs {given}", f"State it as gpu_type: {', '.join(gpu_types)}."
-        )
-    if count > 1 and hardware.intra_bandwidth_gbps is None:
-        raise _refused(
-            where,
-            f"has {count} devices, but the bandwidth between them is not stated",
-            "State it as intra_bandwidth_gbps, a payload rate in Gbit/s.",
-        )
-    devices = (Device(hardware.gpu_type if node.gpus and hardware.gpu_type else "cpu", count or 1),)
-    return Node(
-        node.address,
-        () if server_only else devices,
-        round(node.bandwidth_gbps * PAYLOAD_SHARE, 9),
-        hardware.intra_bandwidth_gbps if count > 1 else None,
-        hardware.latency_us,
-        server_only,
-    )
 
 
 def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:

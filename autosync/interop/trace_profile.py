@@ -7,13 +7,15 @@ kernels were traced, their seconds count, else those of the calls on the CPU.
 """
 
 import json
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
 
+from autosync.devices import DEVICE_TYPES, device_type_of_gpu
 from autosync.domain import Profile
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.interop.chakra_trace import is_chakra_file, read_chakra_file, read_chakra_json
 from autosync.interop.kineto_events import read_kineto
@@ -22,6 +24,8 @@ from autosync.profiling import estimate_profile
 
 PREFIX = "aten::"
 MAX_TRACE_BYTES = 400_000_000
+GZIP = b"\x1f\x8b"
+"""How gzip's files begin; `export_chrome_trace` compresses to a name that ends in .gz."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +38,40 @@ class TracedProfile:
 
 
 def read_trace_profile(
-    data: bytes, graph: ModelGraph, device_type: str, source: str = "trace.json"
+    data: bytes, graph: ModelGraph, device_type: str | None, source: str = "trace.json"
 ) -> TracedProfile:
     """Medians over the profiled steps.
 
-    device_type: what the trace was taken on, as device types are named here.
+    device_type: what the trace was taken on, as device types are named here; None: as the trace
+        says.
 
     Raises:
-        InvalidInput: no such trace, or one in which no operation of the graph is found.
+        InvalidInput: no such trace, one of another device, or one in which fewer than half of the
+            graph's operations are found.
     """
     traced = read_trace(data, source)
+    device_type = _device_type(traced, device_type, source)
     roofline = estimate_profile(graph, device_type)
     forward: list[list[float]] = [[] for _ in graph.operations]
     backward: list[list[float]] = [[] for _ in graph.operations]
     for step in traced.steps:
         for index, call, nodes in _matched(step, graph):
             forward[index].append(call.seconds(traced.by_kernels))
-            backward[index].append(sum(node.seconds(traced.by_kernels) for node in nodes))
+            if nodes or traced.whole_backward:
+                backward[index].append(sum(node.seconds(traced.by_kernels) for node in nodes))
     missing = Counter(
         o.type for o, found in zip(graph.operations, forward, strict=True) if not found
     )
-    if sum(missing.values()) == len(graph.operations):
+    operations = len(graph.operations)
+    if (found := operations - sum(missing.values())) < operations / 2:
+        lacking = ", ".join(f"{kind} ({count})" for kind, count in missing.most_common(4))
         raise InvalidInput(
-            f"{source}: no step has the operations of graph {graph.name!r}.",
+            f"{source}: its steps have {found} of the {operations} operations of graph "
+            f"{graph.name!r}, fewer than half; not as often as there: {lacking}.",
             thing=source,
-            value=len(traced.steps),
-            remedy="Trace the same model at the same batch size, with prof.step() after each step.",
+            value=found,
+            remedy="Trace the same model at the same batch size, in eager mode, with prof.step() "
+            "after each step.",
         )
     profile = Profile(
         device=device_type,
@@ -68,7 +80,7 @@ def read_trace_profile(
         backward_seconds=_medians(backward, roofline.backward_seconds),
         update_seconds=roofline.update_seconds,
         source="measured",
-        note=_note(traced, sum(missing.values()), len(graph.operations)),
+        note=_note(traced, sum(missing.values()), operations),
     )
     return TracedProfile(profile, dict(missing))
 
@@ -79,8 +91,10 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
     Raises:
         InvalidInput: no such trace, or one that is too large.
     """
+    if data.startswith(GZIP):
+        data = _decompressed(data, source)
     if len(data) > MAX_TRACE_BYTES:
-        raise _refused(source, f"has {len(data)} bytes, more than {MAX_TRACE_BYTES}")
+        raise _refused(source, f"has more than {MAX_TRACE_BYTES} bytes")
     if is_chakra_file(data):
         return read_chakra_file(data, source)
     try:
@@ -92,13 +106,60 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
     return read_kineto(trace, source) if "traceEvents" in trace else read_chakra_json(trace, source)
 
 
+def _decompressed(data: bytes, source: str) -> bytes:
+    """One byte more than may be read, at most, where there is more."""
+    parts, room = [], MAX_TRACE_BYTES + 1
+    try:
+        while data and room:  # a file may have several members
+            member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            parts.append(member.decompress(data, room))
+            room -= len(parts[-1])
+            if room and not member.eof:
+                raise _refused(source, "is cut: its compressed bytes end too early")
+            data = member.unused_data.lstrip(b"\0")  # gzip allows padding
+    except zlib.error as error:
+        raise _refused(source, f"is no gzip file: {error}") from None
+    return b"".join(parts)
+
+
+def _device_type(traced: TracedSteps, stated: str | None, source: str) -> str:
+    """The stated type, checked against what the trace says; without one, what it says."""
+    try:
+        told = device_type_of_gpu(traced.device) if traced.by_kernels and traced.device else None
+    except NotSupported:
+        told = None
+    if stated is None:
+        if traced.by_kernels and told is None:
+            name = f" ({traced.device!r})" if traced.device else ""
+            raise InvalidInput(
+                f"{source}: the device type of its GPU{name} is not known.",
+                thing=source,
+                value=traced.device,
+                remedy="State the type that it was taken on (--device).",
+            )
+        return told or "cpu"
+    on_gpu = DEVICE_TYPES[stated].is_gpu if stated in DEVICE_TYPES else True
+    variant = told is not None and stated.startswith(f"{told}-")  # a100-80gb says more than a100
+    if on_gpu != traced.by_kernels or (told not in (None, stated) and not variant):
+        taken = f"a GPU ({traced.device or 'of no name'})" if traced.by_kernels else "a CPU alone"
+        raise InvalidInput(
+            f"{source}: it was taken on {taken}, the stated device type is {stated!r}.",
+            thing=source,
+            value=traced.device or "cpu",
+            remedy=f"State the type that it was taken on (--device {told or 'TYPE'})."
+            if traced.by_kernels
+            else "Trace on that device with ProfilerActivity.CUDA, or state --device cpu.",
+        )
+    return stated
+
+
 def _refused(source: str, why: str) -> InvalidInput:
     return InvalidInput(
         f"{source}: it {why}.",
         thing=source,
         value=why,
-        remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) writes, or "
-        "chakra_trace_link.",
+        remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) writes (.json or "
+        ".json.gz), or chakra_trace_link and chakra_converter.",
     )
 
 

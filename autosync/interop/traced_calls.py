@@ -36,8 +36,10 @@ class TracedCall:
 class TracedSteps:
     """steps: the calls of each profiled step that no other call encloses, in the order they began.
     by_kernels: whether a device's kernels were traced. device: its name, where the trace says it.
+    whole_backward: whether every autograd node that ran is in it.
     """
 
     steps: tuple[tuple[TracedCall, ...], ...]
     by_kernels: bool
     device: str = ""
+    whole_backward: bool = True

@@ -54,7 +54,7 @@ def read_specification(data: bytes) -> None:
 
 
 def read_hosts(data: bytes) -> None:
-    used(cluster_of_hosts(read_hostfile(as_text(data), "hosts"), PORTS, "hosts").id)
+    used(cluster_of_hosts(read_hostfile(as_text(data), "hosts")[0], PORTS, "hosts").id)
 
 
 def read_nodelist(data: bytes) -> None:

@@ -22,6 +22,14 @@ from autosync.errors import InvalidInput, NotSupported
         ("NVIDIA A100 80GB PCIe", "a100-80gb"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA B200", "b200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GH200 144G HBM3e", "gh200"),
+        ("NVIDIA GB10", "gb10"),
+        ("NVIDIA H20", "h20"),
+        ("AMD Instinct MI300X", "mi300x"),
     ],
 )
 def test_a_known_name(name: str, device_type: str) -> None:
@@ -31,7 +39,7 @@ def test_a_known_name(name: str, device_type: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA B300",
+        "NVIDIA R100",
         "NVIDIA T400 4GB",
         "Quadro P1000",
         "NVIDIA TITAN X (Pascal)",
@@ -72,6 +80,7 @@ def test_every_gpu_states_year_source_and_sound_figures() -> None:
         assert device.bf16 in (0, device.fp16), kind
         assert 1e11 < device.memory_bytes_per_second < 1e13, kind
         assert bool(device.nvlinks) == bool(device.nvlink_gbps), kind
+        assert device.nvlinks or not device.nvlink_bridge, kind
 
 
 def test_a_type_without_units_of_its_own_computes_as_float32() -> None:

@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
-from autosync.api.cli.console import say
+from autosync.api.cli.console import say, warn
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.interop.gpu_topology import GpuTopology
+    from autosync.interop.host_clusters import HostHardware
     from autosync.interop.host_list import Host
 
 Kind = Literal["hostfile", "slurm", "ray", "autodist"]
+Transport = Literal["tcp", "roce", "infiniband", "efa"]
 
 
 def import_cluster(
@@ -43,7 +46,8 @@ def import_cluster(
         int | None, typer.Option(min=1, help="Such ports a host.", show_default="1, or as TOPO")
     ] = None,
     per_host: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Devices a host, where nothing says it.")
+        int | None,
+        typer.Option(min=1, max=1024, help="Devices a host, also where the list says other."),
     ] = None,
     intra_gbps: Annotated[
         float | None, typer.Option(help="Payload rate between a host's devices, in Gbit/s.")
@@ -56,44 +60,46 @@ def import_cluster(
             "estimate of the rate between GPUs.",
         ),
     ] = None,
-    latency_us: Annotated[float, typer.Option(help="One way between two hosts.")] = 50.0,
+    transport: Annotated[
+        Transport | None,
+        typer.Option(help="What messages between hosts use.", show_default="tcp, and says so"),
+    ] = None,
+    latency_us: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="One way between two hosts.", show_default="the transport's usual one"
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Of the cluster.")] = "imported",
 ) -> None:
     """Write a cluster file from a hostfile, Slurm, a running Ray cluster or AutoDist.
 
-    What a list of hosts does not say (type of the devices, rates) is asked for. Rates are
-    estimates until `autosync probe` has measured them.
+    What a list of hosts does not say (type of the devices, rates) is asked for. Options are used
+    also where the list says something else; a note tells what was not used. Rates are estimates
+    until `autosync probe` has measured them.
 
     Examples:
 
-        autosync import-cluster hostfile hosts.txt --device a100 --port-gbps 200 --topo topo.txt
+        autosync import-cluster hostfile hosts.txt --device a100 --port-gbps 200 --topo topo.txt \
+            --transport infiniband
         autosync import-cluster slurm 'gpu[01-04]' --per-host 1 --device t4 --port-gbps 25
         autosync import-cluster ray 10.0.0.1:6379 --port-gbps 25 --intra-gbps 48 -o ray.yaml
-        autosync import-cluster autodist resource_spec.yml --device v100 --intra-gbps 900
+        autosync import-cluster autodist resource_spec.yml --device v100 --intra-gbps 900 \
+            --port-gbps 25
     """
     from autosync.cluster_file import save_cluster
     from autosync.documents import to_data
+    from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, notes_on_hosts
 
     if output is not None:
         check_writable(output)
-    seen = _topology(topo)
-    if seen is not None and device is not None and intra_gbps is None and seen.gpus > 1:
-        intra_gbps = _between(seen, device)
-    if kind == "autodist":
-        cluster = _of_autodist(Path(_needed(source)), device, intra_gbps, latency_us, name)
-    else:
-        from autosync.interop.host_clusters import HostHardware, cluster_of_hosts
-
-        where = _where(kind, source)
-        hardware = HostHardware(
-            port_gbps=_stated_port(port_gbps),
-            device_type=device,
-            slots=per_host or (seen.gpus if seen else None),
-            intra_bandwidth_gbps=intra_gbps,
-            latency_us=latency_us,
-            nics=nics or (seen.nics if seen else 0) or 1,
-        )
-        cluster = cluster_of_hosts(_hosts(kind, source), hardware, where, name)
+    hardware = HostHardware(
+        port_gbps, device, per_host, intra_gbps, latency_us, nics, transport, _topology(topo)
+    )
+    hosts, notes = _hosts(kind, source, hardware)
+    cluster = cluster_of_hosts(hosts, hardware, _where(kind, source), name)
+    for note in (*notes, *notes_on_hosts(hosts, hardware), *_notes_on_model(cluster, transport)):
+        warn(f"{escape(note)}.")
     if output is not None:
         save_cluster(cluster, output)
         say(f"[dim]written to {output}: {len(cluster.nodes)} nodes, {cluster.world_size} ranks[/]")
@@ -109,14 +115,11 @@ def _topology(path: Path | None) -> "GpuTopology | None":
     return None if path is None else read_topology(_text(path), str(path))
 
 
-def _between(topology: "GpuTopology", device: str) -> float:
-    from autosync.devices import device_type_of_gpu
-
-    return topology.intra_bandwidth_gbps(device_type_of_gpu(device, device))
-
-
-def _hosts(kind: Kind, source: str | None) -> "tuple[Host, ...]":
-    from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
+def _hosts(
+    kind: Kind, source: str | None, hardware: "HostHardware"
+) -> "tuple[tuple[Host, ...], tuple[str, ...]]":
+    """The listed hosts, and what of the list was left out, a sentence each."""
+    from autosync.interop.host_list import read_hostfile
 
     if kind == "hostfile":
         path = Path(_needed(source))
@@ -125,26 +128,65 @@ def _hosts(kind: Kind, source: str | None) -> "tuple[Host, ...]":
         from autosync.interop.host_clusters import hosts_of_ray
         from autosync.trials.launchers.ray_cluster import ray_nodes
 
-        return hosts_of_ray(ray_nodes(_needed(source)))
+        return hosts_of_ray(ray_nodes(_needed(source))), ()
+    if kind == "autodist":
+        from autosync.interop.resource_spec import hosts_of_spec
+
+        path = Path(_needed(source))
+        return hosts_of_spec(_text(path), str(path)), ()
+    return _slurm_hosts(source, hardware)
+
+
+def _slurm_hosts(
+    source: str | None, hardware: "HostHardware"
+) -> "tuple[tuple[Host, ...], tuple[str, ...]]":
+    """The job's hosts. Its tasks a host are no devices where torchrun starts the ranks: options
+    that state the devices are used instead."""
+    from autosync.interop.host_list import Host, expand_counts, expand_nodelist
+
     addresses = expand_nodelist(_needed(source or os.environ.get("SLURM_JOB_NODELIST")))
-    counts = os.environ.get("SLURM_TASKS_PER_NODE") if source is None else None
-    slots = expand_counts(counts) if counts else (None,) * len(addresses)
+    tasks = os.environ.get("SLURM_TASKS_PER_NODE") if source is None else None
+    if not tasks:
+        return tuple(Host(address) for address in addresses), ()
+    stated = hardware.slots or (hardware.topology.gpus if hardware.topology else None)
+    if stated is not None:
+        hosts = tuple(Host(address) for address in addresses)
+        if tasks.partition("(")[0] == str(stated):
+            return hosts, ()
+        by = "--per-host" if hardware.slots else "--topo"
+        return hosts, (
+            f"{by} states {stated} devices a host, SLURM_TASKS_PER_NODE={tasks} is not used",
+        )
+    slots = expand_counts(tasks)
     if len(slots) != len(addresses):
         raise _refused(
             "SLURM_TASKS_PER_NODE",
             f"counts {len(slots)} hosts, SLURM_JOB_NODELIST {len(addresses)}",
             "Give the node list and --per-host.",
         )
-    return tuple(Host(address, count) for address, count in zip(addresses, slots, strict=True))
+    hosts = tuple(Host(address, count) for address, count in zip(addresses, slots, strict=True))
+    if set(slots) != {1}:
+        return hosts, ()
+    return hosts, (
+        f"SLURM_TASKS_PER_NODE={tasks} is taken as one rank a host; where torchrun starts more in "
+        "a task, state --per-host",
+    )
 
 
-def _of_autodist(
-    path: Path, device: str | None, intra_gbps: float | None, latency_us: float, name: str
-) -> "Cluster":
-    from autosync.interop.resource_spec import Hardware, read_resource_spec
+def _notes_on_model(cluster: "Cluster", transport: Transport | None) -> list[str]:
+    """Where predictions take the stated latency for another transport than the stated one."""
+    from autosync.simulator.cost.network_constants import RDMA_LATENCY_US, uses_tcp
 
-    hardware = Hardware(device, intra_gbps, latency_us)
-    return read_resource_spec(_text(path), str(path), hardware, name).cluster
+    by_tcp = uses_tcp(cluster)
+    if transport is None or cluster.backend == "gloo" or len(cluster.nodes) < 2:
+        return []
+    if by_tcp == (transport == "tcp"):
+        return []
+    return [
+        f"predictions take a latency of {RDMA_LATENCY_US:g} us and more for TCP, less for RDMA: "
+        f"{cluster.nodes[0].latency_us:g} us is {'TCP' if by_tcp else 'RDMA'} to them, not "
+        f"{transport}"
+    ]
 
 
 def _text(path: Path) -> str:
@@ -162,16 +204,12 @@ def _text(path: Path) -> str:
 
 
 def _where(kind: Kind, source: str | None) -> str:
-    words = {"hostfile": f"hostfile {source}", "ray": f"Ray at {source}"}
+    words = {
+        "hostfile": f"hostfile {source}",
+        "ray": f"Ray at {source}",
+        "autodist": f"resource specification {source}",
+    }
     return words.get(kind, "a node list of Slurm's")
-
-
-def _stated_port(port_gbps: float | None) -> float:
-    if port_gbps is None:
-        raise _refused(
-            "--port-gbps", "is not given", "State the ports' rate in Gbit/s: 100 for 100 Gbit."
-        )
-    return port_gbps
 
 
 def _needed(source: str | None) -> str:

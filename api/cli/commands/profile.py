@@ -32,7 +32,8 @@ def profile(
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Take the seconds from this trace of torch.profiler or Chakra, on --device."
+            help="Take the seconds from this trace of torch.profiler (.json, .json.gz) or Chakra; "
+            "--device: what it was taken on, by default as the trace says."
         ),
     ] = None,
     batch: Batch = None,
@@ -111,7 +112,7 @@ def _traced(
 
     graph = load_graph(model, batch)
     data = read_bytes(trace, "trace", MAX_TRACE_BYTES)
-    found = read_trace_profile(data, graph, device or "cpu", str(trace))
+    found = read_trace_profile(data, graph, device, str(trace))
     if found.estimated:
         listed = ", ".join(f"{kind} ({count})" for kind, count in sorted(found.estimated.items()))
         warn(f"{trace}: operations that are not in it as often as in the graph: {listed}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from autosync.cluster_file import load_cluster, save_cluster
+from autosync.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
 from autosync.graph import ModelGraph
 from autosync.interop.onnx_messages import OnnxNode
@@ -139,6 +139,42 @@ def test_a_hostfile_becomes_a_cluster_file(folder: Path) -> None:
     assert cluster.nodes[0].intra_bandwidth_gbps == 1872.0
     refused = autosync(folder, "import-cluster", "hostfile", "hosts.txt", *stated[2:4], code=2)
     assert "type of its devices is not stated" in " ".join(refused.stderr.split())
+
+
+def test_nothing_that_is_stated_about_hosts_is_ignored_without_a_note(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "topo.txt").write_text("GPU0 GPU1\nGPU0 X NV12\nGPU1 NV12 X\n")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[1-4]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x4)")
+    stated = ("--device", "a100", "--port-gbps", "100", "--transport", "roce")
+
+    def ranks(*options: str) -> tuple[int, str]:
+        done = autosync(folder, "import-cluster", "slurm", *stated, *options)
+        cluster = parse_cluster(done.stdout, "stdout")
+        return cluster.world_size, " ".join(done.stderr.split())
+
+    world_size, notes = ranks("--per-host", "8", "--intra-gbps", "900")
+    assert world_size == 32
+    assert "SLURM_TASKS_PER_NODE=1(x4) is not used" in notes
+    world_size, notes = ranks("--topo", "topo.txt")
+    assert world_size == 8
+    assert "--topo states 2 devices a host, SLURM_TASKS_PER_NODE=1(x4) is not used" in notes
+    world_size, notes = ranks()
+    assert world_size == 4
+    assert "where torchrun starts more in a task, state --per-host" in notes
+
+
+def test_a_specification_takes_stated_ports_and_a_latency_may_contradict(folder: Path) -> None:
+    (folder / "spec.yml").write_text("nodes: [{address: a, gpus: [0]}, {address: b, gpus: [1]}]")
+    stated = ("--device", "v100", "--port-gbps", "25", "--nics", "2")
+    done = autosync(folder, "import-cluster", "autodist", "spec.yml", *stated)
+    node = parse_cluster(done.stdout, "stdout").nodes[0]
+    assert (node.bandwidth_gbps, node.nics) == (47.8, 2)
+    assert "TCP is assumed" in done.stderr
+    slow = ("--transport", "infiniband", "--latency-us", "30")
+    done = autosync(folder, "import-cluster", "autodist", "spec.yml", *stated, *slow)
+    assert "30 us is TCP to them, not infiniband" in " ".join(done.stderr.split())
 
 
 def test_a_bundled_cluster_is_printed_as_a_file_that_loads(folder: Path) -> None:

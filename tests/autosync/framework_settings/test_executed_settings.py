@@ -1,7 +1,8 @@
 """Exported settings run on two ranks: torch's DDP and FSDP2 form the strategy's messages."""
 
 import itertools
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 
 from autosync.domain import Domain
+from autosync.errors import NotSupported
 from autosync.framework_settings.framework_table import settings_for
 from autosync.importing import import_module
 from autosync.strategy import (
@@ -118,21 +120,68 @@ def test_ddps_hooks_take_what_is_exported(pair: Ranks, encoding: Encoding) -> No
     pair.run(under_ddp, settings_for("ddp", strategy, domain).snippet)
 
 
-def under_fsdp2(rank: int, world: int, snippet: str) -> tuple[list[list[str]], float]:
+class Tied(nn.Module):
+    """A language model: the head shares the embedding's weight and has a bias of its own where
+    told; attention reads the weight of its output projection itself."""
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 12, bias=bias)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        attended, _ = self.attention(x, x, x, need_weights=False)
+        logits: torch.Tensor = self.head(self.norm(x + attended))
+        return logits
+
+
+def tied(bias: bool = False) -> Tied:
+    torch.manual_seed(5)
+    return Tied(bias)
+
+
+def tokens_of(rank: int) -> torch.Tensor:
+    return (torch.arange(12).reshape(2, 6) * (rank + 1)) % 12
+
+
+def tied_domain(bias: bool = False) -> Domain:
+    graph = import_module(
+        tied(bias), (tokens_of(0),), lambda out, *_: out.sum(), name="tied", batch_size=2
+    )
+    return domain_of(graph, grid_cluster(2))
+
+
+def inputs_of(rank: int) -> torch.Tensor:
+    return INPUTS + rank
+
+
+def under_fsdp2(
+    rank: int,
+    world: int,
+    snippet: str,
+    build: Callable[[], nn.Module] = network,
+    inputs: Callable[[int], torch.Tensor] = inputs_of,
+) -> tuple[list[list[str]], float]:
     """Names in each message, and how far a step is from one of the whole batch on one process."""
     from torch.distributed.fsdp import FSDPModule
 
-    space: dict[str, Any] = {"model": network()}
+    # attention returns a view of its output, which torch warns of; nothing here writes into it
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    space: dict[str, Any] = {"model": build()}
     exec(snippet, space)
     model = space["model"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    alone = network()
+    alone = build()
     single = torch.optim.SGD(alone.parameters(), lr=0.1)
     for _ in range(2):
-        model(INPUTS + rank).square().mean().backward()
+        model(inputs(rank)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        torch.stack([alone(INPUTS + r).square().mean() for r in range(world)]).mean().backward()
+        torch.stack([alone(inputs(r)).square().mean() for r in range(world)]).mean().backward()
         single.step()
         single.zero_grad()
     taken: dict[int, set[str]] = {}
@@ -155,3 +204,38 @@ def test_fsdp2_forms_the_strategys_messages(pair: Ranks, groups: list[int]) -> N
     for taken, worst in pair.run(under_fsdp2, settings_for("fsdp2", strategy, domain).snippet):
         assert taken == messages(strategy)
         assert worst < 1e-5
+
+
+def by_module(domain: Domain, *groups: tuple[str, ...]) -> Strategy:
+    """Reduce-scatters of the variables whose names begin as those of a group."""
+    names = [variable.name for variable in domain.graph.variables]
+    numbers = [
+        next(i for i, group in enumerate(groups) if name.startswith(group)) for name in names
+    ]
+    return strategy_of(domain, numbers, ReduceScatter, sharded_update=True)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [(("embed",), ("attention", "norm")), (("embed", "norm"), ("attention",)), (("",),)],
+    ids=["embedding", "with the norm", "one"],
+)
+def test_fsdp2_takes_tied_weights_with_all_their_modules(
+    pair: Ranks, groups: tuple[tuple[str, ...], ...]
+) -> None:
+    domain = tied_domain()
+    strategy = by_module(domain, *groups)
+    found = settings_for("fsdp2", strategy, domain)
+    assert any({"embed", "head"} <= set(call) for call in found.settings["fully_shard"])
+    for taken, worst in pair.run(under_fsdp2, found.snippet, tied, tokens_of):
+        assert taken == messages(strategy)
+        assert worst < 1e-5
+
+
+def test_fsdp2_refuses_a_module_whose_parameters_are_apart() -> None:
+    domain = tied_domain(bias=True)
+    with pytest.raises(NotSupported, match="module 'head' has parameters in two messages"):
+        settings_for("fsdp2", by_module(domain, ("embed",), ("",)), domain)
+    domain = tied_domain()
+    with pytest.raises(NotSupported, match="module 'attention' has parameters in two messages"):
+        settings_for("fsdp2", by_module(domain, ("attention.out_proj",), ("",)), domain)

@@ -54,6 +54,44 @@ def linear_step(steps: int) -> dict[str, Any]:
     return {"schema": SCHEMA, **times, "nodes": nodes}
 
 
+def segmented_step() -> bytes:
+    """The step of two products with a ReLU between as chakra_converter 0.0.4 wrote it: calls in
+    segments, kernels that wait for theirs, parents that are not in the file."""
+    written: list[Any] = []
+
+    def add(name: str, micros: int, after: list[int], **attributes: int) -> None:
+        message = P["ChakraNode"](id=10 + len(written), name=name, type=COMPUTE)
+        message.duration_micros = micros
+        message.ctrl_deps.append(3)
+        message.data_deps.extend(after)
+        message.attr.add(name="is_cpu_op", bool_val=bool(attributes))
+        for key, value in attributes.items():
+            message.attr.add(name=key, int64_val=value)
+        written.append(message)
+
+    def call(name: str, kernels: list[int], rf_id: int, seq_id: int = -1) -> None:
+        add(f"{name}(0)", 20, [], rf_id=rf_id, seq_id=seq_id)
+        for place, micros in enumerate(kernels, 1):
+            add(
+                "gemm",
+                micros,
+                [written[-1].id, 10],
+            )
+            add(f"{name}({place})", 5, [written[-1].id], rf_id=rf_id, seq_id=seq_id)
+
+    call("aten::conv2d", [2, 100], 1, 7)
+    call("aten::relu", [30], 2, 8)
+    call("aten::conv2d", [200], 3, 9)
+    call("aten::sum", [1], 4, 10)
+    call("aten::convolution_backward", [400, 50], 5)
+    call("aten::threshold_backward", [60], 6)
+    call("aten::convolution_backward", [300], 7)
+    metadata = P["Metadata"]()
+    metadata.attr.add(name="schema", string_val="1.0.1")
+    parts = (message.SerializeToString() for message in (metadata, *written))
+    return b"".join(varint(len(part)) + part for part in parts)
+
+
 def linked(host: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:
     """An observer's trace with the times of the profiler's, as chakra_trace_link joins the two: by
     the id of the recorded function. Kernels are left out."""

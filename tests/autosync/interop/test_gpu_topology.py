@@ -42,6 +42,123 @@ def test_direct_links_add_up_and_a_bridge_between_pairs_leaves_pcie() -> None:
         read_topology(DGX_A100, "t").intra_bandwidth_gbps("t4")
 
 
+def test_a_bridge_of_two_cards_and_bridges_of_pairs() -> None:
+    for kind in ("rtx-3090", "rtx-a6000", "a40"):
+        seen = read_topology(matrix("X NV4", "NV4 X"), "t")
+        assert seen.intra_bandwidth_gbps(kind) == pytest.approx(4 * 112.5 * 0.78)
+        assert seen.notes_on_rate(kind) == []
+        pairs = matrix("X NV4 SYS SYS", "NV4 X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X")
+        seen = read_topology(pairs, "t")
+        assert seen.intra_bandwidth_gbps(kind) == pytest.approx(105.8)
+        (note,) = seen.notes_on_rate(kind)
+        assert "NVLinks join only some of the GPUs" in note
+        assert read_topology(matrix("X PHB", "PHB X"), "t").notes_on_rate(kind) == []
+    (note,) = read_topology(matrix("X SYS", "SYS X"), "t").notes_on_rate("a100")
+    assert "no NVLink, a a100 has 12"
+
+
+def gpus_and_ports(to_ports: list[list[str]], gpu_link: str = "NV18") -> str:
+    """The matrix of GPUs with these paths to ports, without the ports' own rows' paths."""
+    gpus, ports = len(to_ports), len(to_ports[0])
+    names = [f"NIC{i}" for i in range(ports)]
+    head = [*(f"GPU{i}" for i in range(gpus)), *names]
+    lines = ["\t" + "\t".join(head) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"]
+    for gpu, paths in enumerate(to_ports):
+        links = [" X " if gpu == other else gpu_link for other in range(gpus)]
+        lines.append("\t".join([f"GPU{gpu}", *links, *paths, "0-55,112-167", "0", "", "N/A"]))
+    for port, name in enumerate(names):
+        own = [" X " if port == other else "SYS" for other in range(ports)]
+        lines.append("\t".join([name, *(row[port] for row in to_ports), *own]))
+    return "\n".join([*lines, "", "Legend:", "", "  X    = Self", "  NV#  = NVLinks"])
+
+
+def beside(gpus: int, ports: dict[int, int], extra: dict[int, str], count: int) -> list[list[str]]:
+    """Paths of each GPU to `count` ports: PXB to those of `ports` (port to GPU), as `extra` says
+    to others, otherwise NODE within a half of the GPUs and SYS to the other half."""
+
+    def path(gpu: int, port: int) -> str:
+        if port in extra:
+            return extra[port]
+        if ports[port] == gpu:
+            return "PXB"
+        return "NODE" if (ports[port] < gpus // 2) == (gpu < gpus // 2) else "SYS"
+
+    return [[path(gpu, port) for port in range(count)] for gpu in range(gpus)]
+
+
+@pytest.mark.parametrize(
+    ("to_ports", "serving", "left"),
+    [
+        # eight rails, and storage and management ports elsewhere on the host
+        (beside(8, {i: i for i in range(8)}, {8: "NODE", 9: "SYS", 10: "NODE"}, 11), 8, "NIC8"),
+        (beside(8, {i + 1: i for i in range(8)}, {0: "SYS", 9: "SYS"}, 10), 8, "NIC0, NIC9"),
+        # one port for two GPUs each
+        ([["PXB", "SYS", "NODE"], ["PXB", "SYS", "NODE"], ["SYS", "PXB", "NODE"]], 2, "NIC2"),
+        # a storage port behind the same switches, further than the GPU's own
+        ([["PIX", "PXB", "PXB"], ["PXB", "PIX", "PXB"]], 2, "NIC2"),
+        # both ports of a card
+        ([["PXB", "PXB", "SYS"], ["PXB", "PXB", "SYS"]], 2, "NIC2"),
+        # some GPUs have no port beside them
+        ([["PXB", "NODE"], ["NODE", "PXB"], ["NODE", "NODE"], ["NODE", "NODE"]], 2, ""),
+    ],
+)
+def test_ports_that_are_beside_a_gpu_count(
+    to_ports: list[list[str]], serving: int, left: str
+) -> None:
+    seen = read_topology(gpus_and_ports(to_ports), "t")
+    assert seen.nics == serving
+    assert bool(seen.port_notes) == bool(left)
+    assert all(left in note for note in seen.port_notes)
+
+
+def test_ports_on_no_switch_with_a_gpu_are_told() -> None:
+    seen = read_topology(gpus_and_ports([["NODE", "SYS"], ["SYS", "NODE"]], "SYS"), "t")
+    assert seen.nics == 2
+    (note,) = seen.port_notes
+    assert "no port shares a PCIe switch" in note
+    none = read_topology(matrix("X NV12", "NV12 X"), "t")
+    assert (none.nics, none.port_notes) == (0, ())
+
+
+def test_what_is_cut_is_told_or_refused() -> None:
+    text = gpus_and_ports(beside(8, {i: i for i in range(8)}, {8: "NODE", 9: "SYS"}, 10))
+    rows_cut = read_topology(text[: text.index("\nNIC6")], "t")
+    assert rows_cut.nics == 8
+    assert "t is cut: it has no row of NIC6, NIC7, NIC8, NIC9" in rows_cut.port_notes
+    header, rest = text.split("\n", 1)
+    for cut in (
+        header[: header.index("NIC6")] + "\n" + rest,
+        header[:-1].replace("NIC9", "") + "\n" + rest,
+    ):
+        with pytest.raises(InvalidInput, match="GPU0 has 10 links to ports, but the header names"):
+            read_topology(cut, "t")
+
+
+@pytest.mark.parametrize(
+    "code", ["\x1b[4m", "[4m", "^[[4m", "\\x1b[4m", "\\033[4m", "\ufffd[4m", "4m"]
+)
+def test_codes_of_a_terminal_are_left_out(code: str) -> None:
+    end = "" if code == "4m" else code.replace("4", "0")
+    text = DGX_A100.replace("\x1b[4m", code).replace("\x1b[0m", end)
+    assert read_topology(text, "t") == read_topology(DGX_A100, "t")
+
+
+def test_a_matrix_without_nvlinks_says_so() -> None:
+    """`topo -mp` shows paths through PCIe only, and its legend explains no NV#."""
+    legend = "\n\nLegend:\n\n  X    = Self\n  SYS  = ...\n  PIX  = ...\n"
+    seen = read_topology(matrix("X SYS", "SYS X") + legend, "t")
+    with pytest.raises(InvalidInput, match="shows no NVLink: a h100 has 18") as refused:
+        seen.intra_bandwidth_gbps("h100")
+    assert "topo -m`" in refused.value.remedy
+    assert "--intra-gbps" in refused.value.remedy
+    assert seen.intra_bandwidth_gbps("t4") == pytest.approx(52.9)
+    assert seen.notes_on_rate("t4") == []
+    (note,) = seen.notes_on_rate("rtx-3090")
+    assert "shows no NVLink bridge" in note
+    explained = read_topology(matrix("X SYS", "SYS X") + legend + "  NV#  = ...\n", "t")
+    assert explained.intra_bandwidth_gbps("h100") == pytest.approx(211.7)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

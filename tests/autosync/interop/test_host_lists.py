@@ -1,9 +1,17 @@
 """Hostfiles, Slurm's node lists and Ray's nodes, and the clusters they become."""
 
+from dataclasses import replace
+
 import pytest
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, hosts_of_ray
+from autosync.interop.gpu_topology import GpuTopology
+from autosync.interop.host_clusters import (
+    HostHardware,
+    cluster_of_hosts,
+    hosts_of_ray,
+    notes_on_hosts,
+)
 from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
 
 A100 = HostHardware(200.0, "a100", intra_bandwidth_gbps=1872.0, nics=8)
@@ -11,12 +19,33 @@ A100 = HostHardware(200.0, "a100", intra_bandwidth_gbps=1872.0, nics=8)
 
 def test_hostfiles_of_mpirun_horovod_and_deepspeed() -> None:
     text = "# mine\n\nnode-1 slots=4 max_slots=8\nnode-2:2   # two\n10.0.0.3\n10.0.0.3\nfe80::1\n"
-    assert read_hostfile(text, "hosts") == (
+    hosts, notes = read_hostfile(text, "hosts")
+    assert hosts == (
         Host("node-1", 4),
         Host("node-2", 2),
         Host("10.0.0.3", 2),
         Host("fe80::1", None),
     )
+    assert notes == ("hosts: max_slots= is left out (the most that mpirun starts there)",)
+
+
+def test_how_to_log_in_is_left_out_with_a_note() -> None:
+    text = (
+        "user@10.0.0.4\nroot@node-1:8\nnode-2 slots = 4 port=2222\n[fe80::1]:4\n[fe80::2]\n"
+        "node-3:2 ifhn=node-3-ib\nme@[fe80::3%eth0]:1 user=me\n"
+    )
+    hosts, notes = read_hostfile(text, "hosts")
+    assert hosts == (
+        Host("10.0.0.4", None),
+        Host("node-1", 8),
+        Host("node-2", 4),
+        Host("fe80::1", 4),
+        Host("fe80::2", None),
+        Host("node-3", 2),
+        Host("fe80::3%eth0", 1),
+    )
+    for words in ("user@host", "port=", "ifhn=", "user="):
+        assert any(f"{words} is left out" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +59,11 @@ def test_hostfiles_of_mpirun_horovod_and_deepspeed() -> None:
         ("a:two\n", "slots must be"),
         ("a slots=²\n", "slots must be"),
         ("a cpus=2\n", "cannot read 'cpus=2'"),
+        ("a port=\n", "cannot read 'port='"),
+        ("[a]:2\n", "no host's name"),
+        ("[fe80::1]:\n", "slots must be"),
+        ("-x@a\n", "no user's name"),
+        ("me@-a\n", "no host's name"),
         ("-oProxyCommand=rm slots=1\n", "no host's name"),
         ("a;rm\n", "no host's name"),
         ("\n".join(f"h{i}" for i in range(5000)), "more than 4096 hosts"),
@@ -93,6 +127,65 @@ def test_what_a_list_leaves_out_is_stated() -> None:
         with pytest.raises(InvalidInput, match=words) as refused:
             cluster_of_hosts([Host("a"), Host("b")], hardware, "hosts")
         assert refused.value.remedy
+
+
+def test_stated_devices_are_used_and_the_list_or_topology_where_nothing_is_stated() -> None:
+    seen = GpuTopology(((0, 12), (12, 0)), 2)
+    stated = HostHardware(100.0, "a100", topology=seen, transport="roce")
+
+    def made(hosts: list[Host], hardware: HostHardware) -> tuple[int, tuple[str, ...]]:
+        cluster = cluster_of_hosts(hosts, hardware, "hosts")
+        return cluster.world_size, notes_on_hosts(hosts, hardware)
+
+    assert made([Host("a"), Host("b")], stated) == (4, ())
+    assert made([Host("a", 1), Host("b", 1)], stated) == (
+        2,
+        ("the topology shows 2 GPUs a host, the list has 1: 1 are used",),
+    )
+    eight = replace(stated, slots=8, nics=4, intra_bandwidth_gbps=900.0, latency_us=7.0)
+    ranks, notes = made([Host("a", 1, "t4"), Host("b", 1)], eight)
+    assert ranks == 16
+    assert notes == (
+        "--per-host 8 is used, not the list's 1 slots",
+        "the topology shows 2 GPUs a host, --per-host has 8: 8 are used",
+        "--device a100 is used, not the list's t4",
+        "--intra-gbps 900 is used, no estimate from the topology",
+        "--latency-us 7 is used, not the 5 us of --transport roce",
+        "--nics 4 is used, not the 2 of the topology",
+    )
+    alone = HostHardware(10.0, "t4", 1, 48.0, transport="tcp")
+    assert made([Host("a"), Host("b")], alone)[1] == (
+        "--intra-gbps is not used: each host has one device",
+    )
+
+
+def test_a_topology_estimates_the_rate_of_listed_device_types() -> None:
+    seen = GpuTopology(((0, 12), (12, 0)), 2)
+    hosts = [Host("a", 2, "a100"), Host("b", 2, "a100-80gb")]
+    cluster = cluster_of_hosts(hosts, HostHardware(100.0, topology=seen), "Ray")
+    assert [node.intra_bandwidth_gbps for node in cluster.nodes] == [1872.0, 1872.0]
+
+
+@pytest.mark.parametrize(
+    ("transport", "latency_us"), [("tcp", 50.0), ("roce", 5.0), ("infiniband", 5.0), ("efa", 15.0)]
+)
+def test_the_transport_gives_the_latency(transport: str, latency_us: float) -> None:
+    hosts = [Host("a", 1), Host("b", 1)]
+    stated = HostHardware(100.0, "a100", transport=transport)
+    assert cluster_of_hosts(hosts, stated, "hosts").nodes[0].latency_us == latency_us
+    assert notes_on_hosts(hosts, stated) == ()
+
+
+def test_an_assumed_transport_is_told() -> None:
+    hosts = [Host("a", 1), Host("b", 1)]
+    cluster = cluster_of_hosts(hosts, HostHardware(100.0, "a100"), "hosts")
+    assert cluster.nodes[0].latency_us == 50.0
+    assert "TCP is assumed" in cluster.description
+    (note,) = notes_on_hosts(hosts, HostHardware(100.0, "a100"))
+    assert "--transport infiniband" in note
+    known = HostHardware(100.0, "a100", latency_us=3.0)
+    assert notes_on_hosts(hosts, known) == ()
+    assert "assumed" not in cluster_of_hosts(hosts, known, "hosts").description
 
 
 def node(address: str, alive: bool = True, **resources: float) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Traces of torch.profiler: of a real training on this machine, and by hand."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
+from autosync.interop import trace_profile
 from autosync.interop.trace_profile import read_trace_profile
 
 BATCH = 8
@@ -40,9 +42,11 @@ def test_a_training_that_was_traced(graph: ModelGraph, tmp_path: Path) -> None:
             module.zero_grad()
             loss(module(inputs[0]), *inputs).backward()
             traced.step()
-    file = tmp_path / "trace.json"
+    file = tmp_path / "trace.json.gz"
     traced.export_chrome_trace(str(file))
-    found = read_trace_profile(file.read_bytes(), graph, "cpu")
+    assert file.read_bytes().startswith(b"\x1f\x8b")
+    found = read_trace_profile(file.read_bytes(), graph, None)
+    assert found.profile.device == "cpu"
     assert not found.estimated
     assert found.profile.source == "measured"
     assert "trace of 3 steps, calls on the CPU" in found.profile.note
@@ -96,12 +100,64 @@ def test_kernels_count_where_there_are_any() -> None:
 
 def test_types_that_are_not_found_are_listed(graph: ModelGraph) -> None:
     _, data = of_linear(1)
-    with pytest.raises(InvalidInput, match="no step has the operations of graph 'traced'"):
+    with pytest.raises(InvalidInput, match=r"0 of the \d+ operations of graph 'traced'"):
         read_trace_profile(data, graph, "v100")
     linear, data = of_linear(2)
     without = [e for e in json.loads(data)["traceEvents"] if e["name"] != "aten::sum"]
     found = read_trace_profile(json.dumps({"traceEvents": without}).encode(), linear, "v100")
     assert found.estimated == {"sum": 1}
+
+
+def test_a_trace_of_another_model_is_refused(graph: ModelGraph) -> None:
+    """One operation of the graph's alone is in it: most of the profile would be an estimate."""
+    events = [call("aten::gelu", 1, 5), call("aten::conv2d", 10, 50), call("aten::relu", 70, 5)]
+    with pytest.raises(InvalidInput, match=r"have 1 of the \d+ operations.*fewer than half") as no:
+        read_trace_profile(json.dumps({"traceEvents": events}).encode(), graph, "cpu")
+    assert "addmm (2)" in no.value.message
+
+
+def test_compressed_traces_are_read_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, data = of_linear(2)
+    plain = read_trace_profile(data, linear, "v100")
+    half = len(data) // 2
+    members = gzip.compress(data[:half]) + gzip.compress(data[half:])
+    for packed in (gzip.compress(data), members, gzip.compress(data) + bytes(512)):
+        assert read_trace_profile(packed, linear, "v100") == plain
+    packed = gzip.compress(data)
+    for bad, why in (
+        (packed[:-12], "is cut"),
+        (packed[:40] + bytes(8) + packed[48:], "is no gzip file"),
+        (packed + b"more", "is no gzip file"),
+        (gzip.compress(b"\0\1\2"), "is no JSON"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            read_trace_profile(bad, linear, "v100")
+    monkeypatch.setattr(trace_profile, "MAX_TRACE_BYTES", len(data))
+    assert read_trace_profile(packed, linear, "v100") == plain
+    bombs = (gzip.compress(bytes(1_000_000)), packed + packed)
+    for bomb in bombs:
+        with pytest.raises(InvalidInput, match="has more than"):
+            read_trace_profile(bomb, linear, "v100")
+
+
+def test_the_device_of_a_trace_is_compared_with_the_stated_one(graph: ModelGraph) -> None:
+    linear, data = of_linear(1)
+    assert read_trace_profile(data, linear, None).profile.device == "v100"
+    with pytest.raises(InvalidInput, match=r"a GPU \(Tesla V100\).*is 'a100'") as refused:
+        read_trace_profile(data, linear, "a100")
+    assert "--device v100" in refused.value.remedy
+    with pytest.raises(InvalidInput, match="stated device type is 'cpu'"):
+        read_trace_profile(data, linear, "cpu")
+    of_a100 = data.replace(b"Tesla V100", b"NVIDIA A100-PG509-200")
+    assert read_trace_profile(of_a100, linear, "a100-80gb").profile.device == "a100-80gb"
+    unknown = data.replace(b"Tesla V100", b"NVIDIA R100")
+    assert read_trace_profile(unknown, linear, "b300").profile.device == "b300"
+    with pytest.raises(InvalidInput, match=r"of its GPU \('NVIDIA R100'\) is not known"):
+        read_trace_profile(unknown, linear, None)
+    on_cpu = [each for each in json.loads(data)["traceEvents"] if each["cat"] != "kernel"]
+    with pytest.raises(InvalidInput, match="a CPU alone, the stated device type is 'v100'") as no:
+        read_trace_profile(json.dumps({"traceEvents": on_cpu}).encode(), linear, "v100")
+    assert "ProfilerActivity.CUDA" in no.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import pytest
 from autosync.cluster import Cluster, Device, Link, Node
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.device_names import names_of_devices
+from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, notes_on_hosts
 from autosync.interop.resource_spec import (
     Hardware,
+    hosts_of_spec,
     left_out_of_spec,
     read_resource_spec,
     write_resource_spec,
@@ -59,8 +61,24 @@ def test_gpus_are_ranks_and_a_host_without_is_a_server() -> None:
 
 def test_a_missing_bandwidth_names_the_node() -> None:
     text = TWO_NODES.replace("    network_bandwidth: 10\n", "")
-    with pytest.raises(InvalidInput, match=r"10\.20\.41\.55.*network_bandwidth is missing"):
+    with pytest.raises(InvalidInput, match=r"10\.20\.41\.55.*rate of its port") as refused:
         read_resource_spec(text, "spec", T4)
+    assert "network_bandwidth" in refused.value.remedy
+
+
+def test_stated_ports_and_devices_replace_those_of_the_specification() -> None:
+    hosts = hosts_of_spec(TWO_NODES.replace("    network_bandwidth: 10\n", ""), "spec")
+    stated = HostHardware(100.0, "t4", 8, 48.0, nics=2, transport="tcp")
+    cluster = cluster_of_hosts(hosts, stated, "spec")
+    assert [node.bandwidth_gbps for node in cluster.nodes] == [191.2] * 3
+    assert [(node.ranks, node.nics) for node in cluster.nodes] == [(8, 2), (8, 2), (0, 2)]
+    assert notes_on_hosts(hosts, stated) == (
+        "--per-host 8 is used, not the list's 1, 2 slots",
+        "--port-gbps 100 is used, not the list's 25, 40",
+    )
+    (cpus,) = hosts_of_spec("nodes: [{address: a, cpus: [0, 1], network_bandwidth: 1}]", "spec")
+    (note,) = notes_on_hosts([cpus], HostHardware(device_type="t4", intra_bandwidth_gbps=9.0))
+    assert note == "--device t4 is not used: the list has no GPU"
 
 
 @pytest.mark.parametrize(
