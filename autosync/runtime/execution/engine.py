@@ -111,9 +111,6 @@ class Engine:
     def before_buffers(self) -> None:
         self._backward.before_buffers()
 
-    def end_forward(self) -> None:
-        self._backward.end_forward()
-
     def begin_backward(self) -> None:
         self._backward.begin()
 

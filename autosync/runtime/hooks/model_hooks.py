@@ -85,7 +85,6 @@ def _after_forward(
             return
         if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
             return
-        engine.end_forward()
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(expect_end)
