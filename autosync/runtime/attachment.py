@@ -261,7 +261,9 @@ def _build_engine(
         optimizer,
         records,
         streams=groups.streams,
-        unused=UnusedVariables(meeting.store, group.size(), held.apart),
+        unused=UnusedVariables(
+            meeting.store, group.rank(), group.size(), held.variables, held.holders
+        ),
         buffers=buffers,
         storage=ParameterStorage(model, records.variables),
         refusals=meeting.refusals,
