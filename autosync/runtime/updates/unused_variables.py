@@ -15,8 +15,6 @@ SLOTS = 4
 """Bitmaps of a rank that the store holds. One is written over when every rank is more than two
 iterations past it."""
 
-ITERATION_BYTES = 8
-
 
 class UnusedVariables:
     """A collective: every rank makes its own before any of them reads.
@@ -43,7 +41,7 @@ class UnusedVariables:
         self._iteration = -1
         self._bitmaps: list[int | None] = []
         for slot in range(SLOTS):
-            self._store.set(f"{slot}/{rank}", b"")
+            self._store.set(f"{slot}/{rank}", "-1 0")
 
     def post(self, iteration: int, variables: Iterable[int]) -> None:
         """This rank has no gradient for these; called in every iteration."""
@@ -54,9 +52,7 @@ class UnusedVariables:
             bitmap = 0
             for variable in self._mine:
                 bitmap |= 1 << self._numbers[variable]
-            packed = bitmap.to_bytes(-(-bitmap.bit_length() // 8), "little")
-            at = iteration.to_bytes(ITERATION_BYTES, "little")
-            self._store.set(f"{iteration % SLOTS}/{self._rank}", at + packed)
+            self._store.set(f"{iteration % SLOTS}/{self._rank}", f"{iteration} {bitmap:x}")
 
     def by_every_rank(self, variables: Iterable[int]) -> frozenset[int]:
         """Those of the variables that no rank has a gradient for; called when their sums are here.
@@ -84,7 +80,5 @@ class UnusedVariables:
 
     def _bitmap(self, post: bytes) -> int | None:
         """None of an iteration before."""
-        at = int.from_bytes(post[:ITERATION_BYTES], "little")
-        if not post or at != self._iteration:
-            return None
-        return int.from_bytes(post[ITERATION_BYTES:], "little")
+        iteration, bitmap = post.decode().split()
+        return int(bitmap, 16) if int(iteration) == self._iteration else None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from autosync.runtime.updates.unused_variables import SLOTS, UnusedVariables
 from autosync.strategy import Schedule
@@ -139,7 +139,7 @@ HELD = ((0, 1, 2), (0, 1, 3), (0, 1, 2))
 """By rank."""
 
 
-def posts_of(store: dist.Store) -> list[UnusedVariables]:
+def posts_of(store: Store) -> list[UnusedVariables]:
     return [
         UnusedVariables(store, rank, 3, numbers, [HOLDERS[number] for number in numbers])
         for rank, numbers in enumerate(HELD)
@@ -148,7 +148,7 @@ def posts_of(store: dist.Store) -> list[UnusedVariables]:
 
 def test_bitmaps_of_one_iteration() -> None:
     """Numbers are each rank's own. Bitmaps of iterations before do not count."""
-    ranks = posts_of(dist.HashStore())
+    ranks = posts_of(HashStore())
     for iteration in range(2 * SLOTS + 1):
         ranks[0].post(iteration, [0, 1, 2])
         ranks[2].post(iteration, [0, 2])
@@ -164,15 +164,15 @@ def counted_operations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def counting(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: dist.Store, *arguments: Any) -> Any:
+        def call(self: Store, *arguments: Any) -> Any:
             counts[name] += 1
             return plain(self, *arguments)
 
         return call
 
     for name in ("set", "get", "add", "append", "check", "wait", "multi_get", "delete_key"):
-        plain = getattr(dist.PrefixStore, name)
-        monkeypatch.setattr(dist.PrefixStore, name, counting(name, plain))
+        plain = getattr(PrefixStore, name)
+        monkeypatch.setattr(PrefixStore, name, counting(name, plain))
     return counts
 
 
