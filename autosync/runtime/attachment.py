@@ -187,7 +187,7 @@ def attach(
             if not agreed:
                 check_same_plan(control, plan)
             if share_values:
-                share_initial_values(control, model)
+                share_initial_values(control, model, group if opened.backend == "nccl" else None)
             meeting = meeting_of(opened, control)
         with begun_together(meeting):  # before any other group is opened
             built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)

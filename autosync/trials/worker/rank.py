@@ -195,7 +195,8 @@ class Rank:
         left both unequal, and an exact one keeps them so. A collective."""
         everyone = tuple(range(dist.get_world_size()))
         groups = self._groups.get(dist.group.WORLD)
-        share_initial_values(groups.get("control", everyone, "gloo"), job.model)
+        on_device = dist.group.WORLD if groups.backend == "nccl" else None
+        share_initial_values(groups.get("control", everyone, "gloo"), job.model, on_device)
         job.optimizer.state.clear()
 
     def _reset_peak_memory(self) -> None:
