@@ -82,6 +82,7 @@ class BackwardPass:
         self._parts.waits.drain()
         with self._monitor.refusing():
             self._parts.storage.check_backward()
+        self._compare_values()
         with self._monitor.condition:
             if self._parts.turns is not None:
                 self._parts.turns.begin()
@@ -90,6 +91,15 @@ class BackwardPass:
             self._parts.queues.rewind()
             self._iteration.phase = Phase.BACKWARD
         self.expect_end()
+
+    def _compare_values(self) -> None:
+        if (values := self._parts.values) is None:
+            return
+        with self._monitor.exchange("the comparison of parameter values"):
+            error = values.difference(self._iteration.number + 1, self._monitor.wait_for_work)
+        if error is not None:
+            self._monitor.stop(error)
+            raise error
 
     def _check_not_nested(self) -> None:
         if not self._end_is_expected and inside_another():

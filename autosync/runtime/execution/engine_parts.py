@@ -19,6 +19,7 @@ from autosync.runtime.execution.waits import ScriptWaits
 from autosync.runtime.layout.records import Records
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.peer_refusals import Refusals
+from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_application import OptimizerApplication
@@ -28,13 +29,15 @@ from autosync.runtime.updates.unused_variables import UnusedVariables
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """gradients: in the script's hands. storage: of the parameters, which the script may exchange.
-    turns: of several optimizers."""
+    values: compares those of the ranks, where they are to begin alike. turns: of several
+    optimizers."""
 
     records: Records
     streams: Streams
     unused: UnusedVariables
     buffers: BufferBroadcast
     storage: ParameterStorage
+    values: ValueAgreement | None
     iteration: IterationState
     monitor: Monitor
     application: OptimizerApplication
@@ -53,6 +56,7 @@ def put_together(
     unused: UnusedVariables,
     buffers: BufferBroadcast,
     storage: ParameterStorage,
+    values: ValueAgreement | None,
     refusals: Refusals,
     control: Any,
     abort: Callable[[], None],
@@ -91,6 +95,7 @@ def put_together(
         unused,
         buffers,
         storage,
+        values,
         iteration,
         monitor,
         application,
