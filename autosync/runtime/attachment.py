@@ -26,6 +26,7 @@ from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
+from autosync.runtime.layout.queue_order import ONE_QUEUE
 from autosync.runtime.placement.held_plan import HeldPlan, held_by
 from autosync.runtime.placement.placed_modules import (
     PlacedModules,
@@ -35,6 +36,7 @@ from autosync.runtime.placement.placed_modules import (
 from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.operations import small_sum
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.rank_agreement import (
     RankMeeting,
@@ -277,6 +279,7 @@ def _build_engine(
         values=values,
         refusals=meeting.refusals,
         control=meeting.control,
+        sum_over_ranks=small_sum(groups, ONE_QUEUE, everyone, meeting.control),
         abort=groups.close,
         max_grad_norm=max_grad_norm,
         trace=trace,

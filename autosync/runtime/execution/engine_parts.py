@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime.device.streams import Streams
@@ -59,12 +60,14 @@ def put_together(
     values: ValueAgreement | None,
     refusals: Refusals,
     control: Any,
+    sum_over_ranks: Callable[[Tensor], None],
     abort: Callable[[], None],
     max_grad_norm: float | None,
     trace: ExecutionTrace | None,
     patience_seconds: float,
 ) -> EngineParts:
-    """control: a process group of all ranks for small exchanges. abort: ends all process groups.
+    """control: a process group of all ranks for small exchanges. sum_over_ranks: see
+    `clip_gradients`. abort: ends all process groups.
     patience_seconds: see `MessageQueue`.
 
     Raises:
@@ -82,6 +85,7 @@ def put_together(
         monitor,
         streams,
         control,
+        sum_over_ranks,
         max_grad_norm,
     )
     turns: StepTurns | None = None
