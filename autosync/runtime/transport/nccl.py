@@ -10,6 +10,7 @@ communicator for every pair of ranks. Their sums are formed in the type that tra
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -28,13 +29,35 @@ WATCHDOG_GRACE = timedelta(seconds=60)
 while the runtime raises."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupIdentity:
+    """How torch's watchdog and flight recorder name a group. ranks: its members in the default
+    process group, in the group's order."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def nccl_options(made: Any, timeout: timedelta, identity: GroupIdentity) -> Any:
+    """made: `ProcessGroupNCCL.Options()`. Filled in as `torch.distributed.new_group` does."""
+    made._timeout = timeout + WATCHDOG_GRACE  # torch has no public name for it
+    made.group_name = identity.name
+    made.global_ranks_in_group = list(identity.ranks)
+    return made
+
+
 def new_nccl_group(
-    store: Store, rank: int, size: int, timeout: timedelta, device: torch.device
+    store: Store, place: int, timeout: timedelta, device: torch.device, identity: GroupIdentity
 ) -> Any:
-    """A connected group over each member's device. Every member calls this at the same point."""
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout + WATCHDOG_GRACE
-    group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+    """A connected group over each member's device. Every member calls this at the same point.
+
+    `torch.distributed.new_group` cannot make it: every rank of the job would have to call it, also
+    those of other teams and of process groups that follow another plan. Its
+    `use_local_synchronization` asks the members only, but names a group by how many groups a
+    process has made, and members of several teams have made different numbers.
+    """
+    options = nccl_options(dist.ProcessGroupNCCL.Options(), timeout, identity)
+    group: Any = dist.ProcessGroupNCCL(store, place, len(identity.ranks), options)
     # The first collective connects, which takes up to seconds: not in the middle of a backward.
     hello = torch.zeros(1, device=device)
     group.allreduce([hello], dist.AllreduceOptions()).wait()
