@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, _make_nccl_premul_sum
 from torch.distributed.distributed_c10d import Store
 
 from autosync.codes import Op
@@ -65,10 +65,12 @@ def new_nccl_group(
     return group
 
 
-def nccl_start(group: Any, role: TeamRole, wire: Tensor) -> Start:
+def nccl_start(
+    group: Any, role: TeamRole, wire: Tensor, share: float | None = None, alike: bool = False
+) -> Start:
     """What issues the message on the current stream, which goes on when the result is in `wire`.
-    The calling thread never waits."""
-    issue = _issue(group, role, wire)
+    The calling thread never waits. share, alike: see `sum_operation`."""
+    issue = _issue(group, role, wire, sum_operation(share, role.members, alike))
 
     def start() -> Finish:
         issue().wait()
@@ -77,13 +79,29 @@ def nccl_start(group: Any, role: TeamRole, wire: Tensor) -> Start:
     return start
 
 
-def _issue(group: Any, role: TeamRole, wire: Tensor) -> Callable[[], Any]:
+def sum_operation(share: float | None, members: int, alike: bool = False) -> dist.ReduceOp:
+    """What reductions of a team add up: its members' values as they are, or each times its share,
+    which NCCL multiplies by as it reads them (halves, float32 and float64).
+
+    share: this rank's part of the average; None where values are multiplied already. alike: every
+    member has the same share. All members have to decide alike.
+    """
+    if share is None:
+        return dist.ReduceOp(dist.ReduceOp.SUM)
+    if alike and share * members == 1.0:
+        return dist.ReduceOp(dist.ReduceOp.AVG)
+    made: dist.ReduceOp = _make_nccl_premul_sum(share)
+    return made
+
+
+def _issue(group: Any, role: TeamRole, wire: Tensor, operation: dist.ReduceOp) -> Callable[[], Any]:
     flat, padded = wire[: role.size], wire[: role.padded]
     mine = wire[role.chunk(role.place)]
     match role.operation:
         case Op.REDUCE | Op.PUSH:
             reduce = dist.ReduceOptions()
             reduce.rootRank = role.root
+            reduce.reduceOp = operation
             return lambda: group.reduce([flat], reduce)
         case Op.BROADCAST | Op.PULL:
             broadcast = dist.BroadcastOptions()
@@ -91,9 +109,11 @@ def _issue(group: Any, role: TeamRole, wire: Tensor) -> Callable[[], Any]:
             return lambda: group.broadcast([flat], broadcast)
         case Op.REDUCE_SCATTER:
             scatter = dist.ReduceScatterOptions()
+            scatter.reduceOp = operation
             return lambda: group._reduce_scatter_base(mine, padded, scatter)
         case Op.ALL_GATHER:
             gather = AllgatherOptions()
             return lambda: group._allgather_base(padded, mine, gather)
     options = dist.AllreduceOptions()
+    options.reduceOp = operation
     return lambda: group.allreduce([flat], options)
