@@ -26,6 +26,7 @@ from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
+from autosync.runtime.layout.queue_order import ONE_QUEUE
 from autosync.runtime.placement.held_plan import HeldPlan, held_by
 from autosync.runtime.placement.placed_modules import (
     PlacedModules,
@@ -35,6 +36,7 @@ from autosync.runtime.placement.placed_modules import (
 from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.operations import small_sum
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.rank_agreement import (
     RankMeeting,
@@ -44,6 +46,7 @@ from autosync.runtime.transport.rank_agreement import (
     ranks_meet,
     share_initial_values,
 )
+from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
 from autosync.runtime.updates.unused_variables import UnusedVariables
@@ -187,7 +190,7 @@ def attach(
             if not agreed:
                 check_same_plan(control, plan)
             if share_values:
-                share_initial_values(control, model)
+                share_initial_values(control, model, group if opened.backend == "nccl" else None)
             meeting = meeting_of(opened, control)
         with begun_together(meeting):  # before any other group is opened
             built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)
@@ -203,6 +206,7 @@ def attach(
                     meeting,
                     max_grad_norm,
                     trace,
+                    _common_parameters(model, held) if share_values else None,
                 )
             attachment = Attachment(
                 model,
@@ -244,8 +248,10 @@ def _build_engine(
     meeting: RankMeeting,
     max_grad_norm: float | None,
     trace: ExecutionTrace | None,
+    common: dict[str, nn.Parameter] | None,
 ) -> Engine:
-    """Open what the plan needs. Every rank opens the same groups in the same order."""
+    """Open what the plan needs. Every rank opens the same groups in the same order. common:
+    parameters that stay equal on all ranks, if they begin so."""
     everyone = tuple(range(group.size()))
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
@@ -257,22 +263,40 @@ def _build_engine(
     calls, low_rank = None, built.matrices()
     if low_rank or not all(bucket.whole for bucket in records.buckets):
         calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
+    patience_seconds = groups.timeout.total_seconds()
+    values: ValueAgreement | None = None
+    if common is not None:
+        values = ValueAgreement(common, meeting.store, group.rank(), group.size(), patience_seconds)
     parts = put_together(
         optimizer,
         records,
         streams=groups.streams,
-        unused=UnusedVariables(meeting.store, group.size(), held.apart),
+        unused=UnusedVariables(
+            meeting.store, group.rank(), group.size(), held.variables, held.holders
+        ),
         buffers=buffers,
         storage=ParameterStorage(model, records.variables),
+        values=values,
         refusals=meeting.refusals,
         control=meeting.control,
+        sum_over_ranks=small_sum(groups, ONE_QUEUE, everyone, meeting.control),
         abort=groups.close,
         max_grad_norm=max_grad_norm,
         trace=trace,
-        patience_seconds=groups.timeout.total_seconds(),
+        patience_seconds=patience_seconds,
     )
     state = ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls)
     return Engine(optimizer, held.plan, parts, state, meeting.control)
+
+
+def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Parameter]:
+    """That every rank holds: of a model with placed modules the plan's only, since a module's
+    frozen ones go with it."""
+    if not held.plan.placement:
+        return dict(model.named_parameters())
+    apart = {held.names[index] for index in held.apart}
+    everywhere = set(held.names) - apart
+    return {name: p for name, p in model.named_parameters() if name in everywhere}
 
 
 def _install(attachment: Attachment, share: float) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
@@ -29,8 +28,7 @@ def clip_grad_norm_(
     if plan is None:
         return nn.utils.clip_grad_norm_(given, max_norm, norm_type)
     _check(plan, given, norm_type)
-    norm = plan.engine.gradients.clip_now(float(max_norm))
-    return torch.tensor(norm, device=plan.engine.variables[0].parameter.device)
+    return plan.engine.gradients.clip_now(float(max_norm)).float()
 
 
 def _plan_with_parts(given: Sequence[Tensor]) -> Attachment | None:

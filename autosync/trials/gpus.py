@@ -8,7 +8,7 @@ import torch
 
 from autosync.cluster import Backend
 from autosync.errors import NotSupported
-from autosync.trials.machine import host_id
+from autosync.trials.machine import host_id, peak_memory_bytes, reset_peak_memory
 
 
 def refuse_without_gpu() -> None:
@@ -99,3 +99,19 @@ def gpu_versions(backend: Backend) -> dict[str, str]:
     if backend == "nccl":
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
+
+
+def reset_peak(device: torch.device) -> bool:
+    """Begin anew to look for the peak of a device's memory: of a GPU's in tensors of this process,
+    else of this process's resident size. Whether its kernel lets it."""
+    if device.type != "cuda":
+        return reset_peak_memory()
+    torch.cuda.reset_peak_memory_stats(device)
+    return True
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Since the last reset, or in the whole life of this process."""
+    if device.type != "cuda":
+        return peak_memory_bytes()
+    return torch.cuda.max_memory_allocated(device)

@@ -22,12 +22,16 @@ from autosync.runtime.swapping.host_swapper import swap_to_host
 from autosync.runtime.swapping.swap_device import check_swappable
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
+from autosync.runtime.transport.rank_agreement import ranks_meet
 from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 MOST_GROUPS = 24
 """Process groups that a worker keeps connected for the plans to come; each holds a thread pool
 and a connection to every peer, and plans with rings of their own each bring new ones."""
+
+MOST_GPU_SHARE = 1 / 16
+"""Of a GPU's memory, what the communicators of those groups may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +65,29 @@ class ReusedGroups:
         self._meshes: dict[int, DeviceMesh] = {}
 
     def get(self, group: dist.ProcessGroup | None, device: torch.device | None = None) -> Groups:
-        """Every rank asks before every plan, so all replace them at the same one.
+        """A collective: every rank asks before every plan. Groups that are too many, or hold too
+        much of a GPU, end on all ranks at once, least recently used first: ranks are in different
+        numbers of teams, so they agree on the last plan whose groups end.
 
         group, device: as for `open_groups`, where no groups are open.
         """
-        if self._groups is not None and len(self._groups.made) > MOST_GROUPS:
-            self.close()
         if self._groups is None:
             assert group is not None  # the ranks joined before their first trial
             self._groups = open_groups(group, device)
+        elif self._groups.made:
+            self._end_unused(self._groups)
+        self._groups.plan += 1
         return self._groups
+
+    def _end_unused(self, groups: Groups) -> None:
+        newest = groups.newest_beyond(MOST_GROUPS, _most_bytes(groups.device))
+        agreed = torch.tensor([newest], device="cpu")
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        with ranks_meet():
+            control = groups.get("control", tuple(range(len(groups.ranks))), "gloo")
+            control.allreduce([agreed], options).wait()
+        groups.end_unused_since(int(agreed))
 
     def mesh(self, sharding: FullyShard, device: torch.device) -> DeviceMesh:
         """Of all ranks; its process groups are opened once for each size of shard groups."""
@@ -86,6 +103,12 @@ class ReusedGroups:
         if self._groups is not None:
             self._groups.close()
             self._groups = None
+
+
+def _most_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.mem_get_info(device)[1] * MOST_GPU_SHARE)
 
 
 def attach(

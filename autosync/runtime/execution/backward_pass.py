@@ -35,7 +35,6 @@ class BackwardPass:
         self._monitor = parts.monitor
         self._streams = parts.streams
         self._end_is_expected = False
-        self._buffers_sent = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -69,12 +68,6 @@ class BackwardPass:
         if not within_backward():
             self._parts.waits.finish_buffers()
 
-    def end_forward(self) -> None:
-        """Module buffers are final: they travel beside the backward pass."""
-        with self._monitor.refusing(), self._monitor.exchange("the broadcast of module buffers"):
-            self._parts.buffers.start(self._monitor.wait_for_work)
-        self._buffers_sent = True
-
     def begin(self) -> None:
         """Open an iteration: called with the first gradient of a backward pass."""
         if self._iteration.phase is Phase.REDUCING and self._parts.gradients.any_left():
@@ -89,9 +82,7 @@ class BackwardPass:
         self._parts.waits.drain()
         with self._monitor.refusing():
             self._parts.storage.check_backward()
-        if not self._buffers_sent:  # the script called a submodule, or another method than forward
-            self.end_forward()
-        self._buffers_sent = False
+        self._compare_values()
         with self._monitor.condition:
             if self._parts.turns is not None:
                 self._parts.turns.begin()
@@ -100,6 +91,15 @@ class BackwardPass:
             self._parts.queues.rewind()
             self._iteration.phase = Phase.BACKWARD
         self.expect_end()
+
+    def _compare_values(self) -> None:
+        if (values := self._parts.values) is None:
+            return
+        with self._monitor.exchange("the comparison of parameter values"):
+            error = values.difference(self._iteration.number + 1, self._monitor.wait_for_work)
+        if error is not None:
+            self._monitor.stop(error)
+            raise error
 
     def _check_not_nested(self) -> None:
         if not self._end_is_expected and inside_another():
@@ -137,21 +137,14 @@ class BackwardPass:
         if self._iteration.phase is not Phase.BACKWARD:
             return
         self._pack_late()
-        self._send_changed_buffers()
+        with self._monitor.refusing(), self._monitor.exchange("the broadcast of module buffers"):
+            self._parts.buffers.start(self._monitor.wait_for_work)
         with self._monitor.condition:
             self._iteration.phase = Phase.REDUCING
         # What the host has landed a GPU may still be at work on: its readers wait for events.
         self._parts.gradients.make_gradients_pending(landed=self._streams.asynchronous)
         self._monitor.wait(lambda: self._iteration.blocking_variables == 0)
         self._streams.wait_last_events(v for v in self._variables if v.whole and not v.deferred)
-
-    def _send_changed_buffers(self) -> None:
-        """A checkpoint has run a part of the forward pass again."""
-        with self._monitor.refusing():
-            changed = self._parts.buffers.changed()
-        if changed:
-            self.end_forward()
-            self._buffers_sent = False
 
     def _pack_late(self) -> None:
         """What this backward pass has not packed: gradients of passes before it, and zeros."""

@@ -97,11 +97,15 @@ class Engine:
     def start(self) -> None:
         """Start the threads of every queue of messages."""
         self._parts.queues.start(self.messages[index] for index in issue_order(self.plan))
+        if self._parts.values is not None:
+            self._parts.values.start()
 
     def close(self) -> None:
         """Stop every thread. Call `flush` before, unless the engine failed."""
         self._parts.queues.close()
         self._parts.buffers.close()
+        if self._parts.values is not None:
+            self._parts.values.close()
 
     # --- the script's forward and backward pass
 
@@ -110,9 +114,6 @@ class Engine:
 
     def before_buffers(self) -> None:
         self._backward.before_buffers()
-
-    def end_forward(self) -> None:
-        self._backward.end_forward()
 
     def begin_backward(self) -> None:
         self._backward.begin()
@@ -159,6 +160,12 @@ class Engine:
     def wait_for(self, variables: list[VariableRecord]) -> None:
         """Before a forward that reads these variables."""
         self._parts.waits.wait_for(variables)
+
+    def before_load(self) -> None:
+        """The script is about to load values into the model, or into a module of it."""
+        self._parts.waits.flush()
+        if self._parts.values is not None:
+            self._parts.values.before_load()
 
     def flush(self) -> None:
         """Wait for every message and update in flight, module buffers included."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime.device.streams import Streams
@@ -19,6 +20,7 @@ from autosync.runtime.execution.waits import ScriptWaits
 from autosync.runtime.layout.records import Records
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.peer_refusals import Refusals
+from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_application import OptimizerApplication
@@ -28,13 +30,15 @@ from autosync.runtime.updates.unused_variables import UnusedVariables
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """gradients: in the script's hands. storage: of the parameters, which the script may exchange.
-    turns: of several optimizers."""
+    values: compares those of the ranks, where they are to begin alike. turns: of several
+    optimizers."""
 
     records: Records
     streams: Streams
     unused: UnusedVariables
     buffers: BufferBroadcast
     storage: ParameterStorage
+    values: ValueAgreement | None
     iteration: IterationState
     monitor: Monitor
     application: OptimizerApplication
@@ -53,14 +57,17 @@ def put_together(
     unused: UnusedVariables,
     buffers: BufferBroadcast,
     storage: ParameterStorage,
+    values: ValueAgreement | None,
     refusals: Refusals,
     control: Any,
+    sum_over_ranks: Callable[[Tensor], None],
     abort: Callable[[], None],
     max_grad_norm: float | None,
     trace: ExecutionTrace | None,
     patience_seconds: float,
 ) -> EngineParts:
-    """control: a process group of all ranks for small exchanges. abort: ends all process groups.
+    """control: a process group of all ranks for small exchanges. sum_over_ranks: see
+    `clip_gradients`. abort: ends all process groups.
     patience_seconds: see `MessageQueue`.
 
     Raises:
@@ -78,6 +85,7 @@ def put_together(
         monitor,
         streams,
         control,
+        sum_over_ranks,
         max_grad_norm,
     )
     turns: StepTurns | None = None
@@ -91,6 +99,7 @@ def put_together(
         unused,
         buffers,
         storage,
+        values,
         iteration,
         monitor,
         application,

@@ -1,8 +1,10 @@
 """Gradients in the script's hands, between the end of backward and `step()`: which are pending, and
 what clipping and a GradScaler do to them."""
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime.device.streams import Streams
@@ -26,7 +28,8 @@ class ScriptGradients:
     """The holder of pending gradients; see `pending_gradients.GradientHolder`.
 
     pending: variables whose gradients are not complete when backward returns. scaler_looked: a
-    GradScaler has seen the gradients of this iteration. grad_norm: before the last clipping.
+    GradScaler has seen the gradients of this iteration. control: a process group of all ranks, in
+    host memory. sum_over_ranks: see `clip_gradients`.
     """
 
     def __init__(
@@ -37,11 +40,12 @@ class ScriptGradients:
         monitor: Monitor,
         streams: Streams,
         control: Any,
+        sum_over_ranks: Callable[[Tensor], None],
         max_grad_norm: float | None,
     ):
         self.pending = [v for v in records.variables if v.deferred or v.apart or not v.whole]
         self.scaler_looked = False
-        self.grad_norm = 0.0
+        self._grad_norm: float | Tensor = 0.0
         self._optimizer = optimizer
         self._variables = list(records.variables)
         self._buckets = list(records.buckets)
@@ -50,7 +54,13 @@ class ScriptGradients:
         self._monitor = monitor
         self._streams = streams
         self._control = control
+        self._sum_over_ranks = sum_over_ranks
         self._max_grad_norm = max_grad_norm
+
+    @property
+    def grad_norm(self) -> float:
+        """Before the last clipping in `step()`. A GPU is waited for."""
+        return float(self._grad_norm)
 
     def any_left(self) -> bool:
         """Whether a gradient of the backward pass before is still there, read or not."""
@@ -123,7 +133,7 @@ class ScriptGradients:
         if self._max_grad_norm:
             self._clip(self._max_grad_norm)
 
-    def clip_now(self, max_norm: float) -> float:
+    def clip_now(self, max_norm: float) -> Tensor:
         """The script clips all gradients between backward and `step()`. Returns the norm before.
         A collective where updates are owned or sharded."""
         self._wait_for_sums()
@@ -143,10 +153,12 @@ class ScriptGradients:
             scale = loss_scale(self._optimizer)
             limit = max_grad_norm * scale
             norm = self._clip_gradients(limit)
-            self.grad_norm = norm / scale
+            self._grad_norm = norm / scale
 
-    def _clip_gradients(self, max_norm: float) -> float:
-        return clip_gradients(self._variables, self._buckets, self._control, max_norm, self._placed)
+    def _clip_gradients(self, max_norm: float | Tensor) -> Tensor:
+        return clip_gradients(
+            self._variables, self._buckets, self._sum_over_ranks, max_norm, self._placed
+        )
 
     def _wait_for_sums(self) -> None:
         self._monitor.wait(lambda: self._iteration.unreduced_buckets == 0)

@@ -32,7 +32,7 @@ def install(
         if module is not model and next(module.buffers(recurse=False), None) is not None:
             handles.append(module.register_forward_pre_hook(_before_buffers(engine)))
         handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))
-        handles.append(module.register_load_state_dict_pre_hook(_flush_before_loading(engine)))
+        handles.append(module.register_load_state_dict_pre_hook(_before_loading(engine)))
 
 
 def _before_forward(
@@ -85,7 +85,6 @@ def _after_forward(
             return
         if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
             return
-        engine.end_forward()
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(expect_end)
@@ -107,8 +106,8 @@ def _flush_before_reading(engine: Engine) -> Callable[..., None]:
     return opaque(hook)
 
 
-def _flush_before_loading(engine: Engine) -> Callable[..., None]:
+def _before_loading(engine: Engine) -> Callable[..., None]:
     def hook(module: nn.Module, *args: Any) -> None:
-        engine.flush()
+        engine.before_load()
 
     return opaque(hook)

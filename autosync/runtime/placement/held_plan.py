@@ -9,22 +9,20 @@ from autosync.plan import Plan
 class HeldPlan:
     """names: of the variables that the rank holds, those that all ranks hold first, so that these,
     their buckets and their messages have the same numbers on every rank. holders: of each variable,
-    the ranks that hold it. messages: of each message, its place in the whole plan.
+    the ranks that hold it. variables, messages: of each, its place in the whole plan.
     """
 
     plan: Plan
     names: tuple[str, ...]
     holders: tuple[tuple[int, ...], ...]
+    variables: tuple[int, ...]
     messages: tuple[int, ...]
 
     @property
-    def apart(self) -> dict[int, tuple[str, int]]:
-        """Variables that some ranks do not hold, by their number: name, and how many do."""
-        return {
-            index: (name, len(ranks))
-            for index, (name, ranks) in enumerate(zip(self.names, self.holders, strict=True))
-            if len(ranks) < self.plan.world_size
-        }
+    def apart(self) -> tuple[int, ...]:
+        """Numbers of the variables that some ranks do not hold."""
+        world = self.plan.world_size
+        return tuple(i for i, ranks in enumerate(self.holders) if len(ranks) < world)
 
 
 def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
@@ -32,7 +30,8 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
     world = plan.world_size
     if not plan.placement:
         everywhere = (tuple(range(world)),) * len(names)
-        return HeldPlan(plan, names, everywhere, tuple(range(len(plan.messages))))
+        numbers = tuple(range(len(names)))
+        return HeldPlan(plan, names, everywhere, numbers, tuple(range(len(plan.messages))))
     ranks_of_bucket: list[set[int]] = [set() for _ in plan.buckets]
     for message in plan.messages:
         for team in plan.teams[message.teams]:
@@ -65,6 +64,7 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
         own,
         tuple(names[variable] for variable in variables),
         tuple(tuple(sorted(ranks_of_variable[variable])) for variable in variables),
+        tuple(variables),
         messages,
     )
 

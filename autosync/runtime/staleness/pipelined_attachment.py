@@ -41,8 +41,8 @@ class PipelinedAttachment:
     script does to gradients before `step()` is done to what is applied.
 
     given: the optimizer as the script gave it. control: a process group of all ranks for small
-    exchanges. synchronizing: False inside `no_sync`. buffers_sent: those of modules have left in
-    this iteration. end_is_expected: its backward pass calls back.
+    exchanges. synchronizing: False inside `no_sync`.
+    end_is_expected: its backward pass calls back.
     """
 
     model: nn.Module
@@ -57,7 +57,6 @@ class PipelinedAttachment:
     handles: list[Removable] = field(default_factory=list)
     synchronizing: bool = True
     stepped: bool = True
-    buffers_sent: bool = False
     end_is_expected: bool = False
 
     @property
@@ -132,8 +131,6 @@ class PipelinedAttachment:
                 raise unknown_end()
         with self.monitor.telling("backward()"):
             self._check_stepped()
-        if not self.buffers_sent:  # the script called a submodule, or another method than forward
-            self._send_buffers()
         self.pipeline.begin()
         self.expect_end()
 
@@ -158,11 +155,9 @@ class PipelinedAttachment:
             return
         with self.monitor.refusing():
             self.pipeline.end()
-        with self.monitor.refusing():
-            changed = self.buffers.changed()
-        if changed:  # a checkpoint has run a part of the forward pass again
-            self._send_buffers()
-        self.stepped = self.buffers_sent = False
+        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
+            self.buffers.start(self.monitor.wait_for_work)
+        self.stepped = False
         self._give(self.pipeline.due())
 
     def _give(self, sums: list[Tensor] | None) -> None:
@@ -201,19 +196,13 @@ class PipelinedAttachment:
             self.finish_buffers()
 
     def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Behind a training forward pass rank 0's module buffers leave."""
+        """The outputs of a training forward pass ask for the end of their backward pass."""
         trains = torch.is_grad_enabled() and self.model.training and self.synchronizing
         if module is not self.model or not trains or within_backward():
             return
-        self._send_buffers()
-        self.buffers_sent = True
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(self.expect_end)
-
-    def _send_buffers(self) -> None:
-        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
-            self.buffers.start(self.monitor.wait_for_work)
 
     def finish_buffers(self) -> None:
         with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):

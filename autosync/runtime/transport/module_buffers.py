@@ -1,9 +1,15 @@
 """Keeps a module's buffers (running statistics) in step with rank 0's, as torch's DDP does.
 
-DDP sends them before every forward; they are final when the forward before has ended, so here
-they leave then, and travel beside the backward pass. Where a checkpoint runs a part of the forward
-pass again, and changes them once more, they leave again at its end. A GPU's are brought to host
-memory and back, by a thread that waits for it while the script goes on.
+DDP broadcasts them before every forward pass, so a rank that runs one alone hangs. Here they are
+broadcast once in every synchronized backward pass, at its end, which every rank reaches. There
+they are final, also where a checkpoint ran a part of the forward pass again, and autograd no
+longer needs what this pass has saved. A rank may run forward passes of its own meanwhile.
+
+A buffer is written only where it differs from rank 0's: a graph that is still alive may have saved
+it. What the script has changed since the broadcast stays as the script left it.
+
+A GPU's are brought to host memory and back, by a thread that waits for it while the script goes
+on, and travel over gloo: beside a plan's NCCL messages they would need a place in their one order.
 """
 
 from collections.abc import Callable
@@ -56,14 +62,18 @@ class Aside:
 @dataclass(frozen=True, slots=True)
 class BufferHome:
     """Where a module holds a buffer, which it may replace by another tensor, and how it was when
-    the plan was attached. place: of its values among those that travel."""
+    the plan was attached. place: the bytes of its values among those that travel."""
 
     name: str
     held: dict[str, Any]
     key: str
     shape: torch.Size
     dtype: torch.dtype
-    place: Tensor
+    place: slice
+
+    def values(self, flat: Tensor) -> Tensor:
+        """flat: bytes of all buffers."""
+        return flat[self.place].view(self.dtype).view(self.shape)
 
     def current(self) -> Tensor:
         """Raises NotSupported where it is another than the other ranks expect."""
@@ -90,25 +100,34 @@ class BufferBroadcast:
         self.rank = rank
         self.streams = streams
         size = sum(_aligned(buffer.nbytes) for _, buffer in found)
-        self.flat = streams.host_buffer(torch.empty(size, dtype=torch.uint8, device="cpu"))
+        like = torch.empty(size, dtype=torch.uint8, device="cpu")
+        self._own = streams.host_buffer(like).zero_()
+        self._first = self._own if rank == 0 else streams.host_buffer(like).zero_()
         self.buffers: list[BufferHome] = []
         self.work: Any = None
-        self._sent: list[tuple[int, int]] = []
+        self._sent: list[Tensor] = []
+        self._versions: list[int] = []
         start = 0
         for name, buffer in found:
             path, _, key = name.rpartition(".")
             module = model.get_submodule(path)
             held = module._buffers if "_buffers" in module.__dict__ else {key: buffer}
-            place = self.flat[start : start + buffer.nbytes]
+            place = slice(start, start + buffer.nbytes)
             self.buffers.append(BufferHome(name, held, key, buffer.shape, buffer.dtype, place))
             start += _aligned(buffer.nbytes)
 
     def start(self, wait: Wait) -> None:
-        """After a training forward: rank 0's values leave. wait: for those before, if need be."""
+        """At the end of a backward pass, on every rank: rank 0's values leave. wait: for those
+        before, if need be.
+
+        Raises:
+            NotSupported: a buffer is another than the other ranks expect. Nothing leaves then.
+        """
         self.finish(wait)
         if not self.buffers:
             return
-        self._sent = self._versions()  # refused on every rank, before anything leaves
+        self._sent = [home.current() for home in self.buffers]
+        self._versions = [buffer._version for buffer in self._sent]
         if not self.streams.mode.threads:
             self._collect()
             self.work = self._send()
@@ -116,17 +135,8 @@ class BufferBroadcast:
         final = self.streams.record_event()
         self.work = Aside(lambda: self._send_behind(final))
 
-    def changed(self) -> bool:
-        """Whether the script has changed buffers since they left; ranks that run the same program
-        agree."""
-        return bool(self._sent) and self._versions() != self._sent
-
-    def _versions(self) -> list[tuple[int, int]]:
-        found = [home.current() for home in self.buffers]
-        return [(id(buffer), buffer._version) for buffer in found]
-
     def _send_behind(self, final: DeviceEvent) -> None:
-        """final: this forward pass has left its values, and taken those of the one before."""
+        """final: this iteration has left its values, and taken those of the one before."""
         self.streams.enter_thread()
         with self.streams.issuing("buffers"):
             self.streams.wait_event(final)
@@ -135,25 +145,26 @@ class BufferBroadcast:
         self._send().wait()
 
     def _collect(self) -> None:
-        if self.rank == 0:
-            for home in self.buffers:
-                values = home.current().detach().contiguous().view(-1).view(torch.uint8)
-                home.place.copy_(values, non_blocking=True)
+        """This rank's values, in host memory: what rank 0 sends, and what others compare with."""
+        for home, buffer in zip(self.buffers, self._sent, strict=True):
+            home.values(self._own).copy_(buffer.detach(), non_blocking=True)
 
     def _send(self) -> Any:
-        return self.group.broadcast([self.flat], dist.BroadcastOptions())
+        return self.group.broadcast([self._first], dist.BroadcastOptions())
 
     def finish(self, wait: Wait) -> None:
         """Before the next forward, and before anybody reads the model's state."""
         if self.work is None:
             return
         work, self.work = self.work, None
-        self._sent = []
+        sent, self._sent = self._sent, []
         wait(work)
-        if self.rank != 0:
-            for home in self.buffers:
-                values = home.place.view(home.dtype).view(home.shape)
-                home.current().detach().copy_(values, non_blocking=True)
+        if torch.equal(self._own, self._first):
+            return
+        for home, buffer, version in zip(self.buffers, sent, self._versions, strict=True):
+            changed = home.held.get(home.key) is not buffer or buffer._version != version
+            if not changed and not torch.equal(self._own[home.place], self._first[home.place]):
+                buffer.detach().copy_(home.values(self._first), non_blocking=True)
 
     def close(self) -> None:
         """The group has ended: so does what is under way, arrived or not."""

@@ -10,13 +10,14 @@ communicator for every pair of ranks. Their sums are formed in the type that tra
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, _make_nccl_premul_sum
 from torch.distributed.distributed_c10d import Store
 
 from autosync.codes import Op
@@ -28,13 +29,35 @@ WATCHDOG_GRACE = timedelta(seconds=60)
 while the runtime raises."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupIdentity:
+    """How torch's watchdog and flight recorder name a group. ranks: its members in the default
+    process group, in the group's order."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def nccl_options(made: Any, timeout: timedelta, identity: GroupIdentity) -> Any:
+    """made: `ProcessGroupNCCL.Options()`. Filled in as `torch.distributed.new_group` does."""
+    made._timeout = timeout + WATCHDOG_GRACE  # torch has no public name for it
+    made.group_name = identity.name
+    made.global_ranks_in_group = list(identity.ranks)
+    return made
+
+
 def new_nccl_group(
-    store: Store, rank: int, size: int, timeout: timedelta, device: torch.device
+    store: Store, place: int, timeout: timedelta, device: torch.device, identity: GroupIdentity
 ) -> Any:
-    """A connected group over each member's device. Every member calls this at the same point."""
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout + WATCHDOG_GRACE
-    group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+    """A connected group over each member's device. Every member calls this at the same point.
+
+    `torch.distributed.new_group` cannot make it: every rank of the job would have to call it, also
+    those of other teams and of process groups that follow another plan. Its
+    `use_local_synchronization` asks the members only, but names a group by how many groups a
+    process has made, and members of several teams have made different numbers.
+    """
+    options = nccl_options(dist.ProcessGroupNCCL.Options(), timeout, identity)
+    group: Any = dist.ProcessGroupNCCL(store, place, len(identity.ranks), options)
     # The first collective connects, which takes up to seconds: not in the middle of a backward.
     hello = torch.zeros(1, device=device)
     group.allreduce([hello], dist.AllreduceOptions()).wait()
@@ -42,10 +65,12 @@ def new_nccl_group(
     return group
 
 
-def nccl_start(group: Any, role: TeamRole, wire: Tensor) -> Start:
+def nccl_start(
+    group: Any, role: TeamRole, wire: Tensor, share: float | None = None, alike: bool = False
+) -> Start:
     """What issues the message on the current stream, which goes on when the result is in `wire`.
-    The calling thread never waits."""
-    issue = _issue(group, role, wire)
+    The calling thread never waits. share, alike: see `sum_operation`."""
+    issue = _issue(group, role, wire, sum_operation(share, role.members, alike))
 
     def start() -> Finish:
         issue().wait()
@@ -54,13 +79,29 @@ def nccl_start(group: Any, role: TeamRole, wire: Tensor) -> Start:
     return start
 
 
-def _issue(group: Any, role: TeamRole, wire: Tensor) -> Callable[[], Any]:
+def sum_operation(share: float | None, members: int, alike: bool = False) -> dist.ReduceOp:
+    """What reductions of a team add up: its members' values as they are, or each times its share,
+    which NCCL multiplies by as it reads them (halves, float32 and float64).
+
+    share: this rank's part of the average; None where values are multiplied already. alike: every
+    member has the same share. All members have to decide alike.
+    """
+    if share is None:
+        return dist.ReduceOp(dist.ReduceOp.SUM)
+    if alike and share * members == 1.0:
+        return dist.ReduceOp(dist.ReduceOp.AVG)
+    made: dist.ReduceOp = _make_nccl_premul_sum(share)
+    return made
+
+
+def _issue(group: Any, role: TeamRole, wire: Tensor, operation: dist.ReduceOp) -> Callable[[], Any]:
     flat, padded = wire[: role.size], wire[: role.padded]
     mine = wire[role.chunk(role.place)]
     match role.operation:
         case Op.REDUCE | Op.PUSH:
             reduce = dist.ReduceOptions()
             reduce.rootRank = role.root
+            reduce.reduceOp = operation
             return lambda: group.reduce([flat], reduce)
         case Op.BROADCAST | Op.PULL:
             broadcast = dist.BroadcastOptions()
@@ -68,9 +109,11 @@ def _issue(group: Any, role: TeamRole, wire: Tensor) -> Callable[[], Any]:
             return lambda: group.broadcast([flat], broadcast)
         case Op.REDUCE_SCATTER:
             scatter = dist.ReduceScatterOptions()
+            scatter.reduceOp = operation
             return lambda: group._reduce_scatter_base(mine, padded, scatter)
         case Op.ALL_GATHER:
             gather = AllgatherOptions()
             return lambda: group._allgather_base(padded, mine, gather)
     options = dist.AllreduceOptions()
+    options.reduceOp = operation
     return lambda: group.allreduce([flat], options)

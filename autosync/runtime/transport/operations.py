@@ -1,6 +1,7 @@
 """What issues a plan's messages of fixed size, chosen by backend and device at attachment."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -46,6 +47,30 @@ def operation_start(
         summed = adds_up_itself(message.operation, groups.backend)
         return staged(groups.streams, role, wire, sums, on_host, summed)
     return on_host(wire, sums)
+
+
+def small_sum(
+    groups: Groups, queue: str, team: tuple[int, ...], control: Any
+) -> Callable[[Tensor], None]:
+    """What adds up a small tensor over all ranks, in place, while no message is in flight.
+
+    On NCCL that is a collective on the device, which the current stream waits for: on the group
+    of a queue that all messages go through, in their one order. Else the control group carries it
+    through host memory.
+    """
+    if groups.backend == "nccl":
+
+        def on_device(tensor: Tensor) -> None:
+            all_reduce_start(groups, queue, team)(tensor)()  # a group of its own at first use
+
+        return on_device
+
+    def on_host(tensor: Tensor) -> None:
+        copy = tensor.cpu()
+        control.allreduce([copy], dist.AllreduceOptions()).wait()
+        tensor.copy_(copy)
+
+    return on_host
 
 
 def all_reduce_start(

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from autosync.errors import InvalidInput
 from autosync.plan.plan_table import Teams
 from autosync.runtime.device.streams import HOST, Streams
-from autosync.runtime.transport.nccl import new_nccl_group
+from autosync.runtime.transport.nccl import GroupIdentity, new_nccl_group
 
 CPU = torch.device("cpu")
 
@@ -43,20 +43,41 @@ class GlooGroup:
         self._made.clear()
 
 
+GroupKey = tuple[str, tuple[int, ...]]
+"""What a group is for, and its team."""
+
+
+@dataclass(slots=True)
+class GroupUse:
+    """plan: the number of the last plan that asked for the group. size_bytes: of device memory that
+    was gone when it had been made."""
+
+    plan: int
+    size_bytes: int = 0
+
+
 @dataclass(slots=True)
 class Groups:
     """Builds one process group per (queue, team) on first request, and ends them all.
 
     store: keys are prefixed, so that plan after plan can be attached on one store. streams: of
-    the device whose tensors travel.
+    the device whose tensors travel. name: for torch's logs. ranks: in the default process group,
+    of each rank here. device: whose memory communicators take. plan: counts the plans that are
+    attached one after another.
     """
 
     store: Store
     rank: int
     timeout: timedelta
     backend: str = "gloo"
-    made: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
+    made: dict[GroupKey, Any] = field(default_factory=dict)
     streams: Streams = HOST
+    name: str = "autosync"
+    ranks: tuple[int, ...] = ()
+    device: torch.device = CPU
+    plan: int = 0
+    uses: dict[GroupKey, GroupUse] = field(default_factory=dict)
+    generations: dict[GroupKey, int] = field(default_factory=dict)
 
     def on(self, streams: Streams) -> "Groups":
         """The same groups, for tensors of another device."""
@@ -67,16 +88,41 @@ class Groups:
         the same order among all its requests."""
         key = (purpose, team)
         if key not in self.made:
-            name = f"{purpose}/{'-'.join(map(str, team))}"
-            store = PrefixStore(name, self.store)
-            self.made[key] = self._new(backend or self.backend, store, team)
+            free_bytes = free_memory_bytes(self.device)
+            self.made[key] = self._new(backend or self.backend, key)
+            taken_bytes = free_bytes - free_memory_bytes(self.device)
+            self.uses[key] = GroupUse(self.plan, max(0, taken_bytes))
+        self.uses[key].plan = self.plan
         return self.made[key]
 
-    def _new(self, backend: str, store: Store, team: tuple[int, ...]) -> Any:
-        place, device = team.index(self.rank), self.streams.device
+    def _new(self, backend: str, key: GroupKey) -> Any:
+        """In a name space of its own: that of the same group before has old keys."""
+        purpose, team = key
+        generation = self.generations[key] = self.generations.get(key, 0) + 1
+        name = f"{purpose}/{'-'.join(map(str, team))}/{generation}"
+        store, place = PrefixStore(name, self.store), team.index(self.rank)
         if backend == "nccl":
-            return new_nccl_group(store, place, len(team), self.timeout, device)
+            members = tuple(self.ranks[rank] for rank in team)
+            identity = GroupIdentity(f"{self.name}/{name}", members)
+            return new_nccl_group(store, place, self.timeout, self.streams.device, identity)
         return GlooGroup(store, place, len(team), self.timeout)
+
+    def newest_beyond(self, most: int, most_bytes: int) -> int:
+        """The number of the newest plan whose groups are to end, least recently used first, so
+        that this rank keeps at most so many, and no more device memory in them; -1 for none."""
+        by_use = sorted((use for use in self.uses.values()), key=lambda use: use.plan)
+        count, size_bytes = len(by_use), sum(use.size_bytes for use in by_use)
+        newest = -1
+        for use in by_use:
+            if count <= most and size_bytes <= most_bytes:
+                break
+            newest, count, size_bytes = use.plan, count - 1, size_bytes - use.size_bytes
+        return newest
+
+    def end_unused_since(self, plan: int) -> None:
+        """End the groups that no plan behind this one has asked for. Every rank calls this with
+        the same number; members of a group have asked for it under the same plans."""
+        self._end_all([key for key, use in self.uses.items() if use.plan <= plan])
 
     def close(self) -> None:
         """End every group; pending operations of a failed peer are aborted.
@@ -84,13 +130,23 @@ class Groups:
         All at once: on NCCL the end of one communicator may wait for the device, and that for a
         message of another one whose peer is gone; one of gloo waits for its operations in flight.
         """
-        keys = list(self.made)  # a failing queue's thread may be closing them too
+        self._end_all(list(self.made))
+
+    def _end_all(self, keys: list[GroupKey]) -> None:
+        for key in keys:
+            self.uses.pop(key, None)
+        # A failing queue's thread may be closing them too.
         ending = [group for key in keys if (group := self.made.pop(key, None)) is not None]
         threads = [thread for group in ending if (thread := _ending(group)) is not None]
         seconds = ABORT_SECONDS if self.backend == "nccl" else DROP_SECONDS
         deadline = time.monotonic() + seconds
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Of a GPU, whoever uses the rest; 0 of host memory, where groups take none to speak of."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
 
 
 def _ending(group: Any) -> Thread | None:
@@ -142,4 +198,14 @@ def open_groups(group: dist.ProcessGroup, device: torch.device | None = None) ->
     backend = group._get_backend(device)
     timeout: timedelta = backend.options._timeout
     kind = "nccl" if device.type == "cuda" and backend.name() == "nccl" else "gloo"
-    return Groups(PrefixStore(f"{name}/{times}", store), group.rank(), timeout, kind)
+    name = f"{name}/{times}"
+    ranks = tuple(dist.get_process_group_ranks(group))
+    return Groups(
+        PrefixStore(name, store),
+        group.rank(),
+        timeout,
+        kind,
+        name=name,
+        ranks=ranks,
+        device=device if kind == "nccl" else CPU,
+    )

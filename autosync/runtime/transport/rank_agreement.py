@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autosync.errors import AutosyncError, InvalidInput
@@ -22,6 +22,12 @@ from autosync.runtime.transport.process_groups import Groups
 
 PATIENCE = timedelta(seconds=10)
 """How long a rank that cannot begin waits for the others to hear of it."""
+
+CHUNK_BYTES = 64 << 20
+"""Of initial values that travel in one message, and lie in one buffer meanwhile."""
+
+ALIGNMENT_BYTES = 16
+"""Of a tensor's place in that buffer, so that it can be seen as any type."""
 
 
 @contextmanager
@@ -68,8 +74,11 @@ def check_same_plan(control: Any, plan: Plan) -> None:
         )
 
 
-def share_initial_values(control: Any, model: nn.Module) -> None:
+def share_initial_values(control: Any, model: nn.Module, on_device: Any = None) -> None:
     """Every rank begins with rank 0's parameters and buffers, as with torch's DDP.
+
+    control: a process group that moves host memory. on_device: of the same ranks, one that moves
+    the memory of the model's device; without, its values go through host memory.
 
     Raises:
         InvalidInput: on every rank, where one has other tensors than rank 0: a broadcast between
@@ -78,12 +87,53 @@ def share_initial_values(control: Any, model: nn.Module) -> None:
     told = json.dumps(list(forms_of(model).items()))  # in the order in which values are sent
     if len(set(_gathered(control, sha256(told.encode()).digest()))) > 1:
         check_same_tensors([dict(json.loads(other)) for other in _gathered(control, told.encode())])
-    for tensor in [*model.parameters(), *model.buffers()]:
-        copy = tensor.detach().cpu().contiguous()
-        flat = copy.view(-1).view(torch.uint8)
-        control.broadcast([flat], dist.BroadcastOptions()).wait()
-        with torch.no_grad():
-            tensor.copy_(copy)
+    held = [t.detach() for t in (*model.parameters(), *model.buffers()) if t.numel()]
+    for device in dict.fromkeys(tensor.device for tensor in held):
+        here = [tensor for tensor in held if tensor.device == device]
+        if on_device is None or device.type == "cpu":
+            _broadcast_values(control, here, torch.device("cpu"))
+        else:
+            _broadcast_values(on_device, here, device)
+
+
+def _broadcast_values(group: Any, tensors: list[Tensor], device: torch.device) -> None:
+    """In chunks. tensors: of any layout, which each keeps. device: whose memory the group moves."""
+    chunk: list[Tensor] = []
+    for tensor in tensors:
+        if tensor.nbytes > CHUNK_BYTES:
+            values = tensor.contiguous()  # the tensor itself, where it is
+            for part in values.view(-1).split(CHUNK_BYTES // tensor.element_size()):
+                _broadcast_chunk(group, [part], device)
+            if values.data_ptr() != tensor.data_ptr():
+                tensor.copy_(values)
+            continue
+        if sum(map(_place_bytes, chunk)) + tensor.nbytes > CHUNK_BYTES:
+            _broadcast_chunk(group, chunk, device)
+            chunk = []
+        chunk.append(tensor)
+    if chunk:
+        _broadcast_chunk(group, chunk, device)
+
+
+def _broadcast_chunk(group: Any, tensors: list[Tensor], device: torch.device) -> None:
+    sizes = [_place_bytes(tensor) for tensor in tensors]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    places = [
+        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for part, tensor in zip(flat.split(sizes), tensors, strict=True)
+    ]
+    first = group.rank() == 0
+    if first:
+        for place, tensor in zip(places, tensors, strict=True):
+            place.copy_(tensor)
+    group.broadcast([flat], dist.BroadcastOptions()).wait()
+    if not first:
+        for place, tensor in zip(places, tensors, strict=True):
+            tensor.copy_(place)
+
+
+def _place_bytes(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def forms_of(model: nn.Module) -> dict[str, str]:

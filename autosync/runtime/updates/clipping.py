@@ -1,6 +1,7 @@
-"""Clips by the global norm of exactly the gradients that are applied, each counted once."""
+"""Clips by the global norm of exactly the gradients that are applied, each counted once. Norms stay
+on the device: on a GPU the script's thread does not wait for them."""
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,27 +33,47 @@ def check_max_norm(max_grad_norm: float | None) -> None:
 def clip_gradients(
     variables: list[VariableRecord],
     buckets: list[Bucket],
-    control: Any,
-    max_norm: float,
+    sum_over_ranks: Callable[[Tensor], None],
+    max_norm: float | Tensor,
     placed: bool = False,
-) -> float:
-    """Scale every reduced gradient; returns the norm before. A collective where updates are
-    owned or sharded, or modules placed, since no rank holds all the sums then."""
+) -> Tensor:
+    """Scale every reduced gradient; returns the norm before, f64[]. A collective where updates are
+    owned or sharded, or modules placed, since no rank holds all the sums then.
+
+    sum_over_ranks: adds up a small tensor of the gradients' device over all ranks, in place.
+    """
     everywhere = whole_gradients([v for v in variables if not v.apart])
     here = whole_gradients([v for v in variables if v.apart and v.counted])
     others = whole_gradients([v for v in variables if v.apart and not v.counted])
     for bucket in buckets:
         if bucket.update:
             (here if bucket.values_travel else everywhere).extend(bucket.update.gradients())
-    squares = torch.tensor([_sum_of_squares(here)], dtype=torch.float64, device="cpu")
+    device = variables[0].parameter.device
+    squares = _sum_of_squares(here, device)
     if placed or any(bucket.values_travel for bucket in buckets):
-        control.allreduce([squares], dist.AllreduceOptions()).wait()
-    norm = math.sqrt(float(squares) + _sum_of_squares(everywhere))
-    scale = max_norm / (norm + EPSILON)
+        sum_over_ranks(squares)
+    norm = (squares + _sum_of_squares(everywhere, device)).sqrt()
     gradients = [*everywhere, *here, *others]  # none on a rank that owns nothing
-    if gradients and not scale >= 1.0:  # also a norm that is no number, as torch does
-        torch._foreach_mul_(gradients, scale)
+    scale_gradients(gradients, max_norm / (norm + EPSILON))
     return norm
+
+
+def scale_gradients(gradients: list[Tensor], scale: Tensor) -> None:
+    """By `scale`, f64[], where it is less than 1, or no number, as torch does. A GPU decides by
+    itself: nothing waits for it."""
+    if not gradients:
+        return
+    if scale.device.type != "cpu":
+        _scale_by(gradients, scale.clamp(max=1.0))
+    elif not scale >= 1.0:
+        torch._foreach_mul_(gradients, float(scale))
+
+
+def _scale_by(gradients: list[Tensor], scale: Tensor) -> None:
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+        accurate = torch.promote_types(dtype, torch.float32)
+        torch._foreach_mul_(alike, scale.to(torch.float64 if accurate.is_complex else accurate))
 
 
 def clip_before_step(model: nn.Module, optimizer: Optimizer, max_norm: float) -> RemovableHandle:
@@ -60,7 +81,7 @@ def clip_before_step(model: nn.Module, optimizer: Optimizer, max_norm: float) ->
     parameters = list(model.parameters())
 
     def clip(stepping: Optimizer, args: Any, kwargs: Any) -> None:
-        nn.utils.clip_grad_norm_(parameters, max_norm * loss_scale(stepping))
+        nn.utils.clip_grad_norm_(parameters, max_norm * float(loss_scale(stepping)))
 
     return optimizer.register_step_pre_hook(clip)
 
@@ -76,11 +97,11 @@ def clipping_of_several() -> NotSupported:
     )
 
 
-def loss_scale(optimizer: Optimizer) -> float:
+def loss_scale(optimizer: Optimizer) -> float | Tensor:
     """What gradients are still multiplied by at `step()`: a GradScaler leaves it to a fused
-    optimizer to divide them."""
-    scale = getattr(optimizer, "grad_scale", None)
-    return 1.0 if scale is None else float(scale)
+    optimizer to divide them. On the device, where it is one."""
+    scale: float | Tensor | None = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else scale
 
 
 def keep_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
@@ -103,10 +124,11 @@ def agree_on_infinity(variables: list[VariableRecord], buckets: list[Bucket], co
         (gradient._values() if gradient.is_sparse else gradient).view(-1)[0] = torch.inf
 
 
-def _sum_of_squares(tensors: list[Tensor]) -> float:
-    if not tensors:
-        return 0.0
-    norms: list[Tensor] = list(torch._foreach_norm(tensors))
-    # Brought to the host at once: a GPU is waited for once, not once a tensor.
-    together: list[float] = torch.stack([norm.double() for norm in norms]).tolist()
-    return sum((norm**2 for norm in together), 0.0)
+def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """f64[], on the device."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    norms: list[Tensor] = list(torch._foreach_norm(tensors)) if tensors else []
+    for dtype in dict.fromkeys(norm.dtype for norm in norms):
+        alike = [norm for norm in norms if norm.dtype == dtype]
+        total += torch.stack(alike).double().square().sum()
+    return total

@@ -45,20 +45,23 @@ class OptimizerApplication:
         """Update this rank's part of a bucket; values that need no message are current then."""
         self.streams.wait_event(self._step_event)
         if bucket.update:
-            bucket.update.run(self.optimizer, self._settings, self.unused.by_every_rank)
+            unused = self.unused.by_every_rank(variable.index for variable in bucket.variables)
+            bucket.update.run(self.optimizer, self._settings, unused.__contains__)
         if not bucket.values_travel:
             unpack_values(bucket)
 
     def update_deferred(self, variables: list[VariableRecord]) -> None:
         """Update whole variables while the script may already have replaced their gradients."""
-        used = [variable for variable in variables if not self.unused.by_every_rank(variable.index)]
+        unused = self.unused.by_every_rank(variable.index for variable in variables)
+        used = [variable for variable in variables if variable.index not in unused]
         self.streams.wait_event(self._step_event)
         twin_optimizer.update_aliases(self.optimizer_class, self.optimizer, used, self._settings)
 
     def update_whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
         """Update whole variables from `parameter.grad`, within the script's `step()`."""
+        unused = self.unused.by_every_rank(variable.index for variable in variables)
         for variable in variables:
-            if self.unused.by_every_rank(variable.index):
+            if variable.index in unused:
                 variable.parameter.grad = None
         self.streams.wait_event(self._step_event)
         if all_of_them and not self._script_may_change_settings():

@@ -1,46 +1,84 @@
 """Which variables no rank used in an iteration: torch leaves those alone, without a gradient.
 
-A rank that used everything has no cost: the others count in the store who left a variable out.
-Each does so before its zeros for it leave, so whoever has the variable's sums has all counts.
+Each rank that left a variable out writes one bitmap into the store at the end of its backward pass,
+before its zeros leave. So whoever has the sums of a variable that no rank used can read the bitmaps
+of all ranks, and reads them at once. A rank that has never left one out writes nothing and reads
+nothing; from its first bitmap on a rank writes one in every iteration, so that those who read once
+know all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+SLOTS = 4
+"""Bitmaps of a rank that the store holds. One is written over when every rank is more than two
+iterations past it."""
 
 
 class UnusedVariables:
-    """store: with keys of one attached plan only. world: number of ranks. apart: of variables that
-    some ranks do not hold, and number otherwise: by this rank's number, a name and how many hold
-    it."""
+    """A collective: every rank makes its own before any of them reads.
+
+    store: with keys of one attached plan only. world: number of ranks. numbers: of this rank's
+    variables, the same on every rank. holders: the ranks that hold each of them.
+    """
 
     def __init__(
-        self, store: Store, world: int, apart: Mapping[int, tuple[str, int]] | None = None
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        numbers: Sequence[int],
+        holders: Sequence[tuple[int, ...]],
     ):
-        self._store = store
+        self._store = PrefixStore("unused", store)
+        self._rank = rank
         self._world = world
-        self._apart = apart or {}
-        self._posted: dict[str, int] = {}
-        self._mine: set[int] = set()
+        self._numbers = numbers
+        self._holders = holders
+        self._writes = False
+        self._mine: frozenset[int] = frozenset()
         self._iteration = -1
+        self._bitmaps: list[int | None] = []
+        for slot in range(SLOTS):
+            self._store.set(f"{slot}/{rank}", "-1 0")
 
     def post(self, iteration: int, variables: Iterable[int]) -> None:
         """This rank has no gradient for these; called in every iteration."""
-        self._iteration, self._mine = iteration, set(variables)
-        for key in [key for key, then in self._posted.items() if then < iteration - 2]:
-            self._store.delete_key(key)  # every rank has read it
-            del self._posted[key]
-        for variable in self._mine:
-            self._store.add(self._key(variable), 1)
-            self._posted[self._key(variable)] = iteration
+        self._iteration, self._mine = iteration, frozenset(variables)
+        self._bitmaps = [None] * self._world
+        self._writes = self._writes or bool(self._mine)
+        if self._writes:
+            bitmap = 0
+            for variable in self._mine:
+                bitmap |= 1 << self._numbers[variable]
+            self._store.set(f"{iteration % SLOTS}/{self._rank}", f"{iteration} {bitmap:x}")
 
-    def by_every_rank(self, variable: int) -> bool:
-        """Whether no rank has a gradient for it; called when its sums are here."""
-        if variable not in self._mine:
+    def by_every_rank(self, variables: Iterable[int]) -> frozenset[int]:
+        """Those of the variables that no rank has a gradient for; called when their sums are here.
+        The store is read once, or not at all where the bitmaps that were read before tell all."""
+        mine = self._mine.intersection(variables)
+        known = {variable: self._known(variable) for variable in mine}
+        if None in known.values():
+            self._read()
+            known = {variable: self._known(variable) for variable in mine}
+        # A rank without a bitmap has used a variable, or its zeros would not be here.
+        return frozenset(variable for variable, unused in known.items() if unused)
+
+    def _known(self, variable: int) -> bool | None:
+        """None where it depends on bitmaps that were not there when they were read last."""
+        said = [self._bitmaps[rank] for rank in self._holders[variable]]
+        bit = 1 << self._numbers[variable]
+        if not all(bitmap & bit for bitmap in said if bitmap is not None):
             return False
-        holders = self._apart[variable][1] if variable in self._apart else self._world
-        return int(self._store.add(self._key(variable), 0)) == holders
+        return None if None in said else True
 
-    def _key(self, variable: int) -> str:
-        name = self._apart[variable][0] if variable in self._apart else variable
-        return f"unused/{self._iteration}/{name}"
+    def _read(self) -> None:
+        slot = self._iteration % SLOTS
+        posts = self._store.multi_get([f"{slot}/{rank}" for rank in range(self._world)])
+        self._bitmaps = [self._bitmap(post) for post in posts]
+
+    def _bitmap(self, post: bytes) -> int | None:
+        """None of an iteration before."""
+        iteration, bitmap = post.decode().split()
+        return int(bitmap, 16) if int(iteration) == self._iteration else None

@@ -153,12 +153,17 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
         ]
     )
     works.pop().wait()  # what is received; on NCCL both
-    if job.device.type == "cuda":
-        torch.cuda.synchronize()
+    _finish_work(job.device)
     seconds = time.monotonic() - begun
     for work in works:
         work.wait()
     return seconds
+
+
+def _finish_work(device: torch.device) -> None:
+    """Wait until a GPU has done all that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _latency_seconds(job: LiveJob) -> float:
@@ -167,12 +172,14 @@ def _latency_seconds(job: LiveJob) -> float:
     rank, trips = dist.get_rank(), []
     small = torch.zeros(1, device=job.device)
     for _ in range(LATENCY_TRIPS):
+        _finish_work(job.device)
         begun = time.monotonic()
         for source, target in ((0, last), (last, 0)):
             if rank == source:
                 dist.send(small, target, job.group)
             elif rank == target:
                 dist.recv(small, source, job.group)
+        _finish_work(job.device)  # NCCL is only asked for a message so far
         trips.append(time.monotonic() - begun)
     found: float = job.control.from_first(sorted(trips)[len(trips) // 2] / 2)
     return found

@@ -77,7 +77,8 @@ class LivePass:
     between replicas that are unequal when the plan is off again; a placed module lives on some
     ranks only before.
     counts_bytes: whether the kernel sees what the rank sends. overhead_seconds: around the steps.
-    peak_memory_bytes: None where the kernel does not tell.
+    peak_memory_bytes: of a GPU, what tensors held; else the resident size, None where the kernel
+    does not tell.
     """
 
     host: str

@@ -11,6 +11,7 @@ from autosync.environment import host_name
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.contract import ErrorKind
 from autosync.trials.device_clock import moment_now, seconds_since
+from autosync.trials.gpus import peak_bytes, reset_peak
 from autosync.trials.iteration_recording import RankRecording
 from autosync.trials.live.live_attachment import LiveAttachment, attach_live
 from autosync.trials.live.live_commands import (
@@ -27,8 +28,6 @@ from autosync.trials.live.step_recording import recorded_steps, watched
 from autosync.trials.machine import (
     host_id,
     network_bytes,
-    peak_memory_bytes,
-    reset_peak_memory,
     software_versions,
 )
 from autosync.trials.trial_attachment import replica_digest
@@ -46,7 +45,7 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
     attached: list[LiveAttachment] = []
     in_host_memory = job.device.type == "cpu"
     recording = RankRecording() if trial.record and in_host_memory else None
-    can_tell_peak = reset_peak_memory()
+    can_tell_peak = reset_peak(job.device)
     begun = time.monotonic()
     try:
         attached.append(attach_live(job, trial.bundle, recording.trace if recording else None))
@@ -60,7 +59,7 @@ def run_trial(job: LiveJob, trial: LiveTrial) -> LiveAnswer:
             digest=replica_digest(job.model),
             counts_bytes=in_host_memory,  # what NCCL sends need not pass the kernel
             overhead_seconds=time.monotonic() - begun - measured.within_seconds,
-            peak_memory_bytes=peak_memory_bytes() if can_tell_peak else None,
+            peak_memory_bytes=peak_bytes(job.device) if can_tell_peak else None,
         )
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
         failure = LiveFailure(time.monotonic() - begun, _kind(error), _words(error))

@@ -28,7 +28,8 @@ class Snapshot:
     """Everything a step changes: values and gradients of parameters, module buffers and modes,
     the optimizer's state and settings, other stateful objects, random states.
 
-    Values of a GPU are saved in host memory.
+    Values of a GPU are saved in host memory, the optimizer's state and others' among them: so a
+    trial has the memory that training has.
     """
 
     parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]]
@@ -62,7 +63,7 @@ class Snapshot:
 
     def _restore_others(self) -> None:
         for other, state in self.others:
-            other.load_state_dict(copied(state))
+            other.load_state_dict(restored(state))
             if isinstance(other, GradScaler):
                 other._per_optimizer_states.clear()  # what a step that failed half way had begun
 
@@ -78,11 +79,11 @@ class OptimizerCopy:
     def restore(self) -> None:
         self.optimizer.state.clear()
         for key, state in self.state.items():
-            self.optimizer.state[key] = copied(state)
-        for group, saved in zip(self.optimizer.param_groups, self.groups, strict=True):
+            self.optimizer.state[key] = restored(state)
+        for group, group_before in zip(self.optimizer.param_groups, self.groups, strict=True):
             members = group["params"]
             group.clear()
-            group.update(copied(saved), params=members)
+            group.update(restored(group_before), params=members)
 
 
 def take_snapshot(
@@ -96,7 +97,7 @@ def take_snapshot(
         buffers=[(buffer, host_copy(buffer)) for buffer in model.buffers()],
         modes=[(module, module.training) for module in model.modules()],
         optimizers=[_optimizer_copy(optimizer) for optimizer in optimizers],
-        others=[(other, copied(other.state_dict())) for other in others],
+        others=[(other, saved(other.state_dict())) for other in others],
         random_states=_random(),
     )
 
@@ -110,9 +111,9 @@ def _restore_parameter(parameter: nn.Parameter, value: Tensor, gradient: Tensor 
 def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
     return OptimizerCopy(
         optimizer,
-        state={key: copied(state) for key, state in optimizer.state.items()},
+        state={key: saved(state) for key, state in optimizer.state.items()},
         groups=[
-            {name: copied(value) for name, value in group.items() if name != "params"}
+            {name: saved(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ],
     )
@@ -123,14 +124,33 @@ def host_copy(tensor: Tensor) -> Tensor:
         return tensor.to("cpu", copy=True)
 
 
-def copied(value: Any) -> Any:
-    """Containers and tensors anew, tensors on their own device."""
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """values: in host memory. device: where the tensor was."""
+
+    values: Tensor
+    device: torch.device
+
+
+def saved(value: Any) -> Any:
+    """Containers anew, tensors in host memory."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return SavedTensor(host_copy(value.detach()), value.device)
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [copied(item) for item in value]
+        return {key: saved(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(saved(item) for item in value)
+    return value
+
+
+def restored(value: Any) -> Any:
+    """What was `saved`: new tensors each time, on the devices where they were."""
+    if isinstance(value, SavedTensor):
+        return value.values.to(value.device, copy=True)
+    if isinstance(value, dict):
+        return {key: restored(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(restored(item) for item in value)
     return value
 
 

@@ -16,15 +16,13 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.transport.rank_agreement import share_initial_values
 from autosync.trials.contract import Workload
 from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
-from autosync.trials.gpus import gpu_versions, nccl_host, take_gpu
+from autosync.trials.gpus import gpu_versions, nccl_host, peak_bytes, reset_peak, take_gpu
 from autosync.trials.iteration_recording import RankRecording
 from autosync.trials.machine import (
     cpu_ticks,
     host_id,
     interface_towards,
     network_bytes,
-    peak_memory_bytes,
-    reset_peak_memory,
     software_versions,
 )
 from autosync.trials.measurement import may_drift
@@ -157,7 +155,7 @@ class Rank:
         if isinstance(job, ReplayJob):
             job.wait_for_swaps(command.swap_slowdown)
         recording = RankRecording() if command.record else None
-        self._reset_peak_memory()
+        reset_peak(self._device)
         try:
             self._attached = attach(
                 job.model,
@@ -176,7 +174,7 @@ class Rank:
         self.take_plan_off()
         return PassDone(
             measured=measured,
-            peak_memory_bytes=self._peak_memory_bytes(),
+            peak_memory_bytes=peak_bytes(self._device),
             digest=replica_digest(job.model),
             recording=recording.recorded(bundle.plan.engine, command.warmup) if recording else None,
         )
@@ -198,19 +196,9 @@ class Rank:
         left both unequal, and an exact one keeps them so. A collective."""
         everyone = tuple(range(dist.get_world_size()))
         groups = self._groups.get(dist.group.WORLD)
-        share_initial_values(groups.get("control", everyone, "gloo"), job.model)
+        on_device = dist.group.WORLD if groups.backend == "nccl" else None
+        share_initial_values(groups.get("control", everyone, "gloo"), job.model, on_device)
         job.optimizer.state.clear()
-
-    def _reset_peak_memory(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            reset_peak_memory()
-
-    def _peak_memory_bytes(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated()
-        return peak_memory_bytes()
 
 
 @contextmanager

@@ -1,11 +1,18 @@
 """`autosync.clip_grad_norm_` between backward and step(), as torch's own under DDP."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
+from autosync.runtime.layout.queue_order import ONE_QUEUE
+from autosync.runtime.transport.operations import small_sum
+from autosync.runtime.transport.process_groups import open_groups, working_group
+from autosync.runtime.updates.clipping import _scale_by, scale_gradients
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -82,3 +89,42 @@ def test_what_no_rank_can_clip_is_refused(pair: Ranks, method: str) -> None:
         assert "1 others were given" in more
     for found in pair.run(otherwise, Case()):
         assert found == [""] * 3
+
+
+def summed(rank: int, world: int) -> tuple[list[float], list[str]]:
+    """By the way of NCCL, on a group of the one queue, and by the control group."""
+    control = dist.group.WORLD
+    groups = open_groups(working_group(None))
+    team = tuple(range(world))
+    groups.get(ONE_QUEUE, team)  # of gloo, which takes the same calls
+    found = []
+    for given in (groups, replace(groups, backend="nccl")):
+        total = torch.tensor(1.5 + rank, dtype=torch.float64)
+        small_sum(given, ONE_QUEUE, team, control)(total)
+        found.append(float(total))
+    made = [purpose for purpose, _ in groups.made]
+    groups.close()
+    return found, made
+
+
+def test_a_small_sum_by_either_way(pair: Ranks) -> None:
+    assert pair.run(summed) == [([4.0, 4.0], [ONE_QUEUE])] * 2
+
+
+def test_a_device_scales_by_itself() -> None:
+    """As the host does, without asking for the scale."""
+
+    def gradients() -> list[Tensor]:
+        made = (torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.float32)
+        return [torch.full((3,), 2.0 + place, dtype=kind) for place, kind in enumerate(made)]
+
+    for scale in (0.25, torch.nan):
+        here, there = gradients(), gradients()
+        factor = torch.tensor(scale, dtype=torch.float64)
+        scale_gradients(here, factor)
+        _scale_by(there, factor)
+        for one, other in zip(here, there, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    scale_gradients(here := gradients(), torch.tensor(1.5, dtype=torch.float64))
+    assert all(torch.equal(one, other) for one, other in zip(here, gradients(), strict=True))

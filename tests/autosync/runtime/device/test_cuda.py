@@ -25,7 +25,7 @@ from autosync.runtime.device.model_device import UNVERIFIED, _warn_unverified, w
 from autosync.runtime.device.streams import ONE_ORDER, GpuStreams
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.watchdog import Watchdog
-from autosync.runtime.transport.nccl import nccl_start, new_nccl_group
+from autosync.runtime.transport.nccl import GroupIdentity, nccl_start, new_nccl_group
 from autosync.runtime.transport.team_role import TeamRole
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.space import Space
@@ -497,7 +497,8 @@ def nccl_operations(rank: int, world: int) -> dict[str, list[float]]:
     """Each operation over all ranks on 2 * world elements of which rank r gives r + 1."""
     device = HERE.device
     store = PrefixStore("operations", dist.distributed_c10d._get_default_store())
-    group = new_nccl_group(store, rank, world, timedelta(seconds=60), device)
+    identity = GroupIdentity("autosync/test", tuple(range(world)))
+    group = new_nccl_group(store, rank, timedelta(seconds=60), device, identity)
     found = {}
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip

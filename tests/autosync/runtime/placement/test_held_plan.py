@@ -33,11 +33,10 @@ def test_what_all_ranks_hold_has_the_same_numbers_everywhere() -> None:
     own = [set(part.names) - set(common) for part in parts]
     block = {name for name in NAMES if name.startswith("block.")}
     assert own == [block, {"table.weight"}, block]
-    assert [dict(part.apart.values()) for part in parts] == [
-        dict.fromkeys(block, 2),
-        {"table.weight": 1},
-        dict.fromkeys(block, 2),
-    ]
+    for part, names, holders in zip(parts, own, ((0, 2), (1,), (0, 2)), strict=True):
+        assert {part.names[index] for index in part.apart} == names
+        assert {part.holders[index] for index in part.apart} == {holders}
+        assert [NAMES[place] for place in part.variables] == list(part.names)
 
 
 def test_every_element_of_a_held_variable_is_in_a_bucket() -> None:

@@ -1,9 +1,17 @@
 """Variables that some or all ranks leave out of an iteration."""
 
+from collections import Counter
+from collections.abc import Callable
+from threading import current_thread
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from autosync.runtime.transport.value_agreement import THREAD
+from autosync.runtime.updates.unused_variables import SLOTS, UnusedVariables
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, attached, make_optimizer, worst_difference
 from tests.autosync.runtime.parts import without_sync
@@ -124,3 +132,90 @@ def broken(rank: int, world: int) -> str:
 
 def test_an_error_in_the_first_forward_is_the_users_own(pair: Ranks) -> None:
     assert len(pair.run(broken)) == 2
+
+
+HOLDERS = ((0, 1, 2), (0, 1, 2), (0, 2), (1,))
+"""Of the plan's variables: rank 1 does not hold the third, and alone the last."""
+
+HELD = ((0, 1, 2), (0, 1, 3), (0, 1, 2))
+"""By rank."""
+
+
+def posts_of(store: Store) -> list[UnusedVariables]:
+    return [
+        UnusedVariables(store, rank, 3, numbers, [HOLDERS[number] for number in numbers])
+        for rank, numbers in enumerate(HELD)
+    ]
+
+
+def test_bitmaps_of_one_iteration() -> None:
+    """Numbers are each rank's own. Bitmaps of iterations before do not count."""
+    ranks = posts_of(HashStore())
+    for iteration in range(2 * SLOTS + 1):
+        ranks[0].post(iteration, [0, 1, 2])
+        ranks[2].post(iteration, [0, 2])
+        assert ranks[0].by_every_rank([2]) == {2}, "both holders have left it out"
+        assert not ranks[0].by_every_rank([0, 1])
+        ranks[1].post(iteration, [0, 2] if iteration % 2 else [])
+        assert ranks[0].by_every_rank([0, 1, 2]) == ({0, 2} if iteration % 2 else {2})
+        assert ranks[1].by_every_rank([0, 1, 2]) == ({0, 2} if iteration % 2 else set())
+        assert ranks[2].by_every_rank([0, 1]) == ({0} if iteration % 2 else set())
+
+
+def counted_operations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    counts: Counter[str] = Counter()
+
+    def counting(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Store, *arguments: Any) -> Any:
+            counts[name] += current_thread().name != THREAD  # which looks once a second
+            return plain(self, *arguments)
+
+        return call
+
+    for name in ("set", "get", "add", "append", "check", "wait", "multi_get", "delete_key"):
+        plain = getattr(PrefixStore, name)
+        monkeypatch.setattr(PrefixStore, name, counting(name, plain))
+    return counts
+
+
+class Heads(nn.Module):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first = nn.Linear(3, 6)
+        self.heads = nn.ModuleList(nn.Linear(6, 2) for _ in range(heads))
+
+    def forward(self, x: Tensor, taken: list[int]) -> Tensor:
+        x = torch.tanh(self.first(x))
+        return sum((self.heads[i](x).square().sum() for i in taken), x.sum())
+
+
+def store_operations(rank: int, world: int, case: Case, heads: int) -> list[Counter[str]]:
+    """Of an iteration, where every rank leaves heads out and where none does."""
+    found = []
+    for used in (2, heads):
+        model = Heads(heads)
+        _, optimizer, attachment = attached(case, world, model=model)
+        with pytest.MonkeyPatch.context() as patch:
+            for iteration in range(3):
+                optimizer.zero_grad()
+                loss = model(inputs(iteration, rank), [(rank + i) % heads for i in range(used)])
+                counts = counted_operations(patch) if iteration == 2 else Counter()
+                loss.backward()
+                optimizer.step()
+                attachment.engine.flush()
+            found.append(counts)
+        attachment.detach()
+    return found
+
+
+def test_store_operations_do_not_grow_with_unused_variables(pair: Ranks) -> None:
+    whole, by_bucket = CASES[0], CASES[4]
+    for heads in (6, 40):
+        for left_out, all_used in pair.run(store_operations, whole, heads):
+            assert left_out == Counter(set=1, multi_get=1)
+            assert not all_used
+        for left_out, all_used in pair.run(store_operations, by_bucket, heads):
+            assert left_out["set"] == 1
+            assert left_out.keys() <= {"set", "multi_get"}
+            assert not all_used

@@ -1,0 +1,220 @@
+"""Whether all ranks hold the same parameters: a rank that alone loads a checkpoint behind
+`distribute` would train another model than the others, and no error would say so.
+
+Ranks compare digests of their values where their first backward pass begins, and where one begins
+behind a `load_state_dict` that changed values. Of the latter the other ranks need not know: a rank
+that has loaded asks in the store and waits, and a thread of each other rank looks there once in
+LOOK_SECONDS, and answers that its rank has begun this backward pass with the values that it had.
+An iteration without a load costs nothing.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from hashlib import sha256
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from autosync.errors import InvalidInput
+
+LOOK_SECONDS = 1.0
+"""How often a rank looks whether another one asks."""
+
+KEPT = "kept"
+"""The answer of a rank that has loaded nothing."""
+
+ASKED = "asked"
+
+THREAD = "autosync-values"
+
+WIDTH = 1024
+"""Words of a row: a digest weighs the sums of rows and of columns by their places."""
+
+
+class ValueAgreement:
+    """parameters: those that every rank holds, by the name that they have on every rank. store:
+    with keys of one attached plan only. patience_seconds: how long a rank waits for the others."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        store: Store,
+        rank: int,
+        world: int,
+        patience_seconds: float,
+    ):
+        self._parameters = parameters
+        self._store = PrefixStore("values", store)
+        self._rank = rank
+        self._world = world
+        self._patience_seconds = patience_seconds
+        self._before_load: list[int] | None = None
+        self._begun = -1
+        self._answered = -1
+        self._closed = Event()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Answer other ranks from now on, until `close`."""
+        if self._world > 1:
+            self._thread = Thread(target=self._answer_all, name=THREAD, daemon=True)
+            self._thread.start()
+
+    def before_load(self) -> None:
+        """A `load_state_dict` of the model or of a module is about to begin; nothing is in
+        flight."""
+        if self._before_load is None and self._begun >= 0:
+            self._before_load = digests(self._parameters.values())
+
+    def difference(self, iteration: int, wait: Callable[[Any], None]) -> InvalidInput | None:
+        """At the beginning of a backward pass, before this rank sends anything; nothing is in
+        flight. What every rank that compares, and those that do not, should end with. wait: for
+        an operation under way.
+
+        Raises:
+            RuntimeError: a rank does not come.
+        """
+        before, self._before_load = self._before_load, None
+        error = None
+        if self._world > 1 and (iteration == 0 or before is not None):
+            now = digests(self._parameters.values())
+            names = self._parameters
+            changed = [
+                name for name, old, new in zip(names, before or now, now, strict=True) if old != new
+            ]
+            if iteration == 0 or changed:
+                error = self._compare(iteration, now, changed, wait)
+        self._begun = iteration
+        return error
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(LOOK_SECONDS)
+
+    def _compare(
+        self, iteration: int, mine: list[int], changed: list[str], wait: Callable[[Any], None]
+    ) -> InvalidInput | None:
+        digest = sha256(repr(mine).encode()).hexdigest()
+        self._answered = iteration
+        said = self._exchange(f"{iteration}", f"{digest} {changed[0] if changed else ''}", wait)
+        if changed:
+            with suppress(RuntimeError):  # another rank that has loaded was faster
+                self._store.delete_key(ASKED)
+        if KEPT in said:
+            kept = said.index(KEPT)
+            loaded = [rank for rank, word in enumerate(said) if word != KEPT]
+            return _loaded_alone(loaded, kept, said[loaded[0]].partition(" ")[2])
+        words = [word.partition(" ")[0] for word in said]
+        if len(set(words)) == 1:
+            return None
+        each = self._exchange(f"{iteration}/each", " ".join(map(str, mine)), wait)
+        return _other_values(list(self._parameters), words, [text.split() for text in each])
+
+    def _exchange(self, key: str, word: str, wait: Callable[[Any], None]) -> list[str]:
+        """What every rank tells, by rank."""
+        if self._begun >= 0:
+            self._store.set(ASKED, key.partition("/")[0])
+        self._store.set(f"{key}/{self._rank}", word)
+        keys = [f"{key}/{rank}" for rank in range(self._world)]
+        wait(_Arrival(self._store, keys, self._patience_seconds))
+        return [told.decode() for told in self._store.multi_get(keys)]
+
+    def _answer_all(self) -> None:
+        with suppress(RuntimeError):  # the store has gone with its rank
+            while not self._closed.wait(LOOK_SECONDS):
+                self._answer()
+
+    def _answer(self) -> None:
+        """This rank has begun the backward pass that another one asks about, and has not asked."""
+        if not self._store.check([ASKED]):
+            return
+        iteration = int(self._store.get(ASKED))
+        if self._begun >= iteration > self._answered:
+            self._answered = iteration
+            self._store.set(f"{iteration}/{self._rank}", KEPT)
+
+
+class _Arrival:
+    """Of all keys in a store, as an operation that is waited for."""
+
+    def __init__(self, store: Store, keys: list[str], patience_seconds: float):
+        self._store = store
+        self._keys = keys
+        self._until = time.monotonic() + patience_seconds
+
+    def is_completed(self) -> bool:
+        return time.monotonic() > self._until or self._store.check(self._keys)
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if timeout is not None:
+            self._store.wait(self._keys, timeout)
+            return
+        missing = [key for key in self._keys if not self._store.check([key])]
+        if missing:
+            ranks = [key.rpartition("/")[2] for key in missing]
+            raise RuntimeError(f"ranks {', '.join(ranks)} have not begun this backward pass")
+
+
+def digests(tensors: Any) -> list[int]:
+    """One exact checksum a tensor, of its bits and their places: formed on its device, which is
+    waited for once."""
+    found = [_digest(tensor) for tensor in tensors]
+    devices = dict.fromkeys(word.device for word in found)
+    together = {d: torch.stack([w for w in found if w.device == d]).tolist() for d in devices}
+    return [together[word.device].pop(0) for word in found]
+
+
+@torch.no_grad()
+def _digest(tensor: Tensor) -> Tensor:
+    """i64[]; integers wrap around, so the order of additions does not matter."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = len(flat) // 8 * 8
+    words, tail = flat[:whole], flat[whole:]
+    if words.storage_offset() % 8:
+        words = words.clone()
+    words = words.view(torch.int64)
+    rows = len(words) // WIDTH
+    table, rest = words[: rows * WIDTH].view(rows, WIDTH), words[rows * WIDTH :]
+    parts = (table.sum(1), table.sum(0), rest, tail.long())
+    return torch.stack([_weighed(part, place) for place, part in enumerate(parts)]).sum()
+
+
+def _weighed(words: Tensor, place: int) -> Tensor:
+    """Each by an odd number of its own."""
+    odd = torch.arange(len(words), device=words.device) * 2 + 1
+    return (words * (odd * 0x9E3779B97F4A7C1 + 2 * place)).sum()
+
+
+def _loaded_alone(loaded: list[int], kept: int, name: str) -> InvalidInput:
+    ranks = f"rank {loaded[0]} has" if len(loaded) == 1 else f"ranks {loaded} have"
+    return InvalidInput(
+        f"{ranks} loaded other values behind autosync.distribute, and rank {kept} has not: "
+        f"{name!r} differs.",
+        thing=f"model.{name}",
+        value=loaded,
+        remedy="Load a checkpoint on every rank, or before autosync.distribute, which gives every "
+        "rank the values of rank 0.",
+    )
+
+
+def _other_values(names: list[str], words: list[str], each: list[list[str]]) -> InvalidInput:
+    """words: of all a rank's values. each: of its single parameters."""
+    usual = Counter(words).most_common(1)[0][0]
+    odd = next(rank for rank, word in enumerate(words) if word != usual)
+    other = words.index(usual)
+    pairs = zip(names, each[odd], each[other], strict=True)
+    name = next((name for name, one, another in pairs if one != another), "")
+    return InvalidInput(
+        f"the ranks' values differ: {name!r} is another on rank {odd} than on rank {other}.",
+        thing=f"model.{name}",
+        value=odd,
+        remedy="Load the same checkpoint on every rank, or before autosync.distribute, which "
+        "gives every rank the values of rank 0.",
+    )

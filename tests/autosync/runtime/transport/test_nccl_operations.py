@@ -1,0 +1,60 @@
+"""What NCCL is asked for, seen by a group that only notes it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autosync.codes import Op
+from autosync.runtime.transport.nccl import nccl_start
+from autosync.runtime.transport.team_role import TeamRole
+
+REDUCTIONS = {
+    Op.ALL_REDUCE: "allreduce",
+    Op.REDUCE: "reduce",
+    Op.PUSH: "reduce",
+    Op.REDUCE_SCATTER: "_reduce_scatter_base",
+}
+
+
+class Noting:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any) -> Any:
+            self.asked.append((name, given[-1]))
+            return SimpleNamespace(wait=lambda: None)
+
+        return call
+
+
+def asked(operation: Op, share: float | None, alike: bool, members: int = 4) -> tuple[str, Any]:
+    group = Noting()
+    role = TeamRole(operation, place=1, root=2, members=members, size=10, tag=0)
+    nccl_start(group, role, torch.zeros(12), share, alike)()()
+    return group.asked[0]
+
+
+@pytest.mark.parametrize("operation", REDUCTIONS)
+def test_reductions_multiply_by_shares(operation: Op) -> None:
+    expected: list[tuple[float | None, bool, Any]] = [
+        (None, True, dist.ReduceOp.SUM),
+        (0.25, True, dist.ReduceOp.AVG),
+        (0.25, False, dist.ReduceOp.PREMUL_SUM),
+        (0.125, True, dist.ReduceOp.PREMUL_SUM),  # of two teams
+    ]
+    for share, alike, kind in expected:
+        name, options = asked(operation, share, alike)
+        assert name == REDUCTIONS[operation]
+        assert options.reduceOp == kind, (share, alike)
+        if kind == dist.ReduceOp.PREMUL_SUM:
+            assert options.reduceOp.__getstate__()[1] == share
+
+
+@pytest.mark.parametrize("operation", [Op.BROADCAST, Op.PULL, Op.ALL_GATHER])
+def test_values_are_not_multiplied(operation: Op) -> None:
+    _, options = asked(operation, 0.25, True)
+    assert not hasattr(options, "reduceOp")
