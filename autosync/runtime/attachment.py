@@ -93,7 +93,7 @@ class Attachment:
             engine.flush()
             engine.streams.synchronize()
             if keep_state:
-                engine.state.gather()
+                engine.script_state.show("detach()")
             if self.placed is not None:
                 self.placed.give_back(keep_state)
             if self.end_groups is not _leave_open:
@@ -113,6 +113,7 @@ class Attachment:
         self.handles.clear()
         self.gates.close()
         self.engine.owed.release_all()
+        self.engine.script_state.drop()
         self.model.__dict__.pop("no_sync", None)
         for optimizer in self.optimizers:
             if follows_plan(optimizer):
@@ -216,7 +217,7 @@ def attach(
             undo.callback(attachment.undo)
             for one in optimizers:
                 undo.callback(one.state.update, dict(one.state))
-            engine.state.scatter({})
+            engine.script_state.take()
             streams.synchronize_current()
             engine.start()
             _install(attachment, plan.shares[group.rank()])

@@ -5,14 +5,16 @@ from torch.optim import Optimizer
 from autosync.runtime.execution.engine_parts import EngineParts
 from autosync.runtime.execution.iteration import Phase
 from autosync.runtime.execution.pending_gradients import check_synchronized
+from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.execution.step_turns import StepTurns
 
 
 class OptimizerStep:
-    """Of one optimizer, or of several."""
+    """Of one optimizer, or of several. state: what the script has left of it."""
 
-    def __init__(self, parts: EngineParts):
+    def __init__(self, parts: EngineParts, state: ScriptState):
         self._parts = parts
+        self._state = state
         self._variables = parts.records.variables
         self._buckets = parts.records.buckets
         self._iteration = parts.iteration
@@ -49,6 +51,8 @@ class OptimizerStep:
         self._streams.wait_last_events(updated)
 
     def _step(self) -> None:
+        with self._monitor.refusing():
+            self._state.take()
         self._parts.gradients.take_for_step()
         self._parts.application.note_step()
         with self._monitor.condition:

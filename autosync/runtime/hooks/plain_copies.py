@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autosync.runtime.execution.engine import Engine
+from autosync.runtime.updates.twin_optimizer import as_plain
 
 REDUCE = "__reduce_ex__"
 ADDED = (REDUCE, "no_sync", "forward")
@@ -80,7 +81,8 @@ def _is_ours(value: Any) -> bool:
 def reduce_optimizer(optimizer: Optimizer, engine: Engine) -> tuple[Any, ...]:
     """As the class that it had, with the state of every parameter. A collective where the plan owns
     or shards updates, like `state_dict()`."""
-    with engine.gathered_state():
+    kind = engine.optimizer_class_of(optimizer)
+    with engine.gathered_state(), as_plain(optimizer, kind):
         attributes = dict(optimizer.__getstate__())
         attributes["state"] = type(optimizer.state)(dict, dict(optimizer.state))
-    return made_again, (engine.optimizer_class_of(optimizer), object, None), attributes
+    return made_again, (kind, object, None), attributes
