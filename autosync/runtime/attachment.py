@@ -23,6 +23,7 @@ from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_methods import ModelMethods
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
@@ -114,7 +115,6 @@ class Attachment:
         self.gates.close()
         self.engine.owed.release_all()
         self.engine.script_state.drop()
-        self.model.__dict__.pop("no_sync", None)
         for optimizer in self.optimizers:
             if follows_plan(optimizer):
                 release(optimizer, self.engine.optimizer_class_of(optimizer))
@@ -288,7 +288,8 @@ def _install(attachment: Attachment, share: float) -> None:
     attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
-    model.__dict__["no_sync"] = engine.no_sync
+    monitor = engine.monitor
+    attachment.handles.append(ModelMethods(model, engine.no_sync, monitor.telling, engine.cleared))
     model_hooks.install(attachment.handles, model, engine, attachment.gates, share)
 
 

@@ -135,6 +135,10 @@ class Engine:
     def step(self, optimizer: Optimizer) -> None:
         self._optimizer_step.step(optimizer)
 
+    def cleared(self, optimizer: Optimizer | None = None) -> None:
+        """The script's `zero_grad()` of an optimizer, or of the model."""
+        self._optimizer_step.cleared(optimizer)
+
     def drop_gradients(self) -> None:
         """`zero_grad()` without a `step()`: what was reduced is of no use. Not where several
         optimizers step by themselves: the others may still."""

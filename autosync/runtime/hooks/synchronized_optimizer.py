@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from autosync.errors import NotSupported
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.script_state import StateView
+from autosync.runtime.hooks.model_methods import refused_join
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import reduce_optimizer
 from autosync.runtime.hooks.step_wrapper import scheduled_step
@@ -62,6 +63,7 @@ class Synchronized(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         engine: Engine = self.__dict__[ENGINE]
+        engine.cleared(self)
         if engine.turns is not None and engine.turns.postpone(self, set_to_none):
             return
         engine.drop_gradients()
@@ -92,6 +94,10 @@ class Synchronized(Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled or copied as the plain optimizer; a collective where `state_dict()` is one."""
         return reduce_optimizer(self, self.__dict__[ENGINE])
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        engine: Engine = self.__dict__[ENGINE]
+        return refused_join("torch's Join", engine.monitor.telling)(**kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise NotSupported(
