@@ -284,6 +284,7 @@ def _install(attachment: Attachment, share: float) -> None:
         attachment.optimizers,
         [variable.parameter for variable in engine.variables],
         {v.name: v.parameter for v in engine.variables if v.deferred or not v.whole},
+        telling=engine.monitor.telling,
     )
     attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]
     for optimizer in attachment.optimizers:
