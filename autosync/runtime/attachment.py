@@ -23,6 +23,7 @@ from autosync.runtime.execution.parameter_storage import ParameterStorage
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_methods import ModelMethods
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
@@ -96,7 +97,7 @@ class Attachment:
             engine.flush()
             engine.streams.synchronize()
             if keep_state:
-                engine.state.gather()
+                engine.script_state.show("detach()")
             if self.placed is not None:
                 self.placed.give_back(keep_state)
             if self.end_groups is not _leave_open:
@@ -116,7 +117,7 @@ class Attachment:
         self.handles.clear()
         self.gates.close()
         self.engine.owed.release_all()
-        self.model.__dict__.pop("no_sync", None)
+        self.engine.script_state.drop()
         for optimizer in self.optimizers:
             if follows_plan(optimizer):
                 release(optimizer, self.engine.optimizer_class_of(optimizer))
@@ -220,7 +221,7 @@ def attach(
             undo.callback(attachment.undo)
             for one in optimizers:
                 undo.callback(one.state.update, dict(one.state))
-            engine.state.scatter({})
+            engine.script_state.take()
             streams.synchronize_current()
             engine.start()
             _install(attachment, plan.shares[group.rank()])
@@ -307,11 +308,13 @@ def _install(attachment: Attachment, share: float) -> None:
         attachment.optimizers,
         [variable.parameter for variable in engine.variables],
         {v.name: v.parameter for v in engine.variables if v.deferred or not v.whole},
+        telling=engine.monitor.telling,
     )
     attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
-    model.__dict__["no_sync"] = engine.no_sync
+    monitor = engine.monitor
+    attachment.handles.append(ModelMethods(model, engine.no_sync, monitor.telling, engine.cleared))
     model_hooks.install(attachment.handles, model, engine, attachment.gates, share)
 
 

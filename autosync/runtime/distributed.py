@@ -260,5 +260,5 @@ def _shard(
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    CoverageGuard(model, optimizers, trained).watch_steps()
+    CoverageGuard(model, optimizers, trained, exchanges=True).watch_steps()
     ATTACHED.sharded.add(model)

@@ -22,11 +22,13 @@ from autosync.runtime.execution.backward_pass import BackwardPass
 from autosync.runtime.execution.engine_parts import EngineParts
 from autosync.runtime.execution.iteration import Phase
 from autosync.runtime.execution.optimizer_step import OptimizerStep
+from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.layout.queue_order import issue_order
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.powersgd_state import SavedErrors
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
+from autosync.runtime.updates.twin_optimizer import held_state
 
 
 class Engine:
@@ -61,7 +63,8 @@ class Engine:
         self.owed = parts.waits.owed
         self._parts = parts
         self._backward = BackwardPass(parts)
-        self._optimizer_step = OptimizerStep(parts)
+        self.script_state = ScriptState(state, self.flush, parts.monitor)
+        self._optimizer_step = OptimizerStep(parts, self.script_state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
         """A copied model keeps its hooks; they are of no effect on the copy."""
@@ -133,6 +136,10 @@ class Engine:
     def step(self, optimizer: Optimizer) -> None:
         self._optimizer_step.step(optimizer)
 
+    def cleared(self, optimizer: Optimizer | None = None) -> None:
+        """The script's `zero_grad()` of an optimizer, or of the model."""
+        self._optimizer_step.cleared(optimizer)
+
     def drop_gradients(self) -> None:
         """`zero_grad()` without a `step()`: what was reduced is of no use. Not where several
         optimizers step by themselves: the others may still."""
@@ -148,12 +155,13 @@ class Engine:
         """The optimizer holds the state of every variable; yields what PowerSGD saves. A collective
         where updates are owned or sharded, or messages packed by PowerSGD."""
         self.flush()
+        self.script_state.take()
         with self.monitor.exchange("the gathering of the optimizer's state"):
             gathered = self.state.gather("optimizer.state_dict()")
             errors = self.state.gather_errors()
         yield errors
         for variable in gathered:
-            self.optimizer.state.pop(variable.parameter)
+            held_state(self.optimizer).pop(variable.parameter)
 
     # --- what reads its model
 

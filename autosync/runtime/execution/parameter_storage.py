@@ -3,23 +3,17 @@
 `parameter.data = ...` is how averages of weights are swapped in, how `vector_to_parameters`
 writes, and what `model.to()` does. Updates of a plan write through aliases of the storage that they
 know, and gradients travel in views of flat buffers, so both have to follow. A parameter of another
-shape, type or device, or one that the model no longer holds, does not fit the plan: it is refused
-by name.
+shape, type or device does not fit the plan: it is refused by name.
 """
-
-from operator import is_
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
+from autosync.runtime.execution.model_structure import ModelStructure
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.payloads.factors import FactorCapture
 from autosync.runtime.updates.row_update import RowUpdate
-
-Home = tuple[dict[str, Any], str]
-"""A module's dictionary of parameters, and the key of one."""
 
 Place = tuple[int, int]
 """A storage and an offset in it."""
@@ -30,17 +24,14 @@ class ParameterStorage:
     their pointers, for a swapped value may have none then."""
 
     def __init__(self, model: nn.Module, variables: list[VariableRecord]):
-        self._model = model
         self._variables = variables
         self._parameters = [variable.parameter for variable in variables]
-        homes = _homes(model)
-        self._homes = [homes.get(id(p), ({"": p}, "")) for p in self._parameters]
+        self._structure = ModelStructure(model, self._parameters)
         self._places: list[Place] = []
         self._strides: list[tuple[int, ...]] = []
         self._views = [v.view for v in variables if v.view is not None]
         self._view_places = [view.data_ptr() for view in self._views]
         self._captures = [v.carrier for v in variables if isinstance(v.carrier, FactorCapture)]
-        self._note_homes()
         self._note_places()
 
     def check_forward(self) -> None:
@@ -48,6 +39,7 @@ class ParameterStorage:
         if not self._captures:
             return
         with torch._C.DisableTorchFunctionSubclass():  # values may be on their way
+            self._structure.check()
             self.check()
         for capture in self._captures:
             capture.follow_accumulator()
@@ -56,8 +48,9 @@ class ParameterStorage:
         """At the first gradient of a backward pass; nothing is in flight.
 
         Raises:
-            NotSupported: see `check`.
+            NotSupported: see `check`; or the model no longer holds the plan's parameters.
         """
+        self._structure.check()
         self.check()
         for capture in self._captures:
             if not capture.follows():
@@ -75,38 +68,14 @@ class ParameterStorage:
         """Make the plan follow storages that were exchanged.
 
         Raises:
-            NotSupported: a parameter has another shape, type or device, or left the model.
+            NotSupported: a parameter has another shape, type or device.
         """
-        if not all(map(is_, map(dict.get, self._held, self._keys), self._parameters)):
-            self._find_homes()
         if list(map(_place, self._parameters)) != self._places:
             self._follow()
 
     def _note_places(self) -> None:
         self._places = list(map(_place, self._parameters))
         self._strides = list(map(Tensor.stride, self._parameters))
-
-    def _note_homes(self) -> None:
-        self._held = [home for home, _ in self._homes]
-        self._keys = [key for _, key in self._homes]
-
-    def _find_homes(self) -> None:
-        found = _homes(self._model)
-        for place, variable in enumerate(self._variables):
-            home, key = self._homes[place]
-            if home.get(key) is variable.parameter:
-                continue
-            if id(variable.parameter) not in found:
-                raise NotSupported(
-                    f"variable {variable.name!r} is no longer the parameter that the model had "
-                    "when the plan was attached, so nothing would train it.",
-                    thing=f"variable {variable.name}",
-                    value=variable.name,
-                    remedy="Replace modules and parameters before autosync.distribute, and load "
-                    "without assign=True.",
-                )
-            self._homes[place] = found[id(variable.parameter)]
-        self._note_homes()
 
     def _follow(self) -> None:
         moved = [v for v in self._variables if not v.alias.is_set_to(v.parameter.detach())]
@@ -138,16 +107,6 @@ class ParameterStorage:
 
 def _place(parameter: Tensor) -> Place:
     return parameter.untyped_storage()._cdata, int(parameter.storage_offset())
-
-
-def _homes(model: nn.Module) -> dict[int, Home]:
-    """Where modules hold the model's parameters, by their identity."""
-    return {
-        id(parameter): (module._parameters, key)
-        for module in model.modules()
-        if isinstance(module.__dict__.get("_parameters"), dict)  # others are in C++
-        for key, parameter in module._parameters.items()
-    }
 
 
 def _follow_rows(bucket: Bucket) -> None:

@@ -42,8 +42,8 @@ class StepTurns:
         self._taken.clear()
         self._noted.clear()
 
-    def any_taken(self) -> bool:
-        return bool(self._taken)
+    def has_taken(self, optimizer: Optimizer) -> bool:
+        return id(optimizer) in self._taken
 
     def all_taken(self) -> bool:
         return len(self._taken) == len(self._joined.optimizers)

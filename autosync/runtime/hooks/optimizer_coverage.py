@@ -6,6 +6,7 @@ A parameter that trains outside of the plan differs from rank to rank, or is nev
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import is_not
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.execution.model_structure import ModelStructure, unplanned
 from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_methods import Telling
 
 MOST_NAMED = 5
 """Parameters that a message lists."""
@@ -102,7 +105,9 @@ class CoverageGuard:
     """Compares what is trained with what was, at each `step()`: one pass over identities.
 
     optimizers: those that were given. planned: parameters that are synchronized. in_parts: of these
-    the ones whose gradients a rank does not have whole behind `backward()`, by name.
+    the ones whose gradients a rank does not have whole behind `backward()`, by name. exchanges: an
+    engine of torch's exchanges the model's parameters by itself. telling: around a refusal that
+    other ranks are to read.
     """
 
     def __init__(
@@ -111,8 +116,14 @@ class CoverageGuard:
         optimizers: Sequence[Optimizer],
         planned: Iterable[nn.Parameter],
         in_parts: Mapping[str, nn.Parameter] | None = None,
+        *,
+        exchanges: bool = False,
+        telling: Telling | None = None,
     ):
+        planned = list(planned)
         known = {id(parameter) for parameter in planned}
+        self._structure = None if exchanges else ModelStructure(model, planned)
+        self._telling = telling
         self._optimizers = optimizers
         self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) not in known]
         known |= {id(parameter) for _, parameter in self._frozen}
@@ -127,19 +138,26 @@ class CoverageGuard:
         """At the `step()` of an optimizer that was given.
 
         Raises:
-            NotSupported: a frozen parameter was unfrozen, or the optimizer holds other ones.
+            NotSupported: a frozen parameter was unfrozen, the optimizer holds other ones, or
+                parameters of the model were replaced or added.
         """
+        self.check_model()
         for name, parameter in self._frozen:
             if parameter.requires_grad:
-                raise _unplanned(name, "was unfrozen")
+                raise unplanned(name, "was unfrozen")
         for number, (before, group) in enumerate(
             zip(self._held[id(optimizer)], optimizer.param_groups, strict=False)
         ):
             now = group["params"]
             if len(before) != len(now) or any(map(is_not, before, now)):
-                raise _unplanned(f"parameter group {number} of the optimizer", "was changed")
+                raise unplanned(f"parameter group {number} of the optimizer", "was changed")
         if len(self._held[id(optimizer)]) != len(optimizer.param_groups):
-            raise _unplanned("the list of the optimizer's parameter groups", "was changed")
+            raise unplanned("the list of the optimizer's parameter groups", "was changed")
+
+    def check_model(self) -> None:
+        """Raises NotSupported where its parameters were replaced, or others added."""
+        if self._structure is not None:
+            self._structure.check()
 
     def watch_steps(self) -> list[Removable]:
         """Check at each `step()` of optimizers that keep their own."""
@@ -147,10 +165,17 @@ class CoverageGuard:
 
     def watch_others(self) -> Removable:
         """Refuse the `step()` of any other optimizer on parameters whose gradients a rank does not
-        have whole, or that no plan synchronizes."""
+        have whole, or that no plan synchronizes, as of those that came behind the plan."""
 
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if id(optimizer) in self._held or not self._apart:
+            if id(optimizer) in self._held:
+                return
+            with self._telling("optimizer.step()") if self._telling else nullcontext():
+                check(optimizer)
+
+        def check(optimizer: Optimizer) -> None:
+            self.check_model()
+            if not self._apart:
                 return
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -186,16 +211,6 @@ def _held_twice(name: str, first: Optimizer, second: Optimizer) -> InvalidInput:
         thing=f"parameter {name}",
         value=kinds,
         remedy="Give each parameter to one of them.",
-    )
-
-
-def _unplanned(what: str, happened: str) -> NotSupported:
-    return NotSupported(
-        f"{what} {happened} after autosync.distribute: nothing synchronizes it, and every rank "
-        "would train its own.",
-        thing=what,
-        remedy="Begin a new stage: `model, optimizer = autosync.detach(model)`, change what is "
-        "trained, and call autosync.distribute with a bundle that was tuned for it.",
     )
 
 

@@ -13,10 +13,16 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from autosync.errors import NotSupported
 from autosync.runtime.execution.engine import Engine
+from autosync.runtime.hooks.model_methods import GIVEN
+from autosync.runtime.updates.twin_optimizer import as_plain
 
 REDUCE = "__reduce_ex__"
-ADDED = (REDUCE, "no_sync", "forward")
+SCRIPT = "__prepare_scriptable__"
+"""What torch.jit.script calls of each module first."""
+
+ADDED = (REDUCE, SCRIPT, "forward", *GIVEN)
 """Attributes that a plan gives a module, where they are the runtime's."""
 
 OURS = "autosync.runtime."
@@ -29,10 +35,22 @@ class PlainCopies:
         self._modules = list(model.modules())
         for module in self._modules:
             module.__dict__[REDUCE] = _reducer(module, flush)
+            module.__dict__[SCRIPT] = _refuse_script
 
     def remove(self) -> None:
         for module in self._modules:
             module.__dict__.pop(REDUCE, None)
+            module.__dict__.pop(SCRIPT, None)
+
+
+def _refuse_script() -> nn.Module:
+    raise NotSupported(
+        "torch.jit.script met a module that follows a plan: a scripted module has its own hooks, "
+        "and none that would synchronize its gradients.",
+        thing="torch.jit.script",
+        remedy="Script a plain copy of it, `torch.jit.script(copy.deepcopy(model))`; to train "
+        "what is scripted, script it before autosync.distribute.",
+    )
 
 
 def _reducer(module: nn.Module, flush: Callable[[], None]) -> Callable[[Any], Any]:
@@ -80,7 +98,8 @@ def _is_ours(value: Any) -> bool:
 def reduce_optimizer(optimizer: Optimizer, engine: Engine) -> tuple[Any, ...]:
     """As the class that it had, with the state of every parameter. A collective where the plan owns
     or shards updates, like `state_dict()`."""
-    with engine.gathered_state():
+    kind = engine.optimizer_class_of(optimizer)
+    with engine.gathered_state(), as_plain(optimizer, kind):
         attributes = dict(optimizer.__getstate__())
         attributes["state"] = type(optimizer.state)(dict, dict(optimizer.state))
-    return made_again, (engine.optimizer_class_of(optimizer), object, None), attributes
+    return made_again, (kind, object, None), attributes

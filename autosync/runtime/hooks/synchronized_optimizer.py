@@ -13,10 +13,13 @@ from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
 from autosync.runtime.execution.engine import Engine
+from autosync.runtime.execution.script_state import StateView
+from autosync.runtime.hooks.model_methods import refused_join
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import reduce_optimizer
 from autosync.runtime.hooks.step_wrapper import scheduled_step
 from autosync.runtime.payloads.powersgd_state import KEY as POWERSGD_ERRORS
+from autosync.runtime.updates.twin_optimizer import as_plain
 
 ENGINE = "_autosync_engine"
 GUARD = "_autosync_guard"
@@ -46,8 +49,21 @@ class Synchronized(Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
 
+    @property
+    def state(self) -> Any:
+        """As it is behind the last `step()`; see `script_state`."""
+        engine: Engine = self.__dict__[ENGINE]
+        return engine.script_state.of(self)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        engine: Engine = self.__dict__[ENGINE]
+        engine.script_state.show()
+        self.__dict__["state"] = state.plain() if isinstance(state, StateView) else state
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         engine: Engine = self.__dict__[ENGINE]
+        engine.cleared(self)
         if engine.turns is not None and engine.turns.postpone(self, set_to_none):
             return
         engine.drop_gradients()
@@ -57,8 +73,9 @@ class Synchronized(Optimizer):
         """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
         is a collective: call it on every rank."""
         engine: Engine = self.__dict__[ENGINE]
-        with engine.gathered_state() as errors:
-            state = super().state_dict()
+        kind = engine.optimizer_class_of(self)
+        with engine.gathered_state() as errors, as_plain(self, kind):
+            state: dict[str, Any] = kind.state_dict(self)
         if errors:
             state[POWERSGD_ERRORS] = errors
         return state
@@ -66,14 +83,21 @@ class Synchronized(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.flush()
-        if engine.turns is not None:
-            engine.state.gather()  # the other optimizers' state lies in the same buckets
-        super().load_state_dict(state_dict)
+        if engine.turns is not None:  # the other optimizers' state lies in the same buckets
+            engine.script_state.show("optimizer.load_state_dict()")
+        kind = engine.optimizer_class_of(self)
+        with as_plain(self, kind):
+            kind.load_state_dict(self, state_dict)
         engine.state.scatter(state_dict.get(POWERSGD_ERRORS, {}))
+        engine.script_state.loaded()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled or copied as the plain optimizer; a collective where `state_dict()` is one."""
         return reduce_optimizer(self, self.__dict__[ENGINE])
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        engine: Engine = self.__dict__[ENGINE]
+        return refused_join("torch's Join", engine.monitor.telling)(**kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise NotSupported(

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.placement.row_exchange import RowExchange
 from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.updates.twin_optimizer import held_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class PlacedValues:
             placed.parameter.grad = None
             placed.parameter.requires_grad_(False)
             placed.parameter.data = placed.parameter.data.new_empty(0)
-            self._optimizer.state.pop(placed.parameter, None)
+            held_state(self._optimizer).pop(placed.parameter, None)
 
     def give_back(self, with_state: bool = True) -> None:
         """Every rank holds everything again. A collective. with_state: the
@@ -68,12 +69,12 @@ class PlacedValues:
         for placed in self._parameters:
             value = self._value(placed)
             if not with_state:
-                self._optimizer.state.pop(placed.parameter, None)
+                held_state(self._optimizer).pop(placed.parameter, None)
             if not placed.is_held:
                 placed.parameter.data = value
                 placed.parameter.requires_grad_(True)
                 if (of_it := state.get(places.get(id(placed.parameter), -1))) is not None:
-                    self._optimizer.state[placed.parameter] = of_it
+                    held_state(self._optimizer)[placed.parameter] = of_it
 
     def renew(self) -> None:
         """Parameters that this rank does not hold have their shape again and are trained, but with
@@ -132,10 +133,11 @@ class PlacedValues:
     def _gathered_state(self) -> dict[int, Any]:
         """Of all placed parameters, by their numbers. A collective."""
         places = self._places()
+        held = held_state(self._optimizer)
         mine = {
-            places[id(placed.parameter)]: self._optimizer.state[placed.parameter]
+            places[id(placed.parameter)]: held[placed.parameter]
             for placed in self._parameters
-            if placed.source == self._exchange.rank and placed.parameter in self._optimizer.state
+            if placed.source == self._exchange.rank and placed.parameter in held
         }
         everyone: list[dict[int, Any]] = [{}] * self._group.size()
         dist.all_gather_object(everyone, mine, group=self._group)

@@ -232,7 +232,6 @@ class ClockedAttachment:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
-        self.model.__dict__.pop("no_sync", None)
         ATTACHED.plans.pop(id(self.model), None)
 
     def _take_mean_state(self) -> None:

@@ -5,6 +5,7 @@ import atexit
 import torch
 
 from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.hooks.model_methods import ModelMethods
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.step_wrapper import wrap_steps
@@ -80,6 +81,6 @@ def _install(made: ClockedAttachment) -> None:
         model.register_load_state_dict_pre_hook(made.before_loading),
         model.register_load_state_dict_post_hook(made.after_loading),
     ]
-    model.__dict__["no_sync"] = made.no_sync
+    made.handles.append(ModelMethods(model, made.no_sync, made.going_on))
     ATTACHED.plans[id(model)] = made
     atexit.register(made.at_exit)

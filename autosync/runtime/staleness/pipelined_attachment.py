@@ -23,6 +23,7 @@ from autosync.runtime.execution.nested_backward import (
 from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.model_hooks import check_not_in_ddp
+from autosync.runtime.hooks.model_methods import ModelMethods
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.step_wrapper import wrap_steps
@@ -95,7 +96,6 @@ class PipelinedAttachment:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
-        self.model.__dict__.pop("no_sync", None)
         ATTACHED.plans.pop(id(self.model), None)
 
     def at_exit(self) -> None:
@@ -258,6 +258,6 @@ def _install(made: PipelinedAttachment) -> None:
         if module is not model and next(module.buffers(recurse=False), None) is not None:
             before = opaque(lambda *_: made.before_buffers())
             made.handles.append(module.register_forward_pre_hook(before))
-    model.__dict__["no_sync"] = made.no_sync
+    made.handles.append(ModelMethods(model, made.no_sync, made.monitor.telling))
     ATTACHED.plans[id(model)] = made
     atexit.register(made.at_exit)

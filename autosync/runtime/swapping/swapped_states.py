@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from autosync.runtime.swapping.host_transfers import Transfer
 from autosync.runtime.swapping.swapped_bytes import SwapDevice, SwappedBytes, form_of, is_plain
+from autosync.runtime.updates.twin_optimizer import held_state
 
 State = dict[str, Any]
 """What an optimizer keeps of one parameter."""
@@ -140,7 +141,7 @@ class SwappedStates:
     def _swappable(self, optimizer: Optimizer) -> Iterator[tuple[State, str]]:
         """What is large, dense and shares its memory with nothing else that trains."""
         parameters = list(chain.from_iterable(g["params"] for g in optimizer.param_groups))
-        held = [optimizer.state.get(p) for p in parameters]
+        held = [held_state(optimizer).get(p) for p in parameters]
         states = [state for state in held if isinstance(state, dict)]
         storages = Counter(p.untyped_storage()._cdata for p in parameters if is_plain(p))
         entries = [(s, key, s[key]) for s in states for key in s if is_plain(s[key])]

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autosync.errors import NotSupported
 from autosync.runtime.layout.records import Bucket, RangeState, Settings, VariableRecord
-from autosync.runtime.updates.twin_optimizer import grouped, on_host, step_twin
+from autosync.runtime.updates.twin_optimizer import grouped, held_state, on_host, step_twin
 
 SCALARS = ("step", "mu_product")
 """State of the elementwise optimizers that belongs to a whole variable."""
@@ -83,11 +84,13 @@ class FlatUpdate:
             start, stop = max(low, segment.start), min(high, segment.stop)
             if start >= stop:
                 continue
-            held = optimizer.state.get(variable.parameter, {}) if variable.group >= 0 else {}
+            held = held_state(optimizer).get(variable.parameter, {}) if variable.group >= 0 else {}
             for key, value in held.items():
                 if key in SCALARS or not isinstance(value, Tensor):
                     found[key] = value.clone() if isinstance(value, Tensor) else value
                     continue
+                if value.shape != variable.alias.shape:
+                    raise _other_shape(variable, key, value)
                 target = found.setdefault(key, torch.zeros_like(like, dtype=value.dtype))
                 source = value[segment.region].reshape(-1)[
                     start - segment.start : stop - segment.start
@@ -102,3 +105,15 @@ class FlatUpdate:
             if start < stop:
                 part = variable.alias[segment.region].reshape(-1)
                 yield start, stop, part[start - segment.start : stop - segment.start]
+
+
+def _other_shape(variable: VariableRecord, key: str, value: Tensor) -> NotSupported:
+    return NotSupported(
+        f"the optimizer's state {key!r} of variable {variable.name!r} has shape "
+        f"{tuple(value.shape)}, the variable {tuple(variable.alias.shape)}: under this plan each "
+        "rank updates some of its elements, and keeps the state of those.",
+        thing=f"optimizer.state of {variable.name}",
+        value=tuple(value.shape),
+        remedy="Put a tensor of the variable's shape there, or remove the entry: the optimizer "
+        "begins it anew.",
+    )

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.runtime.layout.records import Settings
-from autosync.runtime.updates.twin_optimizer import snapshot, step_twin
+from autosync.runtime.updates.twin_optimizer import held_state, snapshot, step_twin
 
 OWNER = "_autosync_optimizer"
 """Entry of a group's settings: which of the optimizers it belongs to."""
@@ -27,7 +27,7 @@ class JoinedState(MutableMapping[Tensor, Any]):
         }
 
     def _of(self, parameter: Tensor) -> MutableMapping[Tensor, Any]:
-        state: MutableMapping[Tensor, Any] = self._holders[id(parameter)].state
+        state: MutableMapping[Tensor, Any] = held_state(self._holders[id(parameter)])
         return state
 
     def __getitem__(self, parameter: Tensor) -> Any:
@@ -45,10 +45,10 @@ class JoinedState(MutableMapping[Tensor, Any]):
 
     def __iter__(self) -> Iterator[Tensor]:
         for optimizer in self._optimizers:
-            yield from optimizer.state
+            yield from held_state(optimizer)
 
     def __len__(self) -> int:
-        return sum(len(optimizer.state) for optimizer in self._optimizers)
+        return sum(len(held_state(optimizer)) for optimizer in self._optimizers)
 
 
 class JoinedOptimizers(Optimizer):

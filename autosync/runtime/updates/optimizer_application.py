@@ -65,7 +65,8 @@ class OptimizerApplication:
                 variable.parameter.grad = None
         self.streams.wait_event(self._step_event)
         if all_of_them and not self._script_may_change_settings():
-            twin_optimizer.plain_step(self.optimizer_class)(self.optimizer)
+            with twin_optimizer.as_plain(self.optimizer, self.optimizer_class):
+                twin_optimizer.plain_step(self.optimizer_class)(self.optimizer)
         else:
             twin_optimizer.update_parameters(
                 self.optimizer_class, self.optimizer, variables, self._settings

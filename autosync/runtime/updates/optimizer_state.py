@@ -18,6 +18,7 @@ from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.updates.flat_update import SCALARS
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.row_update import fill_rows
+from autosync.runtime.updates.twin_optimizer import held_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class ShardedOptimizerState:
             dist.all_gather_object(everyone, mine, group=self.group)
         gathered = [v for v in variables if not v.whole and v.group >= 0]
         for variable in gathered:
-            self.optimizer.state[variable.parameter] = {}
+            held_state(self.optimizer)[variable.parameter] = {}
         for bucket in buckets:
             if not bucket.whole:
                 owners = (states.get(bucket.index, []) for states in everyone)
@@ -66,6 +67,11 @@ class ShardedOptimizerState:
     def scatter(self, errors: SavedErrors) -> None:
         """The reverse, from what the script's optimizer holds: each rank keeps the parts that it
         updates, and its part of PowerSGD's errors."""
+        self.take_parts()
+        restore_errors(self.optimizer, self.low_rank, errors, self.group.size())
+
+    def take_parts(self) -> None:
+        """Each rank keeps the parts that it updates of what the script's optimizer holds."""
         if isinstance(self.optimizer, JoinedOptimizers):
             self.optimizer.refresh()
         split = [bucket for bucket in self.records.buckets if not bucket.whole]
@@ -75,8 +81,7 @@ class ShardedOptimizerState:
         for bucket in split:
             for variable in bucket.variables:
                 if variable.group >= 0:
-                    self.optimizer.state.pop(variable.parameter, None)
-        restore_errors(self.optimizer, self.low_rank, errors, self.group.size())
+                    held_state(self.optimizer).pop(variable.parameter, None)
 
 
 def _fill(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> None:
@@ -86,7 +91,7 @@ def _fill(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> Non
     for variable, segment, view in bucket.pieces:
         if variable.group < 0:
             continue
-        state = optimizer.state[variable.parameter]
+        state = held_state(optimizer)[variable.parameter]
         for low, high, of_range in states:
             start, stop = max(low, segment.start), min(high, segment.stop)
             if start >= stop:

@@ -12,7 +12,7 @@ from autosync.errors import NotSupported
 from autosync.runtime.layout.records import Bucket, RangeState, RowRange, Settings, VariableRecord
 from autosync.runtime.payloads.sparse_rows import TouchedRows, sparse_tensor
 from autosync.runtime.updates.joined_optimizers import optimizer_class_of
-from autosync.runtime.updates.twin_optimizer import grouped, on_host, step_twin
+from autosync.runtime.updates.twin_optimizer import grouped, held_state, on_host, step_twin
 
 SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -101,7 +101,7 @@ class RowUpdate:
         """The rows' part of what the script's optimizer holds."""
         for rows, table in zip(self.bucket.ranges, self.tables, strict=True):
             held = rows.variable.group >= 0
-            whole = optimizer.state.get(rows.variable.parameter, {}) if held else {}
+            whole = held_state(optimizer).get(rows.variable.parameter, {}) if held else {}
             self.state[table] = {
                 key: _narrowed(value, rows) if _per_row(value, rows.variable) else _copied(value)
                 for key, value in whole.items()
@@ -133,7 +133,7 @@ def fill_rows(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) ->
         if rows.variable.group < 0:
             continue
         table = rows.variable.alias
-        state = optimizer.state[rows.variable.parameter]
+        state = held_state(optimizer)[rows.variable.parameter]
         for key, value in of_rows.items():
             if not isinstance(value, Tensor) or not value.dim():
                 state[key] = _copied(value)

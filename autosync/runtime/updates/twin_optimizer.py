@@ -5,7 +5,8 @@ parameters (whole variables), or tensors that stand for parts of them (owned and
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,24 @@ def snapshot(optimizer: Optimizer) -> Settings:
         }
         for group in optimizer.__dict__["param_groups"]
     ]
+
+
+def held_state(optimizer: Optimizer) -> MutableMapping[Any, Any]:
+    """What the optimizer holds, past the view that a script may get for `optimizer.state`."""
+    state: MutableMapping[Any, Any] = optimizer.__dict__["state"]
+    return state
+
+
+@contextmanager
+def as_plain(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> Iterator[None]:
+    """Inside, an optimizer that follows a plan is of its own class: its methods read the state that
+    it holds."""
+    kind = optimizer.__class__
+    optimizer.__class__ = optimizer_class
+    try:
+        yield
+    finally:
+        optimizer.__class__ = kind
 
 
 def plain_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any]:
@@ -63,7 +82,7 @@ def update_parameters(
 ) -> None:
     """Update whole variables from `parameter.grad`, on the script's own thread."""
     groups = grouped(((v.group, v.parameter) for v in variables), settings)
-    step_twin(optimizer_class, optimizer, groups, optimizer.state)
+    step_twin(optimizer_class, optimizer, groups, held_state(optimizer))
 
 
 def update_aliases(
@@ -75,10 +94,11 @@ def update_aliases(
     """Update whole variables from their targets, on a thread of the runtime: the script may
     meanwhile clear or replace `parameter.grad`."""
     state: defaultdict[Tensor, Any] = defaultdict(dict)
+    held = held_state(optimizer)
     for variable in variables:
         if variable.group >= 0:
             variable.alias.grad = variable.target
-            state[variable.alias] = optimizer.state[variable.parameter]
+            state[variable.alias] = held[variable.parameter]
     groups = grouped(((v.group, v.alias) for v in variables), settings)
     step_twin(optimizer_class, optimizer, groups, state)
     for variable in variables:

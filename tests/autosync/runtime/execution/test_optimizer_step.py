@@ -1,0 +1,131 @@
+"""How often a script calls `step()`: once for each backward pass, or refused by name."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import autosync
+from tests.autosync.runtime.beside_ddp import PLANS
+from tests.autosync.runtime.cases import Case, loss_of, make_model, worst_difference
+from tests.autosync.runtime.distributing import ddp_of, distributed, refusal
+from tests.autosync.runtime.ranks import Ranks
+
+BYTEPS = Case(method="byteps", schedule=PLANS["server"].schedule)
+EACH = {**PLANS, "byteps": BYTEPS, "mixed": Case(method="mixed", groups=4)}
+each_plan = pytest.mark.parametrize("plan", EACH)
+
+
+def of_one(model: nn.Module) -> list[Optimizer]:
+    return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
+
+
+def of_two(model: nn.Module) -> list[Optimizer]:
+    parameters = list(model.parameters())
+    return [
+        torch.optim.SGD(parameters[::2], lr=0.1, momentum=0.9),
+        torch.optim.AdamW(parameters[1::2], lr=0.01),
+    ]
+
+
+def twice(rank: int, world: int, case: Case, make: Callable[[nn.Module], list[Optimizer]]) -> str:
+    """The script catches it, and goes on as beside DDP with one step each."""
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    mine, its = make(model), make(alone)
+    distributed(rank, world, case, model, mine if len(mine) > 1 else mine[0])
+    found = set()
+    for iteration in range(3):
+        for place, optimizers in ((model, mine), (network, its)):
+            loss_of(place, iteration, rank).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                if optimizers is mine:
+                    found.add(refusal(optimizer.step))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+    autosync.detach(model)
+    assert worst_difference(model, alone) < 3e-6
+    return "; ".join(found)
+
+
+@pytest.mark.parametrize("make", [of_one, of_two])
+@each_plan
+def test_a_second_step_on_the_same_gradients_is_refused(
+    pair: Ranks, plan: str, make: Callable[[nn.Module], list[Optimizer]]
+) -> None:
+    for said in pair.run(twice, EACH[plan], make):
+        assert said.startswith("optimizer.step() came a second time on the gradients of one")
+        assert said.count("came a second time") == 1
+
+
+def by_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
+
+
+def by_model(model: nn.Module, optimizer: Optimizer) -> None:
+    model.zero_grad()
+
+
+def by_model_again(model: nn.Module, optimizer: Optimizer) -> None:
+    model.zero_grad(set_to_none=True)
+    optimizer.step()
+    model.zero_grad()
+
+
+def nothing_to_apply(rank: int, world: int, case: Case) -> float:
+    """Behind cleared gradients, and in front of any."""
+    worst = 0.0
+    for clear in (by_optimizer, by_model, by_model_again):
+        model = make_model("mlp")
+        alone, network = ddp_of(model)
+        (mine,), (its,) = of_one(model), of_one(alone)
+        distributed(rank, world, case, model, mine)
+        for place, optimizer in ((model, mine), (network, its)):
+            optimizer.step()
+            for iteration in range(3):
+                loss_of(place, iteration, rank).backward()
+                optimizer.step()
+                clear(place, optimizer)
+                optimizer.step()
+        autosync.detach(model)
+        worst = max(worst, worst_difference(model, alone))
+    return worst
+
+
+@each_plan
+def test_a_step_on_cleared_gradients_does_nothing(pair: Ranks, plan: str) -> None:
+    assert max(pair.run(nothing_to_apply, EACH[plan])) < 3e-6
+
+
+def with_closures(rank: int, world: int, case: Case) -> float:
+    """Each closure has a backward pass of its own; a scaler skips the second of three steps."""
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    (mine,), (its,) = of_one(model), of_one(alone)
+    distributed(rank, world, case, model, mine)
+    for place, optimizer in ((model, mine), (network, its)):
+
+        def closure(place: nn.Module = place, optimizer: Optimizer = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(place, 3, rank)
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)  # type: ignore[arg-type]  # torch says float
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(place, 4, rank) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    autosync.detach(model)
+    return worst_difference(model, alone)
+
+
+@each_plan
+def test_closures_and_skipped_steps(pair: Ranks, plan: str) -> None:
+    assert max(pair.run(with_closures, EACH[plan])) < 3e-6
