@@ -4,13 +4,15 @@ import copy
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from autosync.cluster import Device
 from autosync.domain import Domain
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
-from autosync.runtime.attachment import Attachment, attach
+from autosync.runtime.attachment import Attachment
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.strategy import (
     AllReduce,
@@ -27,7 +29,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from tests.autosync.runtime.place import HERE, beside, here
+from tests.autosync.runtime.place import attach_here, beside, here
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 4
@@ -83,6 +85,21 @@ class Branching(nn.Module):
         return out
 
 
+class Opposed(nn.Module):
+    """Gradients get ready in opposite orders on even and on odd ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(6, 3)
+        self.right = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branches = (self.left, self.right)
+        first, second = branches if dist.get_rank() % 2 else reversed(branches)
+        out: Tensor = first(x) + second(x)
+        return out
+
+
 def half() -> nn.Module:
     return nn.Sequential(Cast(), mlp().bfloat16())
 
@@ -92,7 +109,14 @@ class Cast(nn.Module):
         return x.bfloat16()
 
 
-MODELS = {"mlp": mlp, "cnn": Cnn, "tied": Tied, "branching": Branching, "half": half}
+MODELS = {
+    "mlp": mlp,
+    "cnn": Cnn,
+    "tied": Tied,
+    "branching": Branching,
+    "opposed": Opposed,
+    "half": half,
+}
 
 
 @dataclass(frozen=True)
@@ -143,7 +167,12 @@ def graph_of(model: nn.Module) -> ModelGraph:
 
 
 def domain(model: nn.Module, world: int, ranks_per_node: int = 1) -> Domain:
-    return domain_of(graph_of(model), grid_cluster(world // ranks_per_node, ranks_per_node))
+    """Where they do not come out even, the last node has fewer ranks."""
+    cluster = grid_cluster(-(-world // ranks_per_node), ranks_per_node)
+    if rest := world % ranks_per_node:
+        last = replace(cluster.nodes[-1], devices=(Device("cpu", rest),))
+        cluster = replace(cluster, nodes=(*cluster.nodes[:-1], last))
+    return domain_of(graph_of(model), cluster)
 
 
 def partition_of(shape: tuple[int, ...], word: str) -> Partition:
@@ -167,6 +196,8 @@ def synchronizer(method: str, shard: int, groups: int, world: int) -> Synchroniz
             return AllReduce(group, "tree")
         case "hierarchical":
             return AllReduce(group, "hierarchical")
+        case "teams":
+            return AllReduce(shard, "hierarchical") if shard % 2 else AllReduce(shard)
         case "ps":
             return ParameterServer(group % world, group)
         case "hierarchical_ps":
@@ -271,14 +302,9 @@ def attached(
     model = model or make_model(case.model)
     optimizer = optimizer or make_optimizer(case.optimizer, model)
     names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-    attachment = attach(
-        model,
-        optimizer,
-        plan(case, model, world),
-        names,
-        max_grad_norm=max_grad_norm,
-        trace=trace,
-        streams=HERE.streams,
+    made = plan(case, model, world)
+    attachment = attach_here(
+        model, optimizer, made, names, max_grad_norm=max_grad_norm, trace=trace
     )
     return model, optimizer, attachment
 

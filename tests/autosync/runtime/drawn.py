@@ -12,11 +12,10 @@ from torch.nn import functional
 from autosync.domain import Domain
 from autosync.importing import import_module
 from autosync.plan import Plan
-from autosync.runtime.attachment import attach
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.layout.queue_order import issue_order
 from tests.autosync.runtime.parts import gradient_of
-from tests.autosync.runtime.place import HERE, beside, here
+from tests.autosync.runtime.place import attach_here, beside, here
 from tests.autosync.runtime.traces import disorder
 from tests.domains import domain_of, grid_cluster
 
@@ -170,7 +169,7 @@ def run_one(rank: int, case: Drawn) -> Trained:
     optimizer = make_optimizer(case.optimizer, model)
     names = tuple(name for name, _ in model.named_parameters())
     trace = ExecutionTrace()
-    attachment = attach(model, optimizer, case.plan, names, trace=trace, streams=HERE.streams)
+    attachment = attach_here(model, optimizer, case.plan, names, trace=trace)
     queues = [record.queue for record in attachment.engine.messages]
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()

@@ -3,43 +3,59 @@
 A rank that `ranks` starts has its place set once; everybody else is in host memory.
 """
 
+import os
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from autosync.plan import Plan
+from autosync.runtime.attachment import Attachment, attach
 from autosync.runtime.device.streams import ONE_ORDER, STAGED, Streams
+from autosync.trials.trial_attachment import ReusedGroups
 
 Module = TypeVar("Module", bound=nn.Module)
 
 CPU = torch.device("cpu")
+ON_GPUS = os.environ.get("COMPUTE_DEVICE", "cuda") == "cuda"
+"""With COMPUTE_DEVICE=cpu the tests marked `cuda` run in host memory over gloo, as
+`scripts/check_gpu` does there: their own logic is shown, the GPU's is not."""
 
 
 @dataclass(slots=True)
 class Place:
-    """streams: None leaves them to `attach`."""
+    """streams: None leaves them to `attach`. groups: the process groups that plan after plan
+    runs on; None where each opens and ends its own."""
 
     device: torch.device = CPU
     streams: Streams | None = None
+    groups: ReusedGroups | None = None
 
 
 HERE = Place()
 
-WAYS = {
+HOST_WAYS = {
     "host": Place(),
     # The ways of a GPU with host memory as the device: threads, buffers and order, without a GPU.
     "staged": Place(streams=Streams(STAGED)),
     "one order": Place(streams=Streams(ONE_ORDER)),
-    "cuda": Place(torch.device("cuda")),
-    "nccl": Place(torch.device("cuda")),
 }
-"""By the word that `ranks` is given. On the last two the process group is gloo's and NCCL's."""
+GPU_WAYS = {"cuda": "staged", "nccl": "one order"}
+"""On these the process group is gloo's and NCCL's. Beside them the way without a GPU."""
 
 
-def settle(way: str, rank: int) -> None:
+def way_here(way: str) -> str:
+    """What a way of a GPU stands for where the tests run without one."""
+    return way if ON_GPUS else GPU_WAYS.get(way, way)
+
+
+def settle(way: str, rank: int, keep_groups: bool) -> None:
     """This process is a rank of that kind from now on. Ranks share a GPU where there are fewer."""
-    HERE.device, HERE.streams = WAYS[way].device, WAYS[way].streams
+    place = HOST_WAYS.get(way, Place(torch.device("cuda")))
+    HERE.device, HERE.streams = place.device, place.streams
+    HERE.groups = ReusedGroups() if keep_groups else None
     if HERE.device.type == "cuda":
         HERE.device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(HERE.device)
@@ -49,6 +65,18 @@ def settle(way: str, rank: int) -> None:
 
 def here(model: Module) -> Module:
     return model.to(HERE.device)
+
+
+def attach_here(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    names: tuple[str, ...],
+    **options: Any,
+) -> Attachment:
+    """`attach` in the way of this process."""
+    groups = HERE.groups.get(dist.group.WORLD, HERE.device) if HERE.groups else None
+    return attach(model, optimizer, plan, names, groups=groups, streams=HERE.streams, **options)
 
 
 def beside(model: nn.Module, tensor: Tensor) -> Tensor:

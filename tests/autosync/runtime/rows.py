@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.plan import Plan
-from autosync.runtime.attachment import Attachment, attach
+from autosync.runtime.attachment import Attachment
 from autosync.strategy import (
     Replica,
     Schedule,
@@ -24,7 +24,7 @@ from autosync.strategy import (
 )
 from tests.autosync.runtime.cases import for_one, graph_of
 from tests.autosync.runtime.parts import gradient_of
-from tests.autosync.runtime.place import HERE
+from tests.autosync.runtime.place import attach_here
 from tests.domains import domain_of, grid_cluster
 
 FACTOR_ROWS = 4
@@ -89,7 +89,7 @@ def attached(
     model: nn.Module, optimizer: Optimizer, made: Plan, max_grad_norm: float | None = None
 ) -> Attachment:
     names = tuple(name for name, _ in model.named_parameters())
-    return attach(model, optimizer, made, names, max_grad_norm=max_grad_norm, streams=HERE.streams)
+    return attach_here(model, optimizer, made, names, max_grad_norm=max_grad_norm)
 
 
 def averaged(
