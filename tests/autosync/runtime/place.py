@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from autosync.plan import Plan
 from autosync.runtime.attachment import Attachment, attach
 from autosync.runtime.device.streams import ONE_ORDER, STAGED, Streams
+from autosync.trials.request_names import ComputeDevice
 from autosync.trials.trial_attachment import ReusedGroups
 
 Module = TypeVar("Module", bound=nn.Module)
 
 CPU = torch.device("cpu")
-ON_GPUS = os.environ.get("COMPUTE_DEVICE", "cuda") == "cuda"
-"""With COMPUTE_DEVICE=cpu the tests marked `cuda` run in host memory over gloo, as
-`scripts/check_gpu` does there: their own logic is shown, the GPU's is not."""
+COMPUTE_DEVICE: ComputeDevice = "cpu" if os.environ.get("COMPUTE_DEVICE") == "cpu" else "cuda"
+"""Of the tests marked `cuda`. In host memory they run over gloo, as `scripts/check_gpu` does there:
+their own logic is shown, the GPU's is not."""
+ON_GPUS = COMPUTE_DEVICE == "cuda"
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from autosync.trials.pool.worker_answers import pass_measurement
 from autosync.trials.pool.worker_group import WorkerGroup
 from autosync.trials.probe.kernel_profile import profile_kernels
 from autosync.trials.worker.commands import StretchesTimed, TimeStretches
+from tests.autosync.runtime.device.gpus import on_real_gpus
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 FEW = LocalLauncher(repeats=0)
@@ -62,37 +63,23 @@ def test_replicas_end_as_those_that_waited(
     assert pool.description == "local (unshaped links), kernels on the CPU"
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
-)
+@on_real_gpus
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_gpu_replica_ends_as_one_that_waited(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ranks share a GPU over gloo; over NCCL each wants one of its own."""
-    if backend == "nccl" and torch.cuda.device_count() < 2:
-        pytest.skip("NOT VERIFIED: NCCL between ranks needs 2 GPUs")
+    """Two ranks share the GPU where there is one."""
     domain = small_domain()
     domain = replace(domain, cluster=replace(domain.cluster, backend=backend))
     with FEW.open(Workload(domain)) as waiting:
         waited = digests(waiting, monkeypatch)
-    with FEW.open(Workload(domain, compute="kernels", device="cuda")) as computing:
+    sharing = replace(FEW, share_gpus=True)
+    with sharing.open(Workload(domain, compute="kernels", device="cuda")) as computing:
         profile = profile_kernels(computing)
-        assert torch.cuda.get_device_name() in profile.note
         assert digests(computing, monkeypatch) == waited
-        assert computing.description.endswith(f"CUDA kernels, {backend}")
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
-)
-def test_one_rank_starts_on_nccl_and_computes() -> None:
-    """What one GPU can show of NCCL workers: a cluster has two ranks at the least, so no trial."""
-    domain = small_domain()
-    domain = replace(domain, cluster=replace(domain.cluster, backend="nccl"))
-    check_alone(Workload(domain, compute="kernels", device="cuda"))
+        assert torch.cuda.get_device_name() in profile.note
+        assert f"CUDA kernels, {backend}" in computing.description
+        assert ("share a GPU" in computing.description) == (torch.cuda.device_count() < 2)
 
 
 def test_one_rank_starts_and_computes() -> None:
