@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AutoLauncher:
-    """The testbed where this machine can have one, else local processes, said so in the log and
-    on every trial (`TrialResult.launcher`)."""
+    """The testbed where this machine can have one, else local processes, said so, with the reason,
+    to `on_wait` and in the log, and on every trial (`TrialResult.launcher`)."""
 
     share_gpus: bool = False
     name: str = "auto"
@@ -62,7 +62,10 @@ class AutoLauncher:
         try:
             return TestbedLauncher(share_gpus=self.share_gpus, on_wait=self.on_wait).open(workload)
         except NotSupported as error:
-            log.warning("trials run on local processes with unshaped links: %s", error)
+            why = f"trials run over the loopback, whose links are not shaped: {error.message}"
+            log.warning("%s", why)
+            if self.on_wait is not None:
+                self.on_wait(why)
             return LocalLauncher(share_gpus=self.share_gpus, on_wait=self.on_wait).open(workload)
 
 

@@ -198,7 +198,8 @@ class Launcher(Protocol):
 
 
 OnWait = Callable[[str], None]
-"""Is told, in words, that a pool waits for another measurement on this machine."""
+"""Is told, in words, that a pool waits for another measurement on this machine, or that its links
+are not those that were asked for."""
 
 
 @runtime_checkable

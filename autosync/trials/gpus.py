@@ -1,4 +1,4 @@
-"""Which GPU a rank works on, and what it holds of its memory."""
+"""Which GPU a rank works on, and whether others may."""
 
 import os
 import socket
@@ -70,23 +70,37 @@ def refuse_shared_gpus(
         if not gpu or (first := gpus.index(gpu)) == rank:
             continue
         if not share_gpus:
-            raise NotSupported(
-                f"ranks {first} and {rank} share GPU {gpu}: there are fewer GPUs than ranks.",
-                thing="share_gpus",
-                value=share_gpus,
-                remedy="Let ranks share GPUs (--share-gpus, or share_gpus=True of the launcher), "
-                "or use a cluster file with fewer ranks.",
-            )
+            raise _not_let_to_share(f"ranks {first} and {rank} share GPU {gpu}")
         if backend == "nccl" and nccl_hosts[first] == nccl_hosts[rank]:
             raise NotSupported(
-                f"ranks {first} and {rank} share GPU {gpu}, and NCCL_HOSTID is "
-                f"{nccl_hosts[rank]!r} for both: NCCL takes two ranks on a GPU only where their "
-                "host ids differ.",
+                f"ranks {first} and {rank} share GPU {gpu}, and NCCL sees host "
+                f"{nccl_hosts[rank]!r} for both: it takes two ranks on a GPU only where their host "
+                "ids differ.",
                 thing="NCCL_HOSTID",
                 value=nccl_hosts[rank],
                 remedy="Give each rank an NCCL_HOSTID of its own where its worker starts, or write "
                 "`backend: gloo` into the cluster file.",
             )
+
+
+def refuse_fewer_gpus(ranks: int, share_gpus: bool) -> None:
+    """Raises NotSupported where this machine has no GPU, or fewer than ranks that may not share
+    them."""
+    refuse_without_gpu()
+    visible = torch.cuda.device_count()
+    if visible < ranks and not share_gpus:
+        gpus = "1 GPU" if visible == 1 else f"{visible} GPUs"
+        raise _not_let_to_share(f"{ranks} ranks would share {gpus} of {socket.gethostname()}")
+
+
+def _not_let_to_share(what: str) -> NotSupported:
+    return NotSupported(
+        f"{what}: ranks have a GPU each, unless sharing is asked for.",
+        thing="share_gpus",
+        value=False,
+        remedy="Let ranks share GPUs (--share-gpus, or share_gpus=True of the launcher), or use a "
+        "cluster file with fewer ranks.",
+    )
 
 
 def gpu_versions(backend: Backend) -> dict[str, str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from autosync.errors import NotSupported
 from autosync.trials.contract import OnWait, Workload
-from autosync.trials.gpus import refuse_without_gpu
+from autosync.trials.gpus import refuse_fewer_gpus
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
@@ -37,11 +37,12 @@ class LocalLauncher:
         """Workers start with the first trial.
 
         Raises:
-            NotSupported: the cluster has dedicated servers, or this machine no GPU to work on.
+            NotSupported: the cluster has dedicated servers, or this machine no GPU to work on, or
+                fewer than ranks that may not share them.
         """
         refuse_dedicated_servers(workload)
         if workload.device == "cuda":
-            refuse_without_gpu()
+            refuse_fewer_gpus(workload.domain.world_size, self.share_gpus)
         nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
         preload = preload_for(workload)
         nccl = shared_gpu_environment if self.share_gpus else None

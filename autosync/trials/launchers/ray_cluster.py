@@ -73,7 +73,8 @@ def connect_to_ray(address: str) -> bool:
             f"the Ray cluster at {address!r} cannot be joined: {error}",
             thing="address",
             value=address,
-            remedy="Check `ray status --address` and the token (RAY_AUTH_TOKEN).",
+            remedy="Check `ray status --address`, and that the token here is the head's "
+            "(~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN).",
         ) from None
     return True
 

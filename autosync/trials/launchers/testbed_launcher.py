@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import OnWait, Workload
-from autosync.trials.gpus import refuse_without_gpu
+from autosync.trials.gpus import refuse_fewer_gpus
 from autosync.trials.launchers.local_launcher import (
     mps_for,
     preload_for,
@@ -67,7 +67,7 @@ class TestbedLauncher:
         refuse_excess(workload, usable_cores())
         refuse_direct_links(workload)
         if workload.device == "cuda":
-            refuse_without_gpu()
+            refuse_fewer_gpus(workload.domain.world_size, self.share_gpus)
         testbed = namespaces.up(cluster, workload.byte_scale, workload.time_scale)
         try:
             checked = self._checked(testbed, workload)

@@ -14,7 +14,7 @@ import pytest
 from autosync.api.engine.registry import AutoLauncher
 from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput, NotFound, NotSupported
-from autosync.trials.contract import Workload
+from autosync.trials.contract import Workload, reporting_waits
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
 from autosync.trials.pool.local_place import LocalPlace
@@ -106,8 +106,14 @@ def test_links_that_are_off_are_no_reason_to_scale_kernels(monkeypatch: pytest.M
     with pytest.raises(NotSupported, match=r"283 Mbit/s.*launcher local") as refused:
         TestbedLauncher().open(computing)
     assert "Scale" not in str(refused.value)
-    with contextlib.closing(AutoLauncher().open(computing)) as pool:
+    told: list[str] = []
+    launcher = reporting_waits(AutoLauncher(), told.append)
+    with contextlib.closing(launcher.open(computing)) as pool:
         assert pool.description == "local (unshaped links), kernels on the CPU"
+    assert told == [
+        "trials run over the loopback, whose links are not shaped: the link carries 283 Mbit/s. "
+        "Beside kernels nothing can be scaled."
+    ]
     assert namespaces.status() == before
 
 

@@ -13,6 +13,7 @@ from autosync.profiling import forward_bytes
 from autosync.trials import gpus
 from autosync.trials.contract import Workload
 from autosync.trials.launchers import ray_launcher
+from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.launchers.ray_launcher import (
     RayLauncher,
     gpus_a_rank,
@@ -186,6 +187,22 @@ def test_ranks_share_gpus_where_they_may(backend: Backend) -> None:
     gpus.refuse_shared_gpus(["x", "y", "x"], hosts, True, backend)
     with pytest.raises(NotSupported, match=r"ranks 0 and 2 share GPU x.*--share-gpus"):
         gpus.refuse_shared_gpus(["x", "y", "x"], hosts, False, backend)
+
+
+def test_a_machine_with_fewer_gpus_than_ranks_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    workload = Workload(domain_of(cluster=grid_cluster(2)), compute="kernels", device="cuda")
+    for launcher in (LocalLauncher(), TestbedLauncher()):
+        with pytest.raises(NotSupported, match=r"2 ranks would share 1 GPU of .*--share-gpus"):
+            launcher.open(workload)
+    with LocalLauncher(share_gpus=True).open(workload) as pool:
+        assert pool.transport.mps is not None
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with LocalLauncher().open(workload) as pool:
+        assert pool.transport.mps is None
 
 
 def test_nccl_takes_ranks_on_one_gpu_from_hosts_of_their_own() -> None:
