@@ -29,6 +29,7 @@ from autosync.importing.recording_devices import (
     RealTensors,
     RecordingDevice,
 )
+from autosync.importing.selective_scan import fused_scans
 from autosync.importing.several_examples import Examples, RecordedGraph, each_example, united_graph
 from autosync.importing.tracker import LOSS_PATH, module_paths, storage_of
 from autosync.importing.training_step import Loss, check_arguments, compute_loss
@@ -184,7 +185,8 @@ def _record(
 
 @contextmanager
 def _recording(device: RecordingDevice, recorder: Recorder) -> Iterator[None]:
-    with device.active(), FusedAttention(), _uncompiled(), recorder:
+    scans = nullcontext() if device.has_values else fused_scans()
+    with device.active(), FusedAttention(), scans, _uncompiled(), recorder:
         yield
 
 

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from autosync.importing.attention import attention_backward_flops, attention_flops
+from autosync.importing.selective_scan import (
+    selective_scan_backward_flops,
+    selective_scan_flops,
+)
 
 aten = torch.ops.aten
 grouped_mm = aten._grouped_mm
@@ -54,6 +58,8 @@ FLOPS: dict[Any, Callable[..., int]] = {
     aten.convolution_backward: _convolution_backward_flops,
     torch.ops.autosync.scaled_dot_product_attention: attention_flops,
     torch.ops.autosync.scaled_dot_product_attention_backward: attention_backward_flops,
+    torch.ops.autosync.selective_scan: selective_scan_flops,
+    torch.ops.autosync.selective_scan_backward: selective_scan_backward_flops,
     aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
 }

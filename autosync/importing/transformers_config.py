@@ -184,16 +184,14 @@ def _model_class(transformers: Any, architecture: str, file: Path) -> Any:
 def _inputs(
     model_class: Any, config: Any, batch_size: int, length: int | None, architecture: str
 ) -> dict[str, torch.Tensor]:
-    """A batch as a data loader makes it, of zeros on the meta device's terms: shapes count."""
+    """A batch of zeros: shapes count. It has no attention mask, since no position is padding; models
+    drop one that hides nothing."""
     taken = inspect.signature(model_class.forward).parameters
     first = getattr(model_class, "main_input_name", "input_ids")
     inputs: dict[str, torch.Tensor] = {}
     if first == "input_ids":
         tokens = _length(config, length)
-        words = torch.zeros(batch_size, tokens, dtype=torch.long)
-        inputs["input_ids"] = words
-        if "attention_mask" in taken:
-            inputs["attention_mask"] = torch.ones_like(words)
+        inputs["input_ids"] = torch.zeros(batch_size, tokens, dtype=torch.long)
     elif first == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         channels = getattr(config, "num_channels", 3)
         inputs["pixel_values"] = torch.zeros(batch_size, channels, *[config.image_size] * 2)

@@ -66,7 +66,7 @@ def test_attention_over_a_sparse_embedding_keeps_to_what_takes_sparse_gradients(
 
         def forward(self, words: torch.Tensor) -> torch.Tensor:
             x = self.word(words)
-            return (torch.softmax(x @ x.transpose(1, 2), -1) @ x).mean()
+            return torch.mean(torch.softmax(x @ x.transpose(1, 2), -1) @ x)
 
     words = (torch.zeros(4, 5, dtype=torch.long),)
     graph = import_module(Attending(), words, None, name="sparse", batch_size=4)

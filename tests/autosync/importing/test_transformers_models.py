@@ -67,6 +67,33 @@ def test_a_checkpointed_decoder(reentrant: bool) -> None:
     assert graph.variables[graph.gradient_order[-1]].name == "model.embed_tokens.weight"
 
 
+def mamba(**options: Any) -> Any:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    return transformers.MambaForCausalLM(transformers.MambaConfig(**sizes, **options))
+
+
+def test_a_selective_scan_is_one_operation_whatever_the_number_of_tokens() -> None:
+    graphs = []
+    for tokens in (8, 64):
+        words = torch.zeros(2, tokens, dtype=torch.long)
+        graphs.append(imported(mamba(), {"input_ids": words, "labels": words}))
+    assert [o.name for o in graphs[0].operations] == [o.name for o in graphs[1].operations]
+    scan, _ = (o for o in graphs[1].operations if o.type == "selective_scan")
+    channels, state = 32, 4
+    assert scan.forward_flops == 2 * 2 * 64 * channels * state
+    assert scan.backward_flops == 2 * scan.forward_flops
+    assert scan.output_bytes == 4 * 2 * channels * (64 + state)
+    assert max(o.output_bytes for o in graphs[1].operations) <= 4 * 2 * 64 * 64  # no states
+    assert {v.name for v in graphs[1].variables} == {n for n, _ in mamba().named_parameters()}
+
+
+def test_a_model_with_selective_scans_runs_as_before_behind_a_recording() -> None:
+    model, words = mamba().eval(), torch.zeros(2, 8, dtype=torch.long)
+    before = model(words).logits
+    imported(model.train(), {"input_ids": words, "labels": words})
+    assert torch.equal(model.eval()(words).logits, before)
+
+
 def test_experts_of_a_mixture() -> None:
     config = transformers.MixtralConfig(**DECODER, num_local_experts=4, num_experts_per_tok=2)
     graph = imported(transformers.MixtralForCausalLM(config))
