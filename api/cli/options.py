@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from autosync.api.cli.completion import complete_cluster, complete_device, complete_model
 from autosync.environment import (
     DATABASE_URL_VARIABLE,
     PREFIX_VARIABLE,
@@ -24,6 +25,7 @@ Model = Annotated[
         "Hugging Face config.json, an .onnx file, or package.module:function returning (module, "
         "example inputs, loss).",
         show_default=False,
+        autocompletion=complete_model,
     ),
 ]
 ClusterName = Annotated[
@@ -32,6 +34,7 @@ ClusterName = Annotated[
         metavar="CLUSTER",
         help="A bundled name (see `autosync clusters`) or a YAML file.",
         show_default=False,
+        autocompletion=complete_cluster,
     ),
 ]
 Batch = Annotated[
@@ -52,7 +55,10 @@ Optimizer = Annotated[
 DeviceType = Annotated[
     str | None,
     typer.Option(
-        "--device", help="Estimate for this device type.", show_default="the cluster's fastest"
+        "--device",
+        help="Estimate for this device type.",
+        show_default="the cluster's fastest",
+        autocompletion=complete_device,
     ),
 ]
 Efficiency = Annotated[

@@ -10,6 +10,7 @@ from autosync.errors import InvalidInput, NotFound, NotSupported
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
     from autosync.api.db.tables import TuningRow
+    from autosync.api.views.tuning_schemas import RankedStrategy
 
 SHORTEST = 4
 
@@ -35,20 +36,34 @@ def the_one(prefix: str, known: Sequence[tuple[str, str]], none: str) -> str:
     Raises:
         NotFound: there is none; lists the latest. InvalidInput: there are several.
     """
+    latest = ", ".join(f"{each[:8]} ({state})" for each, state in known[:5])
+    remedy = f"The latest: {latest}." if latest else none
+    return _beginning_so("tuning", prefix, [each for each, _ in known], remedy)
+
+
+def the_strategy(prefix: str, ranked: "Sequence[RankedStrategy]") -> str:
+    """The id, among a tuning's strategies, that begins so. Raises as `the_one`."""
+    known = [each.strategy_id for each in ranked]
+    fastest = ", ".join(each[:8] for each in known[:5])
+    remedy = f"The fastest: {fastest}; `autosync show` lists them." if known else "It has none yet."
+    return _beginning_so("strategy", prefix, known, remedy)
+
+
+def _beginning_so(kind: str, prefix: str, known: Sequence[str], none: str) -> str:
     usable = len(prefix) >= SHORTEST
-    found = [each for each, _ in known if usable and each.startswith(prefix.lower())]
+    found = [each for each in known if usable and each.startswith(prefix.lower())]
     if not found:
-        latest = ", ".join(f"{each[:8]} ({state})" for each, state in known[:5])
         raise NotFound(
-            f"no tuning here has an id that begins with {prefix!r}.",
-            thing="tuning",
+            f"no {kind} here has an id that begins with {prefix!r}.",
+            thing=kind,
             value=prefix,
-            remedy=f"The latest: {latest}." if latest else none,
+            remedy=none,
         )
     if len(found) > 1:
+        several = {"tuning": "tunings", "strategy": "strategies"}[kind]
         raise InvalidInput(
-            f"{len(found)} tunings have ids that begin with {prefix!r}.",
-            thing="tuning",
+            f"{len(found)} {several} have ids that begin with {prefix!r}.",
+            thing=kind,
             value=prefix,
             remedy=f"Give more of it: {', '.join(each[:12] for each in found[:5])}.",
         )

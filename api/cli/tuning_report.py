@@ -32,8 +32,8 @@ def print_results(
     winner = tuning.result.strategy_id if tuning.result is not None else ""
     over = f"speed-up over {tuning.result.compared_with if tuning.result else 'DDP'}"
     print_table(
-        ("", "strategy", "predicted ms", "measured ms", "spread", over),
-        [(_place(row, winner), *_cells(row)) for row in shown],
+        ("", "id", "strategy", "predicted ms", "measured ms", "spread", over),
+        [(_place(row, winner), row.strategy_id[:8], *_cells(row)) for row in shown],
         right=("", "predicted ms", "measured ms", "spread", over),
     )
     if len(ranked.items) > len(shown):

@@ -1,6 +1,6 @@
 """DeepSpeed's configuration: ZeRO stage 1 or 2 and the sizes of its buckets.
 
-Written after DeepSpeed's `stage_1_and_2.py` (0.16): before a gradient that would fill the bucket
+Written after DeepSpeed's `stage_1_and_2.py` (0.19): before a gradient that would fill the bucket
 beyond `reduce_bucket_size` elements the bucket is sent.
 """
 
@@ -18,16 +18,26 @@ from autosync.framework_settings.gradient_messages import (
 )
 from autosync.strategy import AllReduce, Encoding, ReduceScatter, Strategy
 
-DATA_TYPES = {"none": "fp32", "fp16": "fp16", "bf16": "bfp16"}
-"""`communication_data_type`, in DeepSpeed's spelling."""
+DATA_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""`communication_data_type` of unpacked gradients, by their type; encodings are spelled alike."""
+HALF_MODEL = {
+    "fp16": {"enabled": True, "loss_scale": 1.0},
+    "bf16": {"enabled": True},
+}
+"""What a model of that type needs; a loss scale of 1 leaves scaling to the script."""
 STAGE_0_ELEMENTS = 500_000_000
 """Of a bucket without ZeRO (`MEMORY_OPT_ALLREDUCE_SIZE`), which no setting changes."""
+ALIGNED_ELEMENTS = 2
+"""What `allgather_bucket_size` must be a multiple of (`nccl_start_alignment_factor`)."""
 SNIPPET = """import deepspeed
 
 model, optimizer, _, _ = deepspeed.initialize(
     model=model, optimizer=optimizer, config="{file}"
 )
 # then model.backward(loss) and model.step() in place of the usual two
+"""
+ZERO_NOTE = """# ZeRO updates each rank's part of the values: take an optimizer that computes each
+# element by itself, as SGD and Adam do
 """
 CONFIGURATION_FILE = "deepspeed.json"
 
@@ -48,18 +58,29 @@ def deepspeed_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
         zero, encoding, deviations = _without_zero(strategy, domain)
     else:
         zero, encoding, deviations = _with_zero(strategy, domain)
+    model_type = DATA_TYPES[_one_type(domain)]
+    sent_type = model_type if encoding.name == "none" else encoding.name
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": domain.batch_size,
+        "gradient_accumulation_steps": 1,
+        "communication_data_type": sent_type,
+    }
+    if model_type in HALF_MODEL:
+        settings[model_type] = HALF_MODEL[model_type]
+        deviations.append(
+            f"DeepSpeed keeps float32 copies of {model_type} values and updates those."
+        )
+    snippet = SNIPPET.format(file=CONFIGURATION_FILE)
+    if zero["stage"]:
+        snippet += ZERO_NOTE
+        settings["zero_allow_untested_optimizer"] = True
     return FrameworkSettings(
         framework="deepspeed",
         strategy_id=strategy.id,
         deviations=tuple(deviations),
-        settings={
-            "train_micro_batch_size_per_gpu": domain.batch_size,
-            "gradient_accumulation_steps": 1,
-            "communication_data_type": DATA_TYPES[encoding.name],
-            "zero_optimization": zero,
-        },
+        settings={**settings, "zero_optimization": zero},
         environment={},
-        snippet=SNIPPET.format(file=CONFIGURATION_FILE),
+        snippet=snippet,
     )
 
 
@@ -89,10 +110,14 @@ def _with_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Enco
             thing="schedule.overlap_forward",
             value=True,
         )
-    types = {variable.dtype for variable in domain.graph.variables}
-    if len(types) > 1:
-        why = f"its gradients have several types ({', '.join(sorted(types))})"
-        raise refused("deepspeed", why, thing="variables", value=sorted(types))
+    if not domain.optimizer.elementwise:
+        raise refused(
+            "deepspeed",
+            f"{domain.optimizer.name} needs whole variables for its update, and ZeRO gives each "
+            "rank a part of them",
+            thing="optimizer",
+            value=domain.optimizer.name,
+        )
     elements = [variable.elements for variable in domain.graph.variables]
     ready = [elements[index] for index in domain.graph.gradient_order]
     wanted = {message.variables for message in messages}
@@ -122,11 +147,21 @@ def _with_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Enco
         "reduce_scatter": True,
         "reduce_bucket_size": size,
         "allgather_partitions": True,
-        "allgather_bucket_size": size,
+        "allgather_bucket_size": size + size % ALIGNED_ELEMENTS,
         "overlap_comm": len(messages) > 1,
         "contiguous_gradients": True,
     }
     return zero, _halves(messages), deviations
+
+
+def _one_type(domain: Domain) -> str:
+    """Of all variables. Raises NotSupported."""
+    types = sorted({variable.dtype for variable in domain.graph.variables})
+    if len(types) > 1 or types[0] not in DATA_TYPES:
+        known = "" if len(types) > 1 else ", which it does not send"
+        why = f"its gradients have the types {', '.join(types)}{known}"
+        raise refused("deepspeed", why, thing="variables", value=types)
+    return types[0]
 
 
 def zero_buckets(elements: list[int], bucket_elements: int) -> list[int]:

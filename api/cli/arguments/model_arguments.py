@@ -41,6 +41,7 @@ def load_graph(
     """The graph of a bundled model, of a graph JSON, of another library's model, or of
     `package.module:function`."""
     how = choice or RecordingChoice()
+    _check_no_path(model)
     if is_foreign_module(model):
         found = load_foreign_module(model, batch_size, how.length, allocate=how.values)
         return _target_graph(found, foreign_name(model), how)
@@ -58,6 +59,49 @@ def load_graph(
     if is_onnx_file(model):
         return onnx_graph(model, batch_size, how.length)
     return _graph_file(Path(model), batch_size)
+
+
+def _check_no_path(model: str) -> None:
+    """`nanogpt.py` and `models/nanogpt.py:example` name a file where a module is asked for; the
+    refusal says how to name it, and which functions the file has."""
+    place, colon, function = model.partition(":")
+    path = Path(place)
+    if not (place.endswith(".py") or (colon and "/" in place)):
+        return
+    module = path if path.suffix != ".py" else path.with_suffix("")
+    folder, dotted = Path(), ".".join(module.parts)
+    if path.is_absolute() or ".." in module.parts or not dotted.replace(".", "_").isidentifier():
+        folder, dotted = module.parent, module.name
+    named = [function] if function else _functions_of(path)
+    inside = "" if folder == Path() else f" in the folder {folder}"
+    way = " or ".join(f"{dotted}:{name}" for name in named[:4]) or f"{dotted}:FUNCTION"
+    missing = "" if path.with_suffix(".py").is_file() else f" There is no file {place!r} here."
+    raise InvalidInput(
+        f"{model!r} names a file, a model is a function in a module.{missing}",
+        thing="model",
+        value=model,
+        remedy=f"Give {way}{inside}: a function without arguments that returns (module, example "
+        "inputs, loss).",
+    )
+
+
+def _functions_of(path: Path) -> list[str]:
+    """Those in the file that can be called without arguments; none where it cannot be read."""
+    import ast
+
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return []
+    return [
+        each.name
+        for each in body
+        if isinstance(each, ast.FunctionDef)
+        and not each.name.startswith("_")
+        and len(each.args.args) == len(each.args.defaults)
+        and not each.args.posonlyargs
+        and all(each.args.kw_defaults)
+    ]
 
 
 def _is_file_name(model: str) -> bool:
@@ -155,6 +199,7 @@ def load_module(
     from autosync.importing import load_target
     from autosync.models import BUNDLED, is_bundled, spec_of
 
+    _check_no_path(model)
     if is_foreign_module(model) or ":" in model:
         found = (
             load_foreign_module(model, batch_size, None, allocate=True)

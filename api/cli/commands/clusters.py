@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autosync.api.cli.completion import complete_cluster, complete_device
 from autosync.api.cli.console import out, print_json, print_table
 from autosync.api.cli.options import Json
 
@@ -25,10 +26,15 @@ GROUPS = {
 def clusters(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[CLUSTER]", help="Show this one as a file to start from."),
+        typer.Argument(
+            metavar="[CLUSTER]",
+            help="Show this one as a file to start from.",
+            autocompletion=complete_cluster,
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="List those that have this device type.")
+        str | None,
+        typer.Option(help="List those that have this device type.", autocompletion=complete_device),
     ] = None,
     ranks: Annotated[int | None, typer.Option(min=2, help="List those of so many ranks.")] = None,
     find: Annotated[

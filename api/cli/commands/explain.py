@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.completion import complete_tuning
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.api.cli.output_files import write_text
@@ -32,6 +33,7 @@ def explain(
             metavar="BUNDLE|STRATEGY|TUNING",
             help="A bundle or strategy file, or the id of a tuning (or its beginning).",
             show_default=False,
+            autocompletion=complete_tuning,
         ),
     ],
     every: Annotated[bool, typer.Option("--all", help="List every variable.")] = False,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.completion import complete_strategy, complete_tuning
 from autosync.api.cli.console import out, print_json
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
@@ -22,7 +23,10 @@ def export(
     tuning: Annotated[
         str,
         typer.Argument(
-            metavar="TUNING", help="Its id, or the beginning of it.", show_default=False
+            metavar="TUNING",
+            help="Its id, or the beginning of it.",
+            show_default=False,
+            autocompletion=complete_tuning,
         ),
     ],
     output: Annotated[
@@ -48,8 +52,10 @@ def export(
         str | None,
         typer.Option(
             metavar="ID",
-            help="One of the tuning's strategies, by its whole id.",
+            help="One of the tuning's strategies: its id, as `autosync show` lists it, or the "
+            "beginning of it.",
             show_default="its answer",
+            autocompletion=complete_strategy,
         ),
     ] = None,
     swap_gb: Annotated[
@@ -93,8 +99,10 @@ def export(
         autosync export 3f2a90c1 -o best.json --swap-gb 15.5
         autosync export 3f2a90c1 -o best.json --swap-gb 15.5 --swap-state --swap-values
         autosync export 3f2a90c1 --for ddp
+        autosync export 3f2a90c1 --strategy 9b41d07e -o second.json
         autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
     """
+    from autosync.api.cli.tuning_lookup import the_strategy
     from autosync.api.cli.tuning_report import print_two_lines
     from autosync.api.cli.tuning_sources import tuning_source
     from autosync.documents import to_data
@@ -118,6 +126,8 @@ def export(
         _write_trials(trials, tuning, db, url)
     with tuning_source(db, url) as source:
         tuning_id = source.find(tuning)
+        if strategy is not None:
+            strategy = the_strategy(strategy, source.strategies(tuning_id).items)
         if framework is not None:
             found = source.settings(tuning_id, framework, strategy)
             if output is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.completion import complete_device
 from autosync.api.cli.console import say, warn
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable
@@ -37,7 +38,11 @@ def import_cluster(
     ] = None,
     output: Output = None,
     device: Annotated[
-        str | None, typer.Option(help="Type of the devices (v100, a100, h100, cpu, ...).")
+        str | None,
+        typer.Option(
+            help="Type of the devices (v100, a100, h100, cpu, ...).",
+            autocompletion=complete_device,
+        ),
     ] = None,
     port_gbps: Annotated[
         float | None, typer.Option(help="Rate of a network port on the wire, in Gbit/s.")

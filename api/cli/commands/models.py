@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autosync.api.cli.completion import complete_model
 from autosync.api.cli.console import out, print_json, print_table
 from autosync.api.cli.options import Batch, Json
 
@@ -16,7 +17,13 @@ LARGEST = 8
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Show this one.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Show this one.",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
     ] = None,
     batch: Batch = None,
     json: Json = False,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autosync.api.cli.completion import complete_design
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
@@ -37,6 +38,7 @@ def predict(
             help="A hand-designed strategy, a published method (WFBP-A2A, MG-WFBP, BSP-PS, ...; "
             "see docs/gpu-clusters.md) or a strategy file; may be repeated.",
             show_default="all hand-designed ones",
+            autocompletion=complete_design,
         ),
     ] = None,
     batch: Batch = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.completion import complete_tuning
 from autosync.api.cli.console import milliseconds, out, print_json, print_table
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 TuningId = Annotated[
     str,
-    typer.Argument(metavar="ID", help="Its id, or the beginning of it.", show_default=False),
+    typer.Argument(
+        metavar="ID",
+        help="Its id, or the beginning of it.",
+        show_default=False,
+        autocompletion=complete_tuning,
+    ),
 ]
 ENDED = ("finished", "failed", "cancelled")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.completion import complete_tuning
 from autosync.api.cli.console import print_json, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
@@ -81,7 +82,11 @@ def tune(
     share_gpus: ShareGpus = False,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Go on with this tuning; nothing is measured twice."),
+        typer.Option(
+            metavar="ID",
+            help="Go on with this tuning; nothing is measured twice.",
+            autocompletion=complete_tuning,
+        ),
     ] = None,
     since: Annotated[
         str | None,
@@ -89,6 +94,7 @@ def tune(
             "--from",
             metavar="TUNING",
             help="Begin from what another tuning measured: its id, its bundle, or its trials.",
+            autocompletion=complete_tuning,
         ),
     ] = None,
     proposals: Annotated[int, typer.Option(help="Strategies sampled a round.")] = 30_000,

@@ -103,6 +103,33 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 
 
+HEAVY = ("torch", "numba", "scipy", "pandas", "sqlalchemy", "alembic", "fastapi")
+
+
+def completed(folder: Path, *words: str) -> tuple[list[str], str]:
+    """What bash offers for the last word, and which heavy libraries that loaded."""
+    code = (
+        "import sys; from autosync.api.cli.main import app\n"
+        "try: app(prog_name='autosync')\n"
+        "except SystemExit: pass\n"
+        f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+    )
+    asked = {
+        "_AUTOSYNC_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("autosync", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**environment(folder), **asked},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return ran.stdout.split(), ran.stderr.strip()
+
+
 def small_inputs(folder: Path) -> tuple[str, str]:
     """A graph of six variables and a cluster of two nodes, as files."""
     (folder / "chain.json").write_text(to_json(chain_graph()))

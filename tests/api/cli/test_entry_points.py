@@ -6,8 +6,19 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from autosync.api.cli.main import run
-from tests.api.cli.command import LONGEST_SECONDS, ROOT, autosync, environment, small_inputs, start
+from tests.api.cli.command import (
+    HEAVY,
+    LONGEST_SECONDS,
+    ROOT,
+    autosync,
+    completed,
+    environment,
+    small_inputs,
+    start,
+)
 
 
 def test_the_installed_command_is_there() -> None:
@@ -24,12 +35,29 @@ def test_the_module_runs_as_the_command(tmp_path: Path) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = ("torch", "numba", "scipy", "pandas", "sqlalchemy", "alembic", "fastapi")
-    code = f"import sys, autosync.api.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, autosync.api.cli.main; print([m for m in {HEAVY} if m in sys.modules])"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
     )
     assert loaded.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("rank", "resnet"), "resnet50"),
+        (("tune", "resnet50", "example-4"), "example-4x1"),
+        (("clusters", "aws-p5-"), "aws-p5-48xlarge-x4"),
+        (("models", "bert_"), "bert_base"),
+        (("predict", "resnet50", "example-4x1", "--strategy", "MG"), "MG-WFBP"),
+        (("import-cluster", "hostfile", "hosts", "--device", "gh"), "gh200"),
+    ],
+)
+def test_a_shell_completes_names(tmp_path: Path, words: tuple[str, ...], offered: str) -> None:
+    found, loaded = completed(tmp_path, *words)
+    assert offered in found
+    assert all(each.startswith(words[-1]) for each in found)
+    assert loaded == "[]"
 
 
 def test_a_ranking_where_no_database_is_loads_none(tmp_path: Path) -> None:

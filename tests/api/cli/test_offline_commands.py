@@ -211,6 +211,31 @@ def test_import_of_a_step_that_depends_on_values(folder: Path) -> None:
     assert len(graph["variables"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("typed", "way"),
+    [
+        ("mine.py", "mine:tiny or mine:other:"),
+        ("mine.py:tiny", "mine:tiny:"),
+        ("./mine:tiny", "mine:tiny:"),
+        ("parts/net.py:build", "parts.net:build:"),
+        ("../else/net.py:build", "net:build in the folder ../else:"),
+        ("absent.py", "absent:FUNCTION:"),
+    ],
+)
+def test_a_path_in_the_place_of_a_module_hints_at_the_module(
+    folder: Path, typed: str, way: str
+) -> None:
+    (folder / "mine.py").write_text(
+        "def tiny():\n    pass\n\n\ndef other(size=3, *, wide=True):\n    pass\n\n\n"
+        "def needs(x):\n    pass\n\n\ndef _own():\n    pass\n"
+    )
+    for command in (("import", typed, "-o", "out.json"), ("profile", typed)):
+        said = " ".join(autosync(folder, *command, code=2).stderr.split())
+        assert "names a file, a model is a function in a module" in said
+        assert f"Way out: Give {way}" in said
+    assert ("There is no file" in said) == (not typed.startswith(("mine", "./mine")))
+
+
 def test_import_of_a_function_of_ones_own(folder: Path) -> None:
     (folder / "mine.py").write_text(
         "import torch\n\n\ndef tiny():\n"

@@ -12,6 +12,7 @@ from autosync.api.db import Database
 from autosync.api.engine.submission import enqueue
 from autosync.bundle import Evidence, load_bundle
 from autosync.swap_schedule.swap_choice import Swap
+from tests.api.cli.command import completed
 from tests.api.databases import opened
 from tests.api.http.serving import served
 from tests.api.sample import claimed, finished, run_search, small_request
@@ -37,6 +38,40 @@ def run(*arguments: str, code: int = 0) -> str:
 
 def refused(*arguments: str) -> str:
     return str(CliRunner().invoke(app, arguments, env=WIDE).exception)
+
+
+def test_a_strategy_is_exported_by_the_id_that_show_prints(
+    source: tuple[str, str], sqlite: Database, tmp_path: Path
+) -> None:
+    tuning_id = finished(sqlite, small_request())
+    ranked = json.loads(run("show", tuning_id[:8], *source, "--json"))["strategies"]
+    second = ranked[1]["strategy_id"]
+    table = run("show", tuning_id[:8], *source)
+    assert second[:8] in table
+    file = tmp_path / "second.json"
+    run("export", tuning_id[:8], *source, "--strategy", second[:8], "-o", str(file))
+    assert load_bundle(file).strategy.id == second
+    settings = run("export", tuning_id[:8], *source, "--strategy", second[:8], "--for", "autosync")
+    assert second[:8] in settings
+    for wrong, words in (("ffffffff0", "no strategy here"), (second[:3], "no strategy here")):
+        said = refused("export", tuning_id[:8], *source, "--strategy", wrong)
+        assert words in said
+        assert "`autosync show` lists them" in said
+
+
+def test_a_shell_completes_ids(sqlite: Database, sqlite_url: str, tmp_path: Path) -> None:
+    tuning_id = finished(sqlite, small_request())
+    waiting = enqueue(sqlite, small_request(budget=7))
+    there = ("--db", sqlite_url)
+    found, loaded = completed(tmp_path, "show", *there, "")
+    assert found == [waiting[:8], tuning_id[:8]]
+    assert loaded == "[]"
+    assert completed(tmp_path, "explain", *there, tuning_id[:5])[0] == [tuning_id[:8]]
+    ranked = json.loads(run("show", tuning_id[:8], *there, "--json"))["strategies"]
+    strategy = ("export", tuning_id[:8], *there, "--strategy", "")
+    assert {each["strategy_id"][:12] for each in ranked} <= set(completed(tmp_path, *strategy)[0])
+    for elsewhere in (f"sqlite:///{tmp_path}/none.db", "postgresql://host/name"):
+        assert completed(tmp_path, "show", "--db", elsewhere, "") == ([], "[]")
 
 
 def test_a_finished_and_a_waiting_tuning(source: tuple[str, str], sqlite: Database) -> None:
