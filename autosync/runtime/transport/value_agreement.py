@@ -26,6 +26,9 @@ from autosync.errors import InvalidInput
 LOOK_SECONDS = 1.0
 """How often a rank looks whether another one asks."""
 
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.1
+"""Between two looks of a rank that waits for the others."""
+
 KEPT = "kept"
 """The answer of a rank that has loaded nothing."""
 
@@ -160,9 +163,15 @@ class _Arrival:
         return time.monotonic() > self._until or self._store.check(self._keys)
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        if timeout is not None:
-            self._store.wait(self._keys, timeout)
-            return
+        """It looks again and again: a wait of the store's own would keep other threads of this
+        process from the store, and log each timeout."""
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
+        until, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+        while time.monotonic() < until:
+            if self._store.check(self._keys):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE_SECONDS)
         missing = [key for key in self._keys if not self._store.check([key])]
         if missing:
             ranks = [key.rpartition("/")[2] for key in missing]
