@@ -29,6 +29,8 @@ class OptimizerStep:
         self._monitor.check()
         with self._monitor.refusing():
             self._parts.storage.check_step()
+        if self._parts.values is not None:
+            self._parts.values.before_step()
         turns = self._parts.turns
         self._check_first(optimizer)
         if self._iteration.phase is not Phase.REDUCING:

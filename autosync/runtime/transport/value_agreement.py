@@ -26,10 +26,15 @@ from autosync.errors import InvalidInput
 LOOK_SECONDS = 1.0
 """How often a rank looks whether another one asks."""
 
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.001, 0.1
+"""Between two looks of a rank that waits for the others."""
+
 KEPT = "kept"
 """The answer of a rank that has loaded nothing."""
 
 ASKED = "asked"
+"""Which backward pass a rank asked about last. The key stays: who asks a store for a key that has
+gone waits, and meanwhile nothing else of its process is answered."""
 
 THREAD = "autosync-values"
 
@@ -55,6 +60,7 @@ class ValueAgreement:
         self._world = world
         self._patience_seconds = patience_seconds
         self._before_load: list[int] | None = None
+        self._changed = ""
         self._begun = -1
         self._answered = -1
         self._closed = Event()
@@ -72,6 +78,16 @@ class ValueAgreement:
         if self._before_load is None and self._begun >= 0:
             self._before_load = digests(self._parameters.values())
 
+    def before_step(self) -> None:
+        """What was loaded has changed values, or not: the optimizer is about to change them."""
+        if self._before_load is not None:
+            self._note_load(digests(self._parameters.values()))
+
+    def _note_load(self, now: list[int]) -> None:
+        before, self._before_load = self._before_load, None
+        pairs = zip(self._parameters, before or now, now, strict=True)
+        self._changed = self._changed or next((n for n, old, new in pairs if old != new), "")
+
     def difference(self, iteration: int, wait: Callable[[Any], None]) -> InvalidInput | None:
         """At the beginning of a backward pass, before this rank sends anything; nothing is in
         flight. What every rank that compares, and those that do not, should end with. wait: for
@@ -80,16 +96,13 @@ class ValueAgreement:
         Raises:
             RuntimeError: a rank does not come.
         """
-        before, self._before_load = self._before_load, None
         error = None
-        if self._world > 1 and (iteration == 0 or before is not None):
+        if iteration == 0 or self._before_load is not None or self._changed:
             now = digests(self._parameters.values())
-            names = self._parameters
-            changed = [
-                name for name, old, new in zip(names, before or now, now, strict=True) if old != new
-            ]
-            if iteration == 0 or changed:
-                error = self._compare(iteration, now, changed, wait)
+            self._note_load(now)
+            if self._world > 1 and (iteration == 0 or self._changed):
+                error = self._compare(iteration, now, wait)
+            self._changed = ""
         self._begun = iteration
         return error
 
@@ -99,14 +112,11 @@ class ValueAgreement:
             self._thread.join(LOOK_SECONDS)
 
     def _compare(
-        self, iteration: int, mine: list[int], changed: list[str], wait: Callable[[Any], None]
+        self, iteration: int, mine: list[int], wait: Callable[[Any], None]
     ) -> InvalidInput | None:
         digest = sha256(repr(mine).encode()).hexdigest()
         self._answered = iteration
-        said = self._exchange(f"{iteration}", f"{digest} {changed[0] if changed else ''}", wait)
-        if changed:
-            with suppress(RuntimeError):  # another rank that has loaded was faster
-                self._store.delete_key(ASKED)
+        said = self._exchange(f"{iteration}", f"{digest} {self._changed}", wait)
         if KEPT in said:
             kept = said.index(KEPT)
             loaded = [rank for rank, word in enumerate(said) if word != KEPT]
@@ -153,9 +163,15 @@ class _Arrival:
         return time.monotonic() > self._until or self._store.check(self._keys)
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        if timeout is not None:
-            self._store.wait(self._keys, timeout)
-            return
+        """It looks again and again: a wait of the store's own would keep other threads of this
+        process from the store, and log each timeout."""
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
+        until, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+        while time.monotonic() < until:
+            if self._store.check(self._keys):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE_SECONDS)
         missing = [key for key in self._keys if not self._store.check([key])]
         if missing:
             ranks = [key.rpartition("/")[2] for key in missing]

@@ -156,6 +156,9 @@ def loaded_by_all(rank: int, world: int, case: Case) -> float:
             model.load_state_dict(held)
         optimizer.zero_grad()
         loss_of(model, iteration, rank).backward()
+        if rank == 0:
+            model.load_state_dict(other_values(model, 0.25))
+            model.load_state_dict(held)
         optimizer.step()
     autosync.detach(model)
     return worst_difference(model, train_reference(case, world))
