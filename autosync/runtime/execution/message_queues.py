@@ -205,10 +205,11 @@ class MessageQueues:
             due = self._completion.land(record)
             self._idle.landed(record)
             self.issue_ready()
-        if due.bucket is not None:
-            self.update_bucket(due.bucket)
-        if due.variables:
-            self._completion.update_deferred(due.variables)
+        with self._monitor.updating():
+            if due.bucket is not None:
+                self.update_bucket(due.bucket)
+            if due.variables:
+                self._completion.update_deferred(due.variables)
 
     def _failed(self, error: BaseException, record: MessageRecord) -> None:
         """A message cannot arrive."""

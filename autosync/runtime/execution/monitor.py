@@ -92,6 +92,18 @@ class Monitor:
                 self._refusals.post(told(error, where))
             raise
 
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around updates: the optimizer's own code may raise anything, and the new values would be
+        waited for without end. All ranks stop and say why."""
+        try:
+            yield
+        except AutosyncError:
+            raise
+        except Exception as error:
+            self.stop(told(error, "the optimizer's update"))
+            raise
+
     def go_on(self) -> None:
         """The script goes on, whatever it was told before."""
         self._refusals.withdraw()

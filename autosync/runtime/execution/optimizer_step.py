@@ -72,7 +72,7 @@ class OptimizerStep:
         updated = turns.take(optimizer)
         self._parts.gradients.take_for_step()
         self._parts.application.note_step()
-        with self._streams.landing():
+        with self._monitor.updating(), self._streams.landing():
             self._parts.application.update_whole(updated, all_of_them=False)
             self._streams.set_last_event(updated)
         if turns.all_taken():
@@ -90,9 +90,10 @@ class OptimizerStep:
         with self._monitor.condition:
             self._iteration.phase = Phase.STEPPED
             claimed = [bucket for bucket in self._buckets if self._iteration.claim(bucket)]
-        for bucket in claimed:
-            self._parts.queues.update_bucket(bucket)
-        self._update_whole()
+        with self._monitor.updating():
+            for bucket in claimed:
+                self._parts.queues.update_bucket(bucket)
+            self._update_whole()
         for variable in self._parts.gradients.pending:
             variable.parameter.grad = None
         self._wait_for_values()

@@ -11,6 +11,7 @@ from operator import is_not
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -45,7 +46,11 @@ def given_optimizers(optimizer: Any) -> list[Optimizer]:
 
 
 def check_held(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Raises InvalidInput where an optimizer trains what is not the model's, or two the same."""
+    """Raises InvalidInput where a tensor of the model has no shape yet, an optimizer trains what is
+    not the model's, or two train the same."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise _without_shape(name)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     holder: dict[int, Optimizer] = {}
     outside = []
@@ -202,6 +207,15 @@ def _frozen_outside(
 def _listed(words: Sequence[str]) -> str:
     more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
     return ", ".join(words[:MOST_NAMED]) + more
+
+
+def _without_shape(name: str) -> InvalidInput:
+    return InvalidInput(
+        f"{name!r} of the model belongs to a lazy module and has no shape yet.",
+        thing=f"model.{name}",
+        remedy="Run a forward pass of the model on every rank, which gives it one, before "
+        "autosync.distribute.",
+    )
 
 
 def _held_twice(name: str, first: Optimizer, second: Optimizer) -> InvalidInput:

@@ -29,25 +29,30 @@ WRAPPED_STEP = "_autosync_wrapped_step"
 class Synchronized(Optimizer):
     """Comes before the user's class in the method resolution order."""
 
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever ends it, hooks included, other ranks read."""
+        engine: Engine = self.__dict__[ENGINE]
+        with engine.monitor.telling("optimizer.step()"):
+            return self._hooked_step(*args, **kwargs)
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
+
     @Optimizer.profile_hook_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _hooked_step(self, closure: Callable[[], Any] | None = None) -> Any:
         """torch's wrapper runs the hooks, as of any optimizer; updates within know nothing of
         them."""
         loss = None
         engine: Engine = self.__dict__[ENGINE]
         guard: CoverageGuard = self.__dict__[GUARD]
-        with engine.monitor.telling("optimizer.step()"):
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            guard.check(self)
-            engine.step(self)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        guard.check(self)
+        engine.step(self)
         if engine.turns is not None and engine.turns.all_taken():
             for optimizer, set_to_none in engine.turns.take_postponed():
                 _clear(optimizer, set_to_none)
         return loss
-
-    step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
 
     @property
     def state(self) -> Any:

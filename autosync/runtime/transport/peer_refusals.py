@@ -87,12 +87,14 @@ def told(error: Exception, where: str) -> AutosyncError:
     if isinstance(error, AutosyncError):
         return error
     kind = type(error).__name__
-    return SynchronizationFailed(
+    made = SynchronizationFailed(
         f"{where} ended with {kind}: {error}",
         thing=where,
         value=kind,
         remedy="See that rank's log, and start all ranks again from the last checkpoint.",
     )
+    made.__cause__ = error
+    return made
 
 
 def _within(seconds: float, act: Callable[[], object]) -> None:

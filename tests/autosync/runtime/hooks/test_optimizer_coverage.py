@@ -11,6 +11,7 @@ from tests.autosync.runtime.cases import Case, loss_of, make_model, make_optimiz
 from tests.autosync.runtime.distributing import (
     DDP,
     PLANS,
+    bundle_of,
     ddp_of,
     distributed,
     refusal,
@@ -155,3 +156,20 @@ def test_what_each_rank_changes_by_itself_is_named(pair: Ranks, case: Case) -> N
     for words in pair.run(renormalizing, case):
         assert len(words) == 1
         assert "with max_norm, a forward pass of 0 renormalizes" in words[0]
+
+
+def lazy(rank: int, world: int, case: Case, runs: int) -> str:
+    """runs: the rank that has run the model before."""
+    model = nn.Sequential(nn.LazyLinear(10), nn.LazyBatchNorm1d())
+    if rank == runs:
+        model(torch.zeros(4, 6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    bundle = bundle_of(case, make_model("mlp"), world)
+    return refusal(lambda: autosync.distribute(model, optimizer, bundle))
+
+
+@pytest.mark.parametrize("case", [PLANS["all-reduce"], DDP], ids=["all-reduce", "ddp"])
+def test_lazy_modules_are_named(pair: Ranks, case: Case) -> None:
+    for runs in (-1, 1):
+        for said in pair.run(lazy, case, runs):
+            assert "'0.weight' of the model belongs to a lazy module" in said

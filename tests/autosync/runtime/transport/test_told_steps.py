@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -43,6 +44,17 @@ def break_closure(model: nn.Module, optimizer: Optimizer) -> None:
 def break_update(model: nn.Module, optimizer: Optimizer) -> None:
     del optimizer.param_groups[0]["lr"]
     optimizer.step()
+
+
+def break_late_update(model: nn.Module, optimizer: Optimizer) -> None:
+    """In code of the optimizer's own."""
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ValueError("no such moment")
+
+    with patch.object(torch.optim.SGD, "step", fail):
+        optimizer.step()
+        model.state_dict()
 
 
 def break_hook(model: nn.Module, optimizer: Optimizer) -> None:
@@ -117,10 +129,16 @@ def test_any_error_that_ends_a_step_is_told_by_name(pair: Ranks, name: str, odd:
     assert f"rank 1 stopped: optimizer.step() ended with {WORDS[odd]}" in said[0]
 
 
+@pytest.mark.parametrize("odd", [*WORDS, break_late_update])
 @pytest.mark.parametrize("name", PLANS)
-def test_the_same_of_a_closure_under_exact_plans(pair: Ranks, name: str) -> None:
-    said = pair.run(stopped, name, 0, break_closure)
-    assert f"rank 0 stopped: optimizer.step() ended with {WORDS[break_closure]}" in said[1]
+def test_the_same_under_exact_plans(pair: Ranks, name: str, odd: Odd) -> None:
+    """An update may run in step() or behind it, on a thread of the runtime."""
+    for culprit in (0, 1):
+        said = pair.run(stopped, name, culprit, odd)
+        words = WORDS.get(odd, "ValueError: no such moment")
+        assert words in said[culprit]
+        assert said[1 - culprit].startswith(f"rank {culprit} stopped: ")
+        assert f" ended with {words}" in said[1 - culprit]
 
 
 def caught(rank: int, world: int, name: str) -> list[float]:
