@@ -1,10 +1,11 @@
-"""Predicted peak memory against what the CPU's allocator counts (torch.profiler, profile_memory).
+"""Predicted peak memory against what the CPU's allocator counts (torch.profiler, profile_memory),
+or a GPU's (torch.cuda.max_memory_allocated).
 
-A training step of bundled models alone, then hand-designed strategies and torch's own on two ranks
-over gloo, on four those that shard within nodes.
+A training step of bundled models alone, then hand-designed strategies and torch's own on two ranks,
+on four those that shard within nodes; on a GPU the ranks share it.
 
     python -m benchmarks.peak_memory [--alone MODEL:BATCH ...] [--strategies MODEL:BATCH]
-        [--designs NAME ...]
+        [--designs NAME ...] [--device cuda] [--backend nccl] [--json FILE]
 """
 
 import argparse
@@ -14,6 +15,7 @@ import socket
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
+from autosync.importing.several_examples import moved_examples
 from autosync.importing.training_step import loss_of, module_arguments
 from autosync.models import bundled, spec_of
 from autosync.population import encode
@@ -34,7 +37,9 @@ from autosync.search.designs.torch_engines import TORCH_BUILDERS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
+from autosync.trials.request_names import BackendName
 from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach
+from benchmarks.gpu.ranks import machine_facts, on_ranks, write_json
 
 MODELS = (
     "resnet50:8", "vgg16:4", "densenet121:8", "bert_3l:16", "bert_6l:8", "bert_base:4",
@@ -58,36 +63,99 @@ def main() -> None:
     parser.add_argument("--strategies", default="bert_3l:8", metavar="MODEL:BATCH")
     parser.add_argument("--designs", nargs="*", metavar="NAME", help="these strategies alone")
     parser.add_argument("--optimizer", default="adamw", choices=tuple(STATE_TENSORS))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--backend", default="gloo", choices=("gloo", "nccl"))
+    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     print(f"{'':32}{'measured MB':>12}{'predicted MB':>13}{'error':>8}")
+    table = Table(options.json, {"device": options.device, "machine": machine_facts()})
+    measure = Measure(options.device, options.backend)
     for named in options.alone:
         model, batch = named.split(":")
-        domain = domain_of(model, int(batch), options.optimizer)
-        print_row(named, measured_alone(domain), predicted_alone(domain))
+        domain = domain_of(model, int(batch), options.optimizer, backend=options.backend)
+        table.add(named, measure.alone(domain), predicted_alone(domain))
     model, batch = options.strategies.split(":")
     for designs, ranks in ((DESIGNS, 1), (HYBRID, 2)):
-        domain = domain_of(model, int(batch), options.optimizer, ranks)
+        domain = domain_of(model, int(batch), options.optimizer, ranks, options.backend)
         for name in designs:
             if options.designs is not None and name not in options.designs:
                 continue
             strategy = (BUILDERS | TORCH_BUILDERS)[name].build(domain)
-            measured, told = measured_on_ranks(domain, strategy), predicted_on(domain, strategy)
+            measured, told = measure.on_ranks(domain, strategy), predicted_on(domain, strategy)
             for rank, both in enumerate(zip(measured, told, strict=True)):
-                print_row(f"{options.strategies} {name}, rank {rank}", *both)
+                table.add(f"{options.strategies} {name}, rank {rank}", *both)
 
 
-def print_row(name: str, measured: float, predicted: float) -> None:
-    error = predicted / measured - 1
-    print(f"{name:32}{measured / 1e6:12.1f}{predicted / 1e6:13.1f}{error:+8.1%}", flush=True)
+class Table:
+    """Printed row by row, and written to a file, too."""
+
+    def __init__(self, file: Path | None, facts: dict[str, Any]) -> None:
+        self.file = file
+        self.content: dict[str, Any] = {**facts, "rows": []}
+
+    def add(self, name: str, measured: float, predicted: float) -> None:
+        error = predicted / measured - 1
+        print(f"{name:32}{measured / 1e6:12.1f}{predicted / 1e6:13.1f}{error:+8.1%}", flush=True)
+        row = {"name": name, "measured_bytes": measured, "predicted_bytes": predicted}
+        self.content["rows"].append(row)
+        write_json(self.file, self.content)
 
 
-def domain_of(model: str, batch: int, optimizer: str, ranks_per_node: int = 1) -> Domain:
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Bytes at the peak of a step."""
+
+    device: str
+    backend: BackendName
+
+    def alone(self, domain: Domain) -> int:
+        if self.device == "cpu":
+            return measured_alone(domain)
+        found: list[int] = on_ranks(1, self.device, self.backend, run_on_gpu, domain, None)
+        return found[0]
+
+    def on_ranks(self, domain: Domain, strategy: Strategy) -> list[int]:
+        """Of each rank."""
+        if self.device == "cpu":
+            return measured_on_ranks(domain, strategy)
+        bundle = make_bundle(strategy, domain)
+        return on_ranks(domain.world_size, self.device, self.backend, run_on_gpu, domain, bundle)
+
+
+def run_on_gpu(
+    rank: int, world: int, device: torch.device, domain: Domain, bundle: Bundle | None
+) -> int:
+    """The most that tensors hold of the GPU's memory in a step of this rank."""
+    os.environ["AUTOSYNC_HOST"] = f"host{domain.cluster.node_of_server()[rank]}"
+    job = Job(domain, device)
+    attached = TrialAttachment(job.model, lambda: None, lambda: None)
+    if bundle is not None:
+        attached = attached_to(job, bundle, ReusedGroups())
+    for _ in range(2):  # torch's DDP cuts its buckets anew after the first
+        job.step(attached.model)
+    attached.flush()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    job.step(attached.model)
+    attached.flush()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device)
+
+
+def domain_of(
+    model: str,
+    batch: int,
+    optimizer: str,
+    ranks_per_node: int = 1,
+    backend: BackendName = "gloo",
+) -> Domain:
     """Two nodes, so that strategies can be made; alone, one of their CPUs is looked at."""
     graph = bundled(model, batch)
     cpus = (Device("cpu", ranks_per_node),)
     nodes = tuple(Node(f"127.0.0.{i + 1}", cpus, 10.0, 20.0) for i in range(2))
     kind = Optimizer(optimizer, True, STATE_TENSORS[optimizer])
-    return Domain(graph, Cluster("two", nodes), estimate_profile(graph, "cpu"), kind)
+    cluster = Cluster("two", nodes, backend=backend)
+    return Domain(graph, cluster, estimate_profile(graph, "cpu"), kind)
 
 
 def predicted_on(domain: Domain, strategy: Strategy) -> list[float]:
@@ -129,10 +197,14 @@ def run_alone(domain: Domain, answers: Any) -> None:
 
 
 class Job:
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, domain: Domain, device: torch.device | None = None) -> None:
+        """device: host memory by default."""
         torch.manual_seed(0)
         spec = spec_of(domain.graph.name)
         self.model, self.inputs, self.loss = spec.build(domain.batch_size)
+        if device is not None:
+            self.model.to(device)
+            self.inputs = moved_examples(self.inputs, device)
         self.optimizer = optimizer_for(self.model, domain.optimizer.name)
 
     def step(self, model: nn.Module) -> None:

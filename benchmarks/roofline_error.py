@@ -1,26 +1,34 @@
 """The roofline's seconds over measured ones, by class of operation, on this machine.
 
     python -m benchmarks.roofline_error [MODEL:BATCH ...] [--device cuda:0] [--iterations N]
+        [--json FILE]
 
 Each model's step is measured operation by operation (`measure_profile`) and estimated for the same
 device type. `step` is the estimate of a whole pass over the measured one. `within the step` is a
 class's share of the estimate over its share of what was measured: what is left of the error where
 the step is known (`--step-seconds`). On a CPU the data sheet is an order of magnitude, so that only
-the second one tells something. One thread, as a rank of a trial has it.
+the second one tells something. One thread, as a rank of a trial has it. On a GPU `launch gaps` are
+the share of a step in which no kernel runs (torch.profiler), which a roofline knows nothing of.
 """
 
 import argparse
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from autosync.documents import to_data
 from autosync.domain import Profile
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
 from autosync.importing.several_examples import moved_examples
+from autosync.importing.training_step import loss_of, module_arguments
 from autosync.models import spec_of
 from autosync.profiling import LOOKUPS, MATRIX_PRODUCTS, estimate_profile, measure_profile
+from benchmarks.gpu.ranks import machine_facts, write_json
 
 MODELS = (
     "resnet50:2", "vgg16:1", "densenet121:2", "mobilenet_v2:2", "bert_3l:4", "transformer:2",
@@ -82,8 +90,17 @@ def _by_class(graph: ModelGraph, profile: Profile) -> dict[str, float]:
     return sums
 
 
-def profiles_of(named: str, device: str, iterations: int) -> tuple[ModelGraph, Profile, Profile]:
-    """A bundled model's graph, measured and estimated."""
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Of a bundled model. launch_gaps: None on a CPU."""
+
+    graph: ModelGraph
+    measured: Profile
+    estimated: Profile
+    launch_gaps: float | None
+
+
+def profiles_of(named: str, device: str, iterations: int) -> Profiles:
     model, batch = named.split(":")
     torch.manual_seed(0)
     module, inputs, loss = spec_of(model).build(int(batch))
@@ -92,11 +109,30 @@ def profiles_of(named: str, device: str, iterations: int) -> tuple[ModelGraph, P
     module.to(place)
     inputs = moved_examples(inputs, place)
     measured = measure_profile(module, inputs, loss, graph, iterations=iterations, device=device)
-    return graph, measured, estimate_profile(graph, measured.device)
+    gaps = None
+    if place.type == "cuda":
+        args, keywords = module_arguments(module, inputs, loss)
+        gaps = launch_gaps(
+            lambda: loss_of(module(*args, **keywords), inputs, loss).backward(),
+            iterations,
+            measured.compute_seconds,
+        )
+    return Profiles(graph, measured, estimate_profile(graph, measured.device), gaps)
 
 
-def print_errors(named: str, step: float, errors: Iterable[ClassError]) -> None:
-    print(f"{named}: step {step:.2f}")
+def launch_gaps(step: Callable[[], object], iterations: int, step_seconds: float) -> float:
+    """Share of a step of `step_seconds` in which the GPU runs no kernel."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(iterations):
+            step()
+        torch.cuda.synchronize()
+    busy = 1e-6 * sum(event.self_device_time_total for event in profiled.key_averages())
+    share: float = 1.0 - busy / iterations / step_seconds
+    return max(0.0, share)
+
+
+def print_errors(named: str, step: float, gaps: float | None, errors: Iterable[ClassError]) -> None:
+    print(f"{named}: step {step:.2f}" + ("" if gaps is None else f", launch gaps {gaps:.0%}"))
     for each in errors:
         print(
             f"  {each.name:24}{each.share:8.1%} of the step, estimated over measured "
@@ -110,12 +146,22 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
     parser.add_argument("--device", default="cpu", help="cpu, or a GPU as torch names it")
     parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="measured profiles, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    written: dict[str, Any] = {"machine": machine_facts(), "models": {}}
     for named in options.models:
-        graph, measured, estimated = profiles_of(named, options.device, options.iterations)
-        print(measured.note)
-        print_errors(named, *errors_by_class(graph, measured, estimated))
+        found = profiles_of(named, options.device, options.iterations)
+        print(found.measured.note)
+        step, errors = errors_by_class(found.graph, found.measured, found.estimated)
+        print_errors(named, step, found.launch_gaps, errors)
+        written["models"][named] = {
+            "estimated_over_measured": step,
+            "launch_gaps": found.launch_gaps,
+            "classes": [asdict(error) for error in errors],
+            "profile": to_data(found.measured),
+        }
+        write_json(options.json, written)
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from autosync.own_version import own_version
 
-        typer.echo(f"autosync {version('autosync')}")
+        typer.echo(f"autosync {own_version()}")
         raise typer.Exit
 
 

@@ -11,13 +11,13 @@ from autosync.api.engine.api_keys import KeyScope
 from autosync.api.http.access.browser_cookies import FORM_HEADER, SESSION_COOKIE
 from autosync.api.http.schemas import Problem
 from autosync.api.http.tuning_body import TuningBody
-from autosync.api.views.own_version import own_version
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
 from autosync.domain import Domain, Profile
 from autosync.framework_settings.exported_settings import FrameworkSettings
 from autosync.graph import ModelGraph
+from autosync.own_version import own_version
 from autosync.plan import Plan
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space

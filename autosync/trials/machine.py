@@ -16,6 +16,7 @@ from pathlib import Path
 
 from autosync.cancellation import check_cancelled
 from autosync.errors import NotSupported
+from autosync.own_version import own_version
 
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
 """Requests of Linux (netdevice(7))."""
@@ -121,7 +122,7 @@ def software_versions() -> dict[str, str]:
     """Of what a trial's result depends on."""
     return {
         "torch": version("torch"),
-        "autosync": version("autosync"),
+        "autosync": own_version(),
         "python": platform.python_version(),
     }
 

@@ -11,8 +11,9 @@ from autosync.errors import NotSupported
 CPU = torch.device("cpu")
 
 UNVERIFIED = (
-    "autosync's plans have not been verified on NCCL between several GPUs yet: compare a few "
-    "iterations with torch's DDP before you trust them, or ship the strategy `ddp`."
+    "autosync's plans have not run over NCCL between ranks yet, neither on one GPU that they share "
+    "nor over NVLink, PCIe, InfiniBand or several nodes: compare a few iterations with torch's DDP "
+    "before you trust them, or ship the strategy `ddp`."
 )
 
 
@@ -43,7 +44,7 @@ def _refused(name: str, device: torch.device, why: str) -> NotSupported:
 
 
 def warn_of_backend(backend: str, ranks: int) -> None:
-    """Once a process, until the tests marked `cuda` have passed on several GPUs: then this goes."""
+    """Once a process. docs/gpus.md says what has run; what has is struck from the words."""
     if backend == "nccl" and ranks > 1:
         _warn_unverified()
 

@@ -1,0 +1,1 @@
+"""What is measured on a GPU; `scripts/check_gpu` runs it all."""

@@ -1,0 +1,213 @@
+"""The runtime beside torch's DDP, with DDP's own buckets: real models, whole training steps.
+
+    python -m benchmarks.gpu.beside_ddp [MODEL:BATCH ...] [--ranks 1 2] [--device cuda]
+        [--backend nccl] [--rounds N] [--json FILE]
+
+Every way has a model of its own; they take turns in rounds. `host` is how long the script's thread
+takes to ask for an iteration, the device being idle before it; `processor` is the time of all
+threads of the process meanwhile; `step` is the period of iterations that follow one another. Where
+ranks share a GPU, `step` is that of a GPU which computes for all of them.
+"""
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosync.bundle import Bundle, make_bundle
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain
+from autosync.importing.several_examples import moved_examples
+from autosync.importing.training_step import loss_of, module_arguments
+from autosync.models import bundled, spec_of
+from autosync.plan import Plan
+from autosync.profiling import estimate_profile
+from autosync.search.designs import known_designs
+from autosync.trials.request_names import BackendName
+from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach
+from benchmarks.gpu.ranks import machine_facts, on_ranks, sharing_of, write_json
+
+MODELS = ("resnet50:32", "gpt2:4")
+WARMUP, APART, FOLLOWING = 3, 4, 8
+"""Iterations before the first round, and in each round with the device idle before and without."""
+
+
+@dataclass(frozen=True, slots=True)
+class WayFigures:
+    """Medians over rounds, of rank 0. ratio: the median of the rounds' own ratios of `step` to
+    that of torch's DDP; host_over_alone_ms: what a way costs the host beyond no synchronization."""
+
+    model: str
+    ranks: int
+    sharing: str
+    way: str
+    host_ms: float
+    host_over_alone_ms: float
+    processor_ms: float
+    step_ms: float
+    ratio: float
+    parameters: int
+    messages: int
+
+
+def two_nodes(model: str, batch: int, backend: BackendName) -> Domain:
+    graph = bundled(model, batch)
+    nodes = tuple(Node(f"127.0.0.{i + 1}", (Device("cpu", 1),), 10.0, 20.0) for i in range(2))
+    return Domain(graph, Cluster("two", nodes, backend=backend), estimate_profile(graph, "cpu"))
+
+
+def for_ranks(bundle: Bundle, world: int) -> Bundle:
+    """A bundle for two; where there is one rank, every message has a team of one."""
+    return bundle if world == 2 else replace(bundle, plan=for_one(bundle.plan))
+
+
+def for_one(plan: Plan) -> Plan:
+    messages = tuple(replace(message, root=min(message.root, 0)) for message in plan.messages)
+    return replace(plan, shares=(1.0,), teams=(((0,),),) * len(plan.teams), messages=messages)
+
+
+@dataclass(slots=True)
+class Training:
+    """One way's model and what an iteration does with it."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[nn.Module], torch.Tensor]
+    flush: Callable[[], None]
+
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss(self.network).backward()
+        self.optimizer.step()
+
+
+def measured_ways(
+    rank: int, world: int, device: torch.device, named: str, backend: BackendName, rounds: int
+) -> dict[str, list[tuple[float, float, float]]]:
+    """Of each way and round: milliseconds of host, processor and step."""
+    model, batch = named.split(":")
+    domain = two_nodes(model, int(batch), backend)
+    torch.manual_seed(0)
+    module, inputs, loss = spec_of(model).build(int(batch))
+    module.to(device)
+    inputs = moved_examples(inputs, device)
+    args, keywords = module_arguments(module, inputs, loss)
+
+    def loss_on(network: nn.Module) -> torch.Tensor:
+        value: torch.Tensor = loss_of(network(*args, **keywords), inputs, loss)
+        return value
+
+    ddp = known_designs.ddp(domain)
+    own = replace(ddp, schedule=replace(ddp.schedule, order="fifo"))
+    groups = ReusedGroups()
+    trainings = {}
+    for name, strategy in (("alone", None), ("DDP", ddp), ("runtime, DDP's buckets", own)):
+        network = copy.deepcopy(module)
+        optimizer = torch.optim.SGD(network.parameters(), 1e-4, momentum=0.9)
+        attached = TrialAttachment(network, lambda: None, lambda: None)
+        if strategy is not None:
+            bundle = for_ranks(make_bundle(strategy, domain), world)
+            attached = attach(network, optimizer, bundle, 1.0, groups)
+        trainings[name] = Training(attached.model, optimizer, loss_on, attached.flush)
+    for training in trainings.values():
+        for _ in range(WARMUP):
+            training.step()
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in trainings}
+    for turn in range(rounds):
+        names = list(trainings)
+        for name in names[turn % 3 :] + names[: turn % 3]:
+            found[name].append(one_round(trainings[name], device))
+    return found
+
+
+def one_round(training: Training, device: torch.device) -> tuple[float, float, float]:
+    hosts, processors = [], []
+    for _ in range(APART):
+        finish(training, device)
+        begun, spent = time.perf_counter(), time.process_time()
+        training.step()
+        hosts.append(time.perf_counter() - begun)
+        finish(training, device)
+        processors.append(time.process_time() - spent)
+    begun = time.perf_counter()
+    for _ in range(FOLLOWING):
+        training.step()
+    finish(training, device)
+    step = (time.perf_counter() - begun) / FOLLOWING
+    return (1e3 * statistics.median(hosts), 1e3 * statistics.median(processors), 1e3 * step)
+
+
+def finish(training: Training, device: torch.device) -> None:
+    training.flush()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def figures(
+    named: str, world: int, sharing: str, found: dict[str, list[tuple[float, float, float]]]
+) -> list[WayFigures]:
+    domain = two_nodes(named.split(":")[0], 1, "gloo")
+    plan = make_bundle(known_designs.ddp(domain), domain).plan
+    alone = statistics.median(host for host, _, _ in found["alone"])
+    rows = []
+    for way, rounds in found.items():
+        hosts, processors, steps = zip(*rounds, strict=True)
+        pairs = zip(rounds, found["DDP"], strict=True)
+        rows.append(
+            WayFigures(
+                named,
+                world,
+                sharing,
+                way,
+                statistics.median(hosts),
+                statistics.median(hosts) - alone,
+                statistics.median(processors),
+                statistics.median(steps),
+                statistics.median(mine[2] / theirs[2] for mine, theirs in pairs),
+                len(domain.graph.variables),
+                len(plan.messages),
+            )
+        )
+    return rows
+
+
+def print_rows(rows: list[WayFigures]) -> None:
+    for row in rows:
+        print(
+            f"{row.model}, {row.ranks} ranks{', ' + row.sharing if row.sharing else ''}: "
+            f"{row.way:24} host {row.host_ms:8.2f} ms ({row.host_over_alone_ms:+.2f}), processor "
+            f"{row.processor_ms:8.2f} ms, step {row.step_ms:8.2f} ms, {row.ratio:.3f} of DDP's",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], choices=(1, 2))
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--backend", default="nccl", choices=("gloo", "nccl"))
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    written: dict[str, Any] = {"machine": machine_facts(), "backend": options.backend, "rows": []}
+    for world in options.ranks:
+        sharing = sharing_of(world, options.device)
+        for named in options.models:
+            given = (named, options.backend, options.rounds)
+            found = on_ranks(world, options.device, options.backend, measured_ways, *given)[0]
+            rows = figures(named, world, sharing, found)
+            print_rows(rows)
+            written["rows"] += [asdict(row) for row in rows]
+            write_json(options.json, written)
+
+
+if __name__ == "__main__":
+    main()

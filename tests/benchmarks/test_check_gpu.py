@@ -1,0 +1,153 @@
+"""`scripts/check_gpu`: every stage leaves what it should, without a GPU; and what fails or hangs
+costs no other stage."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.gpu.check_gpu import NEEDED, chosen, missing_packages, run_stage
+from benchmarks.gpu.stages import Setting, Stage, stages_of
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_gpu"
+NAMES = ["nccl-tests", "beside-ddp", "tuning", "memory", "profiles"]
+
+
+def check_gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "BACKEND": "gloo",
+        "COMPUTE_DEVICE": "cpu",
+        "PYTHON": sys.executable,
+    }
+    return subprocess.run(
+        [str(SCRIPT), *arguments], env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.timeout(1500)  # the tuning waits for other tests' measurements on this machine
+def test_every_stage_leaves_its_results(tmp_path: Path) -> None:
+    done = check_gpu(str(tmp_path), "--minutes", "120")  # on a busy machine, too
+
+    def read(name: str) -> Any:
+        return json.loads((tmp_path / name).read_text())
+
+    summary = read("summary.json")
+    assert [stage["stage"] for stage in summary["stages"]] == NAMES
+    assert [stage["status"] for stage in summary["stages"]] == ["ok"] * 5, done.stdout
+    assert done.returncode == 0
+    assert (summary["device"], summary["backend"]) == ("cpu", "gloo")
+    assert "torch" in summary["machine"]
+    for stage in summary["stages"]:
+        assert all((tmp_path / name).stat().st_size for name in stage["files"]), stage
+
+    suite = ElementTree.parse(tmp_path / "nccl-tests.xml").getroot().find("testsuite")
+    assert suite is not None
+    ran = int(suite.attrib["tests"]) - int(suite.attrib["skipped"])
+    assert ran > 90
+    assert (suite.attrib["failures"], suite.attrib["errors"]) == ("0", "0")
+
+    rows = read("beside-ddp.json")["rows"]
+    assert {(row["ranks"], row["way"]) for row in rows} == {
+        (ranks, way) for ranks in (1, 2) for way in ("alone", "DDP", "runtime, DDP's buckets")
+    }
+    assert all(row["host_ms"] > 0 and row["step_ms"] > 0 and row["ratio"] > 0 for row in rows)
+    assert "400 parameters" in (tmp_path / "beside-ddp.log").read_text()
+
+    records = pq.read_table(tmp_path / "runtimes.parquet").to_pylist()
+    assert len(records) >= 2
+    assert all(record["error"] is None and record["step_seconds"] > 0 for record in records)
+    assert all("kernels on the CPU" in record["launcher"] for record in records)
+
+    rows = read("memory.json")["rows"]
+    assert [row["name"] for row in rows] == [
+        "mobilenet_v2:1",
+        "mobilenet_v2:1 zero1, rank 0",
+        "mobilenet_v2:1 zero1, rank 1",
+    ]
+    assert all(0.5 < row["predicted_bytes"] / row["measured_bytes"] < 2 for row in rows)
+
+    (measured,) = read("profiles.json")["models"].values()
+    assert measured["launch_gaps"] is None
+    assert measured["profile"]["source"] == "measured"
+    assert sum(each["share"] for each in measured["classes"]) == pytest.approx(1.0)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return Setting(tmp_path, "cuda", "nccl", "resnet50", "h100", 4, "auto")
+
+
+def test_stages_take_nine_minutes_at_most(setting: Setting) -> None:
+    stages = stages_of(setting)
+    assert [stage.name for stage in stages] == NAMES
+    assert sum(stage.seconds for stage in stages) <= 9 * 60
+    assert [stage.name for stage in chosen(stages, "4,tuning")] == ["memory", "tuning"]
+    with pytest.raises(SystemExit, match="no stage is called '7'"):
+        chosen(stages, "7")
+
+
+def scripted(*programs: str, results: tuple[str, ...] = ()) -> Stage:
+    commands = tuple((sys.executable, "-c", program) for program in programs)
+    return Stage("scripted", "a test's", 60.0, commands, results)
+
+
+HANGS = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import signal, time\\n"
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)\\ntime.sleep(3600)"])
+pathlib.Path({file!r}).write_text(str(child.pid))
+try:
+    time.sleep(3600)
+finally:
+    print("written before leaving")
+"""
+
+
+def test_a_stage_that_hangs_is_told_to_leave_and_killed_with_all_it_started(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.gpu.check_gpu.LEAST_SECONDS", 0.0)
+    file = setting.folder / "pid"
+    outcome = run_stage(scripted(HANGS.format(file=str(file))), setting, 5.0)
+    assert outcome.status == "stopped after 5 s"
+    assert "written before leaving" in (setting.folder / "scripted.log").read_text()
+    pid = int(file.read_text())
+    for _ in range(1000):  # it is killed by then, and ends in a moment
+        if not runs(pid):
+            return
+        time.sleep(0.01)
+    raise AssertionError("what the stage has started still runs")
+
+
+def runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_a_stage_lacks_is_named(setting: Setting) -> None:
+    failed = run_stage(scripted("raise SystemExit(3)", "print('never')"), setting, 60.0)
+    assert failed.status == "exit status 3"
+    assert "never" not in (setting.folder / "scripted.log").read_text()
+    silent = run_stage(scripted("print('nothing')", results=("found.json",)), setting, 60.0)
+    assert silent.status == "it wrote no found.json"
+    assert silent.files == ("scripted.log",)
+    late = run_stage(scripted("print('late')"), setting, 1.0)
+    assert late.status == "no time was left"
+
+
+def test_packages_that_are_missing_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing_packages() == []
+    monkeypatch.setitem(NEEDED, "left-out", "no_such_module_anywhere")
+    assert missing_packages() == ["left-out"]
+    assert check_gpu("--needs").stdout.split() == []
