@@ -139,7 +139,9 @@ def run_on_gpu(
     job.step(attached.model)
     attached.flush()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device)
+    peak_bytes = torch.cuda.max_memory_allocated(device)
+    attached.detach()
+    return peak_bytes
 
 
 def domain_of(

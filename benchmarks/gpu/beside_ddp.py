@@ -5,7 +5,8 @@
 
 Every way has a model of its own; they take turns in rounds. `host` is how long the script's thread
 takes to ask for an iteration, the device being idle before it; `processor` is the time of all
-threads of the process meanwhile; `step` is the period of iterations that follow one another. Where
+threads of the process until it is done, and `device` the GPU's own; `step` is the period of
+iterations that follow one another. Where
 ranks share a GPU, `step` is that of a GPU which computes for all of them.
 """
 
@@ -42,7 +43,8 @@ WARMUP, APART, FOLLOWING = 3, 4, 8
 @dataclass(frozen=True, slots=True)
 class WayFigures:
     """Medians over rounds, of rank 0. ratio: the median of the rounds' own ratios of `step` to
-    that of torch's DDP; host_over_alone_ms: what a way costs the host beyond no synchronization."""
+    that of torch's DDP; host_over_alone_ms: what a way costs the host beyond no synchronization;
+    device_ms: None in host memory."""
 
     model: str
     ranks: int
@@ -51,6 +53,7 @@ class WayFigures:
     host_ms: float
     host_over_alone_ms: float
     processor_ms: float
+    device_ms: float | None
     step_ms: float
     ratio: float
     parameters: int
@@ -77,21 +80,30 @@ def for_one(plan: Plan) -> Plan:
 class Training:
     """One way's model and what an iteration does with it."""
 
-    network: nn.Module
+    attached: TrialAttachment
     optimizer: torch.optim.Optimizer
     loss: Callable[[nn.Module], torch.Tensor]
-    flush: Callable[[], None]
 
     def step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss(self.network).backward()
+        self.loss(self.attached.model).backward()
         self.optimizer.step()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Of one way: milliseconds."""
+
+    host_ms: float
+    processor_ms: float
+    device_ms: float | None
+    step_ms: float
 
 
 def measured_ways(
     rank: int, world: int, device: torch.device, named: str, backend: BackendName, rounds: int
-) -> dict[str, list[tuple[float, float, float]]]:
-    """Of each way and round: milliseconds of host, processor and step."""
+) -> dict[str, list[Round]]:
+    """Of each way."""
     model, batch = named.split(":")
     domain = two_nodes(model, int(batch), backend)
     torch.manual_seed(0)
@@ -115,64 +127,85 @@ def measured_ways(
         if strategy is not None:
             bundle = for_ranks(make_bundle(strategy, domain), world)
             attached = attach(network, optimizer, bundle, 1.0, groups)
-        trainings[name] = Training(attached.model, optimizer, loss_on, attached.flush)
+        trainings[name] = Training(attached, optimizer, loss_on)
     for training in trainings.values():
         for _ in range(WARMUP):
             training.step()
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in trainings}
+    found: dict[str, list[Round]] = {name: [] for name in trainings}
     for turn in range(rounds):
         names = list(trainings)
         for name in names[turn % 3 :] + names[: turn % 3]:
             found[name].append(one_round(trainings[name], device))
+    for training in trainings.values():
+        training.attached.detach()
+    groups.close()
     return found
 
 
-def one_round(training: Training, device: torch.device) -> tuple[float, float, float]:
-    hosts, processors = [], []
+def one_round(training: Training, device: torch.device) -> Round:
+    hosts, processors, devices = [], [], []
     for _ in range(APART):
         finish(training, device)
-        begun, spent = time.perf_counter(), time.process_time()
+        first, spent, begun = mark(device), time.process_time(), time.perf_counter()
         training.step()
         hosts.append(time.perf_counter() - begun)
+        training.attached.flush()
+        last = mark(device)
         finish(training, device)
         processors.append(time.process_time() - spent)
+        if first is not None and last is not None:
+            devices.append(first.elapsed_time(last))
     begun = time.perf_counter()
     for _ in range(FOLLOWING):
         training.step()
     finish(training, device)
-    step = (time.perf_counter() - begun) / FOLLOWING
-    return (1e3 * statistics.median(hosts), 1e3 * statistics.median(processors), 1e3 * step)
+    return Round(
+        host_ms=1e3 * statistics.median(hosts),
+        processor_ms=1e3 * statistics.median(processors),
+        device_ms=statistics.median(devices) if devices else None,
+        step_ms=1e3 * (time.perf_counter() - begun) / FOLLOWING,
+    )
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def finish(training: Training, device: torch.device) -> None:
-    training.flush()
+    training.attached.flush()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def figures(
-    named: str, world: int, sharing: str, found: dict[str, list[tuple[float, float, float]]]
+    named: str, world: int, sharing: str, found: dict[str, list[Round]]
 ) -> list[WayFigures]:
     domain = two_nodes(named.split(":")[0], 1, "gloo")
     plan = make_bundle(known_designs.ddp(domain), domain).plan
-    alone = statistics.median(host for host, _, _ in found["alone"])
+    alone = statistics.median(each.host_ms for each in found["alone"])
     rows = []
     for way, rounds in found.items():
-        hosts, processors, steps = zip(*rounds, strict=True)
+        host = statistics.median(each.host_ms for each in rounds)
+        devices = [each.device_ms for each in rounds if each.device_ms is not None]
         pairs = zip(rounds, found["DDP"], strict=True)
         rows.append(
             WayFigures(
-                named,
-                world,
-                sharing,
-                way,
-                statistics.median(hosts),
-                statistics.median(hosts) - alone,
-                statistics.median(processors),
-                statistics.median(steps),
-                statistics.median(mine[2] / theirs[2] for mine, theirs in pairs),
-                len(domain.graph.variables),
-                len(plan.messages),
+                model=named,
+                ranks=world,
+                sharing=sharing,
+                way=way,
+                host_ms=host,
+                host_over_alone_ms=host - alone,
+                processor_ms=statistics.median(each.processor_ms for each in rounds),
+                device_ms=statistics.median(devices) if devices else None,
+                step_ms=statistics.median(each.step_ms for each in rounds),
+                ratio=statistics.median(mine.step_ms / theirs.step_ms for mine, theirs in pairs),
+                parameters=len(domain.graph.variables),
+                messages=len(plan.messages),
             )
         )
     return rows
@@ -180,10 +213,12 @@ def figures(
 
 def print_rows(rows: list[WayFigures]) -> None:
     for row in rows:
+        on_device = "" if row.device_ms is None else f"device {row.device_ms:8.2f} ms, "
         print(
             f"{row.model}, {row.ranks} ranks{', ' + row.sharing if row.sharing else ''}: "
             f"{row.way:24} host {row.host_ms:8.2f} ms ({row.host_over_alone_ms:+.2f}), processor "
-            f"{row.processor_ms:8.2f} ms, step {row.step_ms:8.2f} ms, {row.ratio:.3f} of DDP's",
+            f"{row.processor_ms:8.2f} ms, {on_device}step {row.step_ms:8.2f} ms, "
+            f"{row.ratio:.3f} of DDP's",
             flush=True,
         )
 

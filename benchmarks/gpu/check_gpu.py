@@ -28,7 +28,7 @@ TAIL_LINES = 15
 
 NEEDED = {
     "alembic": "alembic", "annotated-types": "annotated_types", "fastapi": "fastapi",
-    "greenlet": "greenlet", "jinja2": "jinja2", "mako": "mako", "numba": "numba",
+    "jinja2": "jinja2", "mako": "mako", "numba": "numba",
     "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow", "pydantic": "pydantic",
     "pydantic-core": "pydantic_core", "pytest": "pytest", "pytest-timeout": "pytest_timeout",
     "python-multipart": "python_multipart", "pyyaml": "yaml", "rich": "rich",
