@@ -1,7 +1,7 @@
 """The runtime beside torch's DDP, with DDP's own buckets: real models, whole training steps.
 
     python -m benchmarks.gpu.beside_ddp [MODEL:BATCH ...] [--ranks 1 2] [--device cuda]
-        [--backend nccl] [--rounds N] [--json FILE]
+        [--backend nccl] [--rounds N] [--iterations N] [--json FILE]
 
 Every way has a model of its own; they take turns in rounds. `host` is how long the script's thread
 takes to ask for an iteration, the device being idle before it; `processor` is the time of all
@@ -36,8 +36,8 @@ from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, atta
 from benchmarks.gpu.ranks import machine_facts, on_ranks, sharing_of, write_json
 
 MODELS = ("resnet50:32", "gpt2:4")
-WARMUP, APART, FOLLOWING = 3, 4, 8
-"""Iterations before the first round, and in each round with the device idle before and without."""
+WARMUP = 3
+"""Iterations before the first round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,13 @@ class Round:
 
 
 def measured_ways(
-    rank: int, world: int, device: torch.device, named: str, backend: BackendName, rounds: int
+    rank: int,
+    world: int,
+    device: torch.device,
+    named: str,
+    backend: BackendName,
+    rounds: int,
+    iterations: int,
 ) -> dict[str, list[Round]]:
     """Of each way."""
     model, batch = named.split(":")
@@ -135,16 +141,17 @@ def measured_ways(
     for turn in range(rounds):
         names = list(trainings)
         for name in names[turn % 3 :] + names[: turn % 3]:
-            found[name].append(one_round(trainings[name], device))
+            found[name].append(one_round(trainings[name], device, iterations))
     for training in trainings.values():
         training.attached.detach()
     groups.close()
     return found
 
 
-def one_round(training: Training, device: torch.device) -> Round:
+def one_round(training: Training, device: torch.device, iterations: int) -> Round:
+    """iterations: that follow one another; half as many begin with the device idle."""
     hosts, processors, devices = [], [], []
-    for _ in range(APART):
+    for _ in range(iterations // 2):
         finish(training, device)
         first, spent, begun = mark(device), time.process_time(), time.perf_counter()
         training.step()
@@ -156,14 +163,14 @@ def one_round(training: Training, device: torch.device) -> Round:
         if first is not None and last is not None:
             devices.append(first.elapsed_time(last))
     begun = time.perf_counter()
-    for _ in range(FOLLOWING):
+    for _ in range(iterations):
         training.step()
     finish(training, device)
     return Round(
         host_ms=1e3 * statistics.median(hosts),
         processor_ms=1e3 * statistics.median(processors),
         device_ms=statistics.median(devices) if devices else None,
-        step_ms=1e3 * (time.perf_counter() - begun) / FOLLOWING,
+        step_ms=1e3 * (time.perf_counter() - begun) / iterations,
     )
 
 
@@ -230,13 +237,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--backend", default="nccl", choices=("gloo", "nccl"))
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=8, help="of a round, at least 2")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     written: dict[str, Any] = {"machine": machine_facts(), "backend": options.backend, "rows": []}
     for world in options.ranks:
         sharing = sharing_of(world, options.device)
         for named in options.models:
-            given = (named, options.backend, options.rounds)
+            given = (named, options.backend, options.rounds, options.iterations)
             found = on_ranks(world, options.device, options.backend, measured_ways, *given)[0]
             rows = figures(named, world, sharing, found)
             print_rows(rows)

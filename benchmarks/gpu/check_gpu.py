@@ -218,4 +218,7 @@ def print_table(setting: Setting, outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the stage at hand has been killed
+        sys.exit(130)

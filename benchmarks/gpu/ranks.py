@@ -52,6 +52,7 @@ def on_ranks(
         if shares:
             variables = stack.enter_context(cuda_mps())
         processes, pipes = [], []
+        found: dict[int, Any] = {}
         for rank in range(world):
             here, there = context.Pipe()
             own = variables | (shared_gpu_environment(rank) if shares else {})

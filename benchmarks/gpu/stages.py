@@ -76,6 +76,7 @@ def beside_ddp(setting: Setting) -> Stage:
         *(sys.executable, "-m", "benchmarks.gpu.beside_ddp", *models),
         *("--device", setting.device, "--backend", setting.backend),
         *("--rounds", "1" if setting.dry else "4"),
+        *("--iterations", "2" if setting.dry else "8"),
         *("--json", str(setting.folder / "beside-ddp.json")),
     )
     host = (

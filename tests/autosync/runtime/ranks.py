@@ -30,6 +30,9 @@ ANSWER_SECONDS = 180.0
 GPU_ANSWER_SECONDS = 60.0
 """How long a function may take. Then its process is killed, as a rank whose peer is gone may spin
 in a kernel for ever, which no exception ends."""
+START_SECONDS = 90.0
+"""How much longer the first function may take, which processes begin with: CUDA loads all kernels
+where ranks share a GPU."""
 LEFT_BEHIND_SECONDS = 15.0
 """What ranks are given when another one has failed: they may wait for it."""
 
@@ -104,6 +107,7 @@ class Ranks:
         self._start()
 
     def _start(self) -> None:
+        self._fresh = True
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -156,6 +160,9 @@ class Ranks:
             pipe.send((function, arguments))
         found: dict[int, Answer] = {}
         deadline = time.monotonic() + self.answer_seconds + 5.0
+        if self._fresh:
+            deadline += START_SECONDS
+        self._fresh = False
         while len(found) < self.world:
             waiting = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in found}
             ready = connections.wait(list(waiting), max(0.0, deadline - time.monotonic()))
