@@ -15,6 +15,7 @@ from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
+from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.engine_parts import put_together
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -169,6 +170,7 @@ def attach(
     check_held(model, optimizers)
     group = working_group(process_group)
     device = device_of(model)
+    check_own_places(model)
     _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
     warn_of_backend(opened.backend, group.size())

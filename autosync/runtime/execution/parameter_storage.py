@@ -132,7 +132,7 @@ class ParameterStorage:
             bucket, segment = pieces[id(view)]
             found = view.detach()
             with torch.no_grad():
-                view.data = bucket.buffer[segment.start : segment.stop].view(segment.shape)
+                view.data = segment.view_of(bucket.buffer)
                 view.copy_(found)  # a gradient that adds up is the view itself
 
 
