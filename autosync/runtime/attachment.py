@@ -140,6 +140,7 @@ def attach(
     trace: ExecutionTrace | None = None,
     agreed: bool = False,
     streams: Streams | None = None,
+    called: nn.Module | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
 
@@ -153,6 +154,7 @@ def attach(
     agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
     streams: how the device's work is ordered, and how messages get to the backend; by default as
         the model's device and the process group's backend need it.
+    called: what the script calls in place of the model: what `torch.compile(model)` made of it.
 
     When it raises, model and optimizer are as they were before (but for shared values), and groups
     that it opened have ended.
@@ -210,7 +212,7 @@ def attach(
                 model,
                 optimizers,
                 engine,
-                Gates(model, engine.variables, engine.wait_for),
+                Gates(model, engine.variables, engine.wait_for, called),
                 end_groups,
                 finish_at_exit(engine, end_groups),
                 given=optimizer,
@@ -221,7 +223,7 @@ def attach(
             engine.state.scatter({})
             streams.synchronize_current()
             engine.start()
-            _install(attachment, plan.shares[group.rank()])
+            _install(attachment)
         if plan.placement:
             with begun_together(meeting):  # after all have come so far: placing opens groups
                 with ranks_meet():
@@ -277,8 +279,8 @@ def _build_engine(
     return Engine(optimizer, held.plan, parts, state, meeting.control)
 
 
-def _install(attachment: Attachment, share: float) -> None:
-    """Make model and optimizers follow the engine. share: this rank's part of the average."""
+def _install(attachment: Attachment) -> None:
+    """Make model and optimizers follow the engine."""
     model, engine = attachment.model, attachment.engine
     guard = CoverageGuard(
         model,
@@ -290,7 +292,7 @@ def _install(attachment: Attachment, share: float) -> None:
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
     model.__dict__["no_sync"] = engine.no_sync
-    model_hooks.install(attachment.handles, model, engine, attachment.gates, share)
+    model_hooks.install(attachment.handles, model, engine, attachment.gates)
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:

@@ -177,6 +177,7 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
+        called=model,
     )
     attachment.handles += beside()
     return model, optimizer

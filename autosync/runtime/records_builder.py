@@ -105,7 +105,7 @@ def build_records(optimizer: Optimizer, plan: Plan, built: BuiltBuckets, groups:
     for record in messages:
         if record.message.update != Update.NONE and not record.bucket.whole:
             record.bucket.update = _update(optimizer, plan, record, groups.rank)
-    return Records(built.variables, built.buckets, messages)
+    return Records(built.variables, built.buckets, messages, plan.shares[groups.rank])
 
 
 def _variables(
@@ -154,6 +154,8 @@ def _dense_bucket(
             segment = replace(segment, strides=strides)
         view = segment.view_of(buffer)
         bucket.pieces.append((variable, segment, view))
+        whole_shape = segment.shape == shapes[segment.variable]
+        variable.pieces.append((None if whole_shape else segment.region, view))
         if whole and segment.strides == strides:
             variable.view = view
     return bucket

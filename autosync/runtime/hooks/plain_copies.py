@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from autosync.runtime.execution.engine import Engine
 
 REDUCE = "__reduce_ex__"
-ADDED = (REDUCE, "no_sync", "forward")
+ADDED = (REDUCE, "no_sync", "forward", "compile")
 """Attributes that a plan gives a module, where they are the runtime's."""
 
 OURS = "autosync.runtime."

@@ -161,6 +161,28 @@ def test_a_checkpoint_goes_on_under_another_plan(pair: Ranks, first: str, second
         assert max(found) < 2e-6
 
 
+def turned_later(rank: int, world: int, cases: list[Case]) -> dict[str, float]:
+    """The strides of one rank's parameters change behind the attachment."""
+    make, found = OPTIMIZERS["fused SGD"], {}
+    reference = alone(make, world, 4)
+    for case in cases:
+        model = laid()
+        model, optimizer, attachment = attached(case, world, model=model, optimizer=make(model))
+        if rank:
+            model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            for parameter in model.parameters():
+                parameter.data = parameter.data.contiguous()
+        train(model, optimizer, rank, range(4), to_none=True)
+        attachment.detach()
+        found[str(case)] = worst_difference(model, reference)
+    return found
+
+
+def test_strides_that_change_are_followed(pair: Ranks) -> None:
+    for found in pair.run(turned_later, CASES):
+        assert max(found.values()) < 2e-6, found
+
+
 def begun_with(rank: int, world: int, build: Callable[[int], nn.Module]) -> str:
     model = build(rank)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
