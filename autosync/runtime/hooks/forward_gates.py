@@ -62,7 +62,7 @@ class Gates:
         self.wait = wait
         self.recorded = False
         self.inlined = Inlined()
-        self._called = called or model
+        self._called = model if called is None else called
         self._known = {id(v.parameter): v for v in variables}
         self._readers: dict[int, list[nn.Module]] = {}
         self._gated: dict[nn.Module, list[VariableRecord]] = {}
