@@ -127,7 +127,8 @@ def in_place(model: nn.Module, backend: Callable[..., Any], full: bool) -> nn.Mo
 
 
 def wrapped(model: nn.Module, backend: Callable[..., Any], full: bool) -> nn.Module:
-    made: Any = torch.compile(model, backend=backend, fullgraph=full)
+    made = torch.compile(model, backend=backend, fullgraph=full)
+    assert isinstance(made, nn.Module)
     return made
 
 
