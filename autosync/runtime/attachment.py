@@ -15,6 +15,7 @@ from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
+from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.engine_parts import put_together
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -143,6 +144,7 @@ def attach(
     trace: ExecutionTrace | None = None,
     agreed: bool = False,
     streams: Streams | None = None,
+    called: nn.Module | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
 
@@ -156,6 +158,7 @@ def attach(
     agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
     streams: how the device's work is ordered, and how messages get to the backend; by default as
         the model's device and the process group's backend need it.
+    called: what the script calls in place of the model: what `torch.compile(model)` made of it.
 
     When it raises, model and optimizer are as they were before (but for shared values), and groups
     that it opened have ended.
@@ -173,6 +176,7 @@ def attach(
     check_held(model, optimizers)
     group = working_group(process_group)
     device = device_of(model)
+    check_own_places(model)
     _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
     warn_of_backend(opened.backend, group.size())
@@ -213,7 +217,7 @@ def attach(
                 model,
                 optimizers,
                 engine,
-                Gates(model, engine.variables, engine.wait_for),
+                Gates(model, engine.variables, engine.wait_for, called),
                 end_groups,
                 finish_at_exit(engine, end_groups),
                 given=optimizer,
@@ -224,7 +228,7 @@ def attach(
             engine.script_state.take()
             streams.synchronize_current()
             engine.start()
-            _install(attachment, plan.shares[group.rank()])
+            _install(attachment)
         if plan.placement:
             with begun_together(meeting):  # after all have come so far: placing opens groups
                 with ranks_meet():
@@ -300,8 +304,8 @@ def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Paramet
     return {name: p for name, p in model.named_parameters() if name in everywhere}
 
 
-def _install(attachment: Attachment, share: float) -> None:
-    """Make model and optimizers follow the engine. share: this rank's part of the average."""
+def _install(attachment: Attachment) -> None:
+    """Make model and optimizers follow the engine."""
     model, engine = attachment.model, attachment.engine
     guard = CoverageGuard(
         model,
@@ -315,7 +319,7 @@ def _install(attachment: Attachment, share: float) -> None:
         adopt(optimizer, engine, guard)
     monitor = engine.monitor
     attachment.handles.append(ModelMethods(model, engine.no_sync, monitor.telling, engine.cleared))
-    model_hooks.install(attachment.handles, model, engine, attachment.gates, share)
+    model_hooks.install(attachment.handles, model, engine, attachment.gates)
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:

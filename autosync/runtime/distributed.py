@@ -19,6 +19,7 @@ from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain
 from autosync.runtime.attachment import attach
 from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
 from autosync.runtime.device.model_device import device_of
+from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import (
@@ -151,6 +152,7 @@ def distribute(
         return model, optimizer
     with agreed_everywhere(group, device):
         device_of(network)
+        check_own_places(network)
     warn_if_compiled(model)
     if shipped.plan.staleness:
         check_may_lag(shipped.plan, allow_staleness, len(optimizers))
@@ -175,6 +177,7 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
+        called=model,
     )
     attachment.handles += beside()
     return model, optimizer

@@ -1,16 +1,17 @@
 """Builds the records of a plan on one rank: buffers, process groups, what issues each message."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.codes import Op, Update
+from autosync.codes import POWERSGD, Op, Update
 from autosync.errors import InvalidInput, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.device.streams import Streams
+from autosync.runtime.device.strides import dense_strides
 from autosync.runtime.layout.queue_order import queue_names
 from autosync.runtime.layout.records import (
     Bucket,
@@ -78,10 +79,11 @@ def build_buckets(
     """
     variables = _variables(model, optimizer, names)
     carried = {message.bucket: message.operation for message in plan.messages}
+    factored = {message.bucket for message in plan.messages if message.encoding > POWERSGD}
     buckets = [
         _row_bucket(plan, index, variables)
         if carried[index].sparse
-        else _dense_bucket(plan, index, variables)
+        else _dense_bucket(plan, index, variables, row_major=index in factored)
         for index in range(len(plan.buckets))
     ]
     _check_coverage(variables)
@@ -103,7 +105,7 @@ def build_records(optimizer: Optimizer, plan: Plan, built: BuiltBuckets, groups:
     for record in messages:
         if record.message.update != Update.NONE and not record.bucket.whole:
             record.bucket.update = _update(optimizer, plan, record, groups.rank)
-    return Records(built.variables, built.buckets, messages)
+    return Records(built.variables, built.buckets, messages, plan.shares[groups.rank])
 
 
 def _variables(
@@ -129,7 +131,10 @@ def _variables(
     return found
 
 
-def _dense_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bucket:
+def _dense_bucket(
+    plan: Plan, index: int, variables: list[VariableRecord], row_major: bool
+) -> Bucket:
+    """row_major: whatever the parameters' strides, as the matrices of PowerSGD are."""
     shapes = [tuple(variable.parameter.shape) for variable in variables]
     segments = bucket_segments(plan, index, shapes)
     size = segments[-1].stop
@@ -139,14 +144,19 @@ def _dense_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Bu
     padded = -(-size // world) * world
     buffer = torch.zeros(padded, dtype=dtype, device=members[0].parameter.device)
     bucket = Bucket(index, buffer, size, variables=members)
-    for segment in segments:
-        view = buffer[segment.start : segment.stop].view(segment.shape)
-        bucket.pieces.append((variables[segment.variable], segment, view))
     for variable in members:
         variable.buckets.append(bucket)
-    for variable, segment, view in bucket.pieces:
-        parameter = variable.parameter
-        if segment.shape == tuple(parameter.shape) and dtype == parameter.dtype:
+    for segment in segments:
+        variable = variables[segment.variable]
+        whole = segment.shape == shapes[segment.variable] and dtype == variable.parameter.dtype
+        strides = dense_strides(variable.parameter) if whole else None
+        if not row_major:
+            segment = replace(segment, strides=strides)
+        view = segment.view_of(buffer)
+        bucket.pieces.append((variable, segment, view))
+        whole_shape = segment.shape == shapes[segment.variable]
+        variable.pieces.append((None if whole_shape else segment.region, view))
+        if whole and segment.strides == strides:
             variable.view = view
     return bucket
 

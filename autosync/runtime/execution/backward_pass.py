@@ -8,20 +8,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch.autograd import Variable as Autograd
 
 from autosync.errors import NotSupported
 from autosync.runtime.execution.engine_parts import EngineParts
 from autosync.runtime.execution.iteration import Phase
 from autosync.runtime.execution.nested_backward import (
+    changed_within,
     inside_another,
     ready_twice,
     unknown_end,
+    with_graph,
     within_backward,
 )
-from autosync.runtime.layout.packing import pack_zeros
+from autosync.runtime.layout.packing import pack_gradients, pack_zeros
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.units import MIB
 
 
 class BackwardPass:
@@ -35,6 +39,12 @@ class BackwardPass:
         self._monitor = parts.monitor
         self._streams = parts.streams
         self._end_is_expected = False
+        self._share = torch.tensor(parts.records.share, dtype=torch.float64, device="cpu")
+        self._batch_bytes = 16 * MIB if parts.streams.asynchronous else MIB
+        self._waiting: list[VariableRecord] = []
+        self._waiting_bytes = 0
+        self._is_due = False
+        self._versions: list[int] = []
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -79,6 +89,8 @@ class BackwardPass:
         self._parts.waits.check_turns()
         with self._monitor.refusing():
             self._check_not_nested()
+            if torch.is_grad_enabled():
+                raise with_graph()
         self._parts.waits.drain()
         with self._monitor.refusing():
             self._parts.storage.check_backward()
@@ -90,6 +102,8 @@ class BackwardPass:
             self._iteration.rewind()
             self._parts.queues.rewind()
             self._iteration.phase = Phase.BACKWARD
+        self._forget_waiting()
+        self._versions = self._current_versions()
         self.expect_end()
 
     def _compare_values(self) -> None:
@@ -100,6 +114,9 @@ class BackwardPass:
         if error is not None:
             self._monitor.stop(error)
             raise error
+
+    def _current_versions(self) -> list[int]:
+        return [variable.parameter._version for variable in self._variables]
 
     def _check_not_nested(self) -> None:
         if not self._end_is_expected and inside_another():
@@ -112,20 +129,59 @@ class BackwardPass:
             self._end_is_expected = True
             Autograd._execution_engine.queue_callback(self.end)
 
-    def packed(self, variable: VariableRecord) -> None:
-        """The gradient of a variable is in its buffers. Its last bucket to be full leaves."""
-        if variable.is_packed:
+    def arrived(self, variable: VariableRecord) -> None:
+        """The gradient of a variable is complete: called by its hook, once in a backward pass.
+
+        Several are packed together, with the last of a bucket or when they are many: until then
+        they are in memory twice. What hooks behind ours do to this one is done when the next
+        arrives.
+        """
+        if self._iteration.phase is not Phase.BACKWARD:
+            self.begin()
+        if variable.has_arrived:
             with self._monitor.refusing():
                 raise ready_twice(variable.name)
-        variable.is_packed = True
+        if self._is_due:
+            self._pack_waiting()
+        variable.has_arrived = True
+        self._waiting.append(variable)
+        self._waiting_bytes += variable.size_bytes
+        full = False
+        for bucket in variable.buckets:
+            bucket.missing_arrivals -= 1
+            full = full or not bucket.missing_arrivals
+        if full or self._waiting_bytes >= self._batch_bytes:
+            accumulator = variable.accumulator
+            if accumulator is None or accumulator.is_last():
+                self._pack_waiting()
+            else:
+                accumulator.make_last()
+                self._is_due = True
+
+    def _pack_waiting(self) -> None:
+        waiting = self._waiting
+        self._forget_waiting()
+        try:
+            pack_gradients(waiting, self._share)
+        except NotSupported:
+            with self._monitor.refusing():
+                raise
+        self._packed(waiting)
+
+    def _forget_waiting(self) -> None:
+        self._waiting, self._waiting_bytes, self._is_due = [], 0, False
+
+    def _packed(self, variables: list[VariableRecord]) -> None:
+        """These are in their buffers. Buckets that are full leave."""
         full = False
         self._streams.order_packing()
-        for bucket in variable.buckets:
-            if bucket.missing_gradients == 1:  # at 0 a landing thread may issue it
-                bucket.packed_seconds = time.monotonic()
-                bucket.packed_event = self._streams.record_event()
-                full = True
-            bucket.missing_gradients -= 1
+        for variable in variables:
+            for bucket in variable.buckets:
+                if bucket.missing_gradients == 1:  # at 0 a landing thread may issue it
+                    bucket.packed_seconds = time.monotonic()
+                    bucket.packed_event = self._streams.record_event()
+                    full = True
+                bucket.missing_gradients -= 1
         if full:
             with self._monitor.condition:
                 self._parts.queues.issue_ready()
@@ -136,7 +192,9 @@ class BackwardPass:
         self._end_is_expected = False
         if self._iteration.phase is not Phase.BACKWARD:
             return
-        self._pack_late()
+        with torch.no_grad():
+            self._pack_late()
+        self._check_unchanged()
         with self._monitor.refusing(), self._monitor.exchange("the broadcast of module buffers"):
             self._parts.buffers.start(self._monitor.wait_for_work)
         with self._monitor.condition:
@@ -148,14 +206,24 @@ class BackwardPass:
 
     def _pack_late(self) -> None:
         """What this backward pass has not packed: gradients of passes before it, and zeros."""
-        late = [variable for variable in self._variables if not variable.is_packed]
+        late = [variable for variable in self._variables if not variable.has_arrived]
         absent = [variable for variable in late if variable.parameter.grad is None]
         unused = self._parts.unused
         with self._monitor.exchange("the count of unused variables"):
             unused.post(self._iteration.number, (variable.index for variable in absent))
         for variable in late:
-            if variable.pack is not None and variable not in absent:  # under no_sync, before
-                variable.pack(variable.parameter)
-            else:
-                pack_zeros(variable)
-                self.packed(variable)
+            variable.has_arrived = True
+        for variable in absent:
+            pack_zeros(variable)
+        self._waiting += [v for v in late if v not in absent]  # of passes under no_sync
+        self._pack_waiting()
+        self._packed(absent)
+
+    def _check_unchanged(self) -> None:
+        """An optimizer that steps in hooks has changed parameters by this rank's gradients."""
+        if (versions := self._current_versions()) == self._versions:
+            return
+        pairs = zip(self._variables, versions, self._versions, strict=True)
+        changed = next(variable for variable, now, before in pairs if now != before)
+        with self._monitor.refusing():
+            raise changed_within(changed.name)

@@ -9,7 +9,7 @@ stream of their own, which waits for the moment of `step()`, and the script's st
 last event of the variables that it goes on to read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Condition
 from typing import Any
@@ -32,7 +32,8 @@ from autosync.runtime.updates.twin_optimizer import held_state
 
 
 class Engine:
-    """One attached plan at work: what hooks and frameworks call.
+    """One attached plan at work: what hooks and frameworks call. is_blind: whether the forward pass
+    does not say what it is about to read, so that `step()` waits for everything.
 
     optimizer: the script's, or several joined. control: a process group of all ranks for small
     exchanges.
@@ -62,9 +63,10 @@ class Engine:
         self.turns = parts.turns
         self.owed = parts.waits.owed
         self._parts = parts
-        self._backward = BackwardPass(parts)
+        self.backward = BackwardPass(parts)
         self.script_state = ScriptState(state, self.flush, parts.monitor)
         self._optimizer_step = OptimizerStep(parts, self.script_state)
+        self.is_blind: Callable[[], bool] = lambda: False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
         """A copied model keeps its hooks; they are of no effect on the copy."""
@@ -89,7 +91,7 @@ class Engine:
     @property
     def synchronizing(self) -> bool:
         """False inside `no_sync`."""
-        return self._backward.synchronizing
+        return self.backward.synchronizing
 
     def optimizer_class_of(self, optimizer: Optimizer) -> type[Optimizer]:
         """The class that an optimizer of the script had before it followed the plan."""
@@ -113,28 +115,24 @@ class Engine:
     # --- the script's forward and backward pass
 
     def begin_forward(self) -> None:
-        self._backward.begin_forward()
+        self.backward.begin_forward()
 
     def before_buffers(self) -> None:
-        self._backward.before_buffers()
-
-    def begin_backward(self) -> None:
-        self._backward.begin()
+        self.backward.before_buffers()
 
     def expect_end(self) -> None:
-        self._backward.expect_end()
-
-    def packed(self, variable: VariableRecord) -> None:
-        self._backward.packed(variable)
+        self.backward.expect_end()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside add to the local gradients only."""
-        return self._backward.no_sync()
+        return self.backward.no_sync()
 
     # --- its optimizer
 
     def step(self, optimizer: Optimizer) -> None:
         self._optimizer_step.step(optimizer)
+        if self.phase is Phase.STEPPED and self.is_blind():
+            self.flush()
 
     def cleared(self, optimizer: Optimizer | None = None) -> None:
         """The script's `zero_grad()` of an optimizer, or of the model."""

@@ -32,22 +32,23 @@ class IterationState:
         self.unreduced_buckets = 0
         self.blocking_variables = 0
         self._updatable: list[VariableRecord] = []
+        self._blocking = sum(v.whole and not v.deferred for v in records.variables)
 
     def rewind(self) -> None:
         """A new iteration begins; every message of the last one has landed."""
         self.number += 1
         for bucket in self.records.buckets:
-            bucket.missing_gradients = len(bucket.variables)
+            bucket.missing_arrivals = bucket.missing_gradients = len(bucket.variables)
             bucket.reduced = bucket.claimed = bucket.updated = False
         for variable in self.records.variables:
-            variable.is_packed = False
+            variable.has_arrived = False
             variable.missing_sums = len(variable.buckets)
             variable.missing_values = 1 if variable.whole else len(variable.buckets)
         for record in self.records.messages:
             record.done = False
         self.outdated_variables = len(self.records.variables)
         self.unreduced_buckets = len(self.records.buckets)
-        self.blocking_variables = sum(v.whole and not v.deferred for v in self.records.variables)
+        self.blocking_variables = self._blocking
         self._updatable.clear()
 
     def reduced(self, bucket: Bucket, stepped: bool) -> list[VariableRecord]:

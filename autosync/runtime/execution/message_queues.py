@@ -1,9 +1,9 @@
 """Issues the messages of each queue in their order, and lands them.
 
-In host memory whoever makes a message ready (a gradient hook, a landing, `step()`) issues it on
-the spot, as torch's DDP does: no thread has to wake first. Where issuing may wait for a device, or
-asks it for work, a thread of the queue's own does it. One landing thread per queue waits for the
-oldest operation in flight and runs what follows from its landing.
+Whoever makes a message ready (a gradient hook, a landing, `step()`) issues it on the spot, as
+torch's DDP does: no thread has to wake first. Only where issuing may wait for a device (a copy to
+host memory, a length that the device knows) a thread of the queue's own does it. One landing thread
+per queue waits for the oldest operation in flight and runs what follows from its landing.
 """
 
 import time
@@ -16,6 +16,7 @@ from autosync.runtime.execution.completion import Completion
 from autosync.runtime.execution.idle_wire import IdleWire, waits_for_idle_wire
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.watchdog import LOOK_SECONDS, Watchdog
+from autosync.runtime.layout.queue_order import ONE_QUEUE
 from autosync.runtime.layout.records import Bucket, MessageRecord
 from autosync.runtime.transport.start_finish import Finish, nothing_to_finish
 
@@ -53,7 +54,7 @@ class MessageQueue:
         self._landing = Thread(target=self._land_all, name=f"autosync-{name}", daemon=True)
         self._landing.start()
         self._issuing: Thread | None = None
-        if streams.mode.threads:
+        if streams.mode.threads and name != ONE_QUEUE:
             title = f"autosync-issue-{name}"
             self._issuing = Thread(target=self._issue_all, name=title, daemon=True)
             self._issuing.start()
@@ -87,10 +88,13 @@ class MessageQueue:
         self._landing.join()
 
     def _issue(self, record: MessageRecord) -> None:
-        record.started_event = self._streams.record_event()
-        record.started_seconds = time.monotonic()
-        finish = record.start() if record.start else nothing_to_finish
-        record.issued_event = self._streams.record_event()
+        streams = self._streams
+        with streams.issuing(self.name):
+            streams.wait_event(record.ready_event())
+            record.started_event = streams.record_event()
+            record.started_seconds = time.monotonic()
+            finish = record.start() if record.start else nothing_to_finish
+            record.issued_event = streams.record_event()
         self._in_flight.put((record, finish))
 
     def _issue_all(self) -> None:
@@ -98,9 +102,7 @@ class MessageQueue:
         streams.enter_thread()
         while (record := self._to_issue.get()) is not None:
             try:
-                with streams.issuing(self.name):
-                    streams.wait_event(record.ready_event())
-                    self._issue(record)
+                self._issue(record)
             except Exception as error:  # a thread's boundary: the engine hands it to the script
                 self._failed(error, record)
                 return

@@ -1,4 +1,5 @@
-"""Backward passes that run inside of another one, as of a reentrant checkpoint."""
+"""Backward passes that a plan cannot follow: inside of another one, as of a reentrant checkpoint,
+with a graph of their own, or with updates inside."""
 
 import sys
 from types import FrameType
@@ -45,4 +46,25 @@ def ready_twice(variable: str) -> NotSupported:
         thing=f"variable {variable}",
         remedy="Where reentrant checkpoints share a weight, use use_reentrant=False; after "
         "a backward pass that failed, start all ranks again from the last checkpoint.",
+    )
+
+
+def with_graph() -> NotSupported:
+    """Averages have no graph: a reduction over ranks is nothing that autograd knows."""
+    return NotSupported(
+        "backward(create_graph=True) leaves gradients with a graph of their own, which averages "
+        "over ranks do not have.",
+        thing="backward",
+        value="create_graph=True",
+        remedy="Take what needs the graph by torch.autograd.grad(loss, parameters, "
+        "create_graph=True) and call backward() on the loss without create_graph.",
+    )
+
+
+def changed_within(variable: str) -> NotSupported:
+    return NotSupported(
+        f"variable {variable!r} was changed inside of backward(), as an optimizer that steps in a "
+        "hook does: its gradient has not been averaged over the ranks yet.",
+        thing=f"variable {variable}",
+        remedy="Call optimizer.step() behind backward().",
     )

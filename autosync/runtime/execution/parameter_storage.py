@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
+from autosync.runtime.device.strides import dense_strides
 from autosync.runtime.execution.model_structure import ModelStructure
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.payloads.factors import FactorCapture
@@ -20,8 +21,8 @@ Place = tuple[int, int]
 
 
 class ParameterStorage:
-    """Compares storages: a pass over all variables where backward begins, and one at `step()`. Not
-    their pointers, for a swapped value may have none then."""
+    """Compares storages: a pass over all variables where forward and backward begin, and one at
+    `step()`. By their pointers, unless a swapped value has none then."""
 
     def __init__(self, model: nn.Module, variables: list[VariableRecord]):
         self._variables = variables
@@ -31,18 +32,20 @@ class ParameterStorage:
         self._strides: list[tuple[int, ...]] = []
         self._views = [v.view for v in variables if v.view is not None]
         self._view_places = [view.data_ptr() for view in self._views]
-        self._captures = [v.carrier for v in variables if isinstance(v.carrier, FactorCapture)]
+        self._captures = [v for v in variables if isinstance(v.carrier, FactorCapture)]
+        self._pointers: list[int] = []
+        self._moved: list[VariableRecord] = []
         self._note_places()
 
     def check_forward(self) -> None:
-        """At the start of a training forward: what takes factors must follow before it."""
-        if not self._captures:
-            return
+        """At the start of a training forward: what tells of gradients must follow before it."""
         with torch._C.DisableTorchFunctionSubclass():  # values may be on their way
             self._structure.check()
             self.check()
-        for capture in self._captures:
-            capture.follow_accumulator()
+        for variable in self._moved:
+            if variable.accumulator is not None and variable.parameter.requires_grad:
+                variable.accumulator.follow()
+        self._moved.clear()
 
     def check_backward(self) -> None:
         """At the first gradient of a backward pass; nothing is in flight.
@@ -52,9 +55,9 @@ class ParameterStorage:
         """
         self._structure.check()
         self.check()
-        for capture in self._captures:
-            if not capture.follows():
-                raise _refusal(capture.variable, "was converted between forward and backward")
+        for variable in self._captures:
+            if variable.accumulator is not None and not variable.accumulator.follows():
+                raise _refusal(variable, "was converted between forward and backward")
         if list(map(Tensor.data_ptr, self._views)) != self._view_places:
             self._restore_views()
 
@@ -70,8 +73,12 @@ class ParameterStorage:
         Raises:
             NotSupported: a parameter has another shape, type or device.
         """
+        pointers = list(map(Tensor.data_ptr, self._parameters))
+        if pointers == self._pointers and all(pointers):  # storages that aliases keep from others
+            return
         if list(map(_place, self._parameters)) != self._places:
             self._follow()
+        self._pointers = pointers
 
     def _note_places(self) -> None:
         self._places = list(map(_place, self._parameters))
@@ -83,8 +90,10 @@ class ParameterStorage:
             _check_fits(variable)
         for variable in moved:
             variable.alias.data = variable.parameter.detach()
+            _follow_strides(variable)
             for bucket in variable.buckets:
                 _follow_rows(bucket)
+        self._moved += moved
         self._note_places()
 
     def _restore_views(self) -> None:
@@ -101,12 +110,22 @@ class ParameterStorage:
             bucket, segment = pieces[id(view)]
             found = view.detach()
             with torch.no_grad():
-                view.data = bucket.buffer[segment.start : segment.stop].view(segment.shape)
+                view.data = segment.view_of(bucket.buffer)
                 view.copy_(found)  # a gradient that adds up is the view itself
 
 
 def _place(parameter: Tensor) -> Place:
     return parameter.untyped_storage()._cdata, int(parameter.storage_offset())
+
+
+def _follow_strides(variable: VariableRecord) -> None:
+    """Where they have changed a gradient is no view of its buffer any more, since other ranks send
+    its elements in the order that was agreed on."""
+    view = variable.view
+    if view is None or variable.carrier is not None:
+        return
+    if dense_strides(variable.alias) != dense_strides(view):
+        variable.view = None
 
 
 def _follow_rows(bucket: Bucket) -> None:

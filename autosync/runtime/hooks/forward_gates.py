@@ -3,6 +3,7 @@
 A variable is waited for before the forward of every module that owns it, and of every module
 that was seen to read it in the recorded first forward pass. One that nobody was seen to read
 (or that is read outside any module's forward) is waited for at the start of the model's forward.
+Where regions are compiled nobody can be seen: parameters themselves wait for who reads them early.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from autosync.runtime.execution.nested_tensors import tensors_in
-from autosync.runtime.hooks.torch_compile import opaque
+from autosync.runtime.hooks.torch_compile import (
+    Hook,
+    InFront,
+    Inlined,
+    is_compiled,
+    outside,
+    within_compiler,
+)
 from autosync.runtime.layout.records import VariableRecord
 
 Wait = Callable[[list[VariableRecord]], None]
@@ -36,35 +44,105 @@ class _Reads(TorchFunctionMode):
 
 
 class Gates:
-    """Forward pre-hooks of the modules, and the recording of the first forward pass."""
+    """Hooks of forward passes: of the model, of modules with buffers, and in front of modules whose
+    variables may be on their way. A compiled region waits in front for all that is inside of it.
 
-    def __init__(self, model: nn.Module, variables: list[VariableRecord], wait: Wait):
+    called: what the script calls, where `torch.compile(model)` made it of the model. inlined: says
+    that regions left hooks out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        variables: list[VariableRecord],
+        wait: Wait,
+        called: nn.Module | None = None,
+    ):
         self.model = model
         self.wait = wait
         self.recorded = False
+        self.inlined = Inlined()
+        self._called = model if called is None else called
         self._known = {id(v.parameter): v for v in variables}
+        self._readers: dict[int, list[nn.Module]] = {}
         self._gated: dict[nn.Module, list[VariableRecord]] = {}
-        self._handles: dict[nn.Module, RemovableHandle] = {}
+        self._handles: list[InFront] = []
         self._running: list[nn.Module] = []
         self._reads: _Reads | None = None
         self._watch: list[RemovableHandle] = []
 
-    def gate_owners(self) -> None:
-        """Every module waits for the variables that it owns."""
+    def install(self, before: Hook, after: Hook, before_buffers: Hook) -> None:
+        """before, after: of a forward pass of the model. before_buffers: of a module that has
+        buffers. Once more where a module is compiled meanwhile."""
+        self._before, self._after, self._before_buffers = before, after, before_buffers
         for module in self.model.modules():
+            module.__dict__["compile"] = self._compile_of(module)
+        self._install()
+
+    def _compile_of(self, module: nn.Module) -> Callable[..., None]:
+        def compile_and_follow(*args: Any, **kwargs: Any) -> None:
+            nn.Module.compile(module, *args, **kwargs)
+            self._remove()
+            self._install()
+
+        return compile_and_follow
+
+    def _install(self) -> None:
+        regions = self._regions()
+        whole = self._called is not self.model
+        inlined = None if whole else self.inlined  # the model's hook waits for everything
+        self.recorded = self.recorded or whole or bool(regions)
+        before, after = outside(self._before, inlined), outside(self._after, inlined)
+        self._handles.append(InFront(self._called, before, after))
+        with_buffers: set[nn.Module] = set()
+        for module in self.model.modules():
+            place = regions.get(module, module)
+            if next(module.buffers(recurse=False), None) is not None:
+                with_buffers.add(place)
             for parameter in module.parameters(recurse=False):
                 if (variable := self._known.get(id(parameter))) is not None:
-                    self._gate(module, variable)
+                    self._gate(place, variable, inlined)
+                    if whole:
+                        self._gate(self.model, variable, inlined)
+        for module in with_buffers - {self.model}:
+            self._handles.append(InFront(module, outside(self._before_buffers, inlined)))
+        for index, readers in self._readers.items():
+            for module in readers:
+                self._gate(module, self._variable(index), inlined)
 
-    def _gate(self, module: nn.Module, variable: VariableRecord) -> None:
-        gated = self._gated.setdefault(module, [])
-        if variable.deferred and variable not in gated:
-            gated.append(variable)
-        if gated and module not in self._handles:
-            self._handles[module] = module.register_forward_pre_hook(_gate_hook(self.wait, gated))
+    def _regions(self) -> dict[nn.Module, nn.Module]:
+        """Of each module in a compiled region, the module that the region begins with."""
+        found: dict[nn.Module, nn.Module] = {}
+        for module in self.model.modules():
+            if is_compiled(module):
+                for inner in module.modules():
+                    found.setdefault(inner, module)
+        return found
+
+    def _variable(self, index: int) -> VariableRecord:
+        return next(variable for variable in self._known.values() if variable.index == index)
+
+    def _gate(self, module: nn.Module, variable: VariableRecord, inlined: Inlined | None) -> None:
+        if not variable.deferred:
+            return
+        if module in self._gated:
+            if variable not in self._gated[module]:
+                self._gated[module].append(variable)
+            return
+        gated = self._gated[module] = [variable]
+        if module is not self.model:  # whose own hook waits
+            hook = outside(_gate_hook(self.wait, gated), inlined)
+            self._handles.append(InFront(module, hook))
+
+    def wait_for_model(self) -> None:
+        """In front of the model's forward, for what it reads itself."""
+        if gated := self._gated.get(self.model):
+            self.wait(gated)
 
     def start_recording(self) -> None:
-        """At the start of the model's own forward."""
+        """At the start of the model's own forward, the first that runs eagerly."""
+        if self.recorded or within_compiler() or self._running:
+            return
         self._reads = _Reads(self._known, self._running)
         for module in self.model.modules():
             if module is self.model:  # is running: its hooks cannot change while they are called
@@ -83,8 +161,9 @@ class Gates:
         self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for variable in self._known.values():
             readers = self._reads.readers.get(variable.index, [])
-            for module in readers or [self.model]:
-                self._gate(module, variable)
+            self._readers[variable.index] = list(dict.fromkeys(readers or [self.model]))
+            for module in self._readers[variable.index]:
+                self._gate(module, variable, self.inlined)
         self._end_watch()
         self.recorded = True
 
@@ -95,26 +174,31 @@ class Gates:
         self._running.clear()
         self._reads = None
 
-    def close(self) -> None:
-        self._end_watch()
-        for handle in self._handles.values():
+    def _remove(self) -> None:
+        for handle in reversed(self._handles):  # around one compiled module there may be several
             handle.remove()
         self._handles.clear()
         self._gated.clear()
 
+    def close(self) -> None:
+        self._end_watch()
+        self._remove()
+        for module in self.model.modules():
+            module.__dict__.pop("compile", None)
 
-def _gate_hook(wait: Wait, gated: list[VariableRecord]) -> Callable[[nn.Module, Any], None]:
+
+def _gate_hook(wait: Wait, gated: list[VariableRecord]) -> Hook:
     def hook(module: nn.Module, args: Any) -> None:
         wait(gated)
 
-    return opaque(hook)
+    return hook
 
 
 def _enter_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
         running.append(module)
 
-    return opaque(hook)
+    return hook
 
 
 def _leave_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any, Any], None]:
@@ -122,4 +206,4 @@ def _leave_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any, Any], Non
         if running and running[-1] is module:
             running.pop()
 
-    return opaque(hook)
+    return hook

@@ -12,25 +12,22 @@ from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.gradient_hooks import Removable, watch
-from autosync.runtime.hooks.torch_compile import opaque
+from autosync.runtime.hooks.torch_compile import compiled_from
 
 
-def install(
-    handles: list[Removable], model: nn.Module, engine: Engine, gates: Gates, share: float
-) -> None:
+def install(handles: list[Removable], model: nn.Module, engine: Engine, gates: Gates) -> None:
     """Every hook of an attached plan. handles: receives each as it is installed, so that those
-    before one that fails can be removed. share: this rank's part of the average."""
-    gates.gate_owners()
+    before one that fails can be removed."""
     for variable in engine.variables:
-        handle = watch(engine, variable, share)
+        handle = watch(engine, variable)
         handles.append(handle)
-    handles.append(model.register_forward_pre_hook(_before_forward(model, engine, gates)))
-    handles.append(
-        model.register_forward_hook(_after_forward(model, engine, gates), always_call=True)
+    gates.install(
+        _before_forward(model, engine, gates),
+        _after_forward(model, engine, gates),
+        _before_buffers(engine),
     )
+    engine.is_blind = lambda: gates.inlined.seen
     for module in model.modules():
-        if module is not model and next(module.buffers(recurse=False), None) is not None:
-            handles.append(module.register_forward_pre_hook(_before_buffers(engine)))
         handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))
         handles.append(module.register_load_state_dict_pre_hook(_before_loading(engine)))
 
@@ -41,17 +38,18 @@ def _before_forward(
     record = any(variable.deferred for variable in engine.variables)
 
     def hook(module: nn.Module, args: Any) -> None:
-        if module is not model:  # a copy of the model
+        if compiled_from(module) is not model:  # a copy of the model
             return
         if not (torch.is_grad_enabled() and model.training):
             engine.flush()
             return
         check_not_in_ddp(model)
         engine.begin_forward()
+        gates.wait_for_model()
         if record and not gates.recorded:
             gates.start_recording()
 
-    return opaque(hook)
+    return hook
 
 
 def check_not_in_ddp(model: nn.Module) -> None:
@@ -78,7 +76,7 @@ def _after_forward(
         engine.expect_end()
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if module is not model:
+        if compiled_from(module) is not model:
             return
         gates.stop_recording()
         if engine.failure is not None:  # which the forward pass has raised
@@ -89,25 +87,25 @@ def _after_forward(
             if tensor.requires_grad:
                 tensor.register_hook(expect_end)
 
-    return opaque(hook)
+    return hook
 
 
 def _before_buffers(engine: Engine) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
         engine.before_buffers()
 
-    return opaque(hook)
+    return hook
 
 
 def _flush_before_reading(engine: Engine) -> Callable[..., None]:
     def hook(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         engine.flush()
 
-    return opaque(hook)
+    return hook
 
 
 def _before_loading(engine: Engine) -> Callable[..., None]:
     def hook(module: nn.Module, *args: Any) -> None:
         engine.before_load()
 
-    return opaque(hook)
+    return hook

@@ -22,7 +22,7 @@ REDUCE = "__reduce_ex__"
 SCRIPT = "__prepare_scriptable__"
 """What torch.jit.script calls of each module first."""
 
-ADDED = (REDUCE, SCRIPT, "forward", *GIVEN)
+ADDED = (REDUCE, SCRIPT, "forward", "compile", *GIVEN)
 """Attributes that a plan gives a module, where they are the runtime's."""
 
 OURS = "autosync.runtime."

@@ -3,7 +3,44 @@
 import torch
 from torch import Tensor
 
+from autosync.errors import NotSupported
 from autosync.runtime.layout.records import Bucket, VariableRecord
+
+
+def pack_gradients(variables: list[VariableRecord], share: Tensor) -> None:
+    """Complete gradients into their buffers, times this rank's share. A gradient that is one piece
+    becomes a view of its buffer, so nothing is copied back. Called where autograd records nothing.
+
+    share: a scalar in host memory.
+
+    Raises:
+        NotSupported: a gradient is not there any more.
+    """
+    parts: list[Tensor] = []
+    places: list[Tensor] = []
+    for variable in variables:
+        if variable.carrier is not None:
+            variable.carrier.pack()
+            continue
+        gradient = variable.parameter.grad
+        if gradient is None:
+            raise _cleared(variable)
+        if (view := variable.view) is not None:
+            parts.append(gradient)
+            places.append(view)
+            if gradient is not view:
+                variable.parameter.grad = variable.target = view
+            continue
+        variable.target = gradient
+        for region, place in variable.pieces:
+            parts.append(gradient if region is None else gradient[region])
+            places.append(place)
+    if places and places[0].is_cuda:  # two kernels for all, not one for each
+        torch._foreach_copy_(places, parts)
+        torch._foreach_mul_(places, float(share))
+    else:
+        for part, place in zip(parts, places, strict=True):
+            torch.mul(part, share, out=place)
 
 
 def pack_zeros(variable: VariableRecord) -> None:
@@ -11,14 +48,22 @@ def pack_zeros(variable: VariableRecord) -> None:
     if variable.carrier is not None:
         variable.carrier.pack()
         return
-    for bucket in variable.buckets:
-        for member, _, view in bucket.pieces:
-            if member is variable:
-                view.zero_()
+    for _, place in variable.pieces:
+        place.zero_()
     if variable.view is not None:
         variable.parameter.grad = variable.target = variable.view
     elif variable.whole:
         variable.parameter.grad = variable.target = torch.zeros_like(variable.alias)
+
+
+def _cleared(variable: VariableRecord) -> NotSupported:
+    return NotSupported(
+        f"the gradient of {variable.name!r} was cleared inside of backward(), as a hook does that "
+        "updates parameters there: it has not been averaged over the ranks yet.",
+        thing=f"variable {variable.name}.grad",
+        remedy="Update parameters by optimizer.step() behind backward(); to leave a gradient out, "
+        "set it to zero in the hook.",
+    )
 
 
 def hand_back(bucket: Bucket) -> None:

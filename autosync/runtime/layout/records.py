@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from autosync.plan import Message
 from autosync.runtime.device.streams import DeviceEvent, Streams
+from autosync.runtime.layout.accumulators import Accumulator
 from autosync.runtime.layout.segments import Segment
 from autosync.runtime.transport.start_finish import Start
 
@@ -62,11 +63,13 @@ class VariableRecord:
     whole: every replica updates all of it, so its update needs no parts.
     deferred: the next forward pass waits for it, not `step()`.
     apart: some ranks do not hold it. counted: of those that do, this one counts it in a norm.
-    view: its place in a buffer where it is one contiguous piece of one, else None.
+    pieces: (region of it, None for all of it; its place in a buffer).
+    view: the only such place, where it has the parameter's type and strides: `parameter.grad` is
+        this tensor then. Else None.
     target: the gradient tensor that the reduced values of a whole variable go to.
     carrier: packs its gradient where no dense buffer does.
-    pack: its hook, for a gradient that earlier backward passes left behind.
-    is_packed: its gradient of this iteration is in its buckets.
+    accumulator: tells when its gradient is complete.
+    has_arrived: its gradient of this iteration is complete.
     missing_sums: buckets of it that are not reduced yet.
     missing_values: updates, or arrivals of new values, until the parameter is current again.
     last_event: on a GPU, behind the last landing or update that concerns it.
@@ -82,14 +85,19 @@ class VariableRecord:
     deferred: bool = False
     apart: bool = False
     counted: bool = True
+    pieces: list[tuple[tuple[slice, ...] | None, Tensor]] = field(default_factory=list)
     view: Tensor | None = None
     target: Tensor | None = None
     carrier: Carrier | None = None
-    pack: Callable[[Tensor], None] | None = None
-    is_packed: bool = False
+    accumulator: Accumulator | None = None
+    size_bytes: int = field(init=False)
+    has_arrived: bool = False
     missing_sums: int = 0
     missing_values: int = 0
     last_event: DeviceEvent = None
+
+    def __post_init__(self) -> None:
+        self.size_bytes = self.alias.nbytes
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +126,7 @@ class Bucket:
     whole: it holds whole variables only; otherwise its update runs over the flat buffer.
     update: that update, None where this rank updates nothing of it.
     values_travel: new values come by a further message, because the update is owned or sharded.
-    missing_gradients: variables whose gradient is not packed yet.
+    missing_arrivals: variables whose gradient is not complete yet. missing_gradients: not packed.
     reduced: the sums that this rank updates are here. claimed: some thread runs the update.
     updated: it is applied.
     packed_seconds, updated_seconds: when, on `time.monotonic()`. packed_event, updated_event: on a
@@ -134,6 +142,7 @@ class Bucket:
     whole: bool = True
     update: BucketUpdate | None = None
     values_travel: bool = False
+    missing_arrivals: int = 0
     missing_gradients: int = 0
     reduced: bool = False
     claimed: bool = False
@@ -216,9 +225,11 @@ class MessageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Of one plan, each list in the plan's order. placed: some rank does not hold all variables."""
+    """Of one plan, each list in the plan's order. share: this rank's part of the average. placed:
+    some rank does not hold all variables."""
 
     variables: list[VariableRecord]
     buckets: list[Bucket]
     messages: list[MessageRecord]
+    share: float
     placed: bool = False

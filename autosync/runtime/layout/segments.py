@@ -2,28 +2,53 @@
 
 A piece is a range of a shard in row-major order. In an n-dimensional tensor such a range is at
 most 2n - 1 boxes, so packing is a few strided copies whatever the axis of the partition.
+
+A variable that is one piece keeps the strides of its parameter in the buffer (channels_last, a
+transpose): its gradient is a view of the buffer, and fused optimizers walk through a parameter and
+its gradient in the order of memory.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autosync.plan import Piece, Plan, ShardSpec
+from torch import Tensor
 
-Shape = tuple[int, ...]
+from autosync.plan import Piece, Plan, ShardSpec
+from autosync.runtime.device.strides import Shape, memory_order
+
 Box = tuple[Shape, Shape]
 """Origin and extent of a box of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The box `region` of a variable lies at start:stop of the bucket's flat buffer."""
+    """The box `region` of a variable lies at start:stop of the bucket's flat buffer.
+
+    strides: of its elements there; row-major where None.
+    """
 
     variable: int
     region: tuple[slice, ...]
     shape: Shape
     start: int
     stop: int
+    strides: Shape | None = None
+
+    def view_of(self, buffer: Tensor) -> Tensor:
+        """Its place in the bucket's flat buffer, of its shape."""
+        flat = buffer[self.start : self.stop]
+        if self.strides is None:
+            return flat.view(self.shape)
+        return flat.as_strided(self.shape, self.strides)
+
+    def flat_of(self, whole: Tensor) -> Tensor:
+        """The values of the region in the order in which the buffer has them, `(stop - start,)`: a
+        view where the strides allow one. whole: of the variable's shape."""
+        part = whole[self.region]
+        if self.strides is not None:
+            part = part.permute(memory_order(self.strides))
+        return part.reshape(-1)
 
 
 def elements(shape: Shape) -> int:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import NotSupported
 from autosync.plan import Plan
+from autosync.runtime.layout.accumulators import Accumulator, NodeHook
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.ragged import Reader, as_bytes, exchange, others, ragged_group
@@ -53,53 +53,29 @@ class FactorCapture:
         self.variable = variable
         self.packed: Factors = self._none()
         self._owner = owner
-        self._accumulator: Any = None
-        self._hook: Callable[[Any, Any], None] | None = None
-        self._handle: RemovableHandle | None = None
+        self._accumulator: Accumulator | None = None
         self._taken: list[tuple[int, torch.cuda.Stream | None, Factors]] = []
         self._accumulated_factors: list[Factors] = []
         self._product: Tensor | None = None
         self._version = 0
 
-    def install(self, hook: Callable[[Any, Any], None]) -> None:
+    def install(self, hook: NodeHook) -> Accumulator:
         """From now on the owner of the weight hands its factors over, and computes no gradient.
 
         The hook runs when all uses of the weight have been through backward, whether or not a
         gradient came: torch's accumulator of the parameter counts them.
         """
-        self._hook = hook
-        self._listen(self._current_accumulator())
+        self._accumulator = Accumulator(self.variable.parameter, hook)
         if isinstance(self._owner, HandsFactors):
             self._owner.hand_factors(self.take)
         else:
             self._owner.forward = MethodType(_forward_of(self._owner, self.take), self._owner)
-
-    def follows(self) -> bool:
-        """A parameter that was converted to another type, and back, has another accumulator."""
-        return self._accumulator is self._current_accumulator()
-
-    def follow_accumulator(self) -> None:
-        """Before a forward pass."""
-        if not self.follows():
-            self._listen(self._current_accumulator())
-
-    def _current_accumulator(self) -> Any:
-        parameter = self.variable.parameter
-        with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
-            edge = parameter.view_as(parameter).grad_fn
-        assert edge is not None
-        return edge.next_functions[0][0]
-
-    def _listen(self, accumulator: Any) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._accumulator = accumulator  # the parameter itself holds it weakly
-        self._handle = accumulator.register_hook(self._hook)
+        return self._accumulator
 
     def remove(self) -> None:
         """The owner of the weight computes its gradient again."""
-        if self._handle is not None:
-            self._handle.remove()
+        if self._accumulator is not None:
+            self._accumulator.remove()
         if isinstance(self._owner, HandsFactors):
             self._owner.hand_factors(None)
         else:

@@ -189,7 +189,11 @@ class GradientPipeline:
     def _sums(self, slot: GradientSlot) -> list[Tensor]:
         found = []
         for parameter, places in zip(self._parameters, slot.places, strict=True):
-            if len(places) == 1 and places[0][1].dtype == parameter.dtype:
+            if (
+                len(places) == 1
+                and places[0][1].dtype == parameter.dtype
+                and parameter.is_contiguous()
+            ):
                 found.append(places[0][1].view(parameter.shape))
                 continue
             total = torch.empty_like(parameter, requires_grad=False)

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.plan import Plan
+from autosync.runtime.device.strides import dense_strides
 from autosync.runtime.transport.failures import lost_peer
 from autosync.runtime.transport.peer_refusals import Refusals
 from autosync.runtime.transport.process_groups import Groups
@@ -137,9 +138,14 @@ def _place_bytes(tensor: Tensor) -> int:
 
 
 def forms_of(model: nn.Module) -> dict[str, str]:
-    """Type and shape of its parameters and buffers, by name."""
+    """Type and shape of its parameters and buffers, by name; of parameters in another than
+    row-major order their strides too, which their gradients travel in."""
     held = [*model.named_parameters(), *model.named_buffers()]
-    return {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in held}
+    found = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in held}
+    for name, parameter in model.named_parameters():
+        if (strides := dense_strides(parameter)) is not None:
+            found[name] += f" of strides {list(strides)}"
+    return found
 
 
 def check_same_tensors(everyone: Sequence[dict[str, str]]) -> None:

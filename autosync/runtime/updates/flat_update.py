@@ -92,9 +92,7 @@ class FlatUpdate:
                 if value.shape != variable.alias.shape:
                     raise _other_shape(variable, key, value)
                 target = found.setdefault(key, torch.zeros_like(like, dtype=value.dtype))
-                source = value[segment.region].reshape(-1)[
-                    start - segment.start : stop - segment.start
-                ]
+                source = segment.flat_of(value)[start - segment.start : stop - segment.start]
                 target[start - low : stop - low] = source
         return found
 
@@ -103,7 +101,7 @@ class FlatUpdate:
         for variable, segment, _ in self.bucket.pieces:
             start, stop = max(low, segment.start), min(high, segment.stop)
             if start < stop:
-                part = variable.alias[segment.region].reshape(-1)
+                part = segment.flat_of(variable.alias)
                 yield start, stop, part[start - segment.start : stop - segment.start]
 
 

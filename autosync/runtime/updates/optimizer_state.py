@@ -2,7 +2,7 @@
 gathered into the script's optimizer for a checkpoint, in torch's own layout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def _fill(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> Non
     if bucket.ranges:
         fill_rows(optimizer, bucket, states)
         return
-    for variable, segment, view in bucket.pieces:
+    for variable, segment, _ in bucket.pieces:
         if variable.group < 0:
             continue
         state = held_state(optimizer)[variable.parameter]
@@ -98,20 +98,23 @@ def _fill(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> Non
                 continue
             for key, value in of_range.items():
                 if key in SCALARS or not isinstance(value, Tensor):
-                    state[key] = _as_stepped(value, optimizer.param_groups[variable.group], view)
+                    state[key] = _as_stepped(
+                        value, optimizer.param_groups[variable.group], variable.alias
+                    )
                     continue
                 if key not in state:
                     state[key] = torch.zeros_like(variable.alias, dtype=value.dtype)
-                flat = state[key][segment.region].reshape(-1).clone()
+                flat = segment.flat_of(state[key]).clone()
                 flat[start - segment.start : stop - segment.start] = value[
                     start - low : stop - low
                 ].to(flat.device)
-                state[key][segment.region] = flat.view(view.shape)
+                here = replace(segment, start=0, stop=len(flat))
+                state[key][segment.region] = here.view_of(flat)
 
 
-def _as_stepped(value: Any, group: dict[str, Any], view: Tensor) -> Any:
+def _as_stepped(value: Any, group: dict[str, Any], like: Tensor) -> Any:
     """A scalar where torch's optimizers read it: fused and capturable ones beside the values."""
     if not isinstance(value, Tensor):
         return value
     beside = group.get("fused") or group.get("capturable")
-    return value.to(view.device, copy=True) if beside else value.clone()
+    return value.to(like.device, copy=True) if beside else value.clone()

@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autosync
 from autosync.bundle import make_bundle
+from autosync.runtime.attachment import attach
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
-    attached,
     domain,
     loss_of,
     make_model,
     make_optimizer,
+    plan,
     strategy,
     train_reference,
     worst_difference,
@@ -84,33 +87,157 @@ def test_one_compiled_region_makes_gradients_ready_at_its_end() -> None:
         assert ready_at_half(by_blocks, by_blocks) < 0.6
 
 
-def trained(rank: int, world: int, how: str) -> float:
-    warnings.simplefilter("ignore")  # the compiler's own
-    torch._dynamo.reset()
-    case = Case(method="mixed", partition="even", groups=4, schedule=OVERLAP)
-    model = make_model(case.model)
-    if how == "in place":
-        model.compile(backend=BACKEND)
-    if how == "by blocks":
-        for block in model.children():
-            block.compile(backend=BACKEND)
-    _, optimizer, attachment = attached(case, world, model=model)
-    network: Any = torch.compile(model, backend=BACKEND) if how == "afterwards" else model
-    for iteration in range(case.iterations):
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.linear(self.norm(x)))
+
+
+class Blocks(nn.Module):
+    """Three blocks with buffers of their own, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def blocks_model() -> nn.Module:
+    torch.manual_seed(3)
+    return Blocks()
+
+
+Compile = Callable[[nn.Module, Callable[..., Any], bool], nn.Module]
+"""From (model, backend, fullgraph) to what the script calls."""
+
+
+def in_place(model: nn.Module, backend: Callable[..., Any], full: bool) -> nn.Module:
+    model.compile(backend=backend, fullgraph=full)
+    return model
+
+
+def wrapped(model: nn.Module, backend: Callable[..., Any], full: bool) -> nn.Module:
+    made = torch.compile(model, backend=backend, fullgraph=full)
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def each_in_place(model: nn.Module, backend: Callable[..., Any], full: bool) -> nn.Module:
+    for block in model.get_submodule("blocks").children():
+        block.compile(backend=backend, fullgraph=full)
+    return model
+
+
+def each_wrapped(model: nn.Module, backend: Callable[..., Any], full: bool) -> nn.Module:
+    blocks = model.get_submodule("blocks")
+    for name, block in list(blocks.named_children()):
+        blocks._modules[name] = wrapped(block, backend, full)
+    return model
+
+
+def called_by_a_function(model: nn.Module, backend: Callable[..., Any], full: bool) -> nn.Module:
+    class Called(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        run = staticmethod(torch.compile(lambda x: model(x), backend=backend, fullgraph=full))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.run(x)
+            return out
+
+    return Called()
+
+
+WAYS: dict[str, tuple[Compile, int]] = {
+    "in place": (in_place, 1),
+    "wrapped": (wrapped, 1),
+    "each in place": (each_in_place, 2),
+    "each wrapped": (each_wrapped, 2),
+    "by a function": (called_by_a_function, 1),
+}
+"""And the graphs that torch makes of it: the input of the first block has no gradient."""
+
+BEFORE = ("in place", "wrapped", "each in place", "each wrapped")
+PLANS = (
+    Case(optimizer="adamw"),
+    Case(method="mixed", partition="even", groups=4, schedule=OVERLAP),
+    Case(method="zero", schedule=OVERLAP),
+)
+
+
+def steps(
+    network: nn.Module, optimizer: torch.optim.Optimizer, rank: int, iterations: range
+) -> None:
+    for iteration in iterations:
         optimizer.zero_grad()
         loss_of(network, iteration, rank).backward()
         optimizer.step()
-    attachment.detach()
+
+
+def trained(rank: int, world: int, way: str, moment: str, full: bool) -> list[tuple[float, int]]:
+    """The difference from torch's DDP of the eager model, and how many graphs there are."""
+    warnings.simplefilter("ignore")  # the compiler's own
+    compiled, found = WAYS[way][0], []
+    for case in PLANS:
+        plain = blocks_model()
+        steps(DistributedDataParallel(plain), make_optimizer("sgd", plain), rank, range(5))
+        torch._dynamo.reset()
+        graphs: list[int] = []
+
+        def backend(graph: Any, inputs: Any, graphs: list[int] = graphs) -> Any:
+            graphs.append(1)
+            return lookup_backend(BACKEND)(graph, inputs)
+
+        model = network = blocks_model()
+        optimizer = make_optimizer("sgd", model)
+        names = tuple(name for name, _ in model.named_parameters())
+        made = plan(case, model, world)
+        if moment == "before":
+            network = compiled(model, backend, full)
+            names = tuple(name for name, _ in model.named_parameters())
+        called = network if way == "wrapped" and moment == "before" else None
+        attachment = attach(model, optimizer, made, names, called=called)
+        if moment == "midway":
+            steps(network, optimizer, rank, range(2))
+        if moment != "before":
+            network = compiled(model, backend, full)
+        steps(network, optimizer, rank, range(2 if moment == "midway" else 0, 5))
+        attachment.detach()
+        found.append((worst_difference(model, plain), len(graphs)))
     warnings.simplefilter("error")
-    return worst_difference(model, train_reference(case, world))
+    return found
 
 
-@pytest.mark.parametrize("how", ["in place", "by blocks", "afterwards"])
-def test_compiled_models_stay_exact(pair: Ranks, how: str) -> None:
-    assert max(pair.run(trained, how)) < 2e-6
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(
+    ("way", "moment"),
+    [
+        *((way, "before") for way in BEFORE),
+        *((way, "behind") for way in WAYS),
+        ("each in place", "midway"),
+    ],
+)
+def test_compiled_models_stay_exact_and_whole(
+    pair: Ranks, way: str, moment: str, full: bool
+) -> None:
+    for found in pair.run(trained, way, moment, full):
+        assert max(worst for worst, _ in found) < 2e-6, found
+        assert max(graphs for _, graphs in found) <= WAYS[way][1], found
 
 
-def told(rank: int, world: int, wrapped: bool) -> tuple[float, list[str]]:
+def told(rank: int, world: int, outside: bool) -> tuple[float, list[str]]:
     case = Case(method="ps")
     model = make_model(case.model)
     where = domain(model, world)
@@ -118,8 +245,8 @@ def told(rank: int, world: int, wrapped: bool) -> tuple[float, list[str]]:
     optimizer = make_optimizer(case.optimizer, model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        network: Any = torch.compile(model, backend=BACKEND) if wrapped else model
-        if not wrapped:
+        network: Any = torch.compile(model, backend=BACKEND) if outside else model
+        if not outside:
             model.compile(backend=BACKEND)
         caught.clear()
         network, optimizer = autosync.distribute(network, optimizer, given)
