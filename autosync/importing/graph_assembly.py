@@ -1,14 +1,23 @@
 """Turns a recording into a ModelGraph."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from autosync.graph import ModelGraph, Operation, Variable
+from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.importing.recorder import Record, Recorder
 from autosync.torch_dtypes import DTYPE_NAMES
+
+LOOP = "loop"
+"""The type of an operation that stands for all rounds of a loop. Its output is what all of them
+made, for backward needs that."""
+LEAST_ROUNDS, LONGEST_ROUND = 64, 128
+"""Fewer rounds stay operations by themselves, and so do rounds of more operations."""
+Label = tuple[str, str, tuple[int, ...], DType]
+"""Module path, type, shape and dtype: the same in every round."""
 
 
 @dataclass(slots=True)
@@ -81,26 +90,38 @@ def assemble_graph(
     batch size.
     """
     recorder, position = recording.recorder, recording.backward_position()
-    relevant = _relevant_operations(recording, position)
-    index = {operation: i for i, operation in enumerate(relevant)}
+    groups = _groups(recorder, _relevant_operations(recording, position))
+    index = {member: i for i, group in enumerate(groups) for member in group}
+    names: Counter[str] = Counter()
     operations = tuple(
-        _operation(recorder, operation, index, _batched(recorder, operation, doubled, batch_size))
-        for operation in relevant
+        _operation(
+            recorder,
+            group,
+            index,
+            any(_batched(recorder, member, doubled, batch_size) for member in group),
+            names,
+        )
+        for group in groups
     )
+    ends = [max((position[op] for op in group if op in position), default=-1) for group in groups]
     # Operations without backward (masks, constants) take no time there: they close the list.
-    with_backward = sorted((op for op in relevant if op in position), key=position.__getitem__)
-    without = [op for op in reversed(relevant) if op not in position]
+    with_backward = sorted((i for i, end in enumerate(ends) if end >= 0), key=ends.__getitem__)
+    without = [i for i in reversed(range(len(groups))) if ends[i] < 0]
     variables = list(recording.parameters)
-    after = {key: _completed_by(recording, i, position) for i, key in enumerate(variables)}
+    consumers = _consumers(recorder.records, len(variables))
+    after = {
+        key: _completed_by(recording, key, consumers[i], position)
+        for i, key in enumerate(variables)
+    }
     return ModelGraph(
         name=name,
         batch_size=batch_size,
         operations=operations,
         variables=tuple(
-            _variable(key, value, i, recorder.records)
+            _variable(key, value, i, [recorder.records[op] for op in consumers[i]])
             for i, (key, value) in enumerate(recording.parameters.items())
         ),
-        backward_order=tuple(index[op] for op in with_backward + without),
+        backward_order=tuple(with_backward + without),
         gradient_order=tuple(variables.index(key) for key in recording.ready),
         gradient_after=tuple(index[after[key]] for key in variables),
     )
@@ -123,21 +144,73 @@ def _relevant_operations(recording: StepRecording, position: dict[int, int]) -> 
     return sorted(needed)
 
 
+def _groups(recorder: Recorder, relevant: list[int]) -> list[list[int]]:
+    """The operations of which the graph makes one: each by itself, but for a loop's (over tokens,
+    say), whose rounds run the same ones ever again."""
+    labels = [
+        (recorder.paths[op], recorder.types[op], record.shape, record.dtype)
+        for op, record in ((op, recorder.records[op]) for op in relevant)
+    ]
+    again = [len(labels)] * len(labels)
+    seen: dict[object, int] = {}
+    for place in reversed(range(len(labels))):
+        again[place] = seen.get(labels[place], len(labels))
+        seen[labels[place]] = place
+    groups, place = [], 0
+    while place < len(labels):
+        length = _loop_length(labels, again, place)
+        groups.append(relevant[place : place + length])
+        place += length
+    return groups
+
+
+def _loop_length(labels: list[Label], again: list[int], start: int) -> int:
+    """Operations of the loop that begins here; 1 where none does. again: where each label comes the
+    next time."""
+    second = again[start]
+    while second < len(labels) and second - start <= LONGEST_ROUND:
+        period, end = second - start, second
+        while end < len(labels) and labels[end] == labels[end - period]:
+            end += 1
+        rounds = (end - start) // period
+        if rounds >= LEAST_ROUNDS:
+            return rounds * period
+        second = again[second]
+    return 1
+
+
 def _operation(
-    recorder: Recorder, operation: int, index: dict[int, int], batched: bool
+    recorder: Recorder,
+    group: list[int],
+    index: dict[int, int],
+    batched: bool,
+    names: Counter[str],
 ) -> Operation:
-    record = recorder.records[operation]
+    """names: how many loops of each name there are so far."""
+    records = [recorder.records[member] for member in group]
+    name, kind = recorder.names[group[0]], recorder.types[group[0]]
+    if len(group) > 1:
+        path, kind = _common_path([recorder.paths[member] for member in group]), LOOP
+        name = f"{path}.{kind}" if path else kind
+        names[name] += 1
+        name += f":{names[name]}" if names[name] > 1 else ""
+    own = index[group[0]]
     return Operation(
-        name=recorder.names[operation],
-        type=recorder.types[operation],
-        forward_flops=record.forward_flops,
-        backward_flops=record.backward_flops,
-        output_bytes=record.output_bytes,
+        name=name,
+        type=kind,
+        forward_flops=sum(record.forward_flops for record in records),
+        backward_flops=sum(record.backward_flops for record in records),
+        output_bytes=sum(record.output_bytes for record in records),
         has_batch_dimension=batched,
-        inputs=tuple(sorted(index[i] for i in record.inputs)),
-        variables=tuple(sorted(record.variables)),
-        dtype=record.dtype,
+        inputs=tuple(sorted({index[i] for record in records for i in record.inputs} - {own})),
+        variables=tuple(sorted({v for record in records for v in record.variables})),
+        dtype=records[0].dtype,
     )
+
+
+def _common_path(paths: list[str]) -> str:
+    parts = zip(*(path.split(".") for path in dict.fromkeys(paths)), strict=False)
+    return ".".join(first for first, *others in parts if all(each == first for each in others))
 
 
 def _batched(
@@ -149,28 +222,37 @@ def _batched(
     return any(size and size % batch_size == 0 for size in shape)
 
 
-def _completed_by(recording: StepRecording, variable: int, position: dict[int, int]) -> int:
+def _consumers(records: list[Record], variables: int) -> list[list[int]]:
+    """The operations that consume each variable."""
+    found: list[list[int]] = [[] for _ in range(variables)]
+    for operation, record in enumerate(records):
+        for variable in record.variables:
+            found[variable].append(operation)
+    return found
+
+
+def _completed_by(
+    recording: StepRecording, name: str, consumers: list[int], position: dict[int, int]
+) -> int:
     """The last consumer in backward order."""
-    consumers = [
-        operation
-        for operation, record in enumerate(recording.recorder.records)
-        if variable in record.variables and operation in position
-    ]
-    if consumers:
-        return max(consumers, key=position.__getitem__)
+    with_backward = [operation for operation in consumers if operation in position]
+    if with_backward:
+        return max(with_backward, key=position.__getitem__)
     # Consumed only where autograd makes no node of its own: the operation that ran just then.
-    running = recording.ready[list(recording.parameters)[variable]]
+    running = recording.ready[name]
     # Without a gradient: that is known at the end of backward.
     return running if running is not None else max(position, key=position.__getitem__)
 
 
-def _variable(name: str, parameter: nn.Parameter, variable: int, records: list[Record]) -> Variable:
+def _variable(
+    name: str, parameter: nn.Parameter, variable: int, consumers: list[Record]
+) -> Variable:
     gradient = parameter.grad
     sparse = gradient is not None and gradient.layout == torch.sparse_coo
     touched = 0
     if sparse:
         # Lookups touch at most one row for each index; other sparse gradients may touch any row.
-        rows = sum(count for record in records for i, count in record.lookups if i == variable)
+        rows = sum(count for record in consumers for i, count in record.lookups if i == variable)
         touched = min(rows or int(parameter.shape[0]), int(parameter.shape[0]))
     return Variable(
         name=name,
@@ -178,12 +260,11 @@ def _variable(name: str, parameter: nn.Parameter, variable: int, records: list[R
         dtype=DTYPE_NAMES[parameter.dtype],
         sparse=sparse,
         touched_rows=touched,
-        factor_rows=_factor_rows(variable, records),
+        factor_rows=_factor_rows(variable, consumers),
     )
 
 
-def _factor_rows(variable: int, records: list[Record]) -> int:
-    consumers = [record for record in records if variable in record.variables]
+def _factor_rows(variable: int, consumers: list[Record]) -> int:
     if len(consumers) != 1:
         return 0
     rows = [count for consumed, count in consumers[0].products if consumed == variable]

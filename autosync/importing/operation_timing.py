@@ -14,6 +14,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.importing.error_location import first_line
 from autosync.importing.example_inputs import Inputs, check_inputs, has_batch_size, input_tensors
+from autosync.importing.graph_assembly import LOOP
 from autosync.importing.module_copies import unwrapped
 from autosync.importing.operation_clock import Mark, mark_now, seconds_between, wait_for
 from autosync.importing.tracker import LOSS_PATH, Tracker, module_paths
@@ -193,7 +194,7 @@ def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None, device: torch.d
 def _attribute(timer: Timer, graph: ModelGraph) -> tuple[list[float], list[float]]:
     """Seconds of each operation of the graph. Where the CPU runs other operations than the
     recording did (fused ones, say), a module's seconds are shared out evenly among those of its
-    operations that were not seen."""
+    operations that were not seen, or belong to the loop that the module is called in."""
     index = {operation.name: i for i, operation in enumerate(graph.operations)}
     seen = set(timer.names)
     unseen: defaultdict[str, list[int]] = defaultdict(list)
@@ -203,7 +204,11 @@ def _attribute(timer: Timer, graph: ModelGraph) -> tuple[list[float], list[float
             unseen[path].append(i)
     forward, backward = [0.0] * len(index), [0.0] * len(index)
     for i, name in enumerate(timer.names):
-        targets = [index[name]] if name in index else unseen[timer.paths[i]]
+        path = timer.paths[i]
+        targets = [index[name]] if name in index else unseen[path]
+        while path and not targets:
+            path = path.rpartition(".")[0]
+            targets = [each for each in unseen[path] if graph.operations[each].type == LOOP]
         for target in targets:
             forward[target] += timer.forward_seconds[i] / len(targets)
             backward[target] += timer.backward_seconds[i] / len(targets)

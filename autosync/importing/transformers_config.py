@@ -184,8 +184,8 @@ def _model_class(transformers: Any, architecture: str, file: Path) -> Any:
 def _inputs(
     model_class: Any, config: Any, batch_size: int, length: int | None, architecture: str
 ) -> dict[str, torch.Tensor]:
-    """A batch of zeros: shapes count. It has no attention mask, since no position is padding, and
-    models drop one that hides nothing."""
+    """A batch of zeros: shapes count. No attention mask, since no position is padding; models
+    drop one that hides nothing."""
     taken = inspect.signature(model_class.forward).parameters
     first = getattr(model_class, "main_input_name", "input_ids")
     inputs: dict[str, torch.Tensor] = {}

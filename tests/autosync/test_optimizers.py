@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
 from autosync.domain import Optimizer, optimizer_named, usual_optimizer
 from autosync.errors import InvalidInput
 from autosync.importing import import_module
 from autosync.models import bundled
 from autosync.optimizers import KINDS, OPTIMIZERS
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
+from autosync.search.designs.design_table import BUILDERS
+from autosync.simulator.memory_check import most_peak_bytes
 from autosync.trials.worker.training_job import make_optimizer
 
 
@@ -56,6 +59,28 @@ def test_sparse_gradients_are_taken_or_not(name: str) -> None:
 )
 def test_the_usual_optimizer_of_a_model(model: str, name: str) -> None:
     assert usual_optimizer(bundled(model)) == optimizer_named(name)
+
+
+def test_a_command_takes_the_usual_or_the_one_that_is_named() -> None:
+    def of(optimizer: str | None, model: str = "bert_3l") -> Optimizer:
+        return load_domain(model, "example-4x1", None, ProfileChoice(), optimizer).optimizer
+
+    assert of(None) == optimizer_named("adamw")
+    assert of("sgd") == Optimizer("sgd", True, 0)
+    with pytest.raises(InvalidInput, match="adamw takes no sparse gradients"):
+        of("adamw", "ncf_sparse")
+
+
+def test_state_counts_as_memory() -> None:
+    """Each tensor that an optimizer keeps is one model more on every rank of DDP."""
+    peaks = {}
+    for name in ("sgd", "sgd_momentum", "adamw"):
+        domain = load_domain("resnet50", "example-4x1", None, ProfileChoice(), name)
+        strategy = BUILDERS["ddp"].build(domain)
+        peaks[name] = most_peak_bytes(domain, [strategy])[0]
+    size = bundled("resnet50").size_bytes
+    assert peaks["sgd_momentum"] - peaks["sgd"] == pytest.approx(size)
+    assert peaks["adamw"] - peaks["sgd"] == pytest.approx(2 * size)
 
 
 def test_attention_over_a_sparse_embedding_keeps_to_what_takes_sparse_gradients() -> None:

@@ -5,8 +5,10 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
-from autosync.api.http.tuning_body import TuningBody
+from autosync.api.http.prediction_bodies import RankBody
+from autosync.api.http.tuning_body import TuningBody, TuningForm
 from autosync.documents import to_data
+from autosync.domain import Optimizer, optimizer_named
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 
@@ -46,3 +48,26 @@ def test_placements_are_allowed_by_the_space() -> None:
 def test_what_no_search_can_mean_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TuningBody.model_validate({"graph": "g", "cluster": "c", **wrong})
+
+
+@pytest.mark.parametrize("body", [TuningBody, RankBody])
+def test_an_optimizer_is_named_or_described(body: type[TuningBody] | type[RankBody]) -> None:
+    def given(optimizer: object) -> Optimizer | None:
+        return body.model_validate({"graph": "g", "cluster": "c", "optimizer": optimizer}).optimizer
+
+    assert body(graph="g", cluster="c").optimizer is None
+    assert given("adamw") == optimizer_named("adamw") == Optimizer("adamw", True, 2)
+    assert given("adafactor") == Optimizer("adafactor", False, 0)
+    assert given({"name": "adam", "state_tensors": 3}) == Optimizer("adam", True, 3)
+    with pytest.raises(ValidationError, match=r"no.* an optimizer 'lamb'.*adamw"):
+        given("lamb")
+    schema = body.model_json_schema()["properties"]["optimizer"]
+    names = [option["enum"] for option in schema["anyOf"] if "enum" in option]
+    assert len(names) == 1
+    assert "adamw" in names[0]
+
+
+def test_the_form_names_an_optimizer() -> None:
+    form = {"graph": "g", "cluster": "c"}
+    assert TuningForm(**form).body().optimizer is None
+    assert TuningForm(**form, optimizer="rmsprop").body().optimizer == optimizer_named("rmsprop")

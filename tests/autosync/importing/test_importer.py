@@ -17,7 +17,9 @@ from autosync.importing.recording_devices import MetaDevice
 from autosync.importing.training_step import compute_loss
 from autosync.models import BUNDLED
 from autosync.models.bundled_graphs import import_bundled
+from autosync.profiling import measure_profile
 from tests.autosync.importing import modules
+from tests.autosync.importing.graph_contract import assert_graph_contract
 from tests.autosync.importing.modules import BATCH, cross_entropy, features, labels
 
 WORDS = torch.randint(0, 20, (BATCH, 5))
@@ -346,3 +348,49 @@ def test_flops_of_convolutions(kind: str) -> None:
     assert of(module) == (forward, forward), "images need no gradient"
     trained = nn.LayerNorm(shape)
     assert of(trained, module) == (forward, 2 * forward)
+
+
+class Recurrent(nn.Module):
+    """A cell token by token, as one writes it by hand, and the loop's own operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(20, 8)
+        self.cell = nn.GRUCell(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x, state = self.word(words), torch.zeros(len(words), 8, device=words.device)
+        states = []
+        for token in range(words.shape[1]):
+            state = self.cell(x[:, token], state) * 0.5
+            states.append(state)
+        return torch.sum(self.last(torch.stack(states, 1)))
+
+
+def of_tokens(tokens: int) -> ModelGraph:
+    words = (torch.zeros(BATCH, tokens, dtype=torch.long),)
+    return import_module(Recurrent(), words, None, name="loop", batch_size=BATCH)
+
+
+def test_a_loop_over_tokens_is_one_operation() -> None:
+    short, longer = map(of_tokens, (24, 72))
+    assert "loop" not in {o.type for o in short.operations}
+    names = [o.name for o in longer.operations]
+    assert len(names) < 12
+    loop = names.index("loop")
+    assert longer.operations[loop].inputs, "it reads the words"
+    assert any(loop in o.inputs for o in longer.operations)
+    for count in ("forward_flops", "backward_flops", "output_bytes"):
+        small, large = (sum(getattr(o, count) for o in g.operations) for g in (short, longer))
+        assert large == pytest.approx(3 * small, rel=0.05), count
+    assert {v.name for v in longer.variables} == {v.name for v in short.variables}
+    cell = [i for i, v in enumerate(longer.variables) if v.name.startswith("cell")]
+    assert {longer.gradient_after[i] for i in cell} == {loop}
+    assert_graph_contract(longer, BATCH)
+    orders = [[g.variables[v].name for v in g.gradient_order] for g in (short, longer)]
+    assert orders[0] == orders[1]
+    words = (torch.zeros(BATCH, 72, dtype=torch.long),)
+    profile = measure_profile(Recurrent(), words, None, longer, iterations=1)
+    assert max(profile.forward_seconds) == profile.forward_seconds[loop]
+    assert max(profile.backward_seconds) == profile.backward_seconds[loop]
