@@ -129,8 +129,7 @@ def in_turns(rank: int, world: int, case: Case) -> tuple[str, float]:
 
     found = refusal(lambda: play(model, sides[0]))
     if found:
-        for optimizer in sides[0]:
-            optimizer.step()
+        sides[0][1].step()
     else:
         play(network, sides[1])
     autosync.detach(model)
@@ -163,8 +162,11 @@ def between_steps(rank: int, world: int, case: Case) -> list[str]:
             found.append(refusal(optimizers[1].step))
         elif what == "state":
             found.append(refusal(optimizers[0].state_dict))
-        for optimizer in () if what == "clear" else optimizers:
-            optimizer.zero_grad() if what == "scaler" else optimizer.step()
+        if what == "scaler":
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+        elif what != "clear":
+            optimizers[1].step()
         autosync.detach(model)
     return found
 
