@@ -141,7 +141,7 @@ class GpuStreams(Streams):
         torch.cuda.set_device(self.device)
 
     def issuing(self, queue: str) -> AbstractContextManager[object]:
-        if queue not in self._issuing:  # only the queue's own thread asks
+        if queue not in self._issuing:  # one thread at a time asks for a queue
             self._issuing[queue] = _stream(self.device)
         return _on(self._issuing[queue])
 

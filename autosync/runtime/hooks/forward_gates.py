@@ -81,7 +81,7 @@ class Gates:
 
     def _compile_of(self, module: nn.Module) -> Callable[..., None]:
         def compile_and_follow(*args: Any, **kwargs: Any) -> None:
-            nn.Module.compile(module, *args, **kwargs)
+            type(module).compile(module, *args, **kwargs)
             self._remove()
             self._install()
 

@@ -40,6 +40,7 @@ def _factor_hook(engine: Engine, variable: VariableRecord, capture: FactorCaptur
 
     def hook(_: Any, gradients: Any) -> None:
         if backward.synchronizing:
+            capture.collect()
             backward.arrived(variable)
         else:
             with torch.no_grad():

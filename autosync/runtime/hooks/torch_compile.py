@@ -81,7 +81,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 def compiled_from(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, or the module itself."""
-    inner = module._modules.get("_orig_mod")
+    held = module._modules  # of a scripted module no dictionary
+    if "_orig_mod" not in held:
+        return module
+    inner = held["_orig_mod"]
     return module if inner is None else inner
 
 

@@ -55,6 +55,7 @@ class FactorCapture:
         self._owner = owner
         self._accumulator: Accumulator | None = None
         self._taken: list[tuple[int, torch.cuda.Stream | None, Factors]] = []
+        self._collected: list[Factors] = []
         self._accumulated_factors: list[Factors] = []
         self._product: Tensor | None = None
         self._version = 0
@@ -104,12 +105,16 @@ class FactorCapture:
         self._accumulated_factors = [*before, *new]
         self._product, self._version = parameter.grad, parameter.grad._version
 
+    def collect(self) -> None:
+        """All uses of the weight have been through the backward pass that is running."""
+        self._collected = self._of_this_pass()
+
     def pack(self) -> None:
-        """The gradient of this backward pass is complete: make it what the message carries."""
+        """Make what was collected, and what stood there before, what the message carries."""
         parameter, view = self.variable.parameter, self.variable.view
         assert view is not None  # a whole variable in a bucket of its own type
-        self.packed = _joined([*self._accumulated(), *self._of_this_pass(), self._none()])
-        self._accumulated_factors, self._product = [], None
+        self.packed = _joined([*self._accumulated(), *self._collected, self._none()])
+        self._accumulated_factors, self._collected, self._product = [], [], None
         parameter.grad = self.variable.target = view
 
     def _of_this_pass(self) -> list[Factors]:

@@ -74,7 +74,9 @@ class GradientPipeline:
         self._free = deque(self._slots)
         self._filling: GradientSlot | None = None
         self._missing: list[int] = []
+        self._absent: set[int] = set()
         self._unpacked: set[int] = set()
+        self._last: int | None = None
         self._next = 0
         self._iterations = 0
 
@@ -88,19 +90,29 @@ class GradientPipeline:
         self._filling = self._free.popleft()
         self._filling.iteration = self._iterations
         self._missing = list(self._counts)
-        self._unpacked = set(range(len(self._parameters)))
+        self._absent = set(range(len(self._parameters)))
+        self._unpacked = set(self._absent)
+        self._last = None
         self._next = 0
 
-    def pack(self, variable: int, gradient: Tensor | None) -> None:
-        """Its gradient is complete; None counts as zero.
+    def arrive(self, variable: int) -> None:
+        """Its gradient is complete. It is packed when the next one arrives: hooks of the script's
+        have run then.
 
         Raises:
             NotSupported: it has been complete in this backward pass before.
         """
-        slot = self._filling
-        assert slot is not None
-        if variable not in self._unpacked:
+        if variable not in self._absent:
             raise ready_twice(self._names[variable])
+        self._absent.discard(variable)
+        before, self._last = self._last, variable
+        if before is not None:
+            self._pack(before)
+
+    def _pack(self, variable: int) -> None:
+        """No gradient counts as zero."""
+        slot, gradient = self._filling, self._parameters[variable].grad
+        assert slot is not None
         for region, place in slot.places[variable]:
             if gradient is None:
                 place.zero_()
@@ -121,7 +133,7 @@ class GradientPipeline:
     def end(self) -> None:
         """Of a backward pass: what it left out counts as zero, and everything is under way."""
         for variable in sorted(self._unpacked):
-            self.pack(variable, self._parameters[variable].grad)
+            self._pack(variable)
         assert self._filling is not None
         self._in_flight.append(self._filling)
         self._filling = None

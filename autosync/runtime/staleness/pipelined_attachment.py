@@ -120,7 +120,7 @@ class PipelinedAttachment:
             if not self.pipeline.filling:
                 self._begin()
             with self.monitor.refusing():
-                self.pipeline.pack(variable, parameter.grad)
+                self.pipeline.arrive(variable)
 
         return hook
 

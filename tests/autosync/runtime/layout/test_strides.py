@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.runtime.device.strides import dense_strides, shares_places
-from autosync.strategy import Schedule
+from autosync.strategy import AllReduce, Encoding, Schedule, Synchronizer
+from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import (
     FIFO,
     Case,
@@ -181,6 +182,30 @@ def turned_later(rank: int, world: int, cases: list[Case]) -> dict[str, float]:
 def test_strides_that_change_are_followed(pair: Ranks) -> None:
     for found in pair.run(turned_later, CASES):
         assert max(found.values()) < 2e-6, found
+
+
+def by_powersgd(shard: int, variable: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
+    return 1, AllReduce(0, encoding=Encoding("powersgd", 1))
+
+
+def low_rank(rank: int, world: int) -> float:
+    """PowerSGD packs matrices of the same rows and columns, whatever their order in memory."""
+    models = []
+    for contiguous in (False, True):
+        model = laid()
+        if contiguous:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.contiguous()
+        optimizer = OPTIMIZERS["fused SGD"](model)
+        attachment = rows.attached(model, optimizer, rows.plan(model, world, by_powersgd))
+        train(model, optimizer, rank, range(4), to_none=True)
+        attachment.detach()
+        models.append(model)
+    return worst_difference(*models)
+
+
+def test_low_rank_matrices_are_the_same(pair: Ranks) -> None:
+    assert max(pair.run(low_rank)) < 2e-6
 
 
 def begun_with(rank: int, world: int, build: Callable[[int], nn.Module]) -> str:

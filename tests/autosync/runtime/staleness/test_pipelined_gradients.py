@@ -89,6 +89,31 @@ def test_a_gradient_is_applied_s_iterations_later_and_none_is_lost(
         assert first[2] == second[2]
 
 
+def halved(p: torch.Tensor) -> None:
+    assert p.grad is not None
+    p.grad = p.grad * 0.5
+
+
+def hooked(rank: int, world: int, staleness: int) -> float:
+    """Hooks behind the plan halve gradients, beside a loss of half the size."""
+    models = []
+    for by_hooks in (True, False):
+        model, optimizer = distributed(rank, world, Case(optimizer="plain"), staleness)
+        if by_hooks:
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(halved)
+        for iteration in range(ITERATIONS):
+            optimizer.zero_grad()
+            (loss_of(model, iteration, rank) * (1.0 if by_hooks else 0.5)).backward()
+            optimizer.step()
+        models.append(autosync.detach(model)[0])
+    return worst_difference(*models)
+
+
+def test_hooks_behind_the_plan_run_before_gradients_leave(pair: Ranks) -> None:
+    assert max(pair.run(hooked, 2)) < 3e-6
+
+
 def test_three_ranks(three: Ranks) -> None:
     for answers in zip(*three.run(train, 2), strict=True):
         assert max(value for one in answers for value in one[:2]) < 3e-6
