@@ -27,15 +27,14 @@ LEAST_SECONDS = 10.0
 TAIL_LINES = 15
 
 NEEDED = {
-    "alembic": "alembic", "annotated-types": "annotated_types", "fastapi": "fastapi",
-    "jinja2": "jinja2", "mako": "mako", "numba": "numba",
-    "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow", "pydantic": "pydantic",
-    "pydantic-core": "pydantic_core", "pytest": "pytest", "pytest-timeout": "pytest_timeout",
-    "python-multipart": "python_multipart", "pyyaml": "yaml", "rich": "rich",
+    "alembic": "alembic", "annotated-types": "annotated_types", "hypothesis": "hypothesis",
+    "mako": "mako", "numba": "numba", "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow",
+    "pydantic": "pydantic", "pydantic-core": "pydantic_core", "pytest": "pytest",
+    "pytest-timeout": "pytest_timeout", "pyyaml": "yaml", "rich": "rich",
     "safetensors": "safetensors", "scikit-learn": "sklearn", "scipy": "scipy",
-    "sqlalchemy": "sqlalchemy", "starlette": "starlette", "threadpoolctl": "threadpoolctl",
-    "torch": "torch", "torch-geometric": "torch_geometric", "typer": "typer",
-    "typing-inspection": "typing_inspection", "hypothesis": "hypothesis",
+    "sqlalchemy": "sqlalchemy", "threadpoolctl": "threadpoolctl", "torch": "torch",
+    "torch-geometric": "torch_geometric", "typer": "typer",
+    "typing-inspection": "typing_inspection",
 }  # fmt: skip
 """Packages that the stages import, those that these need among them, and the name of a module of
 each: a machine without a network must have them all."""
