@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,12 +74,13 @@ def main() -> None:
     stages = chosen(stages_of(setting), options.stages)
     deadline = time.monotonic() + 60 * options.minutes
     outcomes: list[Outcome] = []
-    for stage in stages:
-        left = deadline - time.monotonic()
-        seconds = min(stage.seconds * options.minutes / DEFAULT_MINUTES, left - LEAVE_SECONDS)
-        print(f"{stage.name}: {stage.title}, at most {max(seconds, 0):.0f} s", flush=True)
-        outcomes.append(run_stage(stage, setting, seconds))
-        write_summary(setting, facts, outcomes)
+    with kernels_compiled_meanwhile(setting):
+        for stage in stages:
+            left = deadline - time.monotonic()
+            seconds = min(stage.seconds * options.minutes / DEFAULT_MINUTES, left - LEAVE_SECONDS)
+            print(f"{stage.name}: {stage.title}, at most {max(seconds, 0):.0f} s", flush=True)
+            outcomes.append(run_stage(stage, setting, seconds))
+            write_summary(setting, facts, outcomes)
     print_table(setting, outcomes)
     sys.exit(any(outcome.status != "ok" for outcome in outcomes))
 
@@ -124,6 +126,22 @@ def chosen(stages: tuple[Stage, ...], wanted: str | None) -> list[Stage]:
     if unknown:
         sys.exit(f"no stage is called {unknown[0]!r}. There are: {', '.join(known)}.")
     return [known[word] for word in wanted.split(",")]
+
+
+@contextmanager
+def kernels_compiled_meanwhile(setting: Setting) -> Iterator[None]:
+    """The ranking kernels of a tuning, on another core beside the first stage: a minute, once."""
+    with (setting.folder / "compiled.log").open("wb") as output:
+        compiling = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "warm_caches.py")],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield
+    finally:
+        compiling.kill()
+        compiling.wait()
 
 
 def run_stage(stage: Stage, setting: Setting, seconds: float) -> Outcome:
