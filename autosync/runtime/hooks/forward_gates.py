@@ -143,6 +143,9 @@ class Gates:
         """At the start of the model's own forward, the first that runs eagerly."""
         if self.recorded or within_compiler() or self._running:
             return
+        if self._regions():  # compiled since: a region would be compiled once more for it
+            self.recorded = True
+            return
         self._reads = _Reads(self._known, self._running)
         for module in self.model.modules():
             if module is self.model:  # is running: its hooks cannot change while they are called
