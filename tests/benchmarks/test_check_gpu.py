@@ -32,7 +32,7 @@ def check_gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(1500)  # the tuning waits for other tests' measurements on this machine
+@pytest.mark.timeout(2400)  # the tuning waits for other tests' measurements on this machine
 def test_every_stage_leaves_its_results(tmp_path: Path) -> None:
     done = check_gpu(str(tmp_path), "--minutes", "120")  # on a busy machine, too
 
