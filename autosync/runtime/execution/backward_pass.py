@@ -94,7 +94,8 @@ class BackwardPass:
         self._parts.waits.drain()
         with self._monitor.refusing():
             self._parts.storage.check_backward()
-        self._compare_values()
+        if not self._parts.records.placed:
+            self._compare_values(self._iteration.number + 1)
         with self._monitor.condition:
             if self._parts.turns is not None:
                 self._parts.turns.begin()
@@ -106,11 +107,11 @@ class BackwardPass:
         self._versions = self._current_versions()
         self.expect_end()
 
-    def _compare_values(self) -> None:
+    def _compare_values(self, iteration: int) -> None:
         if (values := self._parts.values) is None:
             return
         with self._monitor.exchange("the comparison of parameter values"):
-            error = values.difference(self._iteration.number + 1, self._monitor.wait_for_work)
+            error = values.difference(iteration, self._monitor.wait_for_work)
         if error is not None:
             self._monitor.stop(error)
             raise error
@@ -197,6 +198,8 @@ class BackwardPass:
         self._check_unchanged()
         with self._monitor.refusing(), self._monitor.exchange("the broadcast of module buffers"):
             self._parts.buffers.start(self._monitor.wait_for_work)
+        if self._parts.records.placed:  # before, a rank may wait for its peers' backward passes
+            self._compare_values(self._iteration.number)
         with self._monitor.condition:
             self._iteration.phase = Phase.REDUCING
         # What the host has landed a GPU may still be at work on: its readers wait for events.

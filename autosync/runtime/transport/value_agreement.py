@@ -61,7 +61,7 @@ class ValueAgreement:
         self._patience_seconds = patience_seconds
         self._before_load: list[int] | None = None
         self._changed = ""
-        self._begun = -1
+        self._passed = -1
         self._answered = -1
         self._closed = Event()
         self._thread: Thread | None = None
@@ -75,7 +75,7 @@ class ValueAgreement:
     def before_load(self) -> None:
         """A `load_state_dict` of the model or of a module is about to begin; nothing is in
         flight."""
-        if self._before_load is None and self._begun >= 0:
+        if self._before_load is None and self._passed >= 0:
             self._before_load = digests(self._parameters.values())
 
     def before_step(self) -> None:
@@ -89,9 +89,9 @@ class ValueAgreement:
         self._changed = self._changed or next((n for n, old, new in pairs if old != new), "")
 
     def difference(self, iteration: int, wait: Callable[[Any], None]) -> InvalidInput | None:
-        """At the beginning of a backward pass, before this rank sends anything; nothing is in
-        flight. What every rank that compares, and those that do not, should end with. wait: for
-        an operation under way.
+        """At the beginning of a backward pass, before this rank sends anything; where modules are
+        placed, at its end. What this rank ends with, and the others with it; None where values are
+        alike. wait: for an operation under way.
 
         Raises:
             RuntimeError: a rank does not come.
@@ -103,7 +103,7 @@ class ValueAgreement:
             if self._world > 1 and (iteration == 0 or self._changed):
                 error = self._compare(iteration, now, wait)
             self._changed = ""
-        self._begun = iteration
+        self._passed = iteration
         return error
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class ValueAgreement:
 
     def _exchange(self, key: str, word: str, wait: Callable[[Any], None]) -> list[str]:
         """What every rank tells, by rank."""
-        if self._begun >= 0:
+        if self._passed >= 0:
             self._store.set(ASKED, key.partition("/")[0])
         self._store.set(f"{key}/{self._rank}", word)
         keys = [f"{key}/{rank}" for rank in range(self._world)]
@@ -142,11 +142,11 @@ class ValueAgreement:
                 self._answer()
 
     def _answer(self) -> None:
-        """This rank has begun the backward pass that another one asks about, and has not asked."""
+        """This rank is past where another one asks, and has not asked itself."""
         if not self._store.check([ASKED]):
             return
         iteration = int(self._store.get(ASKED))
-        if self._begun >= iteration > self._answered:
+        if self._passed >= iteration > self._answered:
             self._answered = iteration
             self._store.set(f"{iteration}/{self._rank}", KEPT)
 
@@ -175,7 +175,7 @@ class _Arrival:
         missing = [key for key in self._keys if not self._store.check([key])]
         if missing:
             ranks = [key.rpartition("/")[2] for key in missing]
-            raise RuntimeError(f"ranks {', '.join(ranks)} have not begun this backward pass")
+            raise RuntimeError(f"ranks {', '.join(ranks)} have not come to compare their values")
 
 
 def digests(tensors: Any) -> list[int]:
