@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import warnings
+from importlib import import_module as import_module_named
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -53,10 +54,10 @@ def under_deepspeed(
 ) -> tuple[list[tuple[str, int]], float]:
     """Type and elements of each gradient message, and how far two steps are from one process's."""
     warnings.simplefilter("default")  # DeepSpeed's own
-    import deepspeed
-
+    deepspeed = import_module_named("deepspeed")
     # which would compile shared memory messages: gloo's are what torch sends elsewhere, too
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    messages_of_torch: Any = sys.modules["deepspeed.comm.torch"]
+    messages_of_torch.build_shm_op = lambda: None
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     config = Path(folder) / f"{rank}-{CONFIGURATION_FILE}"
     config.write_text(json.dumps(settings))
