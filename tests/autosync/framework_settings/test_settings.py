@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autosync.domain import Domain
+from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.framework_settings.deepspeed_export import zero_buckets
 from autosync.framework_settings.exported_settings import FrameworkSettings
@@ -219,6 +219,8 @@ def test_deepspeed_fills_its_buckets_with_the_messages() -> None:
     assert (zero["stage"], zero["overlap_comm"]) == (2, True)
     assert zero["reduce_bucket_size"] == 400 * 256 + 1
     assert found.settings["train_micro_batch_size_per_gpu"] == DOMAIN.batch_size
+    assert found.settings["zero_allow_untested_optimizer"] is True
+    assert found.settings["gradient_clipping"] == 0
     assert len(found.deviations) == 1
     nearly = exported("deepspeed", sharded(2, 2, 1, 1, 1, 0))
     assert "messages in place of the strategy's 3" in nearly.deviations[-1]
@@ -226,8 +228,44 @@ def test_deepspeed_fills_its_buckets_with_the_messages() -> None:
     assert one.settings["zero_optimization"]["stage"] == 1
     without = exported("deepspeed", grouped(*[0] * 6, encoding=Encoding("bf16")))
     assert without.settings["zero_optimization"] == {"stage": 0}
-    assert without.settings["communication_data_type"] == "bfp16"
+    assert without.settings["communication_data_type"] == "bf16"
+    assert "zero_allow_untested_optimizer" not in without.settings
     assert "sums up all gradients after it" in why_not("deepspeed", grouped(1, 1, 1, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sent", "enabled"),
+    [("float32", "fp32", None), ("bfloat16", "bf16", "bf16"), ("float16", "fp16", "fp16")],
+)
+def test_deepspeed_sends_gradients_in_the_models_type(
+    dtype: Any, sent: str, enabled: str | None
+) -> None:
+    """As many bytes as the strategy counts; the model's type must be enabled for them."""
+    variables = tuple(replace(each, dtype=dtype) for each in DOMAIN.graph.variables)
+    domain = replace(DOMAIN, graph=replace(DOMAIN.graph, variables=variables))
+    for strategy in (sharded(1, 1, 1, 1, 0, 0), grouped(*[0] * 6)):
+        found = settings_for("deepspeed", strategy, domain)
+        assert found.settings["communication_data_type"] == sent
+        assert {"fp16", "bf16"} & found.settings.keys() == ({enabled} if enabled else set())
+        assert any("float32 copies" in said for said in found.deviations) == bool(enabled)
+    wide = tuple(replace(each, dtype="float64") for each in DOMAIN.graph.variables)
+    domain = replace(DOMAIN, graph=replace(DOMAIN.graph, variables=wide))
+    with pytest.raises(NotSupported, match="types float64, which it does not send"):
+        settings_for("deepspeed", grouped(*[0] * 6), domain)
+
+
+def test_deepspeed_gathers_an_even_number_of_elements() -> None:
+    """It takes no other `allgather_bucket_size`."""
+    zero = exported("deepspeed", sharded(0, 0, 0, 0, 0, 0)).settings["zero_optimization"]
+    assert zero["reduce_bucket_size"] % 2 == 1
+    assert zero["allgather_bucket_size"] == zero["reduce_bucket_size"] + 1
+
+
+def test_zero_takes_no_optimizer_of_whole_variables() -> None:
+    domain = replace(DOMAIN, optimizer=Optimizer("lars", elementwise=False))
+    strategy = strategy_of(DOMAIN, *[ReduceScatter(0)] * 6)
+    with pytest.raises(NotSupported, match="lars needs whole variables"):
+        settings_for("deepspeed", strategy, domain)
 
 
 def test_zero_sends_before_a_gradient_that_would_not_fit() -> None:
