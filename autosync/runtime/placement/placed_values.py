@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.placement.row_exchange import RowExchange
 from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.state_exchange import exchange_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class PlacedParameter:
 
 
 class PlacedValues:
-    """exchange: between all ranks. calls: where they meet before they gather. group: of the script,
-    for the optimizer's state, which is of any form."""
+    """exchange: between all ranks. calls: where they meet before they gather."""
 
     def __init__(
         self,
@@ -41,13 +40,11 @@ class PlacedValues:
         optimizer: Optimizer,
         exchange: RowExchange,
         calls: CollectiveCalls,
-        group: dist.ProcessGroup,
     ):
         self._parameters = list(parameters)
         self._optimizer = optimizer
         self._exchange = exchange
         self._calls = calls
-        self._group = group
 
     def release(self) -> None:
         """Of parameters that this rank does not hold."""
@@ -132,14 +129,12 @@ class PlacedValues:
     def _gathered_state(self) -> dict[int, Any]:
         """Of all placed parameters, by their numbers. A collective."""
         places = self._places()
-        mine = {
-            places[id(placed.parameter)]: self._optimizer.state[placed.parameter]
+        mine = [
+            ((places[id(placed.parameter)],), self._optimizer.state[placed.parameter])
             for placed in self._parameters
             if placed.source == self._exchange.rank and placed.parameter in self._optimizer.state
-        }
-        everyone: list[dict[int, Any]] = [{}] * self._group.size()
-        dist.all_gather_object(everyone, mine, group=self._group)
-        return {place: state for states in everyone for place, state in states.items()}
+        ]
+        return {place: state for (place,), state in exchange_states(self._exchange.group, mine)}
 
     def _fill_optimizer_state(
         self, optimizer: Optimizer, state_dict: dict[str, Any]
