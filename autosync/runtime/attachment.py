@@ -216,7 +216,7 @@ def attach(
             undo.callback(attachment.undo)
             for one in optimizers:
                 undo.callback(one.state.update, dict(one.state))
-            engine.state.scatter({})
+            engine.state.take_parts()
             streams.synchronize_current()
             engine.start()
             _install(attachment, plan.shares[group.rank()])

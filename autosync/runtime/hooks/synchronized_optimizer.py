@@ -9,6 +9,7 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
@@ -16,7 +17,7 @@ from autosync.runtime.execution.engine import Engine
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import reduce_optimizer
 from autosync.runtime.hooks.step_wrapper import scheduled_step
-from autosync.runtime.payloads.powersgd_state import KEY as POWERSGD_ERRORS
+from autosync.runtime.payloads.powersgd_state import parameters_of, saved_keys, take_errors
 
 ENGINE = "_autosync_engine"
 GUARD = "_autosync_guard"
@@ -38,6 +39,8 @@ class Synchronized(Optimizer):
                 with torch.enable_grad():
                     loss = closure()
             guard.check(self)
+            if closure is None and engine.begin_state(self):
+                return None
             engine.step(self)
         if engine.turns is not None and engine.turns.all_taken():
             for optimizer, set_to_none in engine.turns.take_postponed():
@@ -57,19 +60,37 @@ class Synchronized(Optimizer):
         """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
         is a collective: call it on every rank."""
         engine: Engine = self.__dict__[ENGINE]
-        with engine.gathered_state() as errors:
+        added: dict[Tensor, dict[str, Any]] = {}
+        if engine.state_form.in_parts:
+            engine.flush()
             state = super().state_dict()
-        if errors:
-            state[POWERSGD_ERRORS] = errors
+            added = engine.state.parts(self)
+        else:
+            with engine.gathered_state():
+                state = super().state_dict()
+        errors = engine.saved_errors(self)
+        entries: dict[int, Any] = state["state"]
+        for number, parameter in enumerate(parameters_of(self)):
+            entry = {**added.get(parameter, {}), **errors.get(parameter, {})}
+            if entry or parameter in added or errors:  # torch misses those that others have
+                entries[number] = {**entries.get(number, {}), **entry}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.flush()
+        state_dict, errors = take_errors(self, state_dict)
+        if engine.state_form.in_parts:
+            keys = dict(zip(parameters_of(self), saved_keys(state_dict), strict=True))
+            state = dict(state_dict["state"])
+            parts = {p: state.pop(keys[p], {}) for p in engine.state.parts(self)}
+            super().load_state_dict({**state_dict, "state": state})
+            engine.take_loaded(self, parts, errors)
+            return
         if engine.turns is not None:
             engine.state.gather()  # the other optimizers' state lies in the same buckets
         super().load_state_dict(state_dict)
-        engine.state.scatter(state_dict.get(POWERSGD_ERRORS, {}))
+        engine.take_loaded(self, None, errors)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled or copied as the plain optimizer; a collective where `state_dict()` is one."""
