@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from autosync.runtime.distributed import distribute
     from autosync.runtime.gradient_norm import clip_grad_norm_
     from autosync.runtime.share_sampler import ShareSampler, local_batch_size
+    from autosync.runtime.training_state import TrainingState
 
     tune: Any
 
 __all__ = [
     "Client",
     "ShareSampler",
+    "TrainingState",
     "clip_grad_norm_",
     "detach",
     "distribute",
@@ -32,6 +34,7 @@ __all__ = [
 _HOMES = {
     "Client": "autosync.api.client.rest_client",  # loads no torch
     "ShareSampler": "autosync.runtime.share_sampler",
+    "TrainingState": "autosync.runtime.training_state",
     "clip_grad_norm_": "autosync.runtime.gradient_norm",
     "detach": "autosync.runtime.detachment",
     "distribute": "autosync.runtime.distributed",

@@ -11,9 +11,11 @@ last event of the variables that it goes on to read.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from threading import Condition
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError
@@ -27,8 +29,17 @@ from autosync.runtime.layout.queue_order import issue_order
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.powersgd_state import SavedErrors
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
-from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
+from autosync.runtime.updates.optimizer_state import ShardedOptimizerState, asks_for_state
 from autosync.runtime.updates.twin_optimizer import held_state
+
+
+@dataclass(slots=True)
+class StateForm:
+    """What `optimizer.state_dict()` gives where no rank holds all of a variable's state: the whole
+    on every rank, on rank `to` alone, or this rank's parts."""
+
+    in_parts: bool = False
+    to: int | None = None
 
 
 class Engine:
@@ -62,6 +73,8 @@ class Engine:
         self.gradients = parts.gradients
         self.turns = parts.turns
         self.owed = parts.waits.owed
+        self.state_form = StateForm()
+        self._state_has_begun = False
         self._parts = parts
         self.backward = BackwardPass(parts)
         self.script_state = ScriptState(state, self.flush, parts.monitor)
@@ -148,18 +161,56 @@ class Engine:
             self.iteration.phase = Phase.IDLE
             self.iteration.outdated_variables = 0
 
+    def begin_state(self, optimizer: Optimizer) -> bool:
+        """Whether a `step()` only asks for the state of an optimizer that has none, as
+        torch.distributed.checkpoint.state_dict does; then it is made, without a message."""
+        if self.phase is Phase.REDUCING or not asks_for_state(optimizer):
+            return False
+        self.flush()
+        self.script_state.take()
+        self.state.begin(optimizer, self.optimizer_class_of(optimizer))
+        self._state_has_begun = True
+        return True
+
     @contextmanager
-    def gathered_state(self) -> Iterator[SavedErrors]:
-        """The optimizer holds the state of every variable; yields what PowerSGD saves. A collective
-        where updates are owned or sharded, or messages packed by PowerSGD."""
+    def gathered_state(self) -> Iterator[None]:
+        """The optimizer holds the state of every variable. A collective where updates are owned or
+        sharded."""
         self.flush()
         self.script_state.take()
         with self.monitor.exchange("the gathering of the optimizer's state"):
-            gathered = self.state.gather("optimizer.state_dict()")
-            errors = self.state.gather_errors()
-        yield errors
-        for variable in gathered:
-            held_state(self.optimizer).pop(variable.parameter)
+            gathered = self.state.gather("optimizer.state_dict()", self.state_form.to)
+        try:
+            yield
+        finally:
+            for variable in gathered:
+                held_state(self.optimizer).pop(variable.parameter, None)
+
+    def saved_errors(self, optimizer: Optimizer) -> SavedErrors:
+        """What a checkpoint of an optimizer keeps of PowerSGD, of variables that have a state: for
+        torch's optimizers make none where they find an entry. A collective under PowerSGD."""
+        with self.monitor.exchange("the gathering of PowerSGD's errors"):
+            errors = self.state.gather_errors(optimizer)
+        held = held_state(optimizer)
+        if not held:  # it keeps none for any variable
+            return errors if self._state_has_begun or self.iteration.number >= 0 else {}
+        return {parameter: entry for parameter, entry in errors.items() if parameter in held}
+
+    def take_loaded(
+        self,
+        optimizer: Optimizer,
+        parts: dict[Tensor, dict[str, Any]] | None,
+        errors: SavedErrors,
+    ) -> None:
+        """The script has loaded a state: all of it into the optimizer, or what is split as the
+        parts that this rank holds."""
+        if parts is None:
+            self.state.take_parts()
+        else:
+            self.state.load_parts(optimizer, parts)
+        self.state.restore_errors(optimizer, errors)
+        self.script_state.loaded()
+        self._state_has_begun = True
 
     # --- what reads its model
 

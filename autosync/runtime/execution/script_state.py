@@ -49,11 +49,7 @@ class ScriptState:
         self._flush()
         if self._is_split:
             with self._monitor.exchange("the gathering of the optimizer's state"):
-                gathered = self._state.gather(call)
-            held = held_state(self._state.optimizer)
-            for variable in gathered:
-                if not held[variable.parameter]:  # as torch's own, which makes none for it
-                    del held[variable.parameter]
+                self._state.gather(call)
         self._is_shown = True
         self._give_kept_back()
 

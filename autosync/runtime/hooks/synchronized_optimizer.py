@@ -9,6 +9,7 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
@@ -18,8 +19,8 @@ from autosync.runtime.hooks.model_methods import refused_join
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import reduce_optimizer
 from autosync.runtime.hooks.step_wrapper import scheduled_step
-from autosync.runtime.payloads.powersgd_state import KEY as POWERSGD_ERRORS
-from autosync.runtime.updates.twin_optimizer import as_plain
+from autosync.runtime.payloads.powersgd_state import parameters_of, saved_keys, take_errors
+from autosync.runtime.updates.twin_optimizer import as_plain, held_state
 
 ENGINE = "_autosync_engine"
 GUARD = "_autosync_guard"
@@ -48,6 +49,8 @@ class Synchronized(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         guard.check(self)
+        if closure is None and engine.begin_state(self):
+            return None
         engine.step(self)
         if engine.turns is not None and engine.turns.all_taken():
             for optimizer, set_to_none in engine.turns.take_postponed():
@@ -58,6 +61,8 @@ class Synchronized(Optimizer):
     def state(self) -> Any:
         """As it is behind the last `step()`; see `script_state`."""
         engine: Engine = self.__dict__[ENGINE]
+        if engine.state_form.in_parts:  # nothing is gathered
+            return held_state(self)
         return engine.script_state.of(self)
 
     @state.setter
@@ -79,22 +84,44 @@ class Synchronized(Optimizer):
         is a collective: call it on every rank."""
         engine: Engine = self.__dict__[ENGINE]
         kind = engine.optimizer_class_of(self)
-        with engine.gathered_state() as errors, as_plain(self, kind):
-            state: dict[str, Any] = kind.state_dict(self)
-        if errors:
-            state[POWERSGD_ERRORS] = errors
+        added: dict[Tensor, dict[str, Any]] = {}
+        state: dict[str, Any]
+        if engine.state_form.in_parts:
+            engine.flush()
+            engine.script_state.take()
+            with as_plain(self, kind):
+                state = kind.state_dict(self)
+            added = engine.state.parts(self)
+        else:
+            with engine.gathered_state(), as_plain(self, kind):
+                state = kind.state_dict(self)
+        errors = engine.saved_errors(self)
+        entries: dict[int, Any] = state["state"]
+        for number, parameter in enumerate(parameters_of(self)):
+            entry = {**added.get(parameter, {}), **errors.get(parameter, {})}
+            if entry or parameter in added or errors:  # torch misses those that others have
+                entries[number] = {**entries.get(number, {}), **entry}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         engine: Engine = self.__dict__[ENGINE]
         engine.flush()
+        kind = engine.optimizer_class_of(self)
+        state_dict, errors = take_errors(self, state_dict)
+        if engine.state_form.in_parts:
+            engine.script_state.take()
+            keys = dict(zip(parameters_of(self), saved_keys(state_dict), strict=True))
+            state = dict(state_dict["state"])
+            parts = {p: state.pop(keys[p], {}) for p in engine.state.parts(self)}
+            with as_plain(self, kind):
+                kind.load_state_dict(self, {**state_dict, "state": state})
+            engine.take_loaded(self, parts, errors)
+            return
         if engine.turns is not None:  # the other optimizers' state lies in the same buckets
             engine.script_state.show("optimizer.load_state_dict()")
-        kind = engine.optimizer_class_of(self)
         with as_plain(self, kind):
             kind.load_state_dict(self, state_dict)
-        engine.state.scatter(state_dict.get(POWERSGD_ERRORS, {}))
-        engine.script_state.loaded()
+        engine.take_loaded(self, None, errors)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled or copied as the plain optimizer; a collective where `state_dict()` is one."""

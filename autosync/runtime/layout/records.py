@@ -3,7 +3,7 @@
 Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,15 +13,13 @@ from torch.optim import Optimizer
 
 from autosync.plan import Message
 from autosync.runtime.device.streams import DeviceEvent, Streams
+from autosync.runtime.device.strides import Shape
 from autosync.runtime.layout.accumulators import Accumulator
 from autosync.runtime.layout.segments import Segment
 from autosync.runtime.transport.start_finish import Start
 
 Settings = list[dict[str, Any]]
 """The hyperparameters of every parameter group of an optimizer, without the parameters."""
-
-RangeState = tuple[int, int, dict[str, Any]]
-"""The optimizer's state of start:stop of a bucket (or of a table's rows): (start, stop, state)."""
 
 
 class Carrier(Protocol):
@@ -44,8 +42,11 @@ class BucketUpdate(Protocol):
         """The reduced gradients that it updates from."""
         ...
 
-    def state_by_range(self) -> list[RangeState]:
-        """On the host."""
+    def held_ranges(self) -> "Iterator[HeldRange]": ...
+
+    def begin_state(self, optimizer: Optimizer, settings: Settings, groups: Sequence[int]) -> None:
+        """Make what an optimizer makes of a step on zeros, of these parameter groups, where there
+        is no state yet. Values stay."""
         ...
 
     def take_state(self, optimizer: Optimizer) -> None:
@@ -98,6 +99,22 @@ class VariableRecord:
 
     def __post_init__(self) -> None:
         self.size_bytes = self.alias.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRange:
+    """The optimizer's state of start:stop of a bucket's buffer (or of a table's rows), which are a
+    variable's and which this rank updates.
+
+    state: what is written into it, the optimizer reads next. parts: of one of its tensors, (origin
+    in the variable, values) of each box.
+    """
+
+    variable: VariableRecord
+    start: int
+    stop: int
+    state: dict[str, Any]
+    parts: Callable[[Tensor], list[tuple[Shape, Tensor]]]
 
 
 @dataclass(slots=True, eq=False)

@@ -130,7 +130,7 @@ def place_modules(
             if len(placed.ranks) < group.size()
             for parameter in model.parameters_of(placed.module)
         ]
-        values = PlacedValues(standing, optimizer, exchange, calls, group)
+        values = PlacedValues(standing, optimizer, exchange, calls)
         return PlacedModules(values, handles=[model.place(plan.placement, exchange)])
     parameters = [
         PlacedParameter(
@@ -141,7 +141,7 @@ def place_modules(
         for key, parameter in module.named_parameters(remove_duplicate=False)
         if parameter.requires_grad
     ]
-    values = PlacedValues(parameters, optimizer, exchange, calls, group)
+    values = PlacedValues(parameters, optimizer, exchange, calls)
     made = PlacedModules(values)
     with ExitStack() as undo:
         undo.callback(made.remove)

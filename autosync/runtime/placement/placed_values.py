@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.placement.row_exchange import RowExchange
 from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.state_exchange import exchange_states
 from autosync.runtime.updates.twin_optimizer import held_state
 
 
@@ -33,8 +33,7 @@ class PlacedParameter:
 
 
 class PlacedValues:
-    """exchange: between all ranks. calls: where they meet before they gather. group: of the script,
-    for the optimizer's state, which is of any form."""
+    """exchange: between all ranks. calls: where they meet before they gather."""
 
     def __init__(
         self,
@@ -42,13 +41,11 @@ class PlacedValues:
         optimizer: Optimizer,
         exchange: RowExchange,
         calls: CollectiveCalls,
-        group: dist.ProcessGroup,
     ):
         self._parameters = list(parameters)
         self._optimizer = optimizer
         self._exchange = exchange
         self._calls = calls
-        self._group = group
 
     def release(self) -> None:
         """Of parameters that this rank does not hold."""
@@ -134,14 +131,12 @@ class PlacedValues:
         """Of all placed parameters, by their numbers. A collective."""
         places = self._places()
         held = held_state(self._optimizer)
-        mine = {
-            places[id(placed.parameter)]: held[placed.parameter]
+        mine = [
+            ((places[id(placed.parameter)],), held[placed.parameter])
             for placed in self._parameters
             if placed.source == self._exchange.rank and placed.parameter in held
-        }
-        everyone: list[dict[int, Any]] = [{}] * self._group.size()
-        dist.all_gather_object(everyone, mine, group=self._group)
-        return {place: state for states in everyone for place, state in states.items()}
+        ]
+        return {place: state for (place,), state in exchange_states(self._exchange.group, mine)}
 
     def _fill_optimizer_state(
         self, optimizer: Optimizer, state_dict: dict[str, Any]

@@ -1,7 +1,8 @@
 """Updates a flat range of a bucket with the user's own optimizer: an owner's part, or a shard."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.layout.records import Bucket, RangeState, Settings, VariableRecord
-from autosync.runtime.updates.twin_optimizer import grouped, held_state, on_host, step_twin
+from autosync.runtime.device.strides import Shape
+from autosync.runtime.layout.records import Bucket, HeldRange, Settings, VariableRecord
+from autosync.runtime.updates.state_parts import Box, boxes_of
+from autosync.runtime.updates.twin_optimizer import grouped, held_state, step_twin
 
 SCALARS = ("step", "mu_product")
 """State of the elementwise optimizers that belongs to a whole variable."""
@@ -65,13 +68,27 @@ class FlatUpdate:
     def gradients(self) -> list[Tensor]:
         return [self.bucket.buffer[low:high] for low, high, _, _ in self.stretches]
 
-    def state_by_range(self) -> list[RangeState]:
-        """Of every stretch, on the host."""
-        states = [self.state.get(flat, {}) for flat in self.flats]
-        return [
-            (low, high, {key: on_host(value) for key, value in state.items()})
-            for (low, high, _, _), state in zip(self.stretches, states, strict=True)
+    def held_ranges(self) -> Iterator[HeldRange]:
+        for (low, high, _, _), flat in zip(self.stretches, self.flats, strict=True):
+            found = list(boxes_of(self.bucket, low, high))
+            parts = partial(_parts, [box for _, box in found], low)
+            yield HeldRange(found[0][0], low, high, self.state[flat], parts)
+
+    def begin_state(self, optimizer: Optimizer, settings: Settings, groups: Sequence[int]) -> None:
+        """What the optimizer makes of a step on zeros, where it has no state yet."""
+        bare = [
+            (stretch, flat)
+            for stretch, flat in zip(self.stretches, self.flats, strict=True)
+            if stretch[2] in groups and not self.state.get(flat)
         ]
+        for (low, high, _, _), flat in bare:
+            for start, stop, value in self._values(low, high):
+                flat[start - low : stop - low].copy_(value)
+            flat.grad = torch.zeros_like(flat)
+        pairs = grouped(((stretch[2], flat) for stretch, flat in bare), settings)
+        step_twin(self.optimizer_class, optimizer, pairs, self.state)
+        for (low, high, _, _), flat in bare:
+            flat.grad = self.bucket.buffer[low:high]
 
     def take_state(self, optimizer: Optimizer) -> None:
         """This rank's part of what the script's optimizer holds."""
@@ -80,10 +97,7 @@ class FlatUpdate:
 
     def _state_of(self, optimizer: Optimizer, low: int, high: int, like: Tensor) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for variable, segment, _ in self.bucket.pieces:
-            start, stop = max(low, segment.start), min(high, segment.stop)
-            if start >= stop:
-                continue
+        for variable, box in boxes_of(self.bucket, low, high):
             held = held_state(optimizer).get(variable.parameter, {}) if variable.group >= 0 else {}
             for key, value in held.items():
                 if key in SCALARS or not isinstance(value, Tensor):
@@ -92,8 +106,7 @@ class FlatUpdate:
                 if value.shape != variable.alias.shape:
                     raise _other_shape(variable, key, value)
                 target = found.setdefault(key, torch.zeros_like(like, dtype=value.dtype))
-                source = segment.flat_of(value)[start - segment.start : stop - segment.start]
-                target[start - low : stop - low] = source
+                box.view(target, low).copy_(value[box.region])
         return found
 
     def _values(self, low: int, high: int) -> Iterable[tuple[int, int, Tensor]]:
@@ -103,6 +116,10 @@ class FlatUpdate:
             if start < stop:
                 part = segment.flat_of(variable.alias)
                 yield start, stop, part[start - segment.start : stop - segment.start]
+
+
+def _parts(boxes: list[Box], begin: int, flat: Tensor) -> list[tuple[Shape, Tensor]]:
+    return [(box.origin, box.view(flat, begin)) for box in boxes]
 
 
 def _other_shape(variable: VariableRecord, key: str, value: Tensor) -> NotSupported:

@@ -1,8 +1,8 @@
 """The optimizer's state where updates are owned or sharded: split among the ranks while training,
-gathered into the script's optimizer for a checkpoint, in torch's own layout."""
+gathered into the script's optimizer for a checkpoint in torch's own layout, or saved in parts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,15 +10,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.runtime.device.streams import on_device
-from autosync.runtime.layout.records import Bucket, RangeState, Records, VariableRecord
+from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
 from autosync.runtime.payloads.powersgd import LowRank
-from autosync.runtime.payloads.powersgd_state import SavedErrors, gather_errors, restore_errors
+from autosync.runtime.payloads.powersgd_state import (
+    SavedErrors,
+    gather_errors,
+    pop_errors,
+    restore_errors,
+)
 from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.state_exchange import exchange_states
 from autosync.runtime.updates.flat_update import SCALARS
-from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
+from autosync.runtime.updates.joined_optimizers import JoinedOptimizers, settings_of
 from autosync.runtime.updates.row_update import fill_rows
-from autosync.runtime.updates.twin_optimizer import held_state
+from autosync.runtime.updates.state_parts import StateParts, boxes_of
+from autosync.runtime.updates.twin_optimizer import as_plain, held_state, plain_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,8 @@ class ShardedOptimizerState:
     """Brings the parts of a state together, and takes them apart again.
 
     low_rank: the matrices that PowerSGD packs, whose errors belong to a checkpoint. group: of the
-    script. control: of all ranks, for small exchanges. calls: where ranks meet before they gather;
-    None where every rank holds everything.
+    script. control: of all ranks, of gloo. calls: where ranks meet before they gather; None where
+    every rank holds everything.
     """
 
     optimizer: Optimizer
@@ -37,84 +43,154 @@ class ShardedOptimizerState:
     control: Any
     calls: CollectiveCalls | None = None
 
-    def gather(self, call: str = "detach()") -> list[VariableRecord]:
+    def gather(self, call: str = "detach()", to: int | None = None) -> list[VariableRecord]:
         """Put the state of every variable into `optimizer.state`; returns those it was done for.
 
-        A collective: every rank receives the whole state. call: of the script, for which it is.
+        A collective. call: of the script, for which it is. to: the only rank that receives the
+        whole, in host memory; by default every rank does, on the variables' device.
         """
         if self.calls is not None:
             self.calls.meet(call)
-        variables, buckets = self.records.variables, self.records.buckets
-        if all(bucket.whole for bucket in buckets):
-            return []
-        mine = {b.index: b.update.state_by_range() for b in buckets if b.update}
-        everyone: list[dict[int, list[RangeState]]] = [{}] * self.group.size()
-        with on_device(variables[0].parameter.device):
-            dist.all_gather_object(everyone, mine, group=self.group)
-        gathered = [v for v in variables if not v.whole and v.group >= 0]
+        gathered = [v for v in self._split() if v.group >= 0]
         for variable in gathered:
             held_state(self.optimizer)[variable.parameter] = {}
-        for bucket in buckets:
-            if not bucket.whole:
-                owners = (states.get(bucket.index, []) for states in everyone)
-                _fill(self.optimizer, bucket, [state for states in owners for state in states])
+        travelling = []
+        for bucket in self.records.buckets:
+            for place, held in enumerate(bucket.update.held_ranges() if bucket.update else ()):
+                where = (bucket.index, place, held.start, held.stop)
+                if bucket.values_travel:
+                    travelling.append((where, held.state))
+                else:  # every rank updates all of it
+                    self._fill(*where, held.state, to)
+        if any(bucket.values_travel for bucket in self.records.buckets):
+            for key, state in exchange_states(self.control, travelling, to):
+                index, place, start, stop = key
+                self._fill(index, place, start, stop, state, to)
+        for variable in gathered:
+            if not held_state(self.optimizer)[
+                variable.parameter
+            ]:  # as torch's own has no entry then
+                held_state(self.optimizer).pop(variable.parameter)
         return gathered
 
-    def gather_errors(self) -> SavedErrors:
-        """Of PowerSGD. A collective."""
-        return gather_errors(self.optimizer, self.low_rank, self.control)
-
-    def scatter(self, errors: SavedErrors) -> None:
-        """The reverse, from what the script's optimizer holds: each rank keeps the parts that it
-        updates, and its part of PowerSGD's errors."""
-        self.take_parts()
-        restore_errors(self.optimizer, self.low_rank, errors, self.group.size())
+    def gather_errors(self, optimizer: Optimizer) -> SavedErrors:
+        """Of PowerSGD, of the variables of one of the script's optimizers. A collective."""
+        return gather_errors(optimizer, self.low_rank, self.control)
 
     def take_parts(self) -> None:
-        """Each rank keeps the parts that it updates of what the script's optimizer holds."""
+        """The reverse, from what the script's optimizer holds: each rank keeps the parts that it
+        updates."""
+        if errors := pop_errors(held_state(self.optimizer)):
+            self.restore_errors(self.optimizer, errors)
         if isinstance(self.optimizer, JoinedOptimizers):
             self.optimizer.refresh()
-        split = [bucket for bucket in self.records.buckets if not bucket.whole]
-        for bucket in split:
+        for bucket in self.records.buckets:
             if bucket.update:
                 bucket.update.take_state(self.optimizer)
-        for bucket in split:
-            for variable in bucket.variables:
-                if variable.group >= 0:
-                    held_state(self.optimizer).pop(variable.parameter, None)
+        for variable in self._split():
+            if variable.group >= 0:
+                held_state(self.optimizer).pop(variable.parameter, None)
 
+    def restore_errors(self, optimizer: Optimizer, errors: SavedErrors) -> None:
+        """This rank's part of PowerSGD's, of the variables of one of the script's optimizers."""
+        restore_errors(optimizer, self.low_rank, errors, self.group.size())
 
-def _fill(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> None:
-    if bucket.ranges:
-        fill_rows(optimizer, bucket, states)
-        return
-    for variable, segment, _ in bucket.pieces:
-        if variable.group < 0:
-            continue
-        state = held_state(optimizer)[variable.parameter]
-        for low, high, of_range in states:
-            start, stop = max(low, segment.start), min(high, segment.stop)
-            if start >= stop:
-                continue
-            for key, value in of_range.items():
-                if key in SCALARS or not isinstance(value, Tensor):
-                    state[key] = _as_stepped(
-                        value, optimizer.param_groups[variable.group], variable.alias
-                    )
+    def begin(self, optimizer: Optimizer, optimizer_class: type[Optimizer]) -> None:
+        """Make the state of an optimizer that has none, by a step on gradients that are zero, as
+        torch.distributed.checkpoint.state_dict does: this rank's parts of what is split."""
+        for variable in self._split():
+            variable.parameter.grad = None
+        with as_plain(optimizer, optimizer_class):
+            plain_step(optimizer_class)(optimizer)
+        groups = self._groups_of(optimizer)
+        for bucket in self.records.buckets:
+            if bucket.update:
+                bucket.update.begin_state(self.optimizer, settings_of(self.optimizer), groups)
+
+    def parts(self, optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
+        """By parameter that is split, the state that this rank holds of it, its tensors as
+        StateParts. Nothing is copied."""
+        groups = self._groups_of(optimizer)
+        found: dict[Tensor, dict[str, Any]] = {
+            v.parameter: {} for v in self._split() if v.group in groups
+        }
+        for held in self._held(groups):
+            entry = found[held.variable.parameter]
+            for key, value in held.state.items():
+                if not isinstance(value, Tensor) or not value.dim():
+                    entry[key] = value
                     continue
-                if key not in state:
-                    state[key] = torch.zeros_like(variable.alias, dtype=value.dtype)
-                flat = segment.flat_of(state[key]).clone()
-                flat[start - segment.start : stop - segment.start] = value[
-                    start - low : stop - low
-                ].to(flat.device)
-                here = replace(segment, start=0, stop=len(flat))
-                state[key][segment.region] = here.view_of(flat)
+                shape = tuple(held.variable.alias.shape)
+                whole = entry.setdefault(key, StateParts.made(shape, value.dtype, ()))
+                whole.parts.extend(held.parts(value))
+        return found
+
+    def load_parts(self, optimizer: Optimizer, loaded: dict[Tensor, dict[str, Any]]) -> None:
+        """The reverse: what `parts` gave, with the values that were loaded into it."""
+        for held in self._held(self._groups_of(optimizer)):
+            for key, value in loaded.get(held.variable.parameter, {}).items():
+                if not isinstance(value, StateParts):
+                    held.state[key] = value.clone() if isinstance(value, Tensor) else value
+                    continue
+                own = held.state[key]
+                for origin, values in held.parts(own):
+                    values.copy_(value.held(origin, tuple(values.shape)))
+                    if own.is_sparse:
+                        held.state[key] = values.to_sparse(1).coalesce()
+
+    def _split(self) -> list[VariableRecord]:
+        """Variables whose state is not with the script's optimizer."""
+        return [variable for variable in self.records.variables if not variable.whole]
+
+    def _held(self, groups: Sequence[int]) -> Iterator[HeldRange]:
+        for bucket in self.records.buckets:
+            held = bucket.update.held_ranges() if bucket.update else ()
+            yield from (one for one in held if one.variable.group in groups)
+
+    def _groups_of(self, optimizer: Optimizer) -> Sequence[int]:
+        """Those of the script's parameter groups, counted over all its optimizers."""
+        if not isinstance(self.optimizer, JoinedOptimizers):
+            return range(len(self.optimizer.param_groups))
+        number = self.optimizer.optimizers.index(optimizer)
+        return [group for group, owner in enumerate(self.optimizer.owners()) if owner == number]
+
+    def _fill(
+        self, index: int, place: int, start: int, stop: int, state: dict[str, Any], to: int | None
+    ) -> None:
+        """Put the state of start:stop of a bucket, its range number `place`, into the script's
+        optimizer."""
+        bucket = self.records.buckets[index]
+        device = bucket.variables[0].alias.device if to is None else torch.device("cpu")
+        if bucket.ranges:
+            fill_rows(self.optimizer, bucket.ranges[place], state, device)
+            return
+        for variable, box in boxes_of(bucket, start, stop):
+            if variable.group < 0:
+                continue
+            whole = held_state(self.optimizer)[variable.parameter]
+            group = self.optimizer.param_groups[variable.group]
+            for key, value in state.items():
+                if key in SCALARS or not isinstance(value, Tensor):
+                    whole[key] = _as_stepped(value, group, device)
+                    continue
+                if key not in whole:
+                    whole[key] = torch.zeros_like(variable.alias, dtype=value.dtype, device=device)
+                whole[key][box.region] = box.view(value, start).to(device)
 
 
-def _as_stepped(value: Any, group: dict[str, Any], like: Tensor) -> Any:
+def asks_for_state(optimizer: Optimizer) -> bool:
+    """Whether a `step()` without a backward pass is one by which torch's `get_state_dict` makes the
+    state of an optimizer that has none: learning rates and gradients are zero."""
+    if held_state(optimizer) or any(float(group.get("lr", 1)) for group in optimizer.param_groups):
+        return False
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+    return bool(gradients) and not any(bool(gradient.any()) for gradient in gradients)
+
+
+def _as_stepped(value: Any, group: dict[str, Any], device: torch.device) -> Any:
     """A scalar where torch's optimizers read it: fused and capturable ones beside the values."""
     if not isinstance(value, Tensor):
         return value
     beside = group.get("fused") or group.get("capturable")
-    return value.to(like.device, copy=True) if beside else value.clone()
+    return value.to(device, copy=True) if beside else value.cpu().clone()

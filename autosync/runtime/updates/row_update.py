@@ -1,7 +1,8 @@
 """Updates of touched rows by their owner, with torch's own sparse optimizers."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.layout.records import Bucket, RangeState, RowRange, Settings, VariableRecord
+from autosync.runtime.device.strides import Shape
+from autosync.runtime.layout.records import Bucket, HeldRange, RowRange, Settings, VariableRecord
 from autosync.runtime.payloads.sparse_rows import TouchedRows, sparse_tensor
 from autosync.runtime.updates.joined_optimizers import optimizer_class_of
-from autosync.runtime.updates.twin_optimizer import grouped, held_state, on_host, step_twin
+from autosync.runtime.updates.twin_optimizer import grouped, held_state, step_twin
 
 SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -89,13 +91,26 @@ class RowUpdate:
     def gradients(self) -> list[Tensor]:
         return [rows.sums._values() for rows in self.bucket.ranges if rows.sums is not None]
 
-    def state_by_range(self) -> list[RangeState]:
-        """Of every range of rows, on the host."""
-        states = [self.state.get(table, {}) for table in self.tables]
-        return [
-            (rows.start, rows.stop, {key: on_host(value) for key, value in state.items()})
-            for rows, state in zip(self.bucket.ranges, states, strict=True)
+    def held_ranges(self) -> Iterator[HeldRange]:
+        for rows, table in zip(self.bucket.ranges, self.tables, strict=True):
+            origin = (rows.start,) + (0,) * (table.dim() - 1)
+            state = self.state[table]
+            yield HeldRange(rows.variable, rows.start, rows.stop, state, partial(_part, origin))
+
+    def begin_state(self, optimizer: Optimizer, settings: Settings, groups: Sequence[int]) -> None:
+        """What the optimizer makes of a step on no rows, where it has no state yet."""
+        bare = [
+            (rows.variable.group, table)
+            for rows, table in zip(self.bucket.ranges, self.tables, strict=True)
+            if rows.variable.group in groups and not self.state.get(table)
         ]
+        for _, table in bare:
+            rows = torch.empty(0, dtype=torch.int64, device=table.device)
+            values = table.new_empty(0, *table.shape[1:])
+            table.grad = sparse_tensor((rows, values), tuple(table.shape), coalesced=True)
+        step_twin(self.optimizer_class, optimizer, grouped(bare, settings), self.state)
+        for _, table in bare:
+            table.grad = None
 
     def take_state(self, optimizer: Optimizer) -> None:
         """The rows' part of what the script's optimizer holds."""
@@ -127,25 +142,31 @@ def _narrowed(value: Tensor, rows: RowRange) -> Tensor:
     return sparse_tensor(moved, shape, coalesced=True)
 
 
-def fill_rows(optimizer: Optimizer, bucket: Bucket, states: list[RangeState]) -> None:
-    """Put an owner's state of a bucket into the script's optimizer."""
-    for rows, (start, stop, of_rows) in zip(bucket.ranges, states, strict=True):
-        if rows.variable.group < 0:
-            continue
-        table = rows.variable.alias
-        state = held_state(optimizer)[rows.variable.parameter]
-        for key, value in of_rows.items():
-            if not isinstance(value, Tensor) or not value.dim():
-                state[key] = _copied(value)
-            elif value.is_sparse:
-                summed = value.coalesce()
-                moved = (summed._indices()[0] + start, summed._values())
-                here = sparse_tensor(moved, tuple(table.shape)).to(table.device)
-                state[key] = (state[key] + here if key in state else here).coalesce()
-            else:
-                if key not in state:
-                    state[key] = torch.zeros_like(table, dtype=value.dtype)
-                state[key][start:stop] = value.to(table.device)
+def fill_rows(
+    optimizer: Optimizer, rows: RowRange, of_rows: dict[str, Any], device: torch.device
+) -> None:
+    """Put an owner's state of some rows into the script's optimizer. device: where it is held."""
+    if rows.variable.group < 0:
+        return
+    table = rows.variable.alias
+    state = held_state(optimizer)[rows.variable.parameter]
+    for key, value in of_rows.items():
+        if not isinstance(value, Tensor) or not value.dim():
+            state[key] = _copied(value)
+        elif value.is_sparse:
+            summed = value.coalesce()
+            moved = (summed._indices()[0] + rows.start, summed._values())
+            here = sparse_tensor(moved, tuple(table.shape)).to(device)
+            state[key] = (state[key] + here if key in state else here).coalesce()
+        else:
+            if key not in state:
+                state[key] = torch.zeros_like(table, dtype=value.dtype, device=device)
+            state[key][rows.start : rows.stop] = value.to(device)
+
+
+def _part(origin: Shape, value: Tensor) -> list[tuple[Shape, Tensor]]:
+    """Checkpoints hold dense tensors: a sparse momentum is filled with zeros."""
+    return [(origin, value.to_dense() if value.is_sparse else value)]
 
 
 def show_rows(bucket: Bucket) -> None:

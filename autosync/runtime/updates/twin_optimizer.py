@@ -112,7 +112,3 @@ def grouped(members: Iterable[tuple[int, Tensor]], settings: Settings) -> Settin
         if group >= 0:
             chosen.setdefault(group, []).append(tensor)
     return [{**settings[group], "params": tensors} for group, tensors in sorted(chosen.items())]
-
-
-def on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, Tensor) else value

@@ -16,7 +16,7 @@ from autosync.runtime.attachment import Attachment, attach
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.payloads.powersgd import LowRank
-from autosync.runtime.payloads.powersgd_state import KEY
+from autosync.runtime.payloads.powersgd_state import ERROR
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -184,7 +184,8 @@ def resumed(rank: int, world: int) -> dict[str, float]:
             continue
         state = copy.deepcopy(saved)
         if name == "forgotten":
-            del state[1][KEY]
+            for entry in state[1]["state"].values():
+                entry.pop(ERROR, None)
         model, group = net(), pair if members == 2 else None
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
         made = plan(model, members, by("all_reduce", "powersgd", 2))
@@ -220,7 +221,7 @@ def moved(rank: int, world: int) -> tuple[float, tuple[int, ...], list[int]]:
     one = first_matrix(attachment)
     total = one.error.clone()
     dist.all_reduce(total)
-    off = float((total - saved[KEY][0]["error"]).abs().max())
+    off = float((total - saved["state"][0][ERROR]).abs().max())
     columns = tuple(one.q.shape)
     attachment.detach()
     attachment = attached(model, optimizer, plan(model, world, by("all_reduce", "none")))
@@ -228,7 +229,7 @@ def moved(rank: int, world: int) -> tuple[float, tuple[int, ...], list[int]]:
         optimizer.load_state_dict(copy.deepcopy(saved))
     attachment.detach()
     torch.optim.SGD(net().parameters(), lr=1.0).load_state_dict(copy.deepcopy(saved))
-    return off, columns, sorted(saved[KEY])
+    return off, columns, sorted(n for n, entry in saved["state"].items() if ERROR in entry)
 
 
 def test_errors_move_to_another_rank_of_factors_and_are_dropped_aloud(pool: Ranks) -> None:
