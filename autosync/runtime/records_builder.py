@@ -31,6 +31,7 @@ from autosync.runtime.payloads.sparse_rows import (
     row_ranges,
     rows_message,
 )
+from autosync.runtime.transport.operations import multiplies_by_shares
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.team_role import chunk_of
 from autosync.runtime.updates.flat_update import FlatUpdate
@@ -155,7 +156,7 @@ def _dense_bucket(
         view = segment.view_of(buffer)
         bucket.pieces.append((variable, segment, view))
         whole_shape = segment.shape == shapes[segment.variable]
-        variable.pieces.append((None if whole_shape else segment.region, view))
+        variable.pieces.append((None if whole_shape else segment.region, view, bucket))
         if whole and segment.strides == strides:
             variable.view = view
     return bucket
@@ -283,6 +284,8 @@ def _messages(
     for index, (message, queue) in enumerate(zip(plan.messages, queues, strict=True)):
         bucket = buckets[message.bucket]
         after = records[message.after] if message.after >= 0 else None
+        if after is None and bucket.index not in factored:
+            bucket.share_on_wire = multiplies_by_shares(plan, index, bucket.buffer, groups)
         if (packed := factored.get(bucket.index)) is not None:
             start = packed.start_of(plan, index, groups, queue)
         else:

@@ -17,7 +17,8 @@ GIVEN = ("no_sync", "zero_grad", "join", "join_hook")
 class ModelMethods:
     """Of an attached model, until removed.
 
-    no_sync: as torch's DDP has it. cleared: called at each `model.zero_grad()`, where given.
+    no_sync: as torch's DDP has it. cleared: called at each `model.zero_grad()`, where given. What
+    the model itself calls `join` or `join_hook` stays.
     """
 
     def __init__(
@@ -28,15 +29,18 @@ class ModelMethods:
         cleared: Callable[[], None] | None = None,
     ):
         self._attributes = model.__dict__
-        self._attributes["no_sync"] = no_sync
-        self._attributes["join"] = refused_join("model.join()", telling)
-        self._attributes["join_hook"] = refused_join("torch's Join", telling)
+        self._given: dict[str, Any] = {"no_sync": no_sync}
+        for name, what in (("join", "model.join()"), ("join_hook", "torch's Join")):
+            if not hasattr(model, name):
+                self._given[name] = refused_join(what, telling)
         if cleared is not None:
-            self._attributes["zero_grad"] = _clearing(model, cleared)
+            self._given["zero_grad"] = _clearing(model, cleared)
+        self._attributes.update(self._given)
 
     def remove(self) -> None:
-        for name in GIVEN:
-            self._attributes.pop(name, None)
+        for name, given in self._given.items():
+            if self._attributes.get(name) is given:
+                del self._attributes[name]
 
 
 def refused_join(what: str, telling: Telling) -> Callable[..., Any]:

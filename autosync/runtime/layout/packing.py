@@ -8,16 +8,17 @@ from autosync.runtime.layout.records import Bucket, VariableRecord
 
 
 def pack_gradients(variables: list[VariableRecord], share: Tensor) -> None:
-    """Complete gradients into their buffers, times this rank's share. A gradient that is one piece
-    becomes a view of its buffer, so nothing is copied back. Called where autograd records nothing.
+    """Complete gradients into their buffers, times this rank's share where no message multiplies by
+    it. A gradient that is one piece becomes a view of its buffer, so nothing is copied back. Called
+    where autograd records nothing.
 
     share: a scalar in host memory.
 
     Raises:
         NotSupported: a gradient is not there any more.
     """
-    parts: list[Tensor] = []
-    places: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor]] = []
+    plain: list[tuple[Tensor, Tensor]] = []
     for variable in variables:
         if variable.carrier is not None:
             variable.carrier.pack()
@@ -26,21 +27,33 @@ def pack_gradients(variables: list[VariableRecord], share: Tensor) -> None:
         if gradient is None:
             raise _cleared(variable)
         if (view := variable.view) is not None:
-            parts.append(gradient)
-            places.append(view)
+            on_wire = variable.buckets[0].share_on_wire
             if gradient is not view:
                 variable.parameter.grad = variable.target = view
+            if gradient is not view or not on_wire:
+                (plain if on_wire else parts).append((view, gradient))
             continue
         variable.target = gradient
-        for region, place in variable.pieces:
-            parts.append(gradient if region is None else gradient[region])
-            places.append(place)
-    if places and places[0].is_cuda:  # two kernels for all, not one for each
+        for region, place, bucket in variable.pieces:
+            part = gradient if region is None else gradient[region]
+            (plain if bucket.share_on_wire else parts).append((place, part))
+    _copy(plain)
+    _multiply(parts, share)
+
+
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    if pairs:
+        places, parts = zip(*pairs, strict=True)
         torch._foreach_copy_(places, parts)
-        torch._foreach_mul_(places, float(share))
-    else:
-        for part, place in zip(parts, places, strict=True):
-            torch.mul(part, share, out=place)
+
+
+def _multiply(pairs: list[tuple[Tensor, Tensor]], share: Tensor) -> None:
+    if pairs and pairs[0][0].is_cuda:  # two kernels for all, not one for each
+        _copy(pairs)
+        torch._foreach_mul_([place for place, _ in pairs], float(share))
+        return
+    for place, part in pairs:
+        torch.mul(part, share, out=place)
 
 
 def pack_zeros(variable: VariableRecord) -> None:
@@ -48,7 +61,7 @@ def pack_zeros(variable: VariableRecord) -> None:
     if variable.carrier is not None:
         variable.carrier.pack()
         return
-    for _, place in variable.pieces:
+    for _, place, _ in variable.pieces:
         place.zero_()
     if variable.view is not None:
         variable.parameter.grad = variable.target = variable.view

@@ -64,7 +64,7 @@ class VariableRecord:
     whole: every replica updates all of it, so its update needs no parts.
     deferred: the next forward pass waits for it, not `step()`.
     apart: some ranks do not hold it. counted: of those that do, this one counts it in a norm.
-    pieces: (region of it, None for all of it; its place in a buffer).
+    pieces: (region of it, None for all of it; its place in a buffer; whose buffer that is).
     view: the only such place, where it has the parameter's type and strides: `parameter.grad` is
         this tensor then. Else None.
     target: the gradient tensor that the reduced values of a whole variable go to.
@@ -86,7 +86,7 @@ class VariableRecord:
     deferred: bool = False
     apart: bool = False
     counted: bool = True
-    pieces: list[tuple[tuple[slice, ...] | None, Tensor]] = field(default_factory=list)
+    pieces: list[tuple[tuple[slice, ...] | None, Tensor, "Bucket"]] = field(default_factory=list)
     view: Tensor | None = None
     target: Tensor | None = None
     carrier: Carrier | None = None
@@ -141,6 +141,7 @@ class Bucket:
     size: elements without padding. pieces: (variable, segment, its shaped view of the buffer).
     ranges: in place of pieces and buffer, the rows of tables with sparse gradients.
     whole: it holds whole variables only; otherwise its update runs over the flat buffer.
+    share_on_wire: its first message multiplies by the share as it adds up; else packing does.
     update: that update, None where this rank updates nothing of it.
     values_travel: new values come by a further message, because the update is owned or sharded.
     missing_arrivals: variables whose gradient is not complete yet. missing_gradients: not packed.
@@ -157,6 +158,7 @@ class Bucket:
     ranges: list[RowRange] = field(default_factory=list)
     variables: list[VariableRecord] = field(default_factory=list)
     whole: bool = True
+    share_on_wire: bool = False
     update: BucketUpdate | None = None
     values_travel: bool = False
     missing_arrivals: int = 0

@@ -53,7 +53,9 @@ def encoded(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) 
     """What issues a message, its encoding included; None when this rank has no part in it."""
     message, buffer = plan.messages[index], bucket.buffer
     if message.encoding == 0 or (message.encoding in HALF and buffer.element_size() <= 2):
-        return operation_start(plan, index, groups, queue, bucket.size, buffer, buffer)
+        first = message.after < 0 and bucket.share_on_wire
+        share = plan.shares[groups.rank] if first else None
+        return operation_start(plan, index, groups, queue, bucket.size, buffer, buffer, share)
     if message.encoding not in HALF:
         raise NotSupported(
             f"the runtime cannot pack {message.operation.name} of message {index} by "

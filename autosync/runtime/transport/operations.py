@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,14 +22,38 @@ def adds_up_itself(operation: Op, backend: str) -> bool:
     return backend == "gloo" and operation in (Op.PUSH, Op.REDUCE_SCATTER)
 
 
+def multiplies_by_shares(plan: Plan, index: int, values: Tensor, groups: Groups) -> bool:
+    """Whether message `index`, the first of a bucket of gradients, multiplies what each rank brings
+    by its share as it adds up: one that forms the sum of all ranks, unencoded, on NCCL, which reads
+    the values anyway. All ranks decide alike.
+
+    NCCL takes any shares of float16, float32 and float64, and equal ones of every type.
+    """
+    message = plan.messages[index]
+    everyone = [len(team) for team in plan.teams[message.teams]] == [plan.world_size]
+    alike = len(set(plan.shares)) == 1
+    takes = alike or values.dtype in (torch.float16, torch.float32, torch.float64)
+    adds_up = message.operation in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER, Op.PUSH)
+    unencoded = adds_up and not message.encoding and plan.world_size > 1
+    return groups.streams.mode.one_order and unencoded and everyone and takes
+
+
 def operation_start(
-    plan: Plan, index: int, groups: Groups, queue: str, size: int, wire: Tensor, sums: Tensor
+    plan: Plan,
+    index: int,
+    groups: Groups,
+    queue: str,
+    size: int,
+    wire: Tensor,
+    sums: Tensor,
+    share: float | None = None,
 ) -> Start | None:
     """What issues message `index` on this rank; None when the rank has no part in it.
 
     queue: what it queues in; each has process groups of its own. size: elements without padding.
     wire: the flat tensor that travels, with padding. The result is there too, or in `sums` where
         ranks add up by themselves; the two may be one tensor.
+    share: what a reduction multiplies this rank's values by; None where they are multiplied.
     """
     message = plan.messages[index]
     team = team_of(plan.teams[message.teams], groups.rank)
@@ -38,7 +63,7 @@ def operation_start(
     root = team.index(message.root) if message.root in team else 0
     role = TeamRole(message.operation, team.index(groups.rank), root, len(team), size, index)
     if groups.backend == "nccl":
-        return nccl_start(group, role, wire)
+        return nccl_start(group, role, wire, share, alike=len(set(plan.shares)) == 1)
 
     def on_host(host_wire: Tensor, host_sums: Tensor) -> Start:
         return gloo_start(group, role, host_wire, host_sums)
@@ -46,7 +71,18 @@ def operation_start(
     if groups.streams.mode.staged:
         summed = adds_up_itself(message.operation, groups.backend)
         return staged(groups.streams, role, wire, sums, on_host, summed)
-    return on_host(wire, sums)
+    start = on_host(wire, sums)
+    return start if share is None else _multiplied(start, wire[:size], share)
+
+
+def _multiplied(start: Start, values: Tensor, share: float) -> Start:
+    """As NCCL does, for a backend that does not."""
+
+    def issue() -> Finish:
+        values.mul_(share)
+        return start()
+
+    return issue
 
 
 def small_sum(

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.optim import Optimizer
 
 import autosync
-from tests.autosync.runtime.cases import Case, make_model, make_optimizer
+from tests.autosync.runtime.cases import Case, attached, make_model, make_optimizer
 from tests.autosync.runtime.distributing import PLANS, distributed, refusal, train
 from tests.autosync.runtime.ranks import Ranks
 
@@ -87,3 +87,26 @@ def join_optimizer(rank: int, world: int, case: Case) -> str:
 def test_an_optimizer_does_not_join(pair: Ranks, plan: str) -> None:
     for said in pair.run(join_optimizer, PLANS[plan]):
         assert said.startswith(WORDS[join_model])
+
+
+class Joining(nn.Module):
+    """A model with a part of the name that torch's DDP gives a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.join(x)
+        return out
+
+
+def joined(rank: int, world: int) -> bool:
+    model, _, attachment = attached(Case(), world, model=Joining())
+    model(torch.ones(2, 6)).sum().backward()
+    attachment.detach()
+    return isinstance(model.join, nn.Linear)
+
+
+def test_what_a_model_calls_join_stays(pair: Ranks) -> None:
+    assert pair.run(joined) == [True, True]
