@@ -1,9 +1,11 @@
-"""The environment variables that AutoSync reads, all of them, and the name of this host."""
+"""The environment variables that AutoSync reads, all of them, the name of this host, and the
+version of this installation."""
 
 import os
 import socket
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cache
 
 HOST_VARIABLE = "AUTOSYNC_HOST"
 """Names this rank's host where the host name does not."""
@@ -76,3 +78,19 @@ def _is_secret(name: str) -> bool:
 def host_name() -> str:
     """The name of this rank's host, by which ranks of one host know each other."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
+
+
+@cache
+def own_version() -> str:
+    """Of AutoSync, looked for once among all that is installed; in a clone that is not installed,
+    what its pyproject.toml says."""
+    import tomllib  # commands that answer at once do not load these
+    from importlib import metadata
+    from pathlib import Path
+
+    try:
+        return metadata.version("autosync")
+    except metadata.PackageNotFoundError:
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        found: str = tomllib.loads(project.read_text())["project"]["version"]
+        return found

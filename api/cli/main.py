@@ -68,7 +68,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from autosync.own_version import own_version
+        from autosync.environment import own_version
 
         typer.echo(f"autosync {own_version()}")
         raise typer.Exit

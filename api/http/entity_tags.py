@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import FINAL, TuningRow
 from autosync.api.http.kept_answers import KeptAnswers
-from autosync.own_version import own_version
+from autosync.environment import own_version
 
 SeenTags = Annotated[
     str | None,

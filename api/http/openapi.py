@@ -15,9 +15,9 @@ from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
 from autosync.domain import Domain, Profile
+from autosync.environment import own_version
 from autosync.framework_settings.exported_settings import FrameworkSettings
 from autosync.graph import ModelGraph
-from autosync.own_version import own_version
 from autosync.plan import Plan
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space

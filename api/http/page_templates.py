@@ -20,8 +20,8 @@ from autosync.api.http.access.browser_cookies import (
 )
 from autosync.api.http.charts.chart import bytes_in_words
 from autosync.api.views.dashboard.tuning_list import TuningFilter
+from autosync.environment import own_version
 from autosync.framework_settings.framework_names import TITLES
-from autosync.own_version import own_version
 
 TEMPLATES = Path(__file__).parent / "templates"
 

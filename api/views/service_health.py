@@ -9,7 +9,7 @@ from autosync.api.db.clock import now_seconds
 from autosync.api.db.tables import ACTIVE, TuningRow
 from autosync.api.engine.worker_registry import gpus_of_workers
 from autosync.api.views.response_model import ResponseModel
-from autosync.own_version import own_version
+from autosync.environment import own_version
 
 _REVISION = text("SELECT version_num FROM alembic_version")
 

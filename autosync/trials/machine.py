@@ -15,8 +15,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from autosync.cancellation import check_cancelled
+from autosync.environment import own_version
 from autosync.errors import NotSupported
-from autosync.own_version import own_version
 
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
 """Requests of Linux (netdevice(7))."""

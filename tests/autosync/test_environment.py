@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from autosync.own_version import own_version
+from autosync.environment import own_version
 
 
 def test_a_clone_that_is_not_installed_reads_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +15,7 @@ def test_a_clone_that_is_not_installed_reads_its_own(monkeypatch: pytest.MonkeyP
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("autosync.own_version.version", absent)
+    monkeypatch.setattr("importlib.metadata.version", absent)
     own_version.cache_clear()
     try:
         assert own_version() == installed
