@@ -177,6 +177,7 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
+        compare_values=not (shipped.strategy.swap and shipped.strategy.swap.values),
         called=model,
     )
     attachment.handles += beside()

@@ -185,6 +185,7 @@ def run_command(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=heed_interrupts,
         )
         try:
             return ended(process, seconds)
@@ -192,6 +193,11 @@ def run_command(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def heed_interrupts() -> None:
+    """A shell's job in the background ignores SIGINT, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> str:

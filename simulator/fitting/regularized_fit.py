@@ -1,4 +1,4 @@
-"""Least squares with what is known before, within bounds, by scipy's dogleg method in a box.
+"""Least squares with what is known before, within bounds, by scipy's trust-region methods.
 
 Iterations are piecewise smooth in the costs, so derivatives are differences over a step that is
 long beside the pieces. Errors count as Student's t distribution has them: a trial that went wrong,
@@ -19,8 +19,9 @@ DIFFERENCE_STEP = 0.15
 """Of derivatives, in standard deviations of what is known before."""
 SMALLEST_GAIN = 1e-5
 """Relative: the fit ends where a step gains less. At 1e-3 it stopped early (docs/simulator.md)."""
-STEPS_PER_ITERATION = 4
-"""Of the trust-region method, that may fail before one gains."""
+INSIDE = 1e-3
+"""How far from its bounds, as a share of what lies between them, each number begins: the interior
+method does not leave a bound that it begins on."""
 
 
 def fit_regularized(
@@ -62,14 +63,18 @@ def fit_regularized(
             found[:, place] = (residuals(there) - here) / (there[place] - of_free[place])
         return found
 
-    fit = least_squares(
-        residuals,
-        np.clip(0.0, low, high),
-        jac=slopes,
-        bounds=(low, high),
-        method="dogbox",
-        ftol=SMALLEST_GAIN,
-        max_nfev=STEPS_PER_ITERATION * max_iterations,
-    )
-    vector[free] = fit.x
+    inside = INSIDE * (high - low)
+    begin = np.clip(0.0, low + inside, high - inside)
+    for method in ("trf", "dogbox"):  # the first moves along bounds, the second ends on them
+        fit = least_squares(
+            residuals,
+            begin,
+            jac=slopes,
+            bounds=(low, high),
+            method=method,
+            ftol=SMALLEST_GAIN,
+            max_nfev=max_iterations,
+        )
+        begin = fit.x
+    vector[free] = begin
     return vector

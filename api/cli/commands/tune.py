@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.completion import complete_tuning
+from autosync.api.cli.completion import complete_cluster, complete_model, complete_tuning
 from autosync.api.cli.console import print_json, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
@@ -48,12 +48,16 @@ def tune(
             metavar="MODEL",
             help="A bundled name, a graph JSON, or package.module:function.",
             show_default=False,
+            autocompletion=complete_model,
         ),
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Argument(
-            metavar="CLUSTER", help="A bundled name or a YAML file.", show_default=False
+            metavar="CLUSTER",
+            help="A bundled name or a YAML file.",
+            show_default=False,
+            autocompletion=complete_cluster,
         ),
     ] = None,
     budget: Annotated[int, typer.Option(help="Strategies tried.")] = 24,

@@ -15,7 +15,6 @@ from autosync.errors import NotSupported
 from autosync.runtime.execution.engine_parts import EngineParts
 from autosync.runtime.execution.iteration import Phase
 from autosync.runtime.execution.nested_backward import (
-    changed_within,
     inside_another,
     ready_twice,
     unknown_end,
@@ -25,6 +24,7 @@ from autosync.runtime.execution.nested_backward import (
 from autosync.runtime.layout.packing import pack_gradients, pack_zeros
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.value_agreement import changed_within
 from autosync.units import MIB
 
 
@@ -65,6 +65,8 @@ class BackwardPass:
         with self._monitor.refusing():
             self._parts.storage.check_forward()
         self._parts.waits.finish_buffers()
+        if self._parts.values is not None:
+            self._parts.values.begin_forward()
         self._end_is_expected = False
         if self._iteration.phase is Phase.BACKWARD:
             raise SynchronizationFailed(
@@ -112,9 +114,10 @@ class BackwardPass:
             return
         with self._monitor.exchange("the comparison of parameter values"):
             error = values.difference(iteration, self._monitor.wait_for_work)
-        if error is not None:
-            self._monitor.stop(error)
-            raise error
+        if error is None:
+            return
+        self._monitor.stop(error)
+        raise error
 
     def _current_versions(self) -> list[int]:
         return [variable.parameter._version for variable in self._variables]

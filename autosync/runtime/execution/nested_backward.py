@@ -59,12 +59,3 @@ def with_graph() -> NotSupported:
         remedy="Take what needs the graph by torch.autograd.grad(loss, parameters, "
         "create_graph=True) and call backward() on the loss without create_graph.",
     )
-
-
-def changed_within(variable: str) -> NotSupported:
-    return NotSupported(
-        f"variable {variable!r} was changed inside of backward(), as an optimizer that steps in a "
-        "hook does: its gradient has not been averaged over the ranks yet.",
-        thing=f"variable {variable}",
-        remedy="Call optimizer.step() behind backward().",
-    )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
 
 LOOK_SECONDS = 1.0
 """How often a rank looks whether another one asks."""
@@ -35,6 +35,9 @@ KEPT = "kept"
 ASKED = "asked"
 """Which backward pass a rank asked about last. The key stays: who asks a store for a key that has
 gone waits, and meanwhile nothing else of its process is answered."""
+
+WITHIN = "within backward: "
+"""Before the name of a parameter that a hook has changed there."""
 
 THREAD = "autosync-values"
 
@@ -60,6 +63,7 @@ class ValueAgreement:
         self._world = world
         self._patience_seconds = patience_seconds
         self._before_load: list[int] | None = None
+        self._at_forward: list[int] | None = None
         self._changed = ""
         self._passed = -1
         self._answered = -1
@@ -72,9 +76,15 @@ class ValueAgreement:
             self._thread = Thread(target=self._answer_all, name=THREAD, daemon=True)
             self._thread.start()
 
+    def begin_forward(self) -> None:
+        """Before the first backward pass, what hooks inside of it may change is noted."""
+        if self._passed < 0:
+            self._at_forward = digests(self._parameters.values())
+
     def before_load(self) -> None:
         """A `load_state_dict` of the model or of a module is about to begin; nothing is in
         flight."""
+        self._at_forward = None
         if self._before_load is None and self._passed >= 0:
             self._before_load = digests(self._parameters.values())
 
@@ -88,7 +98,12 @@ class ValueAgreement:
         pairs = zip(self._parameters, before or now, now, strict=True)
         self._changed = self._changed or next((n for n, old, new in pairs if old != new), "")
 
-    def difference(self, iteration: int, wait: Callable[[Any], None]) -> InvalidInput | None:
+    def _changed_within(self, now: list[int]) -> str:
+        """What hooks have changed inside of the first backward pass, before values are compared."""
+        pairs = zip(self._parameters, self._at_forward or now, now, strict=True)
+        return next((WITHIN + name for name, before, after in pairs if before != after), "")
+
+    def difference(self, iteration: int, wait: Callable[[Any], None]) -> AutosyncError | None:
         """At the beginning of a backward pass, before this rank sends anything; where modules are
         placed, at its end. What this rank ends with, and the others with it; None where values are
         alike. wait: for an operation under way.
@@ -113,10 +128,11 @@ class ValueAgreement:
 
     def _compare(
         self, iteration: int, mine: list[int], wait: Callable[[Any], None]
-    ) -> InvalidInput | None:
+    ) -> AutosyncError | None:
         digest = sha256(repr(mine).encode()).hexdigest()
         self._answered = iteration
-        said = self._exchange(f"{iteration}", f"{digest} {self._changed}", wait)
+        cause = self._changed or (self._changed_within(mine) if iteration == 0 else "")
+        said = self._exchange(f"{iteration}", f"{digest} {cause}", wait)
         if KEPT in said:
             kept = said.index(KEPT)
             loaded = [rank for rank, word in enumerate(said) if word != KEPT]
@@ -124,6 +140,9 @@ class ValueAgreement:
         words = [word.partition(" ")[0] for word in said]
         if len(set(words)) == 1:
             return None
+        causes = [word.partition(" ")[2] for word in said]
+        if within := next((cause for cause in causes if cause.startswith(WITHIN)), ""):
+            return changed_within(within.removeprefix(WITHIN))
         each = self._exchange(f"{iteration}/each", " ".join(map(str, mine)), wait)
         return _other_values(list(self._parameters), words, [text.split() for text in each])
 
@@ -217,6 +236,15 @@ def _loaded_alone(loaded: list[int], kept: int, name: str) -> InvalidInput:
         value=loaded,
         remedy="Load a checkpoint on every rank, or before autosync.distribute, which gives every "
         "rank the values of rank 0.",
+    )
+
+
+def changed_within(variable: str) -> NotSupported:
+    return NotSupported(
+        f"variable {variable!r} was changed inside of backward(), as an optimizer that steps in a "
+        "hook does: its gradient has not been averaged over the ranks yet.",
+        thing=f"variable {variable}",
+        remedy="Call optimizer.step() behind backward().",
     )
 
 

@@ -40,7 +40,7 @@ def test_tunings_are_found_tagged_and_archived(page: Page, shown_database: Datab
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("before the new switch")
     page.get_by_label("Tag").select_option("50%")
-    page.get_by_label("State").select_option("finished")
+    page.get_by_label("State", exact=True).select_option("finished")
     page.get_by_label("Sort").select_option("speed-up")
     page.get_by_role("button", name="Show").click()
     expect(rows).to_have_count(1)

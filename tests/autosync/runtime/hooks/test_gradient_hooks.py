@@ -148,7 +148,7 @@ UNFIT: dict[str, tuple[Callable[[nn.Module, int], None], str]] = {
     "updated": (lambda m, r: backward_with(m, r, descends), "was changed inside of backward()"),
     "both": (
         lambda m, r: backward_with(m, r, descends_and_clears),
-        "was cleared inside of backward()",
+        "was changed inside of backward()",
     ),
     "graph": (with_graph, "backward(create_graph=True) leaves gradients with a graph"),
 }

@@ -286,10 +286,13 @@ def untouched(rank: int, world: int, way: str) -> list[int]:
     before = model.words.weight.detach().clone()
     optimizer = optimizer_of(model, "sgd")
     attachment = attached(model, optimizer, plan(model, world, WAYS[way]))
-    with torch.no_grad():  # a mark that only a message of the whole table would wipe out
-        model.words.weight[20] = rank
-    model.words(torch.tensor([[rank, 5]])).sum().backward()
-    optimizer.step()
+    for marked in (False, True):
+        if marked:
+            with torch.no_grad():  # that only a message of the whole table would wipe out
+                model.words.weight[20] = rank
+        optimizer.zero_grad()
+        model.words(torch.tensor([[rank, 5]])).sum().backward()
+        optimizer.step()
     attachment.detach()
     changed = (model.words.weight.detach() != before).any(1).nonzero()[:, 0].tolist()
     assert model.words.weight[20, 0] == rank
