@@ -66,7 +66,6 @@ NOT_HERE = {
     "tune resnet50 my-cluster.yaml --launcher ray": "a running Ray cluster",
     "tune resnet50 my-cluster.yaml --compute kernels --compute-device cuda": "a GPU",
     "tune resnet50 example-4x1 --compute kernels --compute-device cuda": "a GPU",
-    "tune resnet50 my-cluster.yaml --launcher local --compute kernels --compute-device cuda": "GPU",
     "import-cluster ray": "a running Ray cluster",
     "profile train:example --device cuda:0": "a GPU",
     "profile mine.json --device v100": "a trace of that GPU",
