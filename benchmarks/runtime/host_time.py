@@ -29,6 +29,7 @@ from autosync.plan import compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.attachment import attach, attachment_of
 from autosync.search.designs.known_designs import all_reduce_fused
+from autosync.trials.shared_gpu import shared_gpu_environment
 from autosync.units import MIB
 from tests.autosync.runtime.cases import domain
 
@@ -139,11 +140,7 @@ def serve(rank: int, world: int, port: int, given: argparse.Namespace) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     device = torch.device(given.device)
     if device.type == "cuda" and world > 1:  # NCCL takes ranks of one GPU where their hosts differ
-        os.environ.update(
-            NCCL_HOSTID=f"autosync-{rank}", NCCL_NET="Socket", NCCL_SOCKET_IFNAME="lo",
-            NCCL_IB_DISABLE="1", NCCL_NVLS_ENABLE="0", NCCL_MNNVL_ENABLE="0",
-            NCCL_CUMEM_ENABLE="0", NCCL_RAS_ENABLE="0", NCCL_PROTO="Simple", NCCL_MAX_CTAS="4",
-        )  # fmt: skip
+        os.environ.update(shared_gpu_environment(rank))
     if device.type == "cuda":
         torch.cuda.set_device(0)
     store = TCPStore("127.0.0.1", port, world, rank == 0)
