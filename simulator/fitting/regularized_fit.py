@@ -18,7 +18,7 @@ DEGREES_OF_FREEDOM = 3.0
 DIFFERENCE_STEP = 0.15
 """Of derivatives, in standard deviations of what is known before."""
 SMALLEST_GAIN = 1e-5
-"""Relative: the fit ends where a step gains less. At 1e-3 it stopped early (docs/simulator.md)."""
+"""Relative: the fit ends where a step gains less."""
 INSIDE = 1e-3
 """How far from its bounds, as a share of what lies between them, each number begins: the interior
 method does not leave a bound that it begins on."""
