@@ -12,12 +12,12 @@ from autosync.atomic_write import replaced_atomically
 from autosync.documents import STRICT, from_data, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
+from autosync.extensions.offload.swap_choice import Swap
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.plan.plan_document import upgraded
 from autosync.population import encode
 from autosync.strategy import Strategy
-from autosync.swap_schedule.swap_choice import Swap
 from autosync.verification import check_runnable, check_swap
 
 

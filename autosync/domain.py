@@ -12,8 +12,8 @@ from autosync.cluster import Cluster, Device
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidInput
+from autosync.extensions.placement.module_borders import BordersByModule
 from autosync.graph import ATTENTION, ITEM_BYTES, ModelGraph
-from autosync.module_borders import BordersByModule
 from autosync.optimizers import FOR_ATTENTION, FOR_OTHERS, KINDS
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from autosync.codes import Method, Order
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy
-from autosync.placement import Placement
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.placement.placed_module import Placement
 from autosync.strategy import (
     EXACT,
     Algorithm,
@@ -28,7 +29,6 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
-from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 

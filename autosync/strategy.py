@@ -17,8 +17,8 @@ from autosync.documents import (
     content_hash,
 )
 from autosync.errors import InvalidStrategy
-from autosync.placement import Placement
-from autosync.swap_schedule.swap_choice import Swap
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.placement.placed_module import Placement
 from autosync.torch_engine import FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]

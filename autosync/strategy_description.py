@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from autosync.domain import Domain
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.placement.placed_module import PlacedModule, placed_module
 from autosync.graph import ITEM_BYTES, Variable
-from autosync.placement import PlacedModule, placed_module
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -17,7 +18,6 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
-from autosync.swap_schedule.swap_choice import Swap
 from autosync.units import MIB
 
 NAMED = 2

@@ -1,5 +1,5 @@
 """Prints seconds of a forward and backward pass of models whose structure depends on the input:
-batched by frontiers (autosync.dynamic), a vertex at a time, and by torch's own packed LSTM.
+batched by frontiers (autosync.extensions.dynamic), a vertex at a time, and by torch's packed LSTM.
 
 python -m benchmarks.dynamic_models [--samples 16 64] [--cells 64 256] [--words 20] [--repeats 7]
 """
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from autosync.dynamic.input_graphs import InputGraphs, chains
-from autosync.dynamic.sequence_lstm import SequenceLSTM
-from autosync.dynamic.tree_lstm import ChildSumTreeLSTM
-from tests.dynamic.drawn_graphs import random_binary_trees
-from tests.dynamic.eager_models import EagerSequenceLSTM, EagerTreeLSTM
-from tests.dynamic.unbatched import evaluate_unbatched
+from autosync.extensions.dynamic.input_graphs import InputGraphs, chains
+from autosync.extensions.dynamic.sequence_lstm import SequenceLSTM
+from autosync.extensions.dynamic.tree_lstm import ChildSumTreeLSTM
+from tests.autosync.extensions.dynamic.drawn_graphs import random_binary_trees
+from tests.autosync.extensions.dynamic.eager_models import EagerSequenceLSTM, EagerTreeLSTM
+from tests.autosync.extensions.dynamic.unbatched import evaluate_unbatched
 
 INPUTS = 128
 

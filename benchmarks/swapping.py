@@ -29,19 +29,19 @@ import torch
 
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
+from autosync.extensions.offload.idle_spans import F64, HostLink
+from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.swap_cost import RankSwap, base_bytes, rank_swap
+from autosync.extensions.offload.transfer_clock import stall_seconds
 from autosync.models import spec_of
 from autosync.population import encode
 from autosync.profiling import measure_profile
-from autosync.runtime.swapping.arena import Arena
-from autosync.runtime.swapping.host_swapper import HostSwapper, swap_to_host
 from autosync.search.designs.design_table import BUILDERS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
-from autosync.simulator.swap_cost import RankSwap, base_bytes, rank_swap
-from autosync.swap_schedule.idle_spans import F64, HostLink
-from autosync.swap_schedule.scheduling import least_budget_bytes
-from autosync.swap_schedule.swap_choice import Swap
-from autosync.swap_schedule.transfer_clock import stall_seconds
 from benchmarks.measure import provenance
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
 

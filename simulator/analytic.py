@@ -4,14 +4,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.extensions.offload.swapped_ranks import swap_slowdowns
+from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.placed_domain import restated_domain
-from autosync.simulator.swapped_ranks import swap_slowdowns
 
 
 class AnalyticSimulator:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosync.domain import Domain
+from autosync.extensions.offload.swapped_ranks import swap_slowdown
+from autosync.extensions.placement.placed_domain import restated_domain
+from autosync.extensions.placement.placement_account import PlacedAccount, placement_accounts
 from autosync.plan import PlanTable
 from autosync.population import Population, decode, encode
 from autosync.simulator.compute_time import slowest_factors
@@ -12,9 +15,6 @@ from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, memory_of
-from autosync.simulator.placed_domain import restated_domain
-from autosync.simulator.placement_account import PlacedAccount, placement_accounts
-from autosync.simulator.swapped_ranks import swap_slowdown
 from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.sharded_timeline import play_sharded
 from autosync.simulator.timeline.timeline_arrays import (

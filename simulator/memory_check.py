@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from autosync.documents import to_data
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, InvalidStrategy, NotSupported
+from autosync.extensions.offload.swap_budget import swap_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap, forms_within
+from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.sharded_strategy import fully_sharded
-from autosync.simulator.swap_budget import swap_budget_bytes
-from autosync.simulator.swapped_ranks import swaps_of_ranks
 from autosync.strategy import (
     ReduceScatter,
     Strategy,
@@ -26,7 +27,6 @@ from autosync.strategy import (
     whole,
 )
 from autosync.strategy_description import swapped_in_words
-from autosync.swap_schedule.swap_choice import Swap, forms_within
 from autosync.verification import check_swap
 
 

@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.placement import Placement
-from autosync.plan import PlanTable
-from autosync.population import Population
-from autosync.simulator.activation_memory import ActivationCurve, activation_curve
-from autosync.simulator.backends import backend_of
-from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
-from autosync.simulator.idle_tensors import (
+from autosync.extensions.offload.idle_spans import IdleSpans, joined
+from autosync.extensions.offload.idle_tensors import (
     IdleActivations,
     idle_activations,
     idle_states,
     idle_values,
 )
-from autosync.simulator.placed_memory import placed_holdings
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.swap_cost import swapped_peaks
+from autosync.extensions.placement.placed_memory import placed_holdings
+from autosync.extensions.placement.placed_module import Placement
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.simulator.activation_memory import ActivationCurve, activation_curve
+from autosync.simulator.backends import backend_of
+from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
 from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of
-from autosync.simulator.swap_cost import swapped_peaks
-from autosync.swap_schedule.idle_spans import IdleSpans, joined
-from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 INDEX_BYTES = 8

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     """What compute, updates, transfers and startups add to the iteration; peak memory a rank."""
+    from autosync.extensions.placement.placement_account import placement_words
     from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
     from autosync.simulator.explanation import explain
-    from autosync.simulator.placement_account import placement_words
 
     told = explain(domain, strategy)
     out.print(f"\n[bold]Predicted[/] {told}")

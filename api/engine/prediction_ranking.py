@@ -48,8 +48,12 @@ def best_by_prediction(
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
+    from autosync.extensions.placement.placed_designs import (
+        check_fits,
+        may_be_placed,
+        placed_candidates,
+    )
     from autosync.search.loop.earned_designs import known_designs
-    from autosync.search.loop.placed_designs import check_fits, may_be_placed, placed_candidates
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
     from autosync.search.loop.source_candidates import judge_of, picked

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.domain import Domain
+from autosync.extensions.placement.placed_messages import with_placed_messages
 from autosync.plan.compiler_arrays import (
     FIRST_SERVER,
     DomainArrays,
@@ -17,7 +18,6 @@ from autosync.plan.compiler_arrays import (
 )
 from autosync.plan.compiler_kernels import STAGES
 from autosync.plan.compiler_loop import compile_loop
-from autosync.plan.placed_messages import with_placed_messages
 from autosync.plan.plan_table import PlanTable
 from autosync.plan.sharded_messages import with_sharded_messages
 from autosync.population import Population

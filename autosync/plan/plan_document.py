@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from autosync.codes import Channel, Op, Order, Update
 from autosync.documents import STRICT, UNLESS_NO_ITEMS, UNLESS_NONE, content_hash
 from autosync.domain import Domain
-from autosync.placement import Placement
+from autosync.extensions.placement.placed_module import Placement
 from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
 from autosync.torch_engine import FullyShard

@@ -11,6 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.extensions.placement.held_plan import HeldPlan, held_by
+from autosync.extensions.placement.placed_modules import (
+    PlacedModules,
+    check_placeable,
+    place_modules,
+)
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend
@@ -29,12 +35,6 @@ from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held,
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.layout.queue_order import ONE_QUEUE
-from autosync.runtime.placement.held_plan import HeldPlan, held_by
-from autosync.runtime.placement.placed_modules import (
-    PlacedModules,
-    check_placeable,
-    place_modules,
-)
 from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast

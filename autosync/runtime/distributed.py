@@ -14,6 +14,11 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
+from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.swap_device import check_swappable
+from autosync.extensions.staleness.lagging_attachment import attach_lagging
+from autosync.extensions.staleness.lagging_groups import LaggingJob
+from autosync.extensions.staleness.lagging_plans import check_may_lag
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
@@ -32,11 +37,6 @@ from autosync.runtime.hooks.optimizer_coverage import (
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
-from autosync.runtime.staleness.lagging_attachment import attach_lagging
-from autosync.runtime.staleness.lagging_groups import LaggingJob
-from autosync.runtime.staleness.lagging_plans import check_may_lag
-from autosync.runtime.swapping.host_swapper import swap_to_host
-from autosync.runtime.swapping.swap_device import check_swappable
 from autosync.runtime.torch_ddp import (
     add_hook,
     check_options,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autosync.module_borders import DealOperation
+from autosync.extensions.placement.module_borders import DealOperation
 
 
 class RecordedMessage(NamedTuple):

@@ -13,17 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError
+from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.swap_device import check_swappable
+from autosync.extensions.staleness.lagging_attachment import attach_lagging
+from autosync.extensions.staleness.lagging_groups import LaggingJob
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.staleness.lagging_attachment import attach_lagging
-from autosync.runtime.staleness.lagging_groups import LaggingJob
-from autosync.runtime.swapping.host_swapper import swap_to_host
-from autosync.runtime.swapping.swap_device import check_swappable
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.rank_agreement import ranks_meet
-from autosync.swap_schedule.swap_choice import Swap
 from autosync.torch_engine import FullyShard
 
 MOST_GROUPS = 24

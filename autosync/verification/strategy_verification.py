@@ -6,12 +6,12 @@ from math import fsum
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.extensions.offload.swap_verification import check_swap
+from autosync.extensions.placement.placement_verification import check_placement
+from autosync.extensions.staleness.staleness_verification import check_staleness
 from autosync.strategy import ParameterServer, Strategy, Synchronizer, VariableChoice
-from autosync.verification.placement_verification import check_placement
 from autosync.verification.refusals import SHARE_TOLERANCE, variable_refusal
 from autosync.verification.shard_checks import check_exact, check_partition, check_shard
-from autosync.verification.staleness_verification import check_staleness
-from autosync.verification.swap_verification import check_swap
 from autosync.verification.torch_verification import check_ddp, check_fully_shard
 
 

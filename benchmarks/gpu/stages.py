@@ -57,7 +57,7 @@ def nccl_tests(setting: Setting) -> Stage:
     if not setting.dry:
         tests += [
             "tests/autosync/trials/worker/test_kernel_trials.py",
-            "tests/autosync/runtime/swapping/test_swapping_cuda.py",
+            "tests/autosync/extensions/offload/test_swapping_cuda.py",
         ]
     command = (
         *(sys.executable, "-m", "pytest", "-m", "cuda", "-v", "--durations=20"),

@@ -32,12 +32,12 @@ import autosync
 from autosync.bundle import load_bundle, make_bundle, save_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer, Profile
+from autosync.extensions.placement.greedy_placement import place_greedily
+from autosync.extensions.placement.placement_judge import PlacementJudge
 from autosync.importing import import_module
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.domain_facts import replica_layouts
-from autosync.search.placement.greedy_placement import place_greedily
-from autosync.search.placement.placement_judge import PlacementJudge
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy

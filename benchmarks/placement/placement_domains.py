@@ -6,14 +6,14 @@ import numpy as np
 
 from autosync.cluster_file import load_cluster
 from autosync.domain import Domain, Optimizer
+from autosync.extensions.placement.placed_designs import may_be_placed
+from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.models import bundled
 from autosync.population import decode
 from autosync.profiling import estimate_profile
 from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.domain_facts import replica_layouts
-from autosync.search.loop.placed_designs import may_be_placed
-from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows

@@ -20,9 +20,9 @@ from statistics import median
 import torch
 
 from autosync.domain import Domain
-from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.search.placement.policy_network import PlacementPolicy
-from autosync.search.placement.policy_training import (
+from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
+from autosync.extensions.placement.policy_network import PlacementPolicy
+from autosync.extensions.placement.policy_training import (
     PolicySettings,
     PolicyTask,
     policy_task,

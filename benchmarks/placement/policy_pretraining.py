@@ -11,19 +11,19 @@ import torch
 
 from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
+from autosync.extensions.placement.policy_network import PlacementPolicy
+from autosync.extensions.placement.policy_training import (
+    PolicySettings,
+    PolicyTask,
+    policy_task,
+    train_round,
+)
 from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.population import encode
 from autosync.profiling import estimate_profile
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.search.domain_facts import replica_layouts
-from autosync.search.placement.policy_network import PlacementPolicy
-from autosync.search.placement.policy_training import (
-    PolicySettings,
-    PolicyTask,
-    policy_task,
-    train_round,
-)
 from autosync.search.space import Space
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, memory_of

@@ -12,9 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from autosync.search.placement.greedy_placement import place_greedily
-from autosync.search.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.search.placement.policy_training import PolicySettings, PolicyTask, learned_placement
+from autosync.extensions.placement.greedy_placement import place_greedily
+from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
+from autosync.extensions.placement.policy_training import (
+    PolicySettings,
+    PolicyTask,
+    learned_placement,
+)
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.placement.policy_pretraining import drawn_tasks
 

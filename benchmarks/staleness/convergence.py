@@ -24,8 +24,8 @@ from torch import nn
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
+from autosync.extensions.staleness.clocked_attachment import ClockedAttachment
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.staleness.clocked_attachment import ClockedAttachment
 from benchmarks.measure import provenance
 from benchmarks.staleness.learning_tasks import TASKS
 from tests.autosync.runtime.cases import Case, domain, strategy

@@ -13,9 +13,9 @@ from dataclasses import replace
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
 from autosync.domain import Domain
+from autosync.extensions.staleness.lagging_designs import clocked_servers, pipelined_all_reduce
 from autosync.population import encode
 from autosync.search.cluster_probe import probe_costs
-from autosync.search.designs.lagging_designs import clocked_servers, pipelined_all_reduce
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy

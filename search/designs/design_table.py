@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.extensions.staleness.lagging_designs import lagging_designs
 from autosync.search.designs import known_designs, pace
 from autosync.search.designs.explicit_order import ordered
 from autosync.search.designs.horovod import horovod_strategy
-from autosync.search.designs.lagging_designs import lagging_designs
 from autosync.search.designs.list_schedule import hierarchical_list_schedule, list_schedule
 from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
 from autosync.search.designs.server_placement import (

@@ -2,9 +2,9 @@
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.extensions.offload.swapped_designs import swapped_where_needed
 from autosync.population import encode
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.designs.swapped_designs import swapped_where_needed
 from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.space import Space
 from autosync.simulator.memory_check import check_memory, fitting_rows

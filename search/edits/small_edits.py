@@ -13,6 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.extensions.staleness.lagging_draws import kept_staleness
 from autosync.population import Population
 from autosync.search.edits.edited_columns import (
     ROW,
@@ -46,7 +47,6 @@ from autosync.search.edits.method_edits import (
 )
 from autosync.search.sampler.counter_random import draw, stream
 from autosync.search.sampler.drawn_columns import ShardColumns
-from autosync.search.sampler.lagging_draws import kept_staleness
 from autosync.search.sampler.sampling_tables import SamplerInputs, Tables, sampler_inputs
 from autosync.search.space import Space
 from autosync.simulator.numba_cache import cached_kernel

@@ -7,6 +7,7 @@ import numpy as np
 from autosync.bundle import make_bundle
 from autosync.cancellation import beside, check_cancelled
 from autosync.domain import Domain
+from autosync.extensions.offload.swapped_ranks import slowdown_of
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.loop.confirm import conclude, confirmation
@@ -19,7 +20,6 @@ from autosync.search.space import Space
 from autosync.simulator.fitting.recalibration import recalibrated
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
-from autosync.simulator.swapped_ranks import slowdown_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
 from autosync.trials.request_names import FAILURES

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from autosync.codes import Method
 from autosync.domain import MAX_DIMS, Domain
 from autosync.errors import InvalidStrategy
+from autosync.extensions.staleness.lagging_draws import forms_that_lag
 from autosync.population import Option, synchronizer_row
 from autosync.search.domain_facts import (
     factor_costs,
@@ -17,7 +18,6 @@ from autosync.search.domain_facts import (
     ring_orders,
     server_weights,
 )
-from autosync.search.sampler.lagging_draws import forms_that_lag
 from autosync.search.sampler.server_draws import alias_table
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice

@@ -6,13 +6,13 @@ import numpy as np
 
 from autosync.codes import Channel, Op, Update
 from autosync.domain import Domain
+from autosync.extensions.offload.swapped_ranks import swap_slowdown
+from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.compute_time import compute_factors
 from autosync.simulator.cost.bucket_work import update_seconds_of_buckets
 from autosync.simulator.numba_cache import Kernel
-from autosync.simulator.placed_domain import restated_domain
-from autosync.simulator.swapped_ranks import swap_slowdown
 from autosync.simulator.timeline.compute_clock import advance
 from autosync.simulator.timeline.intervals import F64, union
 from autosync.simulator.timeline.timeline_simulator import Played, play_one

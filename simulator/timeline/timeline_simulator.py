@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
+from autosync.extensions.offload.swapped_ranks import swap_slowdown, swap_slowdowns
+from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.backends import backend_of
@@ -19,8 +21,6 @@ from autosync.simulator.cost.bucket_work import (
 from autosync.simulator.cost.message_traffic import SERVER_OPERATIONS
 from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.placed_domain import restated_domain
-from autosync.simulator.swapped_ranks import swap_slowdown, swap_slowdowns
 from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.message_issue import CHANNELS

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from autosync.placement import evenly, in_proportion
+from autosync.extensions.placement.placed_module import evenly, in_proportion
+from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.search.designs import known_designs
-from autosync.search.designs.placed_strategy import with_placement
 from autosync.strategy import (
     AllReduce,
     Encoding,

@@ -90,7 +90,7 @@ for module in (search, api, simulator, dynamic, datasets, migrations):
     assert module.MINE == module.__name__
 import autosync
 assert autosync.__file__.startswith({str(installed)!r}), autosync.__file__
-import autosync.api, autosync.dynamic, autosync.search, autosync.simulator
+import autosync.api, autosync.extensions.dynamic, autosync.search, autosync.simulator
 from autosync.api.cli.main import run
 from alembic.script import ScriptDirectory
 from autosync.api.db.schema_migration import alembic_config, migrate

@@ -5,19 +5,24 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.module_borders import moved_shares
-from autosync.placement import PlacedModule, Placement, evenly, in_proportion
+from autosync.extensions.placement.module_borders import moved_shares
+from autosync.extensions.placement.placed_domain import domain_with_placement
+from autosync.extensions.placement.placed_memory import placed_holdings
+from autosync.extensions.placement.placed_module import (
+    PlacedModule,
+    Placement,
+    evenly,
+    in_proportion,
+)
+from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
-from autosync.search.designs.placed_strategy import with_placement
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
 from autosync.simulator.learned.learned_simulators import gaussian_simulator
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
-from autosync.simulator.placed_domain import domain_with_placement
-from autosync.simulator.placed_memory import placed_holdings
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy, even_replicas

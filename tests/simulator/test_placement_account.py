@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.placement import PlacedModule, evenly, in_proportion
-from autosync.search.designs.known_designs import all_reduce_per_variable
-from autosync.search.designs.placed_strategy import with_placement
-from autosync.simulator.explanation import explain
-from autosync.simulator.placement_account import (
+from autosync.extensions.placement.placed_module import PlacedModule, evenly, in_proportion
+from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.placement_account import (
     PlacedAccount,
     placement_accounts,
     placement_words,
 )
+from autosync.search.designs.known_designs import all_reduce_per_variable
+from autosync.simulator.explanation import explain
 from autosync.strategy import Replica
 from tests.placed_models import LAYERS, MEGABYTE, OUTPUT_BYTES, heavy_layers
 

@@ -8,11 +8,14 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
+from autosync.extensions.offload.idle_tensors import idle_activations
+from autosync.extensions.offload.swap_budget import swap_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
 from autosync.graph import Operation
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
-from autosync.simulator.idle_tensors import idle_activations
 from autosync.simulator.learned.features.feature_names import WHAT_IFS
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.features.what_if import timeline_times, what_ifs
@@ -20,11 +23,8 @@ from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
-from autosync.simulator.swap_budget import swap_budget_bytes
-from autosync.simulator.swapped_ranks import swaps_of_ranks
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Strategy
-from autosync.swap_schedule.swap_choice import Swap
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, strategy_of
 

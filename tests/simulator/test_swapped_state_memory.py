@@ -8,17 +8,17 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
+from autosync.extensions.offload.idle_tensors import idle_states
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.idle_tensors import idle_states
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
-from autosync.simulator.swapped_ranks import swaps_of_ranks
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ReduceScatter, Strategy
-from autosync.swap_schedule.swap_choice import Swap
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, strategy_of
 

@@ -7,16 +7,16 @@ import pytest
 
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
+from autosync.extensions.offload.idle_tensors import idle_values
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.idle_tensors import idle_values
 from autosync.simulator.memory_check import check_memory
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
-from autosync.simulator.swapped_ranks import swaps_of_ranks
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.swap_schedule.swap_choice import Swap
 from tests.simulator.test_swapped_state_memory import (
     GRADIENT,
     MODEL,

@@ -16,9 +16,9 @@ from autosync.api.views.dashboard.domain_limits import limit_of
 from autosync.api.views.dashboard.remembered import remembered
 from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, label_of
 from autosync.api.views.timeline_schemas import Timeline
+from autosync.extensions.placement.placement_account import placement_words
 from autosync.search.loop.outcome import DDP, is_ddp
 from autosync.simulator.explanation import Explanation, explain
-from autosync.simulator.placement_account import placement_words
 from autosync.strategy import Strategy
 from autosync.units import MIB
 

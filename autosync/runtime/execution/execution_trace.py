@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autosync.codes import Channel, Op
-from autosync.module_borders import DealOperation
+from autosync.extensions.placement.module_borders import DealOperation
 from autosync.runtime.layout.records import MessageRecord
 
 SHORTEST_WAIT_SECONDS = 2e-5

@@ -9,15 +9,15 @@ from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.swap_device import check_swappable
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.swapping.host_swapper import swap_to_host
-from autosync.runtime.swapping.swap_device import check_swappable
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.updates.clipping import clip_before_step
-from autosync.swap_schedule.swap_choice import Swap
 from autosync.trials.live.live_job import LiveJob
 
 

@@ -12,7 +12,7 @@ from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.devices import device_type_of_gpu
 from autosync.environment import host_name
 from autosync.errors import InvalidInput
-from autosync.runtime.swapping.arena import Arena, host_memory
+from autosync.extensions.offload.arena import Arena, host_memory
 from autosync.trials.gpus import gpu_uuid
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.shared_gpu import mps_running, sharing_words

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from autosync.runtime.swapping.arena import host_memory
+from autosync.extensions.offload.arena import host_memory
 
 
 class Stateful(Protocol):

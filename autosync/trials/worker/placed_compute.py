@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.module_borders import Deal, deals_of, moved_shares
-from autosync.placement import Placement
+from autosync.extensions.placement.module_borders import Deal, deals_of, moved_shares
+from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.profiling import reach_variables
-from autosync.runtime.placement.row_exchange import RowExchange, RowRoute
 from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
 
 F64 = NDArray[np.float64]

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
+from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
-from autosync.placement import Placement
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.payloads.factors import Take
-from autosync.runtime.placement.row_exchange import RowExchange
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.byte_scale import scaled_graph
 from autosync.trials.worker.placed_compute import PlacedCompute

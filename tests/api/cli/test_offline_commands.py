@@ -9,10 +9,10 @@ import pytest
 
 from autosync.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
+from autosync.extensions.staleness.lagging_designs import clocked_servers, pipelined_all_reduce
 from autosync.graph import ModelGraph
 from autosync.interop.onnx_messages import OnnxNode
 from autosync.search.designs.known_designs import all_reduce_5mb
-from autosync.search.designs.lagging_designs import clocked_servers, pipelined_all_reduce
 from autosync.strategy import Schedule
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop import onnx_files

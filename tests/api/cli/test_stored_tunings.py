@@ -11,7 +11,7 @@ from autosync.api.cli.main import app
 from autosync.api.db import Database
 from autosync.api.engine.submission import enqueue
 from autosync.bundle import Evidence, load_bundle
-from autosync.swap_schedule.swap_choice import Swap
+from autosync.extensions.offload.swap_choice import Swap
 from tests.api.cli.command import completed
 from tests.api.databases import opened
 from tests.api.http.serving import served

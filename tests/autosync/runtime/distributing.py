@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
-from autosync.placement import evenly
+from autosync.extensions.placement.placed_module import evenly
+from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.search.designs.known_designs import all_reduce_5mb
-from autosync.search.designs.placed_strategy import with_placement
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, domain, loss_of, strategy

@@ -19,13 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.bundle import load_bundle
-from autosync.runtime.swapping.arena import Arena
-from autosync.runtime.swapping.host_swapper import swap_to_host
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap, budget_within
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.swap_schedule.scheduling import least_budget_bytes
-from autosync.swap_schedule.swap_choice import Swap, budget_within
-from tests.autosync.runtime.swapping.swapped_training import ROOMY, batch_of, blocks
+from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, blocks
 
 MINUTES = 6
 """More than a tuning of so few trials takes, also beside other load."""

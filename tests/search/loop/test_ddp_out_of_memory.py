@@ -8,7 +8,7 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
-from autosync.search.designs.swapped_designs import plain_name
+from autosync.extensions.offload.swapped_designs import plain_name
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
 from autosync.search.loop.tuning_loop import describe_outcome, tune

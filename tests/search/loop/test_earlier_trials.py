@@ -12,6 +12,7 @@ from autosync.bundle import make_bundle, save_bundle
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
+from autosync.extensions.offload.swap_choice import Swap
 from autosync.population import Population
 from autosync.search.loop.earlier_trials import (
     EarlierTrials,
@@ -29,7 +30,6 @@ from autosync.search.loop.tuning_loop import learn, tune
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy
-from autosync.swap_schedule.swap_choice import Swap
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, TablePool, by_simulator, run
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from autosync.codes import Method
 from autosync.domain import Domain
+from autosync.extensions.staleness.lagging_draws import kept_staleness
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.edits.local_search import refined
@@ -16,7 +17,6 @@ from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import parents_among
-from autosync.search.sampler.lagging_draws import kept_staleness
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import AutosyncError
+from autosync.extensions.staleness.lagging_groups import LaggingJob
+from autosync.extensions.staleness.pipelined_attachment import PipelinedAttachment, attach_pipelined
 from autosync.runtime.attachment import Attachment
-from autosync.runtime.staleness.lagging_groups import LaggingJob
-from autosync.runtime.staleness.pipelined_attachment import PipelinedAttachment, attach_pipelined
 from autosync.runtime.transport.process_groups import working_group
 from autosync.strategy import AllGather, AllReduce, Synchronizer
 from tests.autosync.runtime import rows

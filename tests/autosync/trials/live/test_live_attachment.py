@@ -5,13 +5,13 @@ from datetime import timedelta
 import pytest
 
 from autosync.errors import DeviceMemoryExceeded
-from autosync.runtime.swapping.arena import Arena
-from autosync.swap_schedule.swap_choice import Swap
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.swap_choice import Swap
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_attachment import LiveAttachment, _add_swapping
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.snapshot import take_snapshot
-from tests.autosync.runtime.swapping.swapped_training import ROOMY, batch_of, make, train_step
+from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
 
 
 @pytest.mark.parametrize("end", ["detach", "abandon"])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autosync.errors import NotSupported
-from autosync.runtime.swapping.arena import Arena
+from autosync.extensions.offload.arena import Arena
 from autosync.trials.gpus import peak_bytes, reset_peak
 from autosync.trials.live import live_cluster
 from autosync.trials.live.live_cluster import device_memory_gb, device_type_of, gpu_sharing

@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.swap_choice import RESERVE, Swap, budget_within
+from autosync.extensions.placement.module_borders import borders_of, module_of
+from autosync.extensions.placement.placeable_modules import modules_to_place
+from autosync.extensions.placement.placed_module import evenly
+from autosync.extensions.placement.placement_verification import check_module
 from autosync.graph import ModelGraph
-from autosync.module_borders import borders_of, module_of
-from autosync.placement import evenly
-from autosync.runtime.swapping.arena import Arena
-from autosync.runtime.swapping.host_swapper import swap_to_host
-from autosync.search.placement.placeable_modules import modules_to_place
-from autosync.swap_schedule.scheduling import least_budget_bytes
-from autosync.swap_schedule.swap_choice import RESERVE, Swap, budget_within
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_graph import record_job
 from autosync.trials.live.live_job import LiveJob
 from autosync.trials.live.snapshot import take_snapshot
-from autosync.verification.placement_verification import check_module
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 2

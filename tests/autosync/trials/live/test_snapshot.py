@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from autosync.runtime.swapping.arena import Arena
+from autosync.extensions.offload.arena import Arena
 from autosync.trials.live.snapshot import take_snapshot
 
 

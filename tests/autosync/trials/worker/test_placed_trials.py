@@ -11,11 +11,11 @@ import torch
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
-from autosync.placement import Placement, evenly, in_proportion
+from autosync.extensions.placement.placed_module import Placement, evenly, in_proportion
+from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.runtime.execution.execution_trace import SHORTEST_WAIT_SECONDS
-from autosync.runtime.placement.row_exchange import RowExchange, RowRoute
 from autosync.search.designs.known_designs import all_reduce_5mb
-from autosync.search.designs.placed_strategy import with_placement
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.pool.process_pool import ProcessPool

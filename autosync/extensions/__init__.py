@@ -1,0 +1,1 @@
+"""Systems of the papers beside the core: staleness, offloading, placement, dynamic models."""

@@ -1,0 +1,158 @@
+"""Input graphs: what the structure of a sample is, apart from what is computed on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.errors import InvalidInput
+from autosync.extensions.dynamic.frontier_schedule import FrontierSchedule, schedule_frontiers
+
+I64 = NDArray[np.int64]
+
+ROOT = -1
+"""Stands for the parent of a vertex that has none."""
+
+
+@dataclass(frozen=True)
+class InputGraphs:
+    """The input graphs of a batch, N vertices and E edges in all (Cavs, thesis section 6.4).
+
+    first_child i64[N + 1], child i64[E]: the children of vertex v are
+        `child[first_child[v]:first_child[v + 1]]`, in the order in which `gather` counts them.
+    graph i64[N]: the sample that a vertex belongs to, ascending.
+
+    Made by `chains`, `trees`, `graphs_of_children` and `join_graphs`; the vertices of a sample
+    follow those of the sample before.
+
+    Raises:
+        InvalidInput: an edge leads nowhere or to another sample; the lengths do not fit.
+    """
+
+    first_child: I64
+    child: I64
+    graph: I64
+
+    def __post_init__(self) -> None:
+        vertices, edges = len(self.graph), len(self.child)
+        counts = np.diff(self.first_child)
+        if vertices == 0:
+            raise _refused("vertices", 0, "hold no vertex")
+        if len(counts) != vertices or (counts < 0).any() or self.first_child[0] != 0:
+            raise _refused("first_child", len(self.first_child), "do not count up the children")
+        if self.first_child[-1] != edges:
+            raise _refused("child", edges, f"have {self.first_child[-1]} children by first_child")
+        if self.graph[0] < 0 or (np.diff(self.graph) < 0).any():
+            raise _refused("graph", int(self.graph[0]), "are not in the order of their samples")
+        if edges and not (self.child.min() >= 0 and self.child.max() < vertices):
+            wrong = int(self.child.min()) if self.child.min() < 0 else int(self.child.max())
+            raise _refused("child", wrong, f"have {vertices} vertices, and an edge to another")
+        between = self.graph[self.child] != self.graph[np.repeat(np.arange(vertices), counts)]
+        if between.any():
+            wrong = int(self.child[between][0])
+            raise _refused("child", wrong, "have an edge from one sample to another")
+
+    @property
+    def vertices(self) -> int:
+        return len(self.graph)
+
+    @cached_property
+    def samples(self) -> int:
+        return int(self.graph[-1]) + 1
+
+    @cached_property
+    def most_children(self) -> int:
+        """Of any vertex."""
+        return int(np.diff(self.first_child).max())
+
+    @cached_property
+    def roots(self) -> I64:
+        """The vertices that are nobody's child, ascending: of a tree its root, of a chain its
+        last vertex."""
+        has_parent = np.zeros(self.vertices, dtype=np.bool_)
+        has_parent[self.child] = True
+        return np.flatnonzero(~has_parent)
+
+    @cached_property
+    def schedule(self) -> FrontierSchedule:
+        """Raises InvalidInput where edges form a cycle."""
+        return schedule_frontiers(self.first_child, self.child)
+
+
+def chains(lengths: Sequence[int]) -> InputGraphs:
+    """Sequences: vertex t of a sample has vertex t - 1 as its only child."""
+    counts = np.asarray(lengths, dtype=np.int64)
+    if counts.ndim != 1 or len(counts) == 0 or (counts < 1).any():
+        raise InvalidInput(
+            f"the lengths of sequences are positive, got {list(lengths)[:8]}.",
+            thing="lengths",
+            value=list(lengths)[:8],
+            remedy="Leave empty sequences out.",
+        )
+    is_first = np.zeros(int(counts.sum()), dtype=np.bool_)
+    is_first[np.concatenate(([0], np.cumsum(counts)[:-1]))] = True
+    return InputGraphs(
+        first_child=np.concatenate(([0], np.cumsum(~is_first))).astype(np.int64),
+        child=np.flatnonzero(~is_first) - 1,
+        graph=np.repeat(np.arange(len(counts)), counts),
+    )
+
+
+def trees(parents: Sequence[Sequence[int]]) -> InputGraphs:
+    """One tree a sample, given by the parent of each vertex, `ROOT` (-1) of a root. Children come
+    in the order of their numbers."""
+    return join_graphs([_tree(np.asarray(one, dtype=np.int64)) for one in parents])
+
+
+def _tree(parents: I64) -> InputGraphs:
+    vertices = len(parents)
+    if vertices and not (parents.min() >= ROOT and parents.max() < vertices):
+        raise _refused("parents", parents.tolist()[:8], f"have {vertices} vertices, and a parent")
+    children = np.flatnonzero(parents != ROOT)
+    counts = np.bincount(parents[children], minlength=vertices)
+    return InputGraphs(
+        first_child=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        child=children[np.argsort(parents[children], kind="stable")],
+        graph=np.zeros(vertices, dtype=np.int64),
+    )
+
+
+def graphs_of_children(children: Sequence[Sequence[Sequence[int]]]) -> InputGraphs:
+    """One graph a sample, given by the children of each vertex, numbered within the sample. A
+    vertex may be the child of several."""
+    return join_graphs([_graph(one) for one in children])
+
+
+def _graph(children: Sequence[Sequence[int]]) -> InputGraphs:
+    counts = [len(of_vertex) for of_vertex in children]
+    return InputGraphs(
+        first_child=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        child=np.array([child for one in children for child in one], dtype=np.int64),
+        graph=np.zeros(len(children), dtype=np.int64),
+    )
+
+
+def join_graphs(graphs: Sequence[InputGraphs]) -> InputGraphs:
+    """The samples of all of them, one after another: what a batch is collated with."""
+    if not graphs:
+        raise _refused("graphs", 0, "hold no sample")
+    vertices = np.cumsum([0] + [one.vertices for one in graphs])
+    edges = np.cumsum([0] + [len(one.child) for one in graphs])
+    samples = np.cumsum([0] + [one.samples for one in graphs])
+    ends = [one.first_child[1:] + edge for one, edge in zip(graphs, edges, strict=False)]
+    return InputGraphs(
+        first_child=np.concatenate([np.zeros(1, dtype=np.int64), *ends]),
+        child=np.concatenate([g.child + n for g, n in zip(graphs, vertices, strict=False)]),
+        graph=np.concatenate([g.graph + n for g, n in zip(graphs, samples, strict=False)]),
+    )
+
+
+def _refused(field: str, value: object, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"input graphs {why}: {field} is {value}.",
+        thing=field,
+        value=value,
+        remedy="Make them with chains, trees, graphs_of_children or join_graphs.",
+    )

@@ -1,0 +1,100 @@
+"""Designs that fit the devices' memory only where something is swapped to host memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autosync.domain import Domain
+from autosync.errors import InvalidStrategy
+from autosync.extensions.offload.swap_budget import swap_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap, forms_within
+from autosync.extensions.offload.swapped_ranks import swap_slowdowns
+from autosync.population import encode
+from autosync.search.space import Space
+from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import memory_of
+from autosync.strategy import Strategy
+from autosync.verification import check_swap
+
+Named = Sequence[tuple[str, Strategy]]
+
+ENDINGS = {
+    (False, False): "_swapped",
+    (True, False): "_swapped_with_state",
+    (False, True): "_swapped_with_values",
+    (True, True): "_swapped_with_state_and_values",
+}
+"""Of names of designs, by whether optimizer state and values are swapped beside activations."""
+
+
+def swapped_where_needed(domain: Domain, named: Named, space: Space) -> list[tuple[str, Strategy]]:
+    """Of designs by their names, those that need swapping to fit, each in the form that waits
+    least; none where everything fits, or where nothing can be swapped (`swapped_forms`)."""
+    if not named or not space.swapping or swap_budget_bytes(domain) is None:
+        return []
+    fitting = {*fitting_rows(domain, encode([each for _, each in named], domain)).tolist()}
+    too_large = [each for row, each in enumerate(named) if row not in fitting]
+    return [forms[0] for forms in swapped_forms(too_large, domain, space) if forms]
+
+
+def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple[str, Strategy]]]:
+    """Of each design those that swap within the budget of the domain's devices and for which it
+    holds a step: activations alone, or optimizer state too, or values, or both. The shorter its
+    waits, the earlier.
+
+    All empty where the space does not allow it, or `swap_budget_bytes` knows no budget.
+    """
+    budget = swap_budget_bytes(domain)
+    if budget is None or not space.swapping:
+        return [[] for _ in named]
+    made = [
+        (design, f"{name}{ending}", swapped)
+        for design, (name, strategy) in enumerate(named)
+        for ending, swap in _choices(budget, domain)
+        if _can_swap(swapped := replace(strategy, swap=swap))
+    ]
+    slowdowns = _slowdowns(domain, [strategy for _, _, strategy in made])
+    order = sorted(slowdowns, key=slowdowns.__getitem__)
+    found: list[list[tuple[str, Strategy]]] = [[] for _ in named]
+    for place in order:
+        design, name, strategy = made[place]
+        found[design].append((name, strategy))
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Of a design in one of its swapped forms."""
+    for ending in ENDINGS.values():
+        name = name.removesuffix(ending)
+    return name
+
+
+def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Swap]]:
+    """Where there is something of it to move."""
+    has_state, has_values = domain.optimizer.state_tensors, len(memory_of(domain).values)
+    return [
+        (ENDINGS[swap.optimizer_state, swap.values], swap)
+        for swap in forms_within(budget_bytes)
+        if (has_state or not swap.optimizer_state) and (has_values or not swap.values)
+    ]
+
+
+def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:
+    """By the place of each strategy for whose step its budget is enough."""
+    if not strategies:
+        return {}
+    population = encode(strategies, domain)
+    plans = compile_plans_fast(population, domain)
+    peaks = memory_of(domain).peak_bytes(plans, population).max(axis=1)
+    holds = [place for place, peak in enumerate(peaks) if peak <= population.swap_bytes[place]]
+    of_those = population.take(holds)
+    slowdowns = swap_slowdowns(domain, of_those, compile_plans_fast(of_those, domain))
+    return dict(zip(holds, slowdowns.tolist(), strict=True))
+
+
+def _can_swap(strategy: Strategy) -> bool:
+    try:
+        check_swap(strategy)
+    except InvalidStrategy:
+        return False
+    return True

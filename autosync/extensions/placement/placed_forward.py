@@ -1,0 +1,159 @@
+"""The forward of a placed module: samples go to its ranks, what they make of them comes back."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.placement.output_form import (
+    OutputForm,
+    check_samples_alone,
+    form_of,
+    items_of,
+)
+from autosync.extensions.placement.placed_module import PlacedModule, dealt_rows
+from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between
+from autosync.runtime.execution.nested_tensors import tensors_in
+
+UNUSABLE = -1
+"""In place of a number of rows: this rank's arguments cannot be dealt."""
+
+REFUSED = "!"
+"""Begins what a rank tells in place of a form."""
+
+
+class PlacedForward:
+    """Stands in the place of `module.forward`; every call is a collective over all ranks.
+
+    All tensors among the arguments are dealt by their first dimension; other arguments must be the
+    same on all ranks. What a module gives out (shapes, types) is told by the first rank that
+    computes it, once for each form of its arguments.
+    """
+
+    _torchdynamo_disable = True  # as `hooks.torch_compile.opaque`
+
+    def __init__(self, name: str, module: nn.Module, placed: PlacedModule, exchange: RowExchange):
+        self._name = name
+        self._module = module
+        self._forward = module.forward
+        self._placed = placed
+        self._exchange = exchange
+        self._forms: dict[int, OutputForm] = {}
+        self._checked = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:
+            raise self._refusal(
+                "a checkpoint runs it again in the backward pass, where ranks that compute none of "
+                "it do not",
+                "Checkpoint parts of the model without placed modules.",
+            )
+        exchange, rank = self._exchange, self._exchange.rank
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        nested = len(list(tensors_in((args, kwargs)))) > len(tensors)
+        signature = self._signature(args, kwargs)
+        counts = self._agreed_rows(tensors, nested, signature)
+        target = self._target(sum(counts))
+        there = route_between(counts, target, rank)
+        dealt = iter([exchange.deal(tensor, there) for tensor in tensors])
+        own = [next(dealt) if isinstance(value, Tensor) else value for value in args]
+        named = {k: next(dealt) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+        source = next(other for other, rows in enumerate(target) if rows)
+        output, text, failure = self._computed(own, named, target[rank])
+        form = self._forms.get(signature)
+        if form is None:
+            form = self._forms[signature] = self._told(text, source, failure)
+        if failure is not None:
+            raise failure
+        if target[rank]:
+            items = items_of(output)
+        else:
+            inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
+            items = tuple(
+                item and no_rows(inputs, item.no_rows(), item.trains) for item in form.items
+            )
+        back = there.back
+        return form.joined([None if item is None else exchange.deal(item, back) for item in items])
+
+    def _target(self, rows: int) -> tuple[int, ...]:
+        """How many of all samples each rank computes."""
+        found = [0] * len(self._exchange.shares)
+        dealt = dealt_rows(self._placed.shares, rows)
+        for rank, count in zip(self._placed.ranks, dealt, strict=True):
+            found[rank] = count
+        return tuple(found)
+
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """What must be the same on all ranks, and decides what the module gives out."""
+        parts: list[Any] = [self._module.training, torch.is_grad_enabled()]
+        parts += [torch.is_autocast_enabled("cpu"), len(args), sorted(kwargs)]
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                parts.append((tuple(value.shape[1:]), str(value.dtype), value.requires_grad))
+            else:
+                parts.append(type(value).__name__)
+        digest = hashlib.sha256(repr(parts).encode()).digest()
+        return int.from_bytes(digest[:7])
+
+    def _agreed_rows(self, tensors: Sequence[Tensor], nested: bool, signature: int) -> list[int]:
+        """The rows of every rank. nested: there are tensors inside of other arguments.
+
+        Raises:
+            NotSupported: on every rank, where arguments of some rank cannot be dealt, or differ in
+                more than their number of samples; or no rank has any.
+        """
+        rows = {len(tensor) if tensor.dim() else UNUSABLE for tensor in tensors}
+        mine = rows.pop() if len(rows) == 1 and not nested else UNUSABLE
+        reports = self._exchange.gather([mine, signature])
+        for rank, (count, form) in enumerate(reports):
+            if count == UNUSABLE:
+                raise self._refusal(
+                    f"on rank {rank} its arguments are not tensors with one number of samples each",
+                    "Place modules that take tensors, batch first, and nothing nested.",
+                )
+            if form != reports[0][1]:
+                raise self._refusal(
+                    f"its arguments on rank {rank} differ from rank 0's in shape (without the "
+                    "batch), type, or what is trained",
+                    "Pad samples to one shape on all ranks, or leave the module with the replicas.",
+                )
+        counts = [count for count, _ in reports]
+        if not sum(counts):
+            raise self._refusal("no rank has a sample for it", "Leave out empty batches.")
+        return counts
+
+    def _computed(
+        self, args: list[Any], kwargs: dict[str, Any], rows: int
+    ) -> tuple[Any, str, AutosyncError | None]:
+        """Of a rank's rows: what the module gives out, its form as text, or why it is refused."""
+        if not rows:
+            return None, "", None
+        try:
+            if not self._checked and rows > 1:
+                check_samples_alone(self._name, self._module, self._forward, tuple(args), kwargs)
+                self._checked = True
+            output = self._forward(*args, **kwargs)
+            return output, form_of(self._name, output, rows).to_text(), None
+        except AutosyncError as error:
+            return None, f"{REFUSED}{error.message}", error
+
+    def _told(self, text: str, source: int, failure: AutosyncError | None) -> OutputForm:
+        """The form that `source` tells. Raises NotSupported on every rank where it refuses."""
+        told = self._exchange.broadcast_text(text, source)
+        if failure is not None:
+            raise failure
+        if told.startswith(REFUSED):
+            why = told.removeprefix(REFUSED)
+            raise self._refusal(f"rank {source} refuses it: {why}", "See there.")
+        return OutputForm.from_text(told)
+
+    def _refusal(self, why: str, remedy: str) -> NotSupported:
+        return NotSupported(
+            f"module {self._name!r} is placed on ranks {self._placed.ranks}, but {why}.",
+            thing=f"placement of {self._name}",
+            value=self._placed.ranks,
+            remedy=remedy,
+        )

@@ -1,0 +1,270 @@
+"""Batched evaluation is exact: outputs and every gradient are those of a vertex at a time."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.extensions.dynamic.frontier_vertices import Vertices
+from autosync.extensions.dynamic.input_graphs import InputGraphs, chains, graphs_of_children
+from autosync.extensions.dynamic.sequence_lstm import SequenceLSTM
+from autosync.extensions.dynamic.tree_lstm import BinaryTreeLSTM, ChildSumTreeLSTM
+from autosync.extensions.dynamic.vertex_function import VertexFunction
+from tests.autosync.extensions.dynamic.drawn_graphs import (
+    random_acyclic,
+    random_binary_trees,
+    random_chains,
+    random_trees,
+)
+from tests.autosync.extensions.dynamic.eager_models import EagerTreeLSTM
+from tests.autosync.extensions.dynamic.unbatched import evaluate_unbatched
+
+INPUTS, CELLS = 5, 4
+TOLERANCE = 1e-10
+
+Drawn = Callable[[np.random.Generator, int, int], InputGraphs]
+
+MODELS: dict[str, tuple[type[VertexFunction], Drawn]] = {
+    "child-sum over trees": (ChildSumTreeLSTM, random_trees),
+    "child-sum over binary trees": (ChildSumTreeLSTM, random_binary_trees),
+    "child-sum over acyclic graphs": (ChildSumTreeLSTM, random_acyclic),
+    "binary over binary trees": (BinaryTreeLSTM, random_binary_trees),
+    "sequences": (SequenceLSTM, random_chains),
+}
+
+
+def made(kind: Callable[..., VertexFunction]) -> VertexFunction:
+    torch.manual_seed(3)
+    return kind(INPUTS, CELLS).double()
+
+
+def inputs_of(graphs: InputGraphs, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (graphs.vertices, INPUTS)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def gradients(model: nn.Module, external: Tensor, outputs: Tensor) -> dict[str, Tensor]:
+    """Of a loss that weighs every number of the outputs in its own way."""
+    named = dict(model.named_parameters())
+    weights = torch.linspace(-1, 2, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
+    loss = (outputs * weights).sum() + outputs.square().sum()
+    found = torch.autograd.grad(loss, [external, *named.values()])
+    return dict(zip(["external", *named], found, strict=True))
+
+
+def worst(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", range(4))
+def test_forward_and_gradients_are_those_of_a_vertex_at_a_time(name: str, seed: int) -> None:
+    kind, drawn = MODELS[name]
+    graphs = drawn(np.random.default_rng(seed), 5, 12)
+    model, external = made(kind), inputs_of(graphs, seed)
+    batched, single = model(graphs, external), evaluate_unbatched(model, graphs, external)
+    assert float((batched - single).detach().abs().max()) < TOLERANCE
+    assert (
+        worst(gradients(model, external, batched), gradients(model, external, single)) < TOLERANCE
+    )
+
+
+def test_sequences_are_those_of_torch() -> None:
+    lengths = [3, 7, 1, 7, 4]
+    graphs = chains(lengths)
+    external = inputs_of(graphs)
+    model = made(SequenceLSTM)
+    torchs = nn.LSTM(INPUTS, CELLS).double()
+    torchs.load_state_dict(model.state_dict())
+    packed = pack_sequence(list(external.split(lengths)), enforce_sorted=False)
+    expected = torch.cat(unpack_sequence(torchs(packed)[0]))
+    outputs = model(graphs, external)
+    assert float((outputs - expected).detach().abs().max()) < TOLERANCE
+    differences = gradients(model, external, outputs), gradients(torchs, external, expected)
+    assert worst(*differences) < TOLERANCE
+
+
+def test_lazy_gradients_are_those_of_every_frontier_by_itself() -> None:
+    graphs = random_trees(np.random.default_rng(5), 4, 9)
+    lazy, eager = made(ChildSumTreeLSTM), made(EagerTreeLSTM)
+    external = inputs_of(graphs)
+    first = gradients(lazy, external, lazy(graphs, external))
+    assert worst(first, gradients(eager, external, eager(graphs, external))) < TOLERANCE
+
+
+class SharedMatrix(VertexFunction):
+    """A matrix that is used lazily twice, in part, and by an operation of torch's own; and a bias
+    that two products share."""
+
+    def __init__(self) -> None:
+        super().__init__(state_size=INPUTS)
+        self.weight = nn.Parameter(torch.randn(INPUTS, INPUTS) / 4)
+        self.bias = nn.Parameter(torch.randn(INPUTS))
+
+    def vertex(self, vertices: Vertices) -> None:
+        x = vertices.pull() + vertices.pull().square() / 9
+        h = vertices.sum_of_children(vertices.gather_all()[0])
+        one = vertices.linear(h, self.weight, self.bias)
+        two = vertices.linear(torch.tanh(one), self.weight, self.bias)
+        part = vertices.linear(two[:, :2], self.weight[:, :2])
+        state = torch.tanh(x + part + two @ self.weight)
+        vertices.scatter(state)
+        vertices.push(torch.cat((state.detach(), state[:, :1]), dim=1))
+
+
+def shared_unbatched(model: SharedMatrix, graphs: InputGraphs, external: Tensor) -> Tensor:
+    states: list[Tensor] = []
+    for vertex in range(graphs.vertices):  # children come first
+        children = graphs.child[graphs.first_child[vertex] : graphs.first_child[vertex + 1]]
+        x = external[vertex] + external[vertex].square() / 9
+        h = sum((states[int(child)] for child in children), torch.zeros_like(x))
+        one = model.weight @ h + model.bias
+        two = model.weight @ torch.tanh(one) + model.bias
+        states.append(torch.tanh(x + model.weight[:, :2] @ two[:2] + two @ model.weight))
+    return torch.stack([torch.cat((state.detach(), state[:1])) for state in states])
+
+
+def test_a_parameter_may_be_used_in_any_way() -> None:
+    torch.manual_seed(0)
+    model = SharedMatrix().double()
+    graphs = graphs_of_children([[[], [], [0, 1], [2, 0, 2]], [[]]])
+    external = inputs_of(graphs)
+    batched, single = model(graphs, external), shared_unbatched(model, graphs, external)
+    assert torch.allclose(batched, single, atol=TOLERANCE)
+    assert (
+        worst(gradients(model, external, batched), gradients(model, external, single)) < TOLERANCE
+    )
+
+
+def test_saved_tensors_may_be_kept_elsewhere() -> None:
+    graphs = random_trees(np.random.default_rng(1), 3, 6)
+    model, external = made(ChildSumTreeLSTM), inputs_of(graphs)
+    expected = gradients(model, external, model(graphs, external))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        outputs = model(graphs, external)
+    assert worst(expected, gradients(model, external, outputs)) < TOLERANCE
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    graphs = random_trees(np.random.default_rng(2), 3, 6)
+    torch.manual_seed(3)
+    model = ChildSumTreeLSTM(INPUTS, CELLS).double()
+    external = inputs_of(graphs)
+    model.forget.requires_grad_(False)
+    model.input.requires_grad_(False)
+    model(graphs, external.detach()).sum().backward()
+    assert model.forget.weight.grad is None
+    assert model.input.weight.grad is None
+    trained = [model.recurrent.weight, external]
+    found = torch.autograd.grad(model(graphs, external).square().sum(), trained)
+    single = evaluate_unbatched(model, graphs, external)
+    wanted = torch.autograd.grad(single.square().sum(), trained)
+    assert all(torch.allclose(a, b, atol=TOLERANCE) for a, b in zip(found, wanted, strict=True))
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    graphs = random_trees(np.random.default_rng(2), 3, 6)
+    model, external = made(ChildSumTreeLSTM), inputs_of(graphs)
+    expected = model(graphs, external)
+    with torch.no_grad():
+        outputs = model(graphs, external)
+    assert not outputs.requires_grad
+    assert torch.equal(outputs, expected)
+    with torch.inference_mode():
+        assert torch.equal(model(graphs, external), expected)
+
+
+def test_under_autocast_gradients_are_close() -> None:
+    graphs = random_trees(np.random.default_rng(2), 3, 6)
+    model = made(ChildSumTreeLSTM).float()
+    external = inputs_of(graphs).detach().float().requires_grad_()
+    expected = gradients(model, external, model(graphs, external))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(graphs, external)
+    found = gradients(model, external, outputs.float())
+    for name, gradient in found.items():
+        assert gradient.dtype == torch.float32
+        assert float((gradient - expected[name]).norm()) < 0.1 * float(expected[name].norm())
+
+
+def test_a_copied_model_is_its_own() -> None:
+    graphs = random_trees(np.random.default_rng(2), 3, 6)
+    model, external = made(BinaryTreeLSTM), inputs_of(chains([3]))
+    other = copy.deepcopy(model)
+    other(chains([3]), external).sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+    with pytest.raises(InvalidInput, match=r"vertices\.$|one row for each vertex"):
+        model(graphs, external)
+
+
+def test_backward_runs_once() -> None:
+    model, external = made(SequenceLSTM), inputs_of(chains([3]))
+    loss = model(chains([3]), external).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="a second time"):
+        loss.backward()
+
+
+def test_too_many_children_are_refused() -> None:
+    graphs = graphs_of_children([[[], [], [], [0, 1, 2]]])
+    with pytest.raises(InvalidInput, match="has 3 children, BinaryTreeLSTM gathers from 2"):
+        made(BinaryTreeLSTM)(graphs, inputs_of(graphs))
+
+
+class Faulty(VertexFunction):
+    def __init__(self, fault: str, *strangers: Tensor):
+        super().__init__(state_size=INPUTS)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.fault = fault
+        self.strangers = strangers
+
+    def vertex(self, vertices: Vertices) -> None:
+        x = vertices.pull() * self.scale
+        if self.fault == "narrow state":
+            vertices.scatter(x[:, :2])
+        if self.fault == "two states":
+            vertices.scatter(x)
+            vertices.scatter(x)
+        if self.fault == "two pushes":
+            vertices.push(x)
+        if self.fault == "one row":
+            vertices.push(x[:1])
+        if self.fault == "stranger":
+            x = x * self.strangers[0]
+        if self.fault != "no push":
+            vertices.push(x)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("narrow state", "scattered a state of shape"),
+        ("two states", "scatter is called twice"),
+        ("two pushes", "push takes one row"),
+        ("one row", "push takes one row"),
+        ("no push", "pushed nothing"),
+    ],
+)
+def test_a_vertex_function_that_cannot_be_is_refused(fault: str, words: str) -> None:
+    graphs = chains([2, 3])
+    with pytest.raises(InvalidInput, match=words):
+        Faulty(fault).double()(graphs, inputs_of(graphs))
+
+
+def test_no_gradient_is_lost_in_silence() -> None:
+    graphs = chains([2, 3])
+    stranger = torch.ones(INPUTS, dtype=torch.float64, requires_grad=True)
+    for tensor in (stranger, stranger * 2):
+        with pytest.raises(NotSupported, match="neither pulled, gathered nor a parameter"):
+            Faulty("stranger", tensor).double()(graphs, inputs_of(graphs))
+    hooked = made(ChildSumTreeLSTM)
+    next(hooked.parameters()).register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(NotSupported, match=r"input\.weight"):
+        hooked(graphs, inputs_of(graphs))

@@ -1,0 +1,201 @@
+"""Models whose activations are swapped in an arena, and the same training without."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
+from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap
+
+WIDTH = 32
+BATCH = 64
+DEEP_BATCH = 512
+SMALLEST_BYTES = 1 << 10
+ROOMY = 1 << 33
+"""A budget that holds anything here."""
+
+
+class Attention(nn.Module):
+    """Views of one storage are saved by several operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out_of = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.into(x.view(-1, 8, WIDTH)).chunk(3, dim=-1)
+        mixed = torch.softmax(query @ key.transpose(1, 2), dim=-1) @ value
+        out: Tensor = self.out_of(torch.sin(mixed) * mixed).reshape(x.shape)
+        return out
+
+
+class Checkpointed(nn.Module):
+    """A block that runs again in backward, between two that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = (block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        again = checkpoint(self.middle, self.first(x), use_reentrant=False)
+        out: Tensor = self.last(again)
+        return out
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(8 * 4 * 2, WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x.view(-1, 1, 8, WIDTH // 8))
+        return out
+
+
+def block() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(WIDTH, 4 * WIDTH),
+        nn.GELU(),
+        nn.Dropout(0.2),
+        nn.Linear(4 * WIDTH, WIDTH),
+        nn.LayerNorm(WIDTH),
+        nn.Tanh(),
+    )
+
+
+def blocks() -> nn.Module:
+    return nn.Sequential(*(block() for _ in range(4)))
+
+
+def deep() -> nn.Module:
+    """Many weights for what a batch of `DEEP_BATCH` makes of them, and twice as much state."""
+    middle = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(10)]
+    return nn.Sequential(nn.Linear(WIDTH, 64), *middle, nn.Linear(64, WIDTH))
+
+
+def wide() -> nn.Module:
+    """Its weights are large enough for bundles to swap their state."""
+    return nn.Sequential(
+        *(nn.Linear(WIDTH, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh()), nn.Linear(512, WIDTH)
+    )
+
+
+def broad() -> nn.Module:
+    """Many weights, and little that a batch of `BATCH` makes of them."""
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
+    return nn.Sequential(nn.Linear(WIDTH, 256), *layers, nn.Linear(256, WIDTH))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "blocks": blocks,
+    "attention": lambda: nn.Sequential(*(Attention() for _ in range(3))),
+    "checkpointed": Checkpointed,
+    "convolutions": Convolutions,
+}
+OTHERS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "wide": wide, "broad": broad}
+
+Named = str | Callable[[], nn.Module]
+"""A model by its name, or what makes it."""
+
+
+def make(name: Named, by_sgd: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """by_sgd: without state; else by AdamW."""
+    torch.manual_seed(3)
+    model = (MODELS | OTHERS)[name]() if isinstance(name, str) else name()
+    kind = torch.optim.SGD if by_sgd else torch.optim.AdamW
+    return model, kind(model.parameters(), lr=1e-2)
+
+
+def batch_of(step: int, size: int = BATCH, rank: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(size, WIDTH, generator=generator)
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, parts: int = 1
+) -> None:
+    """parts: micro-batches whose gradients add up."""
+    optimizer.zero_grad()
+    for part in batch.chunk(parts):
+        model(part).square().mean().backward()
+    optimizer.step()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """values: of parameters and buffers afterwards. peak_bytes: of each step."""
+
+    values: list[Tensor]
+    peak_bytes: list[int]
+    swapper: HostSwapper | None
+
+
+def trained(
+    name: Named,
+    budget_bytes: int | None = None,
+    arena_bytes: int = ROOMY,
+    sizes: tuple[int, ...] = (BATCH,) * 5,
+    parts: int = 1,
+    bytes_per_second: float = float("inf"),
+    with_state: bool = False,
+    with_values: bool = False,
+    by_sgd: bool = False,
+) -> Trained:
+    """After a step for each size of a batch; budget_bytes: of swapping, None without."""
+    model, optimizer = make(name, by_sgd)
+    peaks = []
+    with Arena(arena_bytes, bytes_per_second) as arena:
+        arena.count([*model.parameters(), *model.buffers()])
+        swapper = swapping(model, budget_bytes, optimizer, with_state, with_values)
+        torch.manual_seed(11)
+        for step, size in enumerate(sizes):
+            arena.take_peak_bytes()
+            train_step(model, optimizer, batch_of(step, size), parts)
+            peaks.append(arena.take_peak_bytes())
+    values = [value.detach().clone() for value in model.state_dict().values()]
+    return Trained(values, peaks, swapper)
+
+
+def swapping(
+    model: nn.Module,
+    budget_bytes: int | None,
+    optimizer: torch.optim.Optimizer | None = None,
+    with_state: bool = True,
+    with_values: bool = False,
+) -> HostSwapper | None:
+    """Of small tensors as well; without a budget nothing is swapped. with_state, with_values: of
+    the optimizer, if there is one, and of what it updates."""
+    if budget_bytes is None:
+        return None
+    optimizers = [] if optimizer is None else [optimizer]
+    swap = Swap(budget_bytes, with_state and optimizer is not None, with_values)
+    return swap_to_host(model, swap, optimizers, SMALLEST_BYTES)
+
+
+def least_bytes(name: Named, **how: Any) -> int:
+    """The smallest budget in which the model trains. how: as `trained` has it."""
+    found = trained(name, ROOMY, **how).swapper
+    assert found is not None
+    assert found.recorded is not None
+    return least_budget_bytes(found.recorded.moments)
+
+
+def same(first: list[Tensor], second: list[Tensor]) -> bool:
+    """To the bit."""
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

@@ -1,0 +1,119 @@
+"""Swapping in the strategy's document, and what becomes of it elsewhere."""
+
+from dataclasses import replace
+
+import pytest
+
+from autosync.documents import from_json, to_json
+from autosync.errors import InvalidStrategy, NotSupported
+from autosync.extensions.offload.swap_choice import Swap, forms_within
+from autosync.framework_settings.framework_table import settings_for
+from autosync.interop.strategy_export import export_strategy
+from autosync.population import concatenate, decode, encode
+from autosync.simulator.sharded_strategy import fully_sharded
+from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Schedule, Strategy
+from autosync.strategy_description import describe, swapped_in_words
+from autosync.verification import check_swap, verify
+from tests.domains import domain_of, layered_graph
+from tests.simulator.worked_examples import cluster_of, strategy_of
+
+DOMAIN = domain_of(layered_graph(), cluster_of())
+PLAIN = strategy_of(DOMAIN, lambda v: AllReduce(0))
+SWAPPED = replace(PLAIN, swap=Swap(3_000_000_000))
+WITH_STATE = replace(PLAIN, swap=Swap(3_000_000_000, optimizer_state=True))
+WITH_VALUES = replace(PLAIN, swap=Swap(3_000_000_000, values=True))
+
+
+def test_strategies_without_it_keep_their_text() -> None:
+    assert "swap" not in to_json(PLAIN)
+    assert from_json(Strategy, to_json(SWAPPED)) == SWAPPED
+    assert SWAPPED.id != PLAIN.id
+    assert replace(PLAIN, swap=Swap(1)).id != SWAPPED.id
+
+
+def test_strategies_that_swap_activations_alone_keep_their_text() -> None:
+    assert '"swap":{"budget_bytes":3000000000}' in to_json(SWAPPED)
+    for other in (WITH_STATE, WITH_VALUES):
+        assert from_json(Strategy, to_json(other)) == other
+    assert len({each.id for each in (SWAPPED, WITH_STATE, WITH_VALUES)}) == 3
+
+
+@pytest.mark.parametrize("budget", [0, -5, 2**63])
+def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
+    with pytest.raises(InvalidStrategy, match=f"budget_bytes is {budget}"):
+        Swap(budget)
+    text = to_json(SWAPPED).replace("3000000000", str(budget))
+    with pytest.raises(InvalidStrategy, match=f"budget_bytes is {budget}"):
+        from_json(Strategy, text)
+
+
+def test_populations_carry_it() -> None:
+    each = encode([PLAIN, SWAPPED, WITH_STATE, WITH_VALUES], DOMAIN)
+    assert each.swap_bytes.tolist() == [0, *[3_000_000_000] * 3]
+    assert each.swap_state.tolist() == [False, False, True, False]
+    assert each.swap_values.tolist() == [False, False, False, True]
+    joined = concatenate([each.take([1]), each.take([0, 2, 3])])
+    assert decode(joined, 3, DOMAIN).swap == WITH_VALUES.swap
+    assert decode(joined, 2, DOMAIN).swap == WITH_STATE.swap
+    assert decode(joined, 0, DOMAIN).swap == SWAPPED.swap
+    assert decode(joined, 1, DOMAIN).swap is None
+
+
+def test_it_is_sound_beside_this_runtime_and_ddp_but_not_under_fully_shard() -> None:
+    verify(SWAPPED, DOMAIN)
+    verify(replace(SWAPPED, schedule=Schedule("ddp")), DOMAIN)
+    sharded = replace(fully_sharded(DOMAIN, 4), swap=SWAPPED.swap)
+    with pytest.raises(InvalidStrategy, match="fully_shard runs it"):
+        verify(sharded, DOMAIN)
+
+
+def test_it_is_told_in_words() -> None:
+    assert describe(SWAPPED) == f"{describe(PLAIN)}; activations swapped to host memory within 3 GB"
+    ddp = replace(SWAPPED, schedule=Schedule("ddp"))
+    assert "torch's DDP" in describe(ddp)
+    assert describe(ddp).endswith("within 3 GB")
+    words = f"{describe(PLAIN)}; activations and optimizer state swapped to host memory within 3 GB"
+    assert describe(WITH_STATE) == words
+    words = f"{describe(PLAIN)}; activations and values swapped to host memory within 3 GB"
+    assert describe(WITH_VALUES) == words
+    assert swapped_in_words(Swap(1, True, True)) == "activations, optimizer state and values"
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (strategy_of(DOMAIN, lambda v: ReduceScatter(0, True)), "updated by all ranks in parts"),
+        (strategy_of(DOMAIN, lambda v: ParameterServer(0, 0)), "updated by its parameter server"),
+        (replace(PLAIN, schedule=Schedule(overlap_forward=True)), "run into the next forward"),
+        (replace(PLAIN, staleness=1), "its updates are late"),
+    ],
+)
+def test_what_is_not_idle_between_steps_is_not_swapped(other: Strategy, why: str) -> None:
+    for swapped, field in ((WITH_STATE, "optimizer_state"), (WITH_VALUES, "values")):
+        with pytest.raises(InvalidStrategy, match=why) as refused:
+            check_swap(replace(other, swap=swapped.swap))
+        assert refused.value.thing == f"swap.{field}"
+    check_swap(replace(other, swap=SWAPPED.swap))
+
+
+def test_both_go_with_plans_that_update_everything_within_the_step() -> None:
+    for swapped in (WITH_STATE, WITH_VALUES):
+        returned = strategy_of(DOMAIN, lambda v: ParameterServer(0, 0, returns_gradients=True))
+        for strategy in (PLAIN, strategy_of(DOMAIN, lambda v: ReduceScatter(0)), returned):
+            verify(replace(strategy, swap=swapped.swap), DOMAIN)
+        verify(replace(swapped, schedule=Schedule("ddp")), DOMAIN)
+
+
+def test_activations_alone_are_the_first_of_all_forms() -> None:
+    forms = forms_within(7)
+    assert forms[0] == Swap(7)
+    assert len(set(forms)) == 4
+    assert {each.budget_bytes for each in forms} == {7}
+
+
+def test_what_cannot_say_it_refuses_it() -> None:
+    for framework in ("ddp", "deepspeed", "horovod"):
+        with pytest.raises(NotSupported, match="swaps activations"):
+            settings_for(framework, SWAPPED, DOMAIN)
+    with pytest.raises(NotSupported, match="moves activations to host memory"):
+        export_strategy(SWAPPED, DOMAIN)

@@ -1,0 +1,243 @@
+"""Swapping under plans on two ranks: the same weights to the bit, within the budget."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autosync
+from autosync.bundle import Bundle, make_bundle, save_bundle
+from autosync.errors import AutosyncError, InvalidStrategy, NotSupported
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.host_swapper import HostSwapper
+from autosync.extensions.offload.scheduled_pass import ScheduledPass
+from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap
+from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.attachment import attachment_of
+from autosync.trials import trial_attachment
+from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
+from tests.autosync.runtime.cases import domain, strategy
+from tests.autosync.runtime.distributing import DDP, PLANS
+from tests.autosync.runtime.ranks import Ranks
+
+BATCH = 512
+"""Activations of 64 and 256 KiB, which bundles swap."""
+CASES = PLANS | {"ddp": DDP}
+
+
+def bundle_of(
+    case: str,
+    model: nn.Module,
+    world: int,
+    budget_bytes: int | None,
+    with_state: bool = False,
+    with_values: bool = False,
+) -> Bundle:
+    where = domain(model, world, CASES[case].ranks_per_node)
+    plain = strategy(CASES[case], where.graph, world)
+    swap = None if budget_bytes is None else Swap(budget_bytes, with_state, with_values)
+    return make_bundle(replace(plain, swap=swap), where)
+
+
+def train(
+    rank: int,
+    world: int,
+    case: str,
+    budget_bytes: int | None,
+    arena_bytes: int,
+    with_state: bool = False,
+    with_values: bool = False,
+) -> tuple[list[Tensor], int, int, bool]:
+    """Values afterwards, the peak of the last step, the least budget, and whether a pass was
+    scheduled with something moved. (Where gloo's threads free a buffer late, a pass begins with
+    more than the recorded one, and is recorded anew.)"""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("wide" if with_state or with_values else "blocks")
+    bundle = bundle_of(case, model, world, budget_bytes, with_state, with_values)
+    with Arena(arena_bytes) as arena:
+        network, optimizer = autosync.distribute(model, optimizer, bundle)
+        assert is_swapping(model) is (budget_bytes is not None)
+        torch.manual_seed(rank)
+        swapper, followed = swapper_of(model), False
+        for step in range(6):
+            arena.take_peak_bytes()
+            train_step(network, optimizer, batch_of(step, BATCH, rank))
+            followed = followed or follows(swapper)
+        peak = arena.take_peak_bytes()
+    plain, _ = autosync.detach(network)  # gathers optimizer state, which is no part of a step
+    assert not is_swapping(plain)
+    values = [value.detach().clone() for value in plain.parameters()]
+    if swapper is None or swapper.recorded is None or swapper.schedule is None:
+        return values, peak, 0, False
+    return values, peak, least_budget_bytes(swapper.recorded.moments), followed
+
+
+def follows(swapper: HostSwapper | None) -> bool:
+    """The last pass went by a schedule that moves something; of state or values, where swapped."""
+    if swapper is None or swapper.schedule is None or swapper.recorded is None:
+        return False
+    last, schedule = swapper._current, swapper.schedule
+    moved = schedule.spans.tensor[~schedule.kept]
+    if not isinstance(last, ScheduledPass):
+        return False
+    if swapper.states.tensors or swapper.values.tensors:  # the next pass has begun
+        return swapper.deviations == 0 and bool((moved >= swapper.recorded.saved).any())
+    return not last.deviated and len(moved) > 0
+
+
+def is_swapping(model: nn.Module) -> bool:
+    hooks = model._forward_hooks.values()
+    return any(hook.__module__ == HostSwapper.__module__ for hook in hooks)
+
+
+def swapper_of(model: nn.Module) -> HostSwapper | None:
+    plan, ddp = attachment_of(model), ATTACHED.ddp_around(model)
+    handles = [*(plan.handles if plan else ()), *(ATTACHED.wrapped[ddp].handles if ddp else ())]
+    return next((handle for handle in handles if isinstance(handle, HostSwapper)), None)
+
+
+@pytest.fixture(scope="module")
+def plain_wide(pair: Ranks) -> Callable[[str], list[Any]]:
+    """What `train` gives of a case with nothing swapped, trained once."""
+    return cache(lambda case: pair.run(train, case, None, ROOMY, True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_synchronized_plan_trains_in_less_memory_to_the_bit(pair: Ranks, case: str) -> None:
+    plain = pair.run(train, case, None, ROOMY)
+    told = pair.run(train, case, ROOMY, ROOMY)
+    least = max(found[2] for found in told)
+    budget = (least + max(found[1] for found in plain)) // 2
+    assert least < budget
+    swapped = pair.run(train, case, budget, budget)
+    for (values, _, _, _), (others, peak, _, followed) in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
+        assert peak <= budget
+        assert followed
+
+
+@pytest.mark.parametrize("case", ["all-reduce", "ddp"])
+def test_a_plan_whose_ranks_update_everything_swaps_its_state(
+    pair: Ranks, plain_wide: Callable[[str], list[Any]], case: str
+) -> None:
+    plain = plain_wide(case)
+    told = pair.run(train, case, ROOMY, ROOMY, True)
+    least = max(found[2] for found in told)
+    budget = (3 * least + max(found[1] for found in plain)) // 4
+    assert least < budget
+    swapped = pair.run(train, case, budget, budget, True)
+    for (values, _, _, _), (others, peak, _, followed) in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
+        assert peak <= budget
+        assert followed
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("case", ["all-reduce", "ddp"])
+def test_a_plan_whose_ranks_update_everything_swaps_its_values(
+    pair: Ranks, plain_wide: Callable[[str], list[Any]], case: str, with_state: bool
+) -> None:
+    plain = plain_wide(case)
+    told = pair.run(train, case, ROOMY, ROOMY, with_state, True)
+    least = max(found[2] for found in told)
+    budget = (7 * least + max(found[1] for found in plain)) // 8
+    assert least < budget
+    swapped = pair.run(train, case, budget, budget, with_state, True)
+    for (values, _, _, _), (others, peak, _, followed) in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
+        assert peak <= budget
+        assert followed
+
+
+def state_refusal(rank: int, world: int, case: str, with_values: bool) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("wide")
+    try:
+        with Arena(ROOMY):
+            swapping = not with_values, with_values
+            bundle = bundle_of(case, model, world, ROOMY, *swapping)
+            autosync.distribute(model, optimizer, bundle)
+    except InvalidStrategy as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("reduce-scatter", "run into the next forward pass"),
+        ("sharded", "run into the next forward pass"),
+        ("server", "its parameter server, which alone has its state"),
+    ],
+)
+def test_plans_whose_updates_are_elsewhere_refuse_to_swap_state_and_values(
+    pair: Ranks, case: str, why: str, with_values: bool
+) -> None:
+    for words in pair.run(state_refusal, case, with_values):
+        assert why in words
+        assert f"swaps {'values' if with_values else 'optimizer state'}" in words
+
+
+def refusal(rank: int, world: int, compiled: bool, folder: str) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("blocks")
+    path = Path(folder) / f"{rank}.json"
+    save_bundle(bundle_of("all-reduce", model, world, ROOMY), path)
+    given = cast(nn.Module, torch.compile(model, backend="eager")) if compiled else model
+    try:
+        autosync.distribute(given, optimizer, path)
+    except AutosyncError as error:
+        return str(error)
+    return ""
+
+
+def test_it_is_refused_where_nothing_can_be_swapped(pair: Ranks, tmp_path: Path) -> None:
+    for words in pair.run(refusal, False, str(tmp_path)):
+        assert "the model is on cpu" in words
+    for words in pair.run(refusal, True, str(tmp_path)):
+        assert "the model is compiled" in words
+
+
+def trial(
+    rank: int, world: int, case: str, budget_bytes: int | None
+) -> tuple[list[Tensor], list[bool]]:
+    """Values after a trial's steps, and whether activations were swapped in it and after it."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, optimizer = make("blocks")
+    bundle = bundle_of(case, model, world, budget_bytes)
+    groups = trial_attachment.ReusedGroups()
+    with Arena(ROOMY):
+        attached = trial_attachment.attach(model, optimizer, bundle, 1.0, groups)
+        swapped = [is_swapping(model)]
+        torch.manual_seed(rank)
+        for step in range(4):
+            train_step(attached.model, optimizer, batch_of(step, BATCH, rank))
+        attached.flush()
+        attached.detach()
+    swapped.append(is_swapping(model))
+    groups.close()
+    return [value.detach().clone() for value in model.parameters()], swapped
+
+
+@pytest.mark.parametrize("case", ["all-reduce", "ddp"])
+def test_a_trial_swaps_and_leaves_the_model_as_it_was(pair: Ranks, case: str) -> None:
+    plain, swapping = pair.run(trial, case, None), pair.run(trial, case, ROOMY)
+    for (values, never), (others, swapped) in zip(plain, swapping, strict=True):
+        assert all(map(torch.equal, values, others))
+        assert never == [False, False]
+        assert swapped == [True, False]
+
+
+def test_a_trial_refuses_to_swap_from_host_memory() -> None:
+    model, optimizer = make("blocks")
+    bundle = bundle_of("all-reduce", model, 2, ROOMY)
+    with pytest.raises(NotSupported, match="the model is on cpu"):
+        trial_attachment.attach(model, optimizer, bundle, 1.0, trial_attachment.ReusedGroups())

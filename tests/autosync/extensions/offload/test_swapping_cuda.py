@@ -1,0 +1,123 @@
+"""Swapping on an NVIDIA GPU: pinned buffers, streams and events in place of threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import autosync
+from autosync.extensions.offload.device_memory import GpuMemory
+from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
+from autosync.extensions.offload.scheduled_pass import ScheduledPass
+from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.swap_choice import Swap
+from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
+from tests.autosync.extensions.offload.test_swapped_ranks import bundle_of
+from tests.autosync.runtime.place import HERE
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
+    ),
+]
+BATCH = 8192
+STEPS = 5
+
+
+def trained(
+    name: str,
+    device: torch.device,
+    budget_bytes: int | None,
+    with_state: bool = False,
+    with_values: bool = False,
+) -> tuple[list[Tensor], int, int, bool]:
+    """Values afterwards, the peak of the last step, the least budget, and whether the last pass was
+    scheduled with something moved."""
+    model, _ = make(name)
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    swapper: HostSwapper | None = None
+    if budget_bytes:
+        swapper = swap_to_host(model, Swap(budget_bytes, with_state, with_values), [optimizer])
+    torch.manual_seed(11)
+    for step in range(STEPS):
+        torch.cuda.reset_peak_memory_stats(device)
+        train_step(model, optimizer, batch_of(step, BATCH).to(device))
+    peak = GpuMemory(device).take_peak_bytes()
+    values = [value.detach().cpu() for value in model.parameters()]
+    if swapper is None or swapper.recorded is None or swapper.schedule is None:
+        return values, peak, 0, False
+    last = swapper._current
+    followed = isinstance(last, ScheduledPass) and not (last.deviated or swapper.deviations)
+    moved = swapper.schedule.moved_bytes > 0
+    return values, peak, least_budget_bytes(swapper.recorded.moments), followed and moved
+
+
+@pytest.mark.parametrize(
+    ("name", "with_state", "with_values"),
+    [
+        ("blocks", False, False),
+        ("attention", False, False),
+        ("wide", True, False),
+        ("wide", False, True),
+        ("wide", True, True),
+    ],
+)
+def test_a_gpu_holds_no_more_than_the_budget(
+    name: str, with_state: bool, with_values: bool
+) -> None:
+    device = torch.device("cuda", 0)
+    plain, plain_peak, _, _ = trained(name, device, None)
+    _, _, least, _ = trained(name, device, ROOMY, with_state, with_values)
+    budget = (
+        (7 * least + plain_peak) // 8 if with_state or with_values else (least + plain_peak) // 2
+    )
+    assert least < budget
+    swapped, peak, _, followed = trained(name, device, budget, with_state, with_values)
+    assert all(torch.equal(one, other) for one, other in zip(plain, swapped, strict=True))
+    assert followed
+    assert peak <= budget
+
+
+def test_whoever_reads_a_value_that_is_away_is_told_so() -> None:
+    """And no kernel reads an address that is none."""
+    device = torch.device("cuda", 0)
+    model, _ = make("wide")
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    swap_to_host(model, Swap(ROOMY, values=True), [optimizer])
+    loss = model(batch_of(0, BATCH).to(device)).square().mean()
+    parameter = model.get_parameter("0.weight")
+    with pytest.raises(RuntimeError, match="are in host memory"):
+        parameter.sum()
+    loss.backward()
+    optimizer.step()
+    assert parameter.isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def gloo() -> Iterator[Ranks]:
+    with ranks(2, way="cuda") as made:
+        yield made
+
+
+def train_plan(rank: int, world: int, budget_bytes: int | None) -> list[Tensor]:
+    model, _ = make("blocks")
+    model.to(HERE.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    bundle = bundle_of("all-reduce", model, world, budget_bytes)
+    network, optimizer = autosync.distribute(model, optimizer, bundle)
+    torch.manual_seed(rank)
+    for step in range(STEPS):
+        train_step(network, optimizer, batch_of(step, BATCH, rank).to(HERE.device))
+    plain, _ = autosync.detach(network)
+    return [value.detach().cpu() for value in plain.parameters()]
+
+
+def test_two_ranks_train_to_the_bit(gloo: Ranks) -> None:
+    plain, swapped = gloo.run(train_plan, None), gloo.run(train_plan, 1 << 28)
+    for values, others in zip(plain, swapped, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))

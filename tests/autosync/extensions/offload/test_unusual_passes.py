@@ -1,0 +1,144 @@
+"""Steps that are more than a forward, a backward pass and an update, with values that wait in host
+memory: the same training to the bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.host_swapper import HostSwapper
+from autosync.extensions.offload.scheduled_pass import ScheduledPass
+from autosync.extensions.offload.scheduling import least_budget_bytes
+from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, same, swapping
+from tests.autosync.extensions.offload.value_models import Factors, ReadsAnothersWeight
+
+Step = Callable[[nn.Module, torch.optim.Optimizer, int], None]
+
+
+def by_step(name: Any, step: Step, budget: int | None) -> tuple[list[Tensor], HostSwapper | None]:
+    model, optimizer = make(name, by_sgd=True)
+    with Arena(ROOMY):
+        swapper = swapping(model, budget, optimizer, with_values=True)
+        torch.manual_seed(11)
+        for number in range(6):
+            optimizer.zero_grad()
+            step(model, optimizer, number)
+    return [p.detach().clone() for p in model.parameters()], swapper
+
+
+def two_forwards(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    both = model(batch_of(step)) * model(batch_of(step + 10))
+    both.square().mean().backward()
+    optimizer.step()
+
+
+def two_backwards(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    loss = model(batch_of(step)).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+
+
+def gradients_of_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    batch = batch_of(step).requires_grad_()
+    (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+    slope.square().mean().backward()
+    optimizer.step()
+
+
+def forward_alone(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Nobody asks for the gradient of one."""
+    model(batch_of(step + 50))
+    two_forwards(model, optimizer, step)
+
+
+def forward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step % 2:
+        with pytest.raises(RuntimeError, match="shape"):
+            model(torch.zeros(3, 5))
+    two_forwards(model, optimizer, step)
+
+
+def backward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step % 2:
+        batch = batch_of(step).requires_grad_()
+        loss = model(batch).square().mean()
+
+        def fail(gradient: Tensor) -> None:
+            raise ArithmeticError("no gradient today")
+
+        batch.register_hook(fail)
+        with pytest.raises(ArithmeticError, match="no gradient today"):
+            loss.backward()
+        optimizer.zero_grad()
+    two_forwards(model, optimizer, step)
+
+
+def step_is_left_out(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """As by a GradScaler; whoever reads values then finds them."""
+    model(batch_of(step)).square().mean().backward()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    if step % 3 != 1:
+        optimizer.step()
+
+
+def infers_midway(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """A part of the model, and all of it, while values are away."""
+    loss = model(batch_of(step)).square().mean()
+    with torch.inference_mode():
+        next(model.children())(batch_of(step + 20))
+        if step % 2:
+            model(batch_of(step + 30))
+    loss.backward()
+    optimizer.step()
+
+
+def part_before_the_whole(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Of two micro-batches: one backward pass for what both have saved."""
+    for number in (2 * step, 2 * step + 1):
+        batch = batch_of(number).requires_grad_()  # so that the part needs its weights again
+        first = next(model.children())(batch)
+        second = model(batch_of(number + 20))
+        (first.square().mean() + second.square().mean()).backward()
+    optimizer.step()
+
+
+STEPS = [
+    two_forwards,
+    two_backwards,
+    gradients_of_gradients,
+    forward_alone,
+    forward_fails,
+    backward_fails,
+    step_is_left_out,
+    infers_midway,
+    part_before_the_whole,
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["attention", "broad", ReadsAnothersWeight])
+def test_passes_of_other_kinds_train_to_the_bit(name: Any, step: Step) -> None:
+    plain, _ = by_step(name, step, None)
+    told, roomy = by_step(name, step, ROOMY)
+    assert same(told, plain)
+    assert roomy is not None
+    assert roomy.recorded is not None
+    tight, swapper = by_step(name, step, least_budget_bytes(roomy.recorded.moments) * 6 // 5)
+    assert same(tight, plain)
+    assert swapper is not None
+    assert swapper.schedule is not None
+
+
+@pytest.mark.parametrize("step", [two_forwards, step_is_left_out])
+def test_a_backward_pass_that_needs_nothing_swapped_has_an_end_too(step: Step) -> None:
+    """Behind it values are on the device, for whoever reads them."""
+    plain, _ = by_step(Factors, step, None)
+    swapped, swapper = by_step(Factors, step, ROOMY)
+    assert same(swapped, plain)
+    assert swapper is not None
+    assert len(swapper.values.tensors) == len(plain)
+    assert isinstance(swapper._current, ScheduledPass)

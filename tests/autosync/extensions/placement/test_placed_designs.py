@@ -1,0 +1,213 @@
+"""Placements as proposals of the tuning loop: only where they are allowed, and no more than their
+share of a round."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from autosync.domain import Domain
+from autosync.errors import InvalidInput
+from autosync.extensions.placement import placed_designs
+from autosync.extensions.placement.placed_designs import (
+    BASES,
+    PLACED_SHARE,
+    can_be_placed,
+    check_fits,
+    may_be_placed,
+    placed_again,
+    placed_candidates,
+    refused_modules,
+    unlike_shares,
+)
+from autosync.population import encode
+from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear
+from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.proposing import ROUND_TRIALS
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_loop import tune
+from autosync.search.space import Space
+from autosync.simulator.fitting.recalibration import FEWEST_TRIALS, recalibrated
+from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import Replica, Strategy, VariableChoice
+from autosync.trials.contract import TrialError, TrialRequest, TrialResult
+from tests.placed_models import heavy_layers
+
+SLOW = heavy_layers(gbps=0.05)
+"""Gradients of four megabytes travel for seconds, samples of some kilobytes do not."""
+
+SETTINGS = Settings(budget=24, proposals=128, repeats=2)
+ALLOWED = Space(placement=True)
+
+
+def predicted(domain: Domain, strategy: Strategy) -> float:
+    return float(TimelineSimulator().predict(domain, encode([strategy], domain))[0])
+
+
+class PredictedPool:
+    """Measures what the timeline predicts."""
+
+    description = "the timeline"
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        seconds = predicted(self.domain, request.bundle.strategy)
+        iterations = (seconds,) * request.iterations
+        return TrialResult(request.key, iterations, seconds, 0.0, None, "timeline", 1.0, 1.0)
+
+    def close(self) -> None: ...
+
+
+def searched(domain: Domain, space: Space) -> tuple[MemoryStore, Strategy]:
+    store, pool = MemoryStore(), PredictedPool(domain)
+    outcome = tune(
+        domain, space, lambda: pool, store, TimelineSimulator(), SETTINGS, lambda event: None
+    )
+    return store, outcome.best.strategy
+
+
+def rounds_of(store: MemoryStore) -> list[list[Strategy]]:
+    found: dict[int, list[Strategy]] = {}
+    for proposal in store.proposals():
+        if proposal.phase == "search":
+            found.setdefault(proposal.round, []).append(proposal.candidate.strategy)
+    return [found[number] for number in sorted(found)]
+
+
+def test_nothing_is_placed_unless_it_is_allowed() -> None:
+    store, best = searched(SLOW, Space())
+    assert not best.placement
+    assert not any(each.placement for of_round in rounds_of(store) for each in of_round)
+
+
+def test_slow_links_are_answered_by_a_placement() -> None:
+    store, best = searched(SLOW, ALLOWED)
+    assert best.placement
+    rounds = rounds_of(store)
+    assert len([each for of_round in rounds for each in of_round]) == SETTINGS.budget
+    for number, of_round in enumerate(rounds):
+        room = SETTINGS.budget // 2 if number == 0 else ROUND_TRIALS
+        assert sum(bool(each.placement) for each in of_round) <= PLACED_SHARE * room
+    placed = [each for of_round in rounds for each in of_round if each.placement]
+    assert len(digests_of_strategies(SLOW, placed)) == len(placed)
+    origins = {p.candidate.origin for p in store.proposals() if p.candidate.strategy.placement}
+    assert origins == {"placed"}
+
+
+def test_a_later_round_tries_measured_placements_in_others() -> None:
+    first = placed_candidates(SLOW, ALLOWED, TimelineSimulator(), [all_reduce_5mb(SLOW)], SETTINGS)
+    fastest = [first[0].strategy, dear(SLOW), all_reduce_5mb(SLOW)]
+    again = placed_again(SLOW, ALLOWED, TimelineSimulator(), fastest, fastest, SETTINGS, 8)
+    assert 1 <= len(again) <= PLACED_SHARE * 8
+    tried = digests_of_strategies(SLOW, fastest)
+    assert not tried & digests_of_strategies(SLOW, [each.strategy for each in again])
+    assert not placed_again(SLOW, ALLOWED, TimelineSimulator(), fastest, fastest, SETTINGS, 3)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_policy_proposes_where_nothing_fits(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the plain proposer."""
+    asked: list[Strategy] = []
+
+    def learned(
+        domain: Domain, space: Space, simulator: object, base: Strategy, *_: object
+    ) -> Strategy:
+        asked.append(base)
+        return base
+
+    monkeypatch.setattr(placed_designs, "_learned", learned)
+    bases = [all_reduce_5mb(SLOW)] if fits else []
+    found = placed_candidates(SLOW, ALLOWED, TimelineSimulator(), bases, SETTINGS)
+    seconds = [each.predicted_seconds for each in found]
+    assert seconds == sorted(seconds)
+    assert all(each.strategy.placement for each in found)
+    assert bool(asked) == (not fits and find_spec("torch_geometric") is not None)
+
+
+def test_what_cannot_deal_proposes_nothing() -> None:
+    nccl = replace(SLOW, cluster=replace(SLOW.cluster, backend="nccl"))
+    assert can_be_placed(SLOW, ALLOWED)
+    assert not can_be_placed(nccl, ALLOWED)
+    assert not can_be_placed(SLOW, replace(ALLOWED, all_reduce=False))
+    assert not can_be_placed(SLOW, Space())
+    bases = [all_reduce_5mb(SLOW)]
+    assert not placed_candidates(SLOW, Space(), TimelineSimulator(), bases, SETTINGS)
+    assert not may_be_placed(ddp(SLOW))
+    assert not may_be_placed(replace(all_reduce_5mb(SLOW), staleness=1))
+    assert may_be_placed(all_reduce_5mb(SLOW))
+
+
+def test_pinned_variables_stay_where_they_are() -> None:
+    kept = all_reduce_5mb(SLOW).choices[1]
+    pin = VariableChoice(kept.variable, kept.partition, kept.shards)
+    found = placed_candidates(
+        SLOW,
+        replace(ALLOWED, pins=(pin,)),
+        TimelineSimulator(),
+        [all_reduce_5mb(SLOW)],
+        SETTINGS,
+    )
+    assert found
+    for each in found:
+        assert not any(placed.holds(kept.variable) for placed in each.strategy.placement)
+
+
+def test_modules_that_a_trial_refused_are_not_placed_again() -> None:
+    """The other layers are, by the same proposer."""
+
+    class Refusing(PredictedPool):
+        def run(self, request: TrialRequest) -> TrialResult:
+            done = super().run(request)
+            if not any(placed.module == "layer0" for placed in request.bundle.strategy.placement):
+                return done
+            error = TrialError("refused", "it mixes samples")
+            return replace(done, iteration_seconds=(), step_seconds=None, error=error)
+
+    store, pool = MemoryStore(), Refusing(SLOW)
+    outcome = tune(
+        SLOW, ALLOWED, lambda: pool, store, TimelineSimulator(), SETTINGS, lambda event: None
+    )
+    first, *later = rounds_of(store)
+    assert "layer0" in modules_in(first)
+    assert refused_modules(store) >= {"layer0"}
+    placed = [name for of_round in later for name in modules_in(of_round)]
+    assert not refused_modules(store) & set(placed)
+    assert all(placed.module != "layer0" for placed in outcome.best.strategy.placement)
+
+
+def modules_in(strategies: list[Strategy]) -> list[str]:
+    return [placed.module for each in strategies for placed in each.placement]
+
+
+def test_both_divisions_of_the_batch_get_a_base() -> None:
+    even = all_reduce_5mb(SLOW)
+    fair = replace(even, replicas=(Replica(0, 0.75), Replica(1, 0.25)))
+    assert unlike_shares([even, dear(SLOW), fair]) == [even, fair]
+    assert unlike_shares([even, dear(SLOW), dear(SLOW)])[:BASES] == [even, dear(SLOW)]
+    assert unlike_shares([]) == []
+
+
+def test_what_fits_only_when_placed_may_be_tuned() -> None:
+    """Adam keeps twice the bytes of values beside them: 4 MB of values want 16 a replica, unless
+    the optimizer's state is divided."""
+    whole = Space(parameter_server=False, reduce_scatter=False, sharded_parameters=False)
+    small = heavy_layers(gbps=0.05, memory_gb=0.015)
+    with pytest.raises(InvalidInput, match="none of"):
+        check_fits(small, whole)
+    check_fits(small, replace(whole, placement=True))
+    with pytest.raises(InvalidInput, match="none of"):
+        check_fits(heavy_layers(gbps=0.05, memory_gb=0.001), replace(whole, placement=True))
+
+
+def test_trials_of_placements_do_not_move_the_costs_of_the_timeline() -> None:
+    base = all_reduce_5mb(SLOW)
+    found = placed_candidates(SLOW, ALLOWED, TimelineSimulator(), [base], SETTINGS)
+    tried = encode([found[0].strategy] * FEWEST_TRIALS, SLOW)
+    seconds = np.full(len(tried), 3 * found[0].predicted_seconds)
+    assert recalibrated(SLOW, tried, seconds) is SLOW

@@ -1,0 +1,50 @@
+"""Messages of placed modules: whose they are, and where they stand."""
+
+from autosync.codes import Channel, Op
+from autosync.extensions.placement.placed_module import evenly
+from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.plan import Plan, compile_plans, plan_of
+from autosync.population import decode, encode
+from autosync.search.designs.known_designs import all_reduce_per_variable, dear
+from autosync.search.designs.torch_engines import fsdp2
+from autosync.strategy import Strategy
+from tests.placed_models import Wide, recorded
+
+DOMAIN = recorded(Wide(), 3)
+PLACED = with_placement(
+    all_reduce_per_variable(DOMAIN), DOMAIN, (evenly("block", [0, 2]), evenly("table", [1]))
+)
+
+
+def plan(strategy: Strategy) -> Plan:
+    population = encode([strategy], DOMAIN)
+    return plan_of(compile_plans(population, DOMAIN), population, 0, DOMAIN)
+
+
+def test_ranks_that_hold_a_module_synchronize_it_behind_all_others() -> None:
+    made = plan(PLACED)
+    teams = [made.teams[message.teams] for message in made.messages]
+    assert teams[-2:] == [((0, 2),), ((1,),)]
+    assert all(team == ((0, 1, 2),) for team in teams[:-2])
+    assert [m.channel for m in made.messages[-2:]] == [Channel.LOCAL_REDUCE] * 2
+    assert all(message.operation is Op.ALL_REDUCE for message in made.messages)
+    assert made.placement == PLACED.placement
+
+
+def test_messages_still_wait_for_what_they_waited_for() -> None:
+    placed = plan(with_placement(dear(DOMAIN), DOMAIN, (evenly("block", [0, 2]),)))
+    for index, message in enumerate(placed.messages):
+        if message.after >= 0:
+            before = placed.messages[message.after]
+            assert message.after < index
+            assert before.bucket == message.bucket
+            assert before.operation is Op.REDUCE_SCATTER
+
+
+def test_others_in_the_same_population_stay_as_they_are() -> None:
+    alone = [dear(DOMAIN), all_reduce_per_variable(DOMAIN), fsdp2(DOMAIN)]
+    both = encode([alone[0], PLACED, alone[1], alone[2]], DOMAIN)
+    plans = compile_plans(both, DOMAIN)
+    found = [plan_of(plans, both, index, DOMAIN) for index in range(4)]
+    assert found == [plan(alone[0]), plan(PLACED), plan(alone[1]), plan(alone[2])]
+    assert decode(both, 1, DOMAIN).id == PLACED.id

@@ -1,0 +1,471 @@
+"""Placed modules on real ranks: exact beside torch's DDP and beside one process, and whole in every
+checkpoint."""
+
+import copy
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autosync
+from autosync.bundle import Bundle, make_bundle
+from autosync.errors import AutosyncError
+from autosync.extensions.placement.placed_module import (
+    PlacedModule,
+    Placement,
+    evenly,
+    in_proportion,
+    placed_module,
+)
+from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.runtime.hooks.plain_copies import REDUCE
+from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
+from autosync.strategy import Replica
+from autosync.verification import verify
+from tests.autosync.runtime.distributing import refusal
+from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
+
+STEPS = 3
+BATCH = 4
+
+PAIR: dict[str, Placement] = {
+    "one device": (evenly("block", [1]),),
+    "its first device": (evenly("table", [0]),),
+    "used twice": (evenly("twice", [1]),),
+    "uneven": (in_proportion("block", [0, 1], [1.0, 3.0]), evenly("last", [0, 1])),
+    "several": (evenly("table", [0]), evenly("twice", [1]), PlacedModule("last", (1,), (1.0,))),
+    "first layer": (evenly("first", [1]), evenly("scale", [0])),
+}
+DESIGNS = {"groups": all_reduce_5mb, "sliced": priority_sliced, "decoupled": dear}
+
+
+def make(kind: type[nn.Module] = Wide) -> nn.Module:
+    torch.manual_seed(3)
+    return kind()
+
+
+def bundle(
+    placement: Placement, world: int, design: str = "groups", shares: tuple[float, ...] = ()
+) -> Bundle:
+    where = recorded(make(), world)
+    strategy = with_placement(DESIGNS[design](where), where, placement)
+    if shares:
+        replicas = tuple(Replica(rank, share) for rank, share in enumerate(shares))
+        strategy = replace(strategy, replicas=replicas)
+    verify(strategy, where)
+    return make_bundle(strategy, where)
+
+
+def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def batch(iteration: int, rank: int, rows: int = BATCH) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * iteration + rank)
+    return torch.randn(rows, FEATURES, generator=generator)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, rows: int = BATCH) -> None:
+    for iteration in range(STEPS):
+        optimizer.zero_grad()
+        x = batch(iteration, rank, rows)
+        loss(model(x), x).backward()
+        optimizer.step()
+
+
+def distributed(
+    rank: int, given: Bundle, kind: str = "sgd"
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make()
+    with torch.no_grad():  # begins with rank 0's values
+        for parameter in model.parameters():
+            parameter.add_(rank)
+    return autosync.distribute(model, optimizer_of(kind, model), given)
+
+
+def far_from(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - wanted[name]).detach().abs().max()) for name in wanted)
+
+
+def beside_ddp(rank: int, world: int, given: Bundle, kind: str) -> tuple[float, float]:
+    model, optimizer = distributed(rank, given, kind)
+    ddp = DistributedDataParallel(make())
+    theirs = optimizer_of(kind, ddp)
+    train(model, optimizer, rank)
+    train(ddp, theirs, rank)
+    whole = far_from(model.state_dict(), ddp.module.state_dict())
+    autosync.detach(model)
+    after = far_from(dict(model.named_parameters()), dict(ddp.module.named_parameters()))
+    return whole, after
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("placement", PAIR.values(), ids=PAIR)
+def test_training_is_ddps(pair: Ranks, placement: Placement, kind: str) -> None:
+    for whole, after in pair.run(beside_ddp, bundle(placement, 2), kind):
+        assert whole < 3e-6
+        assert after < 3e-6
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_other_designs_keep_their_messages_beside_placed_modules(pair: Ranks, design: str) -> None:
+    for whole, _ in pair.run(beside_ddp, bundle(PAIR["several"], 2, design), "sgd"):
+        assert whole < 3e-6
+
+
+def weighted_training(shares: tuple[float, ...], rows: tuple[int, ...]) -> dict[str, Tensor]:
+    """One process, on the share-weighted average of the replicas' gradients."""
+    model = make()
+    optimizer = optimizer_of("sgd", model)
+    for iteration in range(STEPS):
+        optimizer.zero_grad()
+        for rank, share in enumerate(shares):
+            x = batch(iteration, rank, rows[rank])
+            (loss(model(x), x) * share).backward()
+        optimizer.step()
+    return dict(model.state_dict())
+
+
+def sizes_of(model: nn.Module) -> list[tuple[str, int]]:
+    return [(name, parameter.numel()) for name, parameter in model.named_parameters()]
+
+
+def uneven(
+    rank: int, world: int, given: Bundle, rows: tuple[int, ...], wanted: dict[str, Tensor]
+) -> tuple[float, list[int]]:
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank, rows[rank])
+    held = [parameter.numel() for parameter in model.parameters()]
+    far = far_from(model.state_dict(), wanted)
+    autosync.detach(model)
+    return far, held
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with ranks(3) as made:
+        yield made
+
+
+THREE: dict[str, Placement] = {
+    "a subset": (evenly("block", [0, 2]),),
+    "uneven subset": (PlacedModule("block", (1, 2), (0.3, 0.7)), evenly("table", [1])),
+    "everything but one": (
+        *(evenly(name, [rank]) for rank, name in enumerate(("first", "table", "twice"))),
+        PlacedModule("block", (0, 1, 2), (0.5, 0.25, 0.25)),
+        evenly("scale", [0, 1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("shares", [(1 / 3,) * 3, (0.5, 0.3, 0.2)], ids=["even", "uneven"])
+@pytest.mark.parametrize("placement", THREE.values(), ids=THREE)
+def test_shares_weigh_as_in_one_process(
+    three: Ranks, placement: Placement, shares: tuple[float, ...]
+) -> None:
+    rows = (5, 3, 2)
+    wanted = weighted_training(shares, rows)
+    given = bundle(placement, 3, "groups", shares)
+    for rank, (far, held) in enumerate(three.run(uneven, given, rows, wanted)):
+        assert far < 3e-6
+        assert held == [
+            0 if (placed := placed_module(placement, name)) and rank not in placed.ranks else size
+            for name, size in sizes_of(make())
+        ]
+
+
+def evaluated(rank: int, world: int, given: Bundle) -> tuple[float, float, bool]:
+    """Rank 1 has another number of samples, and none at the end."""
+    model, _ = distributed(rank, given)
+    alone = make().eval()
+    model.eval()
+    with torch.no_grad():
+        x = batch(0, rank, 3 + 2 * rank)
+        far = float((model(x) - alone(x)).abs().max())
+        few = batch(1, rank, 2 * (1 - rank))
+        found = model(few)
+        least = float((found - alone(few)).abs().max()) if len(few) else float(found.numel())
+    trains = model(x).requires_grad
+    autosync.detach(model)
+    return far, least, trains
+
+
+@pytest.mark.parametrize("placement", PAIR.values(), ids=PAIR)
+def test_evaluation_is_the_models_own(pair: Ranks, placement: Placement) -> None:
+    for far, least, trains in pair.run(evaluated, bundle(placement, 2)):
+        assert far < 1e-6
+        assert least < 1e-6
+        assert trains
+
+
+def resumed(rank: int, world: int, given: Bundle) -> tuple[float, float, list[int]]:
+    """Train, save, load into a model of the same plan and into a plain one, train on."""
+    model, optimizer = distributed(rank, given, "adamw")
+    train(model, optimizer, rank)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, rank)
+    wanted = copy.deepcopy(model.state_dict())
+    again, second = distributed(rank, given, "adamw")
+    again.load_state_dict(saved[0])
+    second.load_state_dict(copy.deepcopy(saved[1]))  # torch goes on with the given tensors
+    train(again, second, rank)
+    found = far_from(again.state_dict(), wanted)
+    plain = make()
+    third = optimizer_of("adamw", plain)
+    plain.load_state_dict(saved[0])
+    third.load_state_dict(saved[1])
+    ddp = DistributedDataParallel(plain)
+    train(ddp, third, rank)
+    for each in (model, again):
+        autosync.detach(each)
+    return found, far_from(plain.state_dict(), wanted), sorted(saved[1]["state"])
+
+
+def test_a_checkpoint_is_whole_and_goes_on_anywhere(pair: Ranks) -> None:
+    parameters = len(list(make().parameters()))
+    for placed, plain, states in pair.run(resumed, bundle(PAIR["several"], 2)):
+        assert placed < 3e-6
+        assert plain < 3e-6
+        assert states == list(range(parameters))
+
+
+def detached(rank: int, world: int, given: Bundle) -> tuple[float, list[bool]]:
+    """A second stage goes on with DDP, the optimizer's state included."""
+    model, optimizer = distributed(rank, given, "adamw")
+    train(model, optimizer, rank)
+    plain, same = autosync.detach(model)
+    assert same is optimizer
+    ddp = DistributedDataParallel(plain)
+    train(ddp, same, rank)
+    alone = DistributedDataParallel(make())
+    theirs = optimizer_of("adamw", alone)
+    train(alone, theirs, rank)
+    train(alone, theirs, rank)
+    trained = [parameter.requires_grad for parameter in plain.parameters()]
+    return far_from(plain.state_dict(), alone.module.state_dict()), trained
+
+
+def test_detach_gives_everything_back(pair: Ranks) -> None:
+    for far, trained in pair.run(detached, bundle(PAIR["several"], 2)):
+        assert far < 3e-6
+        assert all(trained)
+
+
+def accumulated(rank: int, world: int, given: Bundle) -> float:
+    model, optimizer = distributed(rank, given)
+    ddp = DistributedDataParallel(make())
+    theirs = optimizer_of("sgd", ddp)
+    for network, own in ((model, optimizer), (ddp, theirs)):
+        for iteration in range(STEPS):
+            x, y = batch(iteration, rank), batch(iteration + 10, rank)
+            with network.no_sync():  # type: ignore[operator]
+                loss(network(x), x).backward()
+            loss(network(y), y).backward()
+            own.step()
+            own.zero_grad()
+    far = far_from(model.state_dict(), ddp.module.state_dict())
+    autosync.detach(model)
+    return far
+
+
+def test_gradients_accumulate(pair: Ranks) -> None:
+    assert max(pair.run(accumulated, bundle(PAIR["several"], 2))) < 3e-6
+
+
+def sparse(rank: int, world: int, given: Bundle) -> float:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, ddp = make(SparseTable), DistributedDataParallel(make(SparseTable))
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    autosync.distribute(model, own, given)
+    theirs = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    train(model, own, rank)
+    train(ddp, theirs, rank)
+    far = far_from(model.state_dict(), ddp.module.state_dict())
+    autosync.detach(model)
+    return far
+
+
+def test_a_table_with_sparse_gradients_lives_on_one_device(pair: Ranks) -> None:
+    where = recorded(make(SparseTable), 2)
+    strategy = with_placement(parallax(where), where, (evenly("table", [1]),))
+    verify(strategy, where)
+    assert max(pair.run(sparse, make_bundle(strategy, where))) < 3e-6
+
+
+def clipped(rank: int, world: int, given: Bundle, by: str) -> float:
+    """By the true norm over all ranks, each variable counted once."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model, ddp = make(), DistributedDataParallel(make())
+    own, theirs = optimizer_of("sgd", model), optimizer_of("sgd", ddp)
+    limit = 0.5 if by == "distribute" else None
+    autosync.distribute(model, own, given, max_grad_norm=limit)
+    for iteration in range(STEPS):
+        x = batch(iteration, rank)
+        for network, optimizer in ((model, own), (ddp, theirs)):
+            optimizer.zero_grad()
+            (10 * loss(network(x), x)).backward()
+        norm = nn.utils.clip_grad_norm_(ddp.parameters(), 0.5)
+        if by == "script":
+            found = autosync.clip_grad_norm_(model.parameters(), 0.5)
+            assert torch.allclose(norm, found, rtol=1e-5)
+        assert norm > 0.5, "nothing was clipped"
+        own.step()
+        theirs.step()
+    far = far_from(model.state_dict(), ddp.module.state_dict())
+    autosync.detach(model)
+    return far
+
+
+@pytest.mark.parametrize("by", ["distribute", "script"])
+@pytest.mark.parametrize("placement", [PAIR["several"], PAIR["uneven"]])
+def test_gradients_are_clipped_by_their_global_norm(
+    pair: Ranks, placement: Placement, by: str
+) -> None:
+    assert max(pair.run(clipped, bundle(placement, 2), by)) < 3e-6
+
+
+def refusals(rank: int, world: int, given: Bundle) -> dict[str, str]:
+    found = {}
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make()
+    optimizer = optimizer_of("sgd", model)
+
+    autosync.distribute(model, optimizer, given)
+    found["copy"] = refusal(lambda: copy.deepcopy(model.block))
+    found["optimizer"] = refusal(lambda: copy.deepcopy(optimizer))
+    x = batch(0, rank)
+    loss(model(x), x).backward()
+    holder = model.block[0].weight if rank == 1 else model.first.weight  # type: ignore[union-attr,index]
+    found["read"] = refusal(lambda: holder.grad.norm())  # type: ignore[union-attr,operator]
+    dist.barrier()
+    autosync.detach(model)
+    return found
+
+
+def test_what_would_differ_from_rank_to_rank_is_refused(pair: Ranks) -> None:
+    found = pair.run(refusals, bundle(PAIR["one device"], 2))
+    for each in found:
+        assert "no rank holds all of it" in each["copy"]
+        assert "no rank holds all of it" in each["optimizer"]
+    assert "only the ranks that its module is placed on have it" in found[1]["read"]
+    assert not found[0]["read"]
+
+
+def listed(rank: int, world: int) -> str:
+    model = make(Listed)
+    where = recorded(make(Listed), world)
+    strategy = with_placement(all_reduce_5mb(where), where, (evenly("body", [1]),))
+    optimizer = optimizer_of("sgd", model)
+    return refusal(lambda: autosync.distribute(model, optimizer, make_bundle(strategy, where)))
+
+
+def test_a_list_of_modules_is_refused_for_it_is_never_called(pair: Ranks) -> None:
+    for found in pair.run(listed):
+        assert "'body' (ModuleList) is placed, but it only holds others" in found
+
+
+def unequal(rank: int, world: int) -> dict[str, str]:
+    """Placed without a graph, as after an import that could not tell."""
+    from autosync.extensions.placement.placed_forward import PlacedForward
+    from autosync.extensions.placement.row_exchange import RowExchange
+    from autosync.runtime.transport.process_groups import open_groups, working_group
+
+    groups = open_groups(working_group(None))
+    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    model = make(Mixing)
+    found = {}
+    for name in ("centred", "tied"):
+        module = model.get_submodule(name)
+        placed = PlacedForward(name, module, evenly(name, [1]), exchange)
+        x = batch(0, rank)
+        found[name] = refusal(lambda: placed(x))  # noqa: B023
+    placed = PlacedForward("tied", model.get_submodule("tied"), evenly("tied", [1]), exchange)
+    found["nested"] = refusal(lambda: placed(batch(0, rank), [batch(0, rank)]))
+    found["shape"] = refusal(lambda: placed(torch.zeros(2, FEATURES, 2 + rank)))
+    found["rows"] = refusal(lambda: placed(torch.zeros(2, 2), torch.zeros(3, 2)))
+    groups.close()
+    return found
+
+
+def test_modules_that_mix_samples_are_refused_by_name_on_every_rank(pair: Ranks) -> None:
+    for found in pair.run(unequal):
+        assert "depends on the others in the batch" in found["centred"]
+        assert not found["tied"]
+        assert "nothing nested" in found["nested"]
+        assert "differ from rank 0's in shape" in found["shape"]
+        assert "one number of samples each" in found["rows"]
+
+
+class RefusesLoading(nn.Linear):
+    """Refuses a hook that is installed before modules are placed."""
+
+    def register_load_state_dict_pre_hook(self, hook: Any) -> Any:
+        raise TypeError("no hooks on this module")
+
+
+class RefusesSaving(nn.Linear):
+    """Refuses a hook that the placing of modules installs."""
+
+    def register_state_dict_post_hook(self, hook: Any) -> Any:
+        raise TypeError("no hooks on this module")
+
+
+def half_placed(
+    rank: int, world: int, given: Bundle, culprit: int, kind: type[nn.Linear]
+) -> tuple[str, list[str]]:
+    """The words in which rank `culprit` stops in the middle of placing, and what is left."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make()
+    if rank == culprit:
+        model.last = kind(8, 3)
+
+    def scaled(x: Tensor) -> Tensor:
+        return 2 * x
+
+    model.table.__dict__["forward"] = kept = scaled  # as Accelerate wraps a forward
+    optimizer = optimizer_of("sgd", model)
+    shapes = [(parameter.shape, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        autosync.distribute(model, optimizer, given)
+    except (AutosyncError, TypeError) as error:
+        said = str(error)
+    else:
+        said = "nothing"
+    found = [name for name, module in model.named_modules() if _state_hooked(module)]
+    found += [name for name, module in model.named_modules() if REDUCE in vars(module)]
+    if model.table.__dict__.pop("forward") is not kept:
+        found.append("another forward")
+    found += [
+        f"{name}.forward" for name, module in model.named_modules() if "forward" in vars(module)
+    ]
+    if shapes != [(parameter.shape, parameter.requires_grad) for parameter in model.parameters()]:
+        found.append("parameters without values")
+    train(model, optimizer, rank)  # alone
+    return said, found
+
+
+def _state_hooked(module: nn.Module) -> bool:
+    return bool(module._state_dict_hooks or module._load_state_dict_pre_hooks)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("kind", [RefusesLoading, RefusesSaving])
+def test_what_fails_half_placed_leaves_the_model_as_it_was(
+    pair: Ranks, kind: type[nn.Linear], culprit: int
+) -> None:
+    answers = pair.run(half_placed, bundle(PAIR["several"], 2), culprit, kind)
+    for said, found in answers:
+        assert "no hooks on this module" in said
+        assert found == []
+    assert f"rank {culprit} stopped" in answers[1 - culprit][0]

@@ -1,0 +1,473 @@
+"""Parameter servers with clocks: how old values may be, that no update is lost, and that what is
+saved goes on."""
+
+import copy
+import os
+import pickle
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import autosync
+from autosync.errors import AutosyncError, InvalidInput
+from autosync.extensions.staleness.clocked_attachment import ClockedAttachment
+from autosync.extensions.staleness.clocked_setup import attach_clocked
+from autosync.extensions.staleness.lagging_groups import LaggingJob
+from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.strategy import Schedule
+from tests.autosync.extensions.staleness.lagging import distributed, iterate, lagging
+from tests.autosync.runtime.cases import (
+    Case,
+    loss_of,
+    make_model,
+    make_optimizer,
+    plan,
+    train_reference,
+    worst_difference,
+)
+from tests.autosync.runtime.ranks import Ranks, ranks
+
+SERVERS = Case(method="ps", groups=3)
+IN_STEP = (
+    SERVERS,
+    replace(SERVERS, partition="uneven", shares=(0.75, 0.25)),
+    replace(SERVERS, partition="pieces", groups=5),
+    replace(SERVERS, model="cnn"),
+    replace(SERVERS, model="tied"),
+    replace(SERVERS, model="branching", optimizer="plain"),
+)
+
+
+class Counting(nn.Module):
+    """Its gradients are what it is given, whatever its values are, so that updates of small
+    integers add up exactly in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(3, 4))
+        self.vector = nn.Parameter(torch.ones(5))
+        self.scalar = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, gradients: list[Tensor]) -> Tensor:
+        products = (p * g for p, g in zip(self.parameters(), gradients, strict=True))
+        return torch.stack([product.sum() for product in products]).sum()
+
+
+SHARES = (0.5, 0.25, 0.25)
+RATE, MOMENTUM = 2.0**-3, 0.5
+
+
+def integers(iteration: int, rank: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(97 * iteration + rank)
+    shapes = [p.shape for p in Counting().parameters()]
+    return [torch.randint(-4, 5, shape, generator=generator).float() for shape in shapes]
+
+
+def counting(world: int, staleness: int, momentum: float = 0.0) -> ClockedAttachment:
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+    case = replace(SERVERS, shares=SHARES[:world] if world == 3 else ())
+    return attached(model, optimizer, case, world, staleness)
+
+
+def attached(
+    model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, world: int, staleness: int
+) -> ClockedAttachment:
+    names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
+    made = replace(plan(case, model, world), staleness=staleness)
+    group = dist.group.WORLD
+    assert group is not None
+    return attach_clocked(LaggingJob(model, optimizer, made, names, group))
+
+
+def count(made: ClockedAttachment, iteration: int, rank: int) -> None:
+    made.given.zero_grad()
+    made.model(integers(iteration, rank)).backward()
+    made.given.step()
+
+
+def counted(iterations: int, shares: tuple[float, ...], momentum: float = 0.0) -> list[Tensor]:
+    """One process: the values that all updates add up to."""
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+    for iteration in range(iterations):
+        drawn = [integers(iteration, rank) for rank in range(len(shares))]
+        for index, parameter in enumerate(model.parameters()):
+            parts = [share * one[index] for share, one in zip(shares, drawn, strict=True)]
+            parameter.grad = torch.stack(parts).sum(0)
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with ranks(3) as made:
+        yield made
+
+
+def in_step(rank: int, world: int) -> list[float]:
+    found = []
+    for case in IN_STEP:
+        model = make_model(case.model)
+        made = attached(model, make_optimizer(case.optimizer, model), case, world, 0)
+        iterate(rank, model, made.given, range(case.iterations))
+        before = worst_difference(model, train_reference(case, world))
+        assert set(made.ages) == {0}
+        made.detach()
+        found.append(max(before, worst_difference(model, train_reference(case, world))))
+    return found
+
+
+def test_without_staleness_it_is_the_synchronous_plan(pair: Ranks) -> None:
+    for found in pair.run(in_step):
+        assert max(found) < 2e-6
+
+
+def adds_up(rank: int, world: int, staleness: int) -> tuple[list[list[float]], int]:
+    made = counting(world, staleness)
+    waits = random.Random(rank)
+    for iteration in range(40):
+        time.sleep(0.02 * (waits.random() < 0.2))
+        count(made, iteration, rank)
+    made.detach()
+    values = [p.detach().flatten().tolist() for p in made.model.parameters()]
+    return values, max(made.ages)
+
+
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_no_update_is_lost_whoever_is_late(three: Ranks, staleness: int) -> None:
+    expected = [value.flatten().tolist() for value in counted(40, SHARES)]
+    for values, oldest in three.run(adds_up, staleness):
+        assert values == expected
+        assert oldest <= staleness
+
+
+def delayed(rank: int, world: int, staleness: int) -> tuple[bool, int]:
+    """Rank 1 begins once rank 0 has taken the s steps that it may. Whether rank 0 then waits, and
+    how old its values were at most."""
+    store = dist.distributed_c10d._get_default_store()
+    made = counting(world, staleness)
+    waited = True
+    for iteration in range(staleness + 3):
+        key = f"clocks/{staleness}"
+        if rank == 1 and iteration == 0:
+            store.wait([f"{key}/{staleness - 1}"], timedelta(seconds=60))
+            try:
+                store.wait([f"{key}/{staleness}"], timedelta(seconds=1))
+                waited = False
+            except dist.DistStoreError:
+                pass
+        count(made, iteration, rank)
+        if rank == 0:
+            store.set(f"{key}/{iteration}", "stepped")
+    made.detach()
+    return waited, max(made.ages)
+
+
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_a_rank_reads_values_s_iterations_old_and_waits_beyond(pair: Ranks, staleness: int) -> None:
+    first, second = pair.run(delayed, staleness)
+    assert (first[0], second[0]) == (True, True)
+    assert first[1] == staleness
+    assert second[1] <= staleness
+
+
+def own_updates(rank: int, world: int) -> bool:
+    """Of the first iterations, which rank 1 does not take yet: this rank's updates alone."""
+    store = dist.distributed_c10d._get_default_store()
+    made = counting(world, 3)
+    if rank == 1:
+        store.wait(["own"], timedelta(seconds=60))
+    for iteration in range(3):
+        count(made, iteration, rank)
+    found = [p.detach().clone() for p in made.model.parameters()]
+    if rank == 0:
+        store.set("own", "read")
+    made.detach()
+    mine = counted(3, (0.5,))
+    return all(torch.equal(*pair) for pair in zip(found, mine, strict=True)) or rank == 1
+
+
+def test_a_rank_reads_its_own_updates_at_once(pair: Ranks) -> None:
+    first = [integers(i, 0) for i in range(3)]
+    assert any(bool(gradient.any()) for one in first for gradient in one)
+    assert pair.run(own_updates) == [True, True]
+
+
+def resumed(rank: int, world: int, half: int) -> tuple[list[list[float]], str]:
+    made = counting(world, 2, MOMENTUM)
+    for iteration in range(half):
+        count(made, iteration, rank)
+    saved = copy.deepcopy((made.model.state_dict(), made.given.state_dict()))
+    text = str(saved)  # which training goes on in
+    again = Counting()
+    again.load_state_dict(saved[0])
+    optimizer = torch.optim.SGD(again.parameters(), lr=RATE, momentum=MOMENTUM)
+    optimizer.load_state_dict(saved[1])
+    case = replace(SERVERS, shares=SHARES)
+    second = attached(again, optimizer, case, world, 2)
+    for one in (made, second):
+        for iteration in range(half, 12):
+            count(one, iteration, rank)
+        one.detach()
+    finals = [
+        torch.cat([p.detach().flatten() for p in one.model.parameters()]).tolist()
+        for one in (made, second)
+    ]
+    return finals, text
+
+
+@pytest.mark.parametrize("half", [1, 6])
+def test_what_is_saved_goes_on_as_what_was_not_interrupted(three: Ranks, half: int) -> None:
+    """Momentum included, which every rank has of its own and a checkpoint the mean of."""
+    expected = torch.cat([value.flatten() for value in counted(12, SHARES, MOMENTUM)]).tolist()
+    answers = three.run(resumed, half)
+    assert len({saved for _, saved in answers}) == 1
+    for finals, _ in answers:
+        assert finals == [expected, expected]
+
+
+def loaded(rank: int, world: int) -> list[float]:
+    made = counting(world, 2)
+    saved = copy.deepcopy(made.model.state_dict())
+    for iteration in range(5):
+        count(made, iteration, rank)
+    made.model.load_state_dict(saved)
+    for iteration in range(3):
+        count(made, iteration, rank)
+    made.detach()
+    return torch.cat([p.detach().flatten() for p in made.model.parameters()]).tolist()
+
+
+def test_servers_go_on_from_what_is_loaded(three: Ranks) -> None:
+    expected = torch.cat([value.flatten() for value in counted(3, SHARES)]).tolist()
+    assert three.run(loaded) == [expected] * 3
+
+
+def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
+    """Rank 0's branch differs from rank 1's, so each lacks the state of a layer."""
+    model = make_model("branching")
+    case = replace(SERVERS, model="branching")
+    made = attached(model, torch.optim.AdamW(model.parameters(), lr=0.01), case, world, 1)
+    iterate(rank, model, made.given, range(6))
+    mine = {p: state["exp_avg"].clone() for p, state in made.given.state.items()}
+    state = made.given.state_dict()
+    plain = torch.optim.AdamW(copy.deepcopy(model).parameters(), lr=0.01)
+    plain.load_state_dict(state)
+    made.detach()
+    means, own = [], []
+    for parameter in made.parameters:
+        means += made.given.state[parameter]["exp_avg"].flatten().tolist()
+        own += mine.get(parameter, torch.zeros_like(parameter)).flatten().tolist()
+    return len(plain.state) == len(made.given.state), means, own
+
+
+def test_a_checkpoint_has_the_mean_of_the_ranks_states(pair: Ranks) -> None:
+    (fits, means, first), (_, same, second) = pair.run(adam_states)
+    assert fits
+    assert means == same
+    expected = (torch.tensor(first) + torch.tensor(second)) / 2
+    torch.testing.assert_close(torch.tensor(means), expected)
+
+
+def left(rank: int, world: int) -> str:
+    """Rank 1 leaves after one step; rank 0 goes on for as long as it may."""
+    made = counting(world, 2)
+    words = ""
+    count(made, 0, rank)
+    try:
+        if rank == 1:
+            made.leave()
+        for iteration in range(1, 5 if rank == 0 else 1):
+            count(made, iteration, rank)
+    except SynchronizationFailed as error:
+        words = f"after {made.client.iterations - 1} steps: {error}"
+    made.at_exit()
+    return words
+
+
+def test_who_needs_updates_of_a_rank_that_has_left_is_told(pair: Ranks) -> None:
+    words, _ = pair.run(left)
+    assert words.startswith("after 3 steps: rank 1 has left")
+
+
+def refuses(rank: int, world: int, culprit: int, what: str) -> str:
+    """The culprit does in its second iteration what it may not, and its script ends of it."""
+    made = counting(world, 1)
+    said = "no error"
+    try:
+        for iteration in range(5):
+            if (rank, iteration) == (culprit, 1):
+                if what == "group":
+                    made.given.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+                elif what == "scaler":
+                    made.given.__dict__["grad_scale"] = torch.ones(1)
+            count(made, iteration, rank)
+    except AutosyncError as error:
+        said = f"{type(error).__name__}: {error}"
+    made.at_exit()
+    return said
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "words"), [("group", "parameter groups was changed"), ("scaler", "a GradScaler steps")]
+)
+def test_who_needs_updates_of_a_rank_that_has_refused_reads_why(
+    three: Ranks, what: str, words: str, culprit: int
+) -> None:
+    answers = three.run(refuses, culprit, what)
+    why = answers.pop(culprit)
+    kind, _, said = why.partition(": ")
+    assert words in said
+    assert answers == [f"{kind}: rank {culprit} stopped: {said}"] * 2
+
+
+def survive(rank: int, world: int, victim: int) -> tuple[str, bool]:
+    """What a survivor was told, and whether it is told again and then has its model back."""
+    made = counting(world, 1)
+    try:
+        for iteration in range(8):
+            if rank == victim and iteration == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count(made, iteration, rank)
+    except SynchronizationFailed as error:
+        with pytest.raises(SynchronizationFailed, match=re.escape(str(error))):
+            count(made, 0, rank)
+        with pytest.raises(SynchronizationFailed, match=re.escape(str(error))):
+            made.detach()
+        return str(error), "no_sync" not in made.model.__dict__ and not made.handles
+    return "no error", False
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_killed_rank_is_an_error_on_every_survivor(victim: int) -> None:
+    with ranks(3, timeout_seconds=10.0) as pool:
+        answers = pool.answers(survive, victim)
+        for process in pool.processes:  # torch's own goodbye waits for the dead
+            process.kill()
+    assert answers.pop(victim) == ("error", "died")
+    for kind, answer in answers:
+        assert kind == "ok", answer
+        assert "A peer died" in answer[0]
+        assert answer[1]
+
+
+def uneven(rank: int, world: int) -> str:
+    made = counting(world, 4)
+    for iteration in range(2 + rank):
+        count(made, iteration, rank)
+    try:
+        made.detach()
+    except InvalidInput as error:
+        return str(error)
+    return "detached"
+
+
+def test_ranks_that_have_taken_other_numbers_of_steps_are_told(pair: Ranks) -> None:
+    for words in pair.run(uneven):
+        assert "the ranks have taken [2, 3] steps" in words
+
+
+def clipped(rank: int, world: int) -> float:
+    """Each rank's own gradient, to a norm of 1."""
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    group = dist.group.WORLD
+    assert group is not None
+    names = tuple(name for name, _ in model.named_parameters())
+    job = LaggingJob(model, optimizer, plan(SERVERS, model, world), names, group, max_grad_norm=1.0)
+    made = attach_clocked(job)
+    before = [p.detach().clone() for p in model.parameters()]
+    count(made, 0, 0)  # the same on every rank
+    made.detach()
+    pairs = zip(model.parameters(), before, strict=True)
+    return float(torch.cat([(p.detach() - b).flatten() for p, b in pairs]).norm())
+
+
+def test_a_rank_clips_its_own_gradient(pair: Ranks) -> None:
+    assert pair.run(clipped) == pytest.approx([1.0, 1.0], rel=1e-5)
+
+
+def trained(rank: int, world: int) -> tuple[float, float, list[float]]:
+    """By `autosync.distribute`, as a script does it."""
+    model, optimizer = distributed(rank, world, replace(SERVERS, optimizer="adamw"), 3)
+    first = float(loss_of(model, 0, 0).detach())
+    for _ in range(30):
+        with model.no_sync():  # type: ignore[operator]
+            optimizer.zero_grad()
+            loss_of(model, 0, rank).backward()
+        optimizer.step()
+    plain, same = autosync.detach(model)
+    assert plain is model
+    assert same is optimizer
+    assert not model.__dict__.get("no_sync")
+    values = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return first, float(loss_of(model, 0, 0).detach()), values.tolist()
+
+
+def test_a_script_trains_and_gets_equal_replicas(pair: Ranks) -> None:
+    answers = pair.run(trained)
+    assert answers[0][2] == answers[1][2]
+    for first, last, _ in answers:
+        assert last < first
+
+
+def copied(rank: int, world: int) -> list[bool]:
+    """A copy of the model is plain, as one of torch's AveragedModel must be."""
+    found = []
+    for case in (SERVERS, replace(SERVERS, method="all_reduce")):
+        model, optimizer = distributed(rank, world, case, 2)
+        iterate(rank, model, optimizer, range(3))
+        copies = (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))
+        found += [worst_difference(model, one) == 0.0 for one in copies]
+        for one in copies:
+            one.state_dict()
+            loss_of(one, 0, rank).backward()
+        iterate(rank, model, optimizer, range(3, 5))
+        autosync.detach(model)
+    return found
+
+
+def test_a_copy_of_the_model_knows_nothing_of_its_plan(pair: Ranks) -> None:
+    assert pair.run(copied) == [[True] * 4] * 2
+
+
+def refused(rank: int, world: int) -> dict[str, str]:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    found = {}
+
+    def words(name: str, case: Case, scaled: bool = False) -> None:
+        model = make_model(case.model)
+        optimizer = make_optimizer(case.optimizer, model)
+        bundle = lagging(case, world, 2)
+        try:
+            autosync.distribute(model, optimizer, bundle, allow_staleness=True)
+            scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+            scaler.scale(loss_of(model, 0, rank)).backward()
+            scaler.step(optimizer)
+        except AutosyncError as error:
+            found[name] = str(error)
+        if name == "scaled":
+            autosync.detach(model)
+
+    words("mixed", Case(method="mixed"))
+    words("overlapping", replace(SERVERS, schedule=Schedule(overlap_forward=True)))
+    words("scaled", SERVERS, scaled=True)
+    return found
+
+
+def test_what_clocks_do_not_allow_is_refused(pair: Ranks) -> None:
+    for found in pair.run(refused):
+        assert "travels otherwise than between its owner and all ranks" in found["mixed"]
+        assert "run into the next forward pass" in found["overlapping"]
+        assert "GradScaler" in found["scaled"]
