@@ -44,7 +44,7 @@ from autosync.search.collect.stop_token import StopToken
 from autosync.simulator.evaluation.measured_domain import MeasuredDomain, domain_of_rows
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.trials.contract import Launcher, Workload
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 
 OPENINGS = 6
 PAUSE_SECONDS = 10.0

@@ -12,7 +12,7 @@ from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.message_cost_fitting import with_message_costs
 from autosync.trials.contract import TrialFailed
-from autosync.trials.probe.message_samples import MessagePool, brief_sizes, measure_messages
+from autosync.trials.probes import MessagePool, brief_sizes, measure_messages
 from autosync.units import MIB
 
 MOST_RECEIVED_BYTES = 256 * MIB

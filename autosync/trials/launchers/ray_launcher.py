@@ -26,8 +26,7 @@ from autosync.trials.launchers.ray_cluster import (
 )
 from autosync.trials.launchers.ray_worker import RayWorker, Relay
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
-from autosync.trials.pool.worker_contract import Answers
-from autosync.trials.pool.worker_process import carried_environment
+from autosync.trials.pool.worker_process import Answers, carried_environment
 
 PLACING_SECONDS = 60.0
 """How long Ray may take to reserve the resources of a pool."""

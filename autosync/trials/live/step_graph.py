@@ -26,19 +26,17 @@ from autosync.trials.contract import LACKS_ROOM
 from autosync.trials.gpus import seconds_since
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import device_memory_gb
-from autosync.trials.live.step_tape import (
-    Tape,
-    add_unused,
-    mean_touched,
-    record_tape,
-    refuse_odd_step,
-)
-from autosync.trials.live.tape_union import (
+from autosync.trials.live.recorded_step import (
     CallKey,
+    Tape,
     TapeUnion,
+    add_unused,
     call_keys,
     finish_order,
     last_consumers,
+    mean_touched,
+    record_tape,
+    refuse_odd_step,
     unite_tapes,
 )
 from autosync.trials.trial_procedure import UNSCHEDULED_PASSES

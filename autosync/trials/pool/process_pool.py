@@ -13,7 +13,6 @@ from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import InvalidInput, NotSupported
-from autosync.trials.byte_scale import refuse_other_graph, scaled_bundle, surviving_messages
 from autosync.trials.commands import (
     Command,
     MessagesTimed,
@@ -39,8 +38,9 @@ from autosync.trials.measurement import (
     pass_measurement,
 )
 from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
-from autosync.trials.pool.worker_contract import Place
 from autosync.trials.pool.worker_group import A, WorkerGroup
+from autosync.trials.pool.worker_process import Place
+from autosync.trials.scales import refuse_other_graph, scaled_bundle, surviving_messages
 from autosync.trials.shared_gpu import CudaMps
 from autosync.trials.trial_procedure import TrialPool
 

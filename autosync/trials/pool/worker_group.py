@@ -23,7 +23,7 @@ from autosync.trials.commands import (
 from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, TrialFailed, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
 from autosync.trials.shared_gpu import sharing_words
 
 START_SECONDS = 120.0

@@ -3,7 +3,7 @@
 import pytest
 
 from autosync.domain import Domain
-from autosync.trials.automatic_scales import (
+from autosync.trials.scales import (
     CORES_A_RANK,
     automatic_scales,
     cores_a_rank,

@@ -24,7 +24,7 @@ from autosync.strategy import (
     split,
     whole,
 )
-from autosync.trials.byte_scale import (
+from autosync.trials.scales import (
     scale_plan,
     scaled_bundle,
     scaled_graph,

@@ -16,8 +16,7 @@ from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialResult
 from autosync.trials.live.job_cluster import Seat, refuse_mixed, seated_device
 from autosync.trials.live.job_pool import counted_nics
-from autosync.trials.live.step_tape import Call, Tape
-from autosync.trials.live.tape_union import adopt_orphans, finish_order
+from autosync.trials.live.recorded_step import Call, Tape, adopt_orphans, finish_order
 from tests.search.live.torchrun import seen_by_ranks
 
 pytestmark = pytest.mark.timeout(900)

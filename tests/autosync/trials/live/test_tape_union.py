@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from autosync.graph import Operation
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.job import LiveJob
+from autosync.trials.live.recorded_step import mean_order, merged_order
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import RecordedJob, record_job
-from autosync.trials.live.tape_union import mean_order, merged_order
 
 
 class Exits(nn.Module):

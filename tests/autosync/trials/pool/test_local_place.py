@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from autosync.environment import PASSED_VARIABLE, allowed_environment
+from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.pool.fork_server import ForkServer
-from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.worker_process import carried_environment
 from autosync.trials.shared_gpu import CudaMps, shared_gpu_environment
 
