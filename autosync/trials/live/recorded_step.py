@@ -3,7 +3,7 @@
 A model whose forward pass depends on its input runs other modules from one batch to the next."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -47,6 +47,7 @@ class Tape:
 
 
 def record_tape(job: LiveJob, named: dict[str, nn.Parameter], iteration: int) -> Tape:
+    """Run one step under hooks. named: the parameters that are variables, by name."""
     tape = Tape(moment_now(job.device))
     handles = _hooks(job, named, tape)
     try:
@@ -63,98 +64,70 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
     handles: list[Any] = []
     for name, module in job.model.named_modules():
         if any(id(p) in index for p in module.parameters()):
-            handles.append(module.register_forward_pre_hook(_on_any_call(tape, name)))
+            # also where a checkpoint runs it, within a backward pass or without gradients
+            handles.append(
+                module.register_forward_pre_hook(lambda *_, name=name: tape.called.add(name))
+            )
         own = tuple(index[id(p)] for p in module.parameters(recurse=False) if id(p) in index)
         if own:
-            running: list[Call] = []
-            on_call = _on_call(tape, name, own, job.device, running)
-            handles.append(module.register_forward_pre_hook(on_call))
-            handles.append(module.register_forward_hook(_on_output(running)))
-    handles.append(job.model.register_forward_pre_hook(_on_input(tape), with_kwargs=True))
-    handles.append(job.model.register_forward_hook(_on_end(tape, job.device)))
-    for v, parameter in enumerate(named.values()):
-        hook = _on_gradient(tape, v, job.device)
-        handles.append(parameter.register_post_accumulate_grad_hook(hook))
-    note = _on_update(tape, job.device)
-    for optimizer in job.optimizers:
-        handles.append(optimizer.register_step_pre_hook(note))
-        handles.append(optimizer.register_step_post_hook(note))
-    return handles
+            handles += _call_hooks(module, name, own, tape, job.device)
 
-
-def _counts() -> bool:
-    """Whether a forward trains: not an evaluation, not recomputed within a backward pass."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-
-
-def _on_any_call(tape: Tape, name: str) -> Callable[[nn.Module, Any], None]:
-    """Also where a checkpoint runs the module, within a backward pass or without gradients."""
-
-    def hook(module: nn.Module, args: Any) -> None:
-        tape.called.add(name)
-
-    return hook
-
-
-def _on_call(
-    tape: Tape, name: str, own: tuple[int, ...], device: torch.device, running: list[Call]
-) -> Callable[[nn.Module, Any], None]:
-    def hook(module: nn.Module, args: Any) -> None:
-        if _counts():
-            rows = 0
-            if isinstance(module, nn.Linear) and args and args[0].dim():
-                rows = args[0].numel() // max(1, args[0].shape[-1])
-            module_type = type(module).__name__.lower()
-            call = Call(name or module_type, module_type, own, rows, moment_now(device))
-            tape.calls.append(call)
-            running.append(call)
-
-    return hook
-
-
-def _on_output(running: list[Call]) -> Callable[[nn.Module, Any, Any], None]:
-    """running: calls of this module that have not returned; of others inside it, none."""
-
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if _counts() and running:
-            running.pop().output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
-
-    return hook
-
-
-def _on_input(tape: Tape) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def on_input(module: nn.Module, args: Any, kwargs: Any) -> None:
         shaped = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
-        if _counts() and shaped:
+        if _trains() and shaped:
             tape.batch_size = tape.batch_size or int(shaped[0].shape[0])
 
-    return hook
+    def on_end(*_: Any) -> None:
+        if _trains():
+            tape.forward_ended = moment_now(job.device)
 
+    def on_update(*_: Any) -> None:
+        tape.update.append(moment_now(job.device))
 
-def _on_end(tape: Tape, device: torch.device) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if _counts():
-            tape.forward_ended = moment_now(device)
-
-    return hook
-
-
-def _on_gradient(tape: Tape, variable: int, device: torch.device) -> Callable[[Tensor], None]:
-    def hook(parameter: Tensor) -> None:
+    def on_gradient(parameter: Tensor) -> None:
+        variable = index[id(parameter)]
         tape.ready.pop(variable, None)
-        tape.ready[variable] = moment_now(device)
+        tape.ready[variable] = moment_now(job.device)
         tape.gradients[variable] = tape.gradients.get(variable, 0) + 1
         if parameter.grad is not None and parameter.grad.is_sparse:
             tape.touched[variable] = int(parameter.grad.coalesce().indices().shape[1])
 
-    return hook
+    handles.append(job.model.register_forward_pre_hook(on_input, with_kwargs=True))
+    handles.append(job.model.register_forward_hook(on_end))
+    handles += [p.register_post_accumulate_grad_hook(on_gradient) for p in named.values()]
+    for optimizer in job.optimizers:
+        handles.append(optimizer.register_step_pre_hook(on_update))
+        handles.append(optimizer.register_step_post_hook(on_update))
+    return handles
 
 
-def _on_update(tape: Tape, device: torch.device) -> Callable[..., None]:
-    def hook(*args: Any) -> None:
-        tape.update.append(moment_now(device))
+def _call_hooks(
+    module: nn.Module, name: str, own: tuple[int, ...], tape: Tape, device: torch.device
+) -> list[RemovableHandle]:
+    """Of a module that owns the variables `own`."""
+    running: list[Call] = []  # calls of this module that have not returned
 
-    return hook
+    def on_call(module: nn.Module, args: Any) -> None:
+        if not _trains():
+            return
+        rows = 0
+        if isinstance(module, nn.Linear) and args and args[0].dim():
+            rows = args[0].numel() // max(1, args[0].shape[-1])
+        module_type = type(module).__name__.lower()
+        call = Call(name or module_type, module_type, own, rows, moment_now(device))
+        tape.calls.append(call)
+        running.append(call)
+
+    def on_output(module: nn.Module, args: Any, output: Any) -> None:
+        if _trains() and running:
+            running.pop().output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
+
+    return [module.register_forward_pre_hook(on_call), module.register_forward_hook(on_output)]
+
+
+def _trains() -> bool:
+    """Whether a forward trains: not an evaluation, not recomputed within a backward pass."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
 
 
 def add_unused(tape: Tape, variables: int) -> None:
