@@ -1,11 +1,9 @@
-"""Iterations of a running job's own step, recorded with hooks: each as a tape, and several as one.
-
-A model whose forward pass depends on its input runs other modules from one batch to the next."""
+"""One iteration of a running job's own step, recorded with hooks."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,8 @@ from autosync.trials.live.job import LiveJob
 
 @dataclass(slots=True)
 class Call:
-    """A forward of a module that owns `variables`."""
+    """A forward of a module that owns `variables`. name: of the operation, the module's path and
+    type."""
 
     name: str
     type: str
@@ -114,7 +113,8 @@ def _call_hooks(
         if isinstance(module, nn.Linear) and args and args[0].dim():
             rows = args[0].numel() // max(1, args[0].shape[-1])
         module_type = type(module).__name__.lower()
-        call = Call(name or module_type, module_type, own, rows, moment_now(device))
+        operation = f"{name}.{module_type}" if name else module_type
+        call = Call(operation, module_type, own, rows, moment_now(device))
         tape.calls.append(call)
         running.append(call)
 
@@ -136,13 +136,6 @@ def add_unused(tape: Tape, variables: int) -> None:
     for variable in range(variables):
         if last is not None:
             tape.ready.setdefault(variable, last)
-
-
-def mean_touched(tapes: Sequence[Tape]) -> dict[int, int]:
-    """Rows of each sparse gradient, the mean over all tapes, at least 1."""
-    variables = {variable for tape in tapes for variable in tape.touched}
-    rows = {v: sum(tape.touched.get(v, 0) for tape in tapes) for v in variables}
-    return {v: max(1, round(total / len(tapes))) for v, total in rows.items()}
 
 
 def refuse_odd_step(tape: Tape, names: list[str], takes_unused: bool = False) -> None:
@@ -178,94 +171,6 @@ def step_refusal(what: str, remedy: str = "") -> InvalidInput:
     return InvalidInput(f"step {what}.", thing="step", value=what, remedy=remedy or usual)
 
 
-CallKey = tuple[str, int]
-"""A module's name, and which of its calls in an iteration."""
-
-K = TypeVar("K")
-
-
-@dataclass(frozen=True, slots=True)
-class TapeUnion:
-    """keys, calls: what ran in any iteration, in the order of the forward pass; a call is as in the
-    last iteration that ran it, with the variables of all and the mean of the rows.
-    frequency: of each, the share of the iterations that ran it.
-    backward_order: places in `calls`. gradient_order: all variables, by their mean place.
-    reached: of each variable that had a gradient, the share of the iterations in which it had one.
-    """
-
-    keys: list[CallKey]
-    calls: list[Call]
-    frequency: list[float]
-    backward_order: list[int]
-    gradient_order: list[int]
-    reached: dict[int, float]
-
-
-def unite_tapes(tapes: Sequence[Tape]) -> TapeUnion:
-    """tapes: with all variables in `ready`, those without a gradient last (`add_unused`)."""
-    adopt_orphans(tapes)
-    keyed = [call_keys(tape) for tape in tapes]
-    keys = merged_order(keyed)
-    calls: dict[CallKey, Call] = {}
-    rows: Counter[CallKey] = Counter()
-    for names, tape in zip(keyed, tapes, strict=True):
-        for key, call in zip(names, tape.calls, strict=True):
-            earlier = calls[key].variables if key in calls else ()
-            rows[key] += call.rows
-            mean_rows = -(-rows[key] // len(tapes))
-            variables = tuple(dict.fromkeys(earlier + call.variables))
-            calls[key] = replace(call, variables=variables, rows=mean_rows)
-    times = Counter(key for names in keyed for key in names)
-    place = {key: i for i, key in enumerate(keys)}
-    finishing = merged_order(
-        [
-            [names[index] for index in finish_order(tape)]
-            for names, tape in zip(keyed, tapes, strict=True)
-        ]
-    )
-    gradients = Counter(variable for tape in tapes for variable in tape.gradients)
-    return TapeUnion(
-        keys=keys,
-        calls=[calls[key] for key in keys],
-        frequency=[times[key] / len(tapes) for key in keys],
-        backward_order=[place[key] for key in finishing],
-        gradient_order=mean_order([list(tape.ready) for tape in tapes]),
-        reached={variable: count / len(tapes) for variable, count in gradients.items()},
-    )
-
-
-def call_keys(tape: Tape) -> list[CallKey]:
-    counts: Counter[str] = Counter()
-    keys = []
-    for call in tape.calls:
-        keys.append((call.name, counts[call.name]))
-        counts[call.name] += 1
-    return keys
-
-
-def merged_order(sequences: Sequence[Sequence[K]]) -> list[K]:
-    """All keys: as in the last sequence, and what others have besides, right after what comes
-    before it there."""
-    union = list(sequences[-1])
-    for sequence in reversed(sequences[:-1]):
-        known, place = set(union), 0
-        for key in sequence:
-            if key in known:
-                place = union.index(key) + 1
-            else:
-                union.insert(place, key)
-                place += 1
-    return union
-
-
-def mean_order(orders: Sequence[Sequence[int]]) -> list[int]:
-    """By mean place in all orders of the same numbers; ties as in the last."""
-    places: Counter[int] = Counter()
-    for order in orders:
-        places.update({number: place for place, number in enumerate(order)})
-    return sorted(orders[-1], key=places.__getitem__)
-
-
 def adopt_orphans(tapes: Sequence[Tape]) -> None:
     """A variable that is read without a call of its module (an attention's output projection)
     goes to the call that owns the variable whose gradient is ready next, or else before."""
@@ -281,6 +186,17 @@ def adopt_orphans(tapes: Sequence[Tape]) -> None:
                 near = [*order[place + 1 :], *reversed(order[:place])]
                 call = tape.calls[next(owner[v] for v in near if v in owner)]
                 call.variables = (*call.variables, variable)
+
+
+def operation_names(tape: Tape) -> list[str]:
+    """Of its calls; those of one module are numbered from the second on."""
+    counts: Counter[str] = Counter()
+    names = []
+    for call in tape.calls:
+        counts[call.name] += 1
+        count = counts[call.name]
+        names.append(call.name if count == 1 else f"{call.name}:{count}")
+    return names
 
 
 def finish_order(tape: Tape) -> list[int]:

@@ -14,8 +14,6 @@ from autosync.trials.commands import (
     CommandFailed,
     GroupJoined,
     JoinGroup,
-    PassDone,
-    RunPass,
     StartWorker,
     WorkerStarted,
     command_line,
@@ -102,10 +100,6 @@ class WorkerGroup:
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}
         self.versions = tuple(sorted((joined[0].versions | shared).items()))
-
-    def run_pass(self, command: RunPass, timeout_seconds: float) -> list[PassDone]:
-        """One pass on every rank; see `ask`."""
-        return self.ask(command, PassDone, timeout_seconds)
 
     def ask(self, command: Command, answered_by: type[A], timeout_seconds: float) -> list[A]:
         """One command to every rank; their answers in rank order.
