@@ -24,7 +24,7 @@ from autosync.trials.worker.timed_messages import KINDS
 
 SMALL_SIZES = (1024, 4 * 1024)
 """Bytes that each replica contributes: messages that are all startup. (Up to its burst a shaper
-lets bytes pass at once or not, as its bucket happens to be: no size in between tells anything.)"""
+lets bytes pass at once or not, as its bucket happens to be: sizes in between show nothing.)"""
 
 LARGE_SECONDS = 0.1
 """How long the largest probed message occupies the slowest NIC."""
@@ -98,10 +98,10 @@ def measure_messages(
 
     cluster: that the ranks are. sizes: bytes a replica contributes, as they travel here (scaled);
         by default a few small ones and two that the links' rates decide. out_of_time: asked before
-        every sample, for whoever has no time for them all.
+        every sample; True ends the probe.
 
     Raises:
-        InvalidInput: fewer than three ranks, which cannot tell a startup from a worker's share.
+        InvalidInput: fewer than three ranks, which do not show how costs grow with ranks.
         NotSupported: the time is up before all kinds are measured.
         TrialFailed: a worker failed or hung.
     """

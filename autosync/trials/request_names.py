@@ -1,5 +1,5 @@
-"""The words by which commands and requests ask for a launcher and for compute, and by which results
-say what was not measured, or what went wrong; quick to import."""
+"""Names of launchers and kinds of compute in commands and requests, and phrases of results. This
+module imports nothing, so that the command line starts quickly."""
 
 from typing import Literal
 

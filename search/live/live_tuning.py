@@ -118,7 +118,7 @@ def tune(
     settings, space: of the search; rank 0's count.
     save: rank 0 writes the bundle there, for `autosync.distribute` in the next run.
     since: what an earlier tuning of this model measured: its bundle, or the file that its `trials`
-        named. A few of its strategies are measured first, to tell what has changed, and then the
+        named. A few of its strategies are measured first, to see what has changed, and then the
         search goes on from there. Rank 0's counts.
     trials: rank 0 writes there what was measured, for `since` of a later tuning.
     on_event: progress, on rank 0.
@@ -274,15 +274,15 @@ def _lead(
     since: Bundle | EarlierTrials | None,
     keep: str | Path | None,
 ) -> Verdict:
-    """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
+    """Rank 0's part. Whatever happens, the other ranks receive the verdict."""
 
-    def tell(kernel: str) -> None:
+    def report(kernel: str) -> None:
         on_event(TuningEvent("ranking", f"compiling {kernel}, once for this machine"))
 
     try:
-        with compilations_told(tell):
+        with compilations_told(report):
             verdict = _searched(pool, domain, space, settings, on_event, since, keep)
-    except SynchronizationFailed:  # a rank is lost: nobody is left to tell
+    except SynchronizationFailed:  # a rank is lost: no rank can go on
         raise
     except AutosyncError as error:
         verdict = Verdict(_keep_ddp(domain), str(error))

@@ -28,7 +28,7 @@ def measure_message_costs(
     clock: Callable[[], float] = time.monotonic,
 ) -> Domain:
     """The domain with the costs of single messages in its cluster, fitted to what its ranks take;
-    or as it was, where they cannot be told by `until` (of `clock`, in seconds), which an event
+    or as it was, where they cannot be measured by `until` (of `clock`, in seconds), which an event
     says. As for a service's tunings whose compute is real, whole iterations are not fitted."""
 
     def assumed(why: str) -> Domain:

@@ -30,7 +30,7 @@ class LocalLauncher:
     """workloads: `name=package.module:function` entries that requests may name.
     share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that; they then send
         by sockets over the loopback.
-    on_wait: is told where another pool measures on this machine for long.
+    on_wait: receives a message where another pool measures on this machine for long.
     """
 
     workloads: tuple[str, ...] = ()

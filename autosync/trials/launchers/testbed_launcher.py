@@ -34,7 +34,7 @@ class TestbedLauncher:
     workloads: `name=package.module:function` entries that requests may name.
     share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that.
     check: whether the testbed measures itself first, and refuses when a link is 5 % off.
-    on_wait: is told where another pool measures on this machine for long.
+    on_wait: receives a message where another pool measures on this machine for long.
     """
 
     __test__ = False  # not a test class, whatever its name
@@ -134,7 +134,7 @@ UNSCALED = "If it cannot carry these rates, use the launcher local, or compute w
 def refuse_excess(workload: Workload, cores: int) -> None:
     """
     Raises:
-        InvalidInput: the scaled links ask for more than this machine's cores carry.
+        InvalidInput: the scaled links need more than this machine's cores carry.
         NotSupported: they do, beside kernels, which no scale goes with.
     """
     total = sum(node.bandwidth_gbps for node in workload.domain.cluster.nodes)

@@ -134,7 +134,7 @@ def _recorded_within(
     try:
         return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
     except Exception as error:
-        _clear_frames(error)  # they hold the room that swapped values need to come back
+        _clear_frames(error)  # they hold memory that swapped values need to come back
         raise
     finally:
         try:

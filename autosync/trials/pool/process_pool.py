@@ -281,7 +281,7 @@ class ProcessPool(TrialPool):
         return ()
 
     def _refuse_swapping_kernels(self) -> None:
-        """Waits that are only predicted can lengthen what is waited out, and nothing else.
+        """Predicted waits for swapped tensors can lengthen compute that sleeps, not kernels.
 
         Raises:
             NotSupported: a replay runs kernels.
@@ -292,12 +292,12 @@ class ProcessPool(TrialPool):
                 "take, so that what they would wait for transfers is not measured.",
                 thing="swap.budget_bytes",
                 value=self.workload.compute,
-                remedy="Replay with compute that is waited out (--compute waited), or tune in the "
+                remedy="Replay with --compute waited, or tune in the "
                 "running job (autosync.tune), which swaps.",
             )
 
     def contamination(self, measured: PassMeasurement) -> float:
-        """Replayed periods are all alike: a spread is the doing of others, as load is."""
+        """Replayed iterations take equally long: others cause a spread, as they cause load."""
         return measured.disturbance
 
     def reset_ranks(self) -> None:

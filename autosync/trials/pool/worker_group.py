@@ -182,7 +182,7 @@ class WorkerGroup:
 
     def _written(self, rank: int, tail: str) -> str:
         """What the command that should start a worker wrote, as long as that has never answered:
-        ssh, say, tells why it cannot reach the host."""
+        ssh, for instance, says why it cannot reach the host."""
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         if rank in self._heard_once or not lines:
             return ""

@@ -24,7 +24,15 @@ from autosync.trials.shared_gpu import shared_gpu_environment
 
 
 class ParentDeath:
-    """worker_end: the descriptor that the worker inherits."""
+    """The kernel kills a worker when the process that started it ends, however it ends.
+
+    A worker ends by itself at the end of its input, but not while it is stopped or stuck in foreign
+    code. So there is a pipe on which nothing is ever written. Its reading end, which the worker
+    inherits, is asynchronous: when the writing end closes, the kernel signals the end's owner
+    (fcntl(2), F_SETOWN), and the signal is set to SIGKILL, which reaches stopped processes too.
+
+    worker_end: the descriptor that the worker inherits.
+    """
 
     def __init__(self) -> None:
         self.worker_end, held_end = os.pipe()
@@ -60,7 +68,7 @@ class WorkerExit:
     """How a worker ended. status: None where it is not known (its host is lost).
 
     for_memory: whether its kernel has killed a process for lack of memory since the worker's last
-        command; False where no kernel tells: another host's, or one that does not count.
+        command; False where that is not known: another host, or a kernel that does not count.
     """
 
     status: int | None
@@ -216,7 +224,7 @@ class WorkerProcess:
 
     def _write_commands(self) -> None:
         """On a thread of its own: a worker that is stopped reads nothing, and a full pipe must
-        not hold up whoever waits for its answer."""
+        not block the thread that waits for its answer."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             while (line := self._commands.get()) is not None:
@@ -255,7 +263,7 @@ class WorkerProcess:
     def exit(self) -> WorkerExit:
         try:
             status: int | None = self.process.wait(timeout=GRACE_SECONDS)
-            self._threads[-1].join(GRACE_SECONDS)  # what it wrote last may tell why
+            self._threads[-1].join(GRACE_SECONDS)  # what it wrote last may say why
         except subprocess.TimeoutExpired:
             status = None  # it closed its output and lives on
         before, now = self._kills_before, killed_for_memory()

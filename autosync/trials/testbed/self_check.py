@@ -1,12 +1,11 @@
 """What an emulated cluster measures of itself before any trial: the payload rate of every link, the
 latency of every pair of nodes, and all-reduces of three sizes.
 
-A shaper lets a burst pass at once after a pause, so no single small message is held to a rate. A
-stream of all-reduces is, whatever their size: while a link waits for its next piece it saves what
-it may send at once then, as long as a piece takes longer than the way to the next node. So every
-size runs as a stream, behind bytes that use the bursts up and an all-reduce that sets the pace, and
-must take its bytes at the slowest link's rate. Below the smallest size the processors count, of
-which the file says nothing: the latencies of pairs tell.
+A shaper lets a burst pass at once after a pause, so a single small message may exceed the rate. A
+stream of all-reduces may not, whatever their size, as long as sending a piece takes longer than the
+latency to the next node. So every size runs as a stream, after bytes that use the bursts up and one
+all-reduce that is not timed, and must take the time of its bytes at the slowest link's rate. Below
+the smallest size processors limit an all-reduce, not links; the latencies of pairs show that.
 """
 
 import contextlib
@@ -52,7 +51,7 @@ SLOW_BYTES_PER_SECOND = 32e6
 
 PATIENCE_SECONDS = 10.0
 """How long a probe may be silent beyond twice the time that it takes at the expected rate.
-One whose other end has died would wait for ever, and with it whoever measures next."""
+One whose other end has died would wait for ever, and block the next measurement."""
 
 
 class InaccurateLink(AutosyncError):
@@ -213,7 +212,7 @@ class RateProbes:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its silence tells
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which shows below
             process.stdin.write(json.dumps(command) + "\n")
             process.stdin.flush()
         limit_seconds = 2 * seconds + PATIENCE_SECONDS

@@ -213,7 +213,7 @@ class Rank:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A garbage collection in the middle of an iteration is nobody's communication time."""
+    """A garbage collection within an iteration would be measured as communication."""
     gc.disable()
     try:
         yield

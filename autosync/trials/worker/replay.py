@@ -228,7 +228,7 @@ class Replay(nn.Module):
         """See `runtime.placement.stand_in.PlacedStandIn`.
 
         Raises:
-            NotSupported: its compute is not waited out.
+            NotSupported: its compute runs kernels.
         """
         if not isinstance(self.compute, PlacedCompute):
             raise NotSupported(

@@ -45,7 +45,7 @@ class Stretch:
 
 
 class ReplayCompute:
-    """Stands for one rank's device."""
+    """Emulates the compute of one rank's device."""
 
     def set_batch_factor(self, factor: float) -> None:
         """From now on this rank computes `factor` times the batch of a replica at an even share;
@@ -64,7 +64,7 @@ class ReplayCompute:
         """A forward pass begins."""
 
     def resume(self) -> None:
-        """The replay has done work that no model does; the device has gone on meanwhile."""
+        """The replay has done work that a model does not do; the device does not wait for it."""
 
 
 class WaitedCompute(ReplayCompute):
@@ -200,7 +200,7 @@ class PlacedCompute(WaitedCompute):
         super().run(Stretch(own, tuple(operations), backward))
 
     def _deal(self, deals: Sequence[RoutedDeal]) -> None:
-        """Collectives. The device stands still meanwhile: what it computes next begins behind."""
+        """Collectives. The device is idle meanwhile: what it computes next begins after them."""
         exchange = self._exchange
         assert exchange is not None
         for each in deals:
