@@ -157,8 +157,9 @@ class TrialResult:
         tensors held of its memory.
     sent_bytes: by each node's NIC in one iteration, as it travelled (scaled, with headers);
         empty where NICs have no counters of their own. Hosts that are not emulated may have sent
-        other things, too. versions: of torch, autosync and python; on a GPU also its name, those of CUDA
-        and NCCL, the backend, and how ranks share it (`gpu_sharing`).
+        other things, too.
+    versions: of torch, autosync and python; on a GPU also its name, those of CUDA and NCCL, the
+        backend, and how ranks share it (`gpu_sharing`).
     timeline: where the request asked to `record`. In a running job only where it trains in host
         memory and its step has one forward pass and one update; what the step does before and
         after the forward pass then counts as forward and as backward.
