@@ -24,8 +24,7 @@ from autosync.errors import AutosyncError
 from autosync.population import decode
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan, select_targets
 from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 from autosync.trials.contract import Pool, TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.testbed import link_shaping

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autosync.bundled_data import data_folder
-from autosync.simulator.evaluation.measured_dataset import load_dataset
+from autosync.simulator.runtime_dataset import load_dataset
 from benchmarks.contest import RECORDS
 from benchmarks.contest.contest_words import (
     LEFTOVER_WORDS,

@@ -13,11 +13,10 @@ from autosync.domain import Domain
 from autosync.population import Population
 from autosync.search.loop.message_equality import message_shares
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
-from autosync.simulator.evaluation.merged_measurements import merged_by_messages
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.models.learned_model import LabelledTrials
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
+from benchmarks.evaluation.evaluated_domain import merged_by_messages
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
