@@ -20,15 +20,15 @@ from autosync.api.http.uploading.upload_storage import read_tuning
 from autosync.api.spec import RankSpec, TuningSpec
 from autosync.api.views.cursors import read_cursor, written_cursor
 from autosync.documents import from_json
-from autosync.simulator.evaluation.measured_dataset import load_dataset
 from autosync.simulator.learned.checkpoint import CheckpointCard, restore
 from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.runtime_dataset import load_dataset
 from benchmarks.fuzz.document_parsers import FOLDER
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
 from tests.api.checkpoints import checkpoint
 from tests.api.databases import migrated_file
 from tests.api.sample import finished
-from tests.simulator.evaluation.measurements import write_small
+from tests.simulator.measurements import write_small
 
 TOKEN = "open sesame"
 TUNING: dict[str, Any] = {

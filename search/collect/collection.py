@@ -41,8 +41,8 @@ from autosync.search.collect.pass_runner import PassRunner, ReportLine
 from autosync.search.collect.pick_rounds import PickRound, choose_round, trained_elsewhere
 from autosync.search.collect.remaining_passes import PASSES, OccasionPasses, strategies_of
 from autosync.search.collect.stop_token import StopToken
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain, domain_of_rows
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.runtime_dataset import MeasuredDomain, domain_of_rows
 from autosync.trials.contract import Launcher, Workload
 from autosync.trials.testbed.rate_probes import InaccurateLink
 

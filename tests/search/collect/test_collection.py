@@ -17,8 +17,8 @@ from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_log import CONTROL, CollectionLog, PassKey
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
 from autosync.search.collect.remaining_passes import OccasionPasses, strategies_of
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
 from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.testbed.rate_probes import InaccurateLink

@@ -15,8 +15,8 @@ from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
 from autosync.search.collect.pass_runner import PassRunner
 from autosync.search.collect.remaining_passes import OccasionPasses
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.message_digests import digests_of
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
 from autosync.strategy import Strategy
 from tests.domains import chain_graph, grid_cluster
 from tests.domains import domain_of as small_domain

@@ -8,17 +8,18 @@ import yaml
 
 from autosync.errors import InvalidInput, NotFound
 from autosync.interop.resource_spec import Hardware
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
-from autosync.simulator.evaluation.published_import import (
+from autosync.simulator.published_dataset import (
     DatasetFacts,
+    ExportedDataset,
     ImportedDataset,
     ModelFacts,
+    export_dataset,
     import_dataset,
     read_facts,
 )
-from autosync.simulator.evaluation.published_layout import ExportedDataset, export_dataset
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
 from tests.autosync.interop.protos import parsed
-from tests.simulator.evaluation.measurements import DESIGNED, SAMPLED, write_small
+from tests.simulator.measurements import DESIGNED, SAMPLED, write_small
 
 FACTS = DatasetFacts(
     {"chain": ModelFacts(8, step_seconds=0.018)},

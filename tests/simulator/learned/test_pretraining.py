@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
-from autosync.simulator.evaluation.pretraining import (
+from autosync.simulator.learned.checkpoint import weights_of
+from autosync.simulator.learned.models.recipe import Recipe
+from autosync.simulator.learned.pretraining import (
     UNSEEN,
     SplitTrials,
     dataset_hash,
@@ -16,9 +17,8 @@ from autosync.simulator.evaluation.pretraining import (
     split_trials,
     train_simulator,
 )
-from autosync.simulator.learned.checkpoint import weights_of
-from autosync.simulator.learned.models.recipe import Recipe
-from tests.simulator.evaluation.test_run import measured
+from autosync.simulator.runtime_dataset import MeasuredDomain
+from tests.simulator.measurements import measured
 
 SMALL = Recipe("ensemble", members=("linear", "gaussian", "trees"))
 

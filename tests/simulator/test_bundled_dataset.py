@@ -9,10 +9,9 @@ import pytest
 from autosync.bundled_data import data_folder
 from autosync.search.collect.collected_strategy import PICK_ORIGINS
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan
-from autosync.simulator.evaluation.datasheet import datasheet_of
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
+from autosync.simulator.dataset_description import datasheet
 from autosync.simulator.message_digests import digests_of
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, read_trials
 
 FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")
@@ -82,4 +81,4 @@ def test_what_it_takes_to_repeat_it_is_noted(trials: pd.DataFrame) -> None:
 def test_the_datasheet_beside_it_is_that_of_the_data(
     domains: list[MeasuredDomain], trials: pd.DataFrame
 ) -> None:
-    assert (FOLDER / "README.md").read_text() == datasheet_of(domains, trials)
+    assert (FOLDER / "README.md").read_text() == datasheet(domains, trials)

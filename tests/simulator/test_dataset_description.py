@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from autosync.simulator.evaluation.dataset_frames import KINDS, summaries, trials_table
-from autosync.simulator.evaluation.datasheet import datasheet_text
-from tests.simulator.evaluation.measurements import (
+from autosync.simulator.dataset_description import KINDS, datasheet, summaries, trials_table
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
+from tests.simulator.measurements import (
     DESIGNED,
     SAMPLED,
     strategies_of,
@@ -37,7 +37,7 @@ def test_every_pass_with_what_it_ran(folder: Path) -> None:
 
 
 def test_a_domain_in_figures(folder: Path) -> None:
-    grid, row = summaries(folder)
+    grid, row = summaries(load_dataset(folder), read_trials(folder))
     assert (grid.model, grid.cluster, grid.world_size) == ("chain", "grid", 4)
     assert (grid.strategies, grid.failed, grid.passes) == (STRATEGIES - 1, 1, 2 * STRATEGIES)
     assert (row.strategies, row.failed) == (STRATEGIES, 0)
@@ -48,7 +48,7 @@ def test_a_domain_in_figures(folder: Path) -> None:
 
 
 def test_the_datasheet_holds_the_figures(folder: Path) -> None:
-    text = datasheet_text(folder)
+    text = datasheet(load_dataset(folder), read_trials(folder))
     assert f"2 domains, {2 * STRATEGIES - 1} strategies measured soundly" in text
     assert "| chain | row | 3.0% | 2.0% | - | 2.9% |" in text
     assert "- launcher: invented" in text

@@ -7,24 +7,23 @@ that it begins with and then eight picks. Picks that teach are the timeline's. A
 same picks, those eight left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import kendalltau
 
-from autosync.simulator.evaluation.compared_models import MakeModel
-from autosync.simulator.evaluation.evaluation_tables import PERFECT, EvaluatedDomain, predicted_by
-from autosync.simulator.evaluation.measured_domain import AT_RANDOM, PICKED
-from autosync.simulator.evaluation.perfect_predictor import (
-    assumed_truth,
-    drawn_labels,
-    label_error,
-)
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.transfer import transferred
+from autosync.simulator.runtime_dataset import AT_RANDOM, PICKED
+from benchmarks.evaluation.evaluated_domain import PERFECT, EvaluatedDomain, MakeModel
+from benchmarks.evaluation.ranking_scores import (
+    assumed_truth,
+    drawn_labels,
+    kendall_tau,
+    label_error,
+)
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -101,7 +100,7 @@ def judge_picks(
 
 
 def _tau(predicted: F64, measured: F64) -> float:
-    return float(np.nan_to_num(kendalltau(predicted, measured).statistic))
+    return float(np.nan_to_num(kendall_tau(predicted, measured)))
 
 
 def mean_pick_scores(scores: Sequence[PickScores]) -> PickScores:
@@ -143,7 +142,7 @@ def rank_picks(
         return PickRow(subject.name, name, trials, scores)
 
     rows = [row("timeline", UNTAUGHT, subject.timeline_seconds)]
-    others = [s.trials for s in subjects if s.measured.domain.id != measured.domain.id]
+    others = [each.trials for each in subject.others(subjects)]
     for name, make in models.items():
         begun = {name: LearnedSimulator(make(seed))}
         if others:
@@ -154,8 +153,8 @@ def rank_picks(
                     continue  # the timeline
                 taught = deepcopy(simulator)
                 if len(indices):
-                    taught.refit_features(subject.known(indices))
-                rows.append(row(who, words, predicted_by(taught, subject)))
+                    taught.refit_features(subject.trials.take(indices))
+                rows.append(row(who, words, subject.predicted_by(taught)))
     perfect = _perfect(labels, judged, chosen, measured.noise)
     return rows if perfect is None else [*rows, PickRow(subject.name, PERFECT, UNTAUGHT, perfect)]
 
@@ -190,3 +189,76 @@ def _perfect(
             for drawn in drawn_labels(truth, error)
         ]
     )
+
+
+PICK_MEASURES: dict[str, str] = {
+    "kendall": "Kendall's tau over the picks",
+    "chosen_kendall": "Kendall's tau over the picks, those at random left out",
+    "excess": "median excess of measured over predicted",
+    "top_excess": f"the same, of the {TOP} predicted fastest",
+    "regret": "predicted fastest over the fastest of all measured",
+    "top_regret": f"fastest of the {TOP} predicted fastest over the fastest of all measured",
+}
+"""By the field of `PickScores`."""
+
+
+def pick_summary(rows: Sequence[PickRow]) -> str:
+    """A line a simulator and its trials; means over the domains, of the excess its size, and tau
+    where it is least."""
+    lines = [
+        "| simulator | trials | tau, mean | tau, worst domain | without random picks | "
+        "size of the excess, mean | of the "
+        f"{TOP} predicted fastest | regret, mean | of the best of {TOP} |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for simulator, trials in _columns(rows):
+        scores = [r.scores for r in rows if (r.simulator, r.trials) == (simulator, trials)]
+        mean = mean_pick_scores(scores)
+        worst = min(each.kendall for each in scores)
+        sizes = [
+            float(np.mean([abs(getattr(each, name)) for each in scores]))
+            for name in ("excess", "top_excess")
+        ]
+        percents = (*sizes, mean.regret, mean.top_regret)
+        taus = (mean.kendall, worst, mean.chosen_kendall)
+        cells = [*(f"{tau:.2f}" for tau in taus), *map(_percent, percents)]
+        lines.append(f"| {simulator} | {trials} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pick_table(rows: Sequence[PickRow], measure: str) -> str:
+    """A line a domain, a column a simulator and its trials."""
+    columns = _columns(rows)
+    names = [f"{simulator}, {trials}" for simulator, trials in columns]
+    cells = {(r.domain, r.simulator, r.trials): r.scores for r in rows}
+    shown: Callable[[float], str] = (
+        (lambda v: f"{v:.2f}") if measure.endswith("kendall") else _percent
+    )
+    lines = [f"| {PICK_MEASURES[measure]} | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for domain in dict.fromkeys(row.domain for row in rows):
+        found = [cells.get((domain, *column)) for column in columns]
+        values = ["–" if each is None else shown(getattr(each, measure)) for each in found]
+        lines.append(f"| {domain} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def chosen_table(rows: Sequence[ChosenRow]) -> str:
+    """A line a domain and chooser."""
+    lines = [
+        "| domain | chosen by | picks | median excess over what it predicted | "
+        "its fastest over the fastest of all measured |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.domain} | {r.chooser} | {r.picks} | {_percent(r.excess)} | {_percent(r.regret)} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def _columns(rows: Sequence[PickRow]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row.simulator, row.trials) for row in rows))
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

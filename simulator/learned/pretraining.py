@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.population import Population, decode
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
-from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.bundled_simulator import LEARNED
 from autosync.simulator.learned.features.strategy_features import features_of, joined_features
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
@@ -18,6 +16,8 @@ from autosync.simulator.learned.models.learned_model import LabelledTrials, Lear
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import level_of, pretrained
+from autosync.simulator.ranking_accuracy import pairwise_accuracy
+from autosync.simulator.runtime_dataset import MeasuredDomain
 
 F64 = NDArray[np.float64]
 Say = Callable[[str], None]
