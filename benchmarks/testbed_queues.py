@@ -22,8 +22,8 @@ from autosync.bundle import make_bundle
 from autosync.bundled_data import data_file, data_folder
 from autosync.errors import AutosyncError
 from autosync.population import decode
+from autosync.search.collect.collection_passes import TIMEOUT_SECONDS
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan, select_targets
-from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
 from autosync.simulator.evaluation.measured_dataset import load_dataset
 from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.trials.contract import Pool, TrialRequest, Workload
