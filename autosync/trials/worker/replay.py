@@ -217,7 +217,7 @@ class Replay(nn.Module):
     def sharded_form(
         self, units: Sequence[Sequence[str]]
     ) -> tuple[nn.Module, list[list[nn.Module]]]:
-        """See `trial_attachment.ShardedForm`."""
+        """See `session.ShardedForm`."""
         from autosync.trials.worker.staged_replay import StagedReplay, modules_of_units
 
         made = StagedReplay(copy.deepcopy(self, {id(self.compute): self.compute}))

@@ -23,9 +23,9 @@ from autosync.graph import ModelGraph, Operation, Variable
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_ROOM
-from autosync.trials.device_clock import seconds_since
-from autosync.trials.live.live_cluster import device_memory_gb
-from autosync.trials.live.live_job import LiveJob
+from autosync.trials.gpus import seconds_since
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job_cluster import device_memory_gb
 from autosync.trials.live.step_tape import (
     Tape,
     add_unused,

@@ -14,7 +14,7 @@ from autosync.environment import host_name
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.arena import Arena, host_memory
 from autosync.trials.gpus import gpu_uuid
-from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.job import LiveJob
 from autosync.trials.shared_gpu import mps_running, sharing_words
 from autosync.units import MIB
 

@@ -1,4 +1,4 @@
-"""What a pool asks of its workers, and what they answer: JSON lines, one command or answer each.
+"""What a pool asks of its ranks, and what they answer.
 
     StartWorker   -> WorkerStarted
     JoinGroup     -> GroupJoined
@@ -6,20 +6,22 @@
     TimeMessages  -> MessagesTimed
     TimeStretches -> StretchesTimed
 
-Whatever goes wrong is answered by `CommandFailed`. A line is `{"command": {"op": ...}}` or
-`{"answer": {"reply": ...}}`, so that what else a program writes is not taken for one.
+To worker processes they travel as JSON lines: `{"command": {"op": ...}}`, `{"answer": {"reply":
+...}}`, so that other output of a program is not taken for one. Whatever goes wrong there is
+answered by `CommandFailed`. The ranks of a running job receive `RunPass` and `TimeMessages` as
+objects (`live.job_pool`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.documents import adapter, from_json, to_json
+from autosync.extensions.placement.module_borders import DealOperation
 from autosync.trials.contract import ErrorKind, Workload
-from autosync.trials.recorded_pass import RecordedPass
 
 WIRE = ConfigDict(extra="forbid")
 """Not that of documents: a diverged replica's digest may be NaN."""
@@ -78,7 +80,7 @@ class GroupJoined:
 @dataclass(frozen=True, slots=True)
 class RunPass:
     """One pass of a trial. bundle: None for the plan of the pass before. swap_slowdown: see
-    `TrialRequest`."""
+    `TrialRequest`. timeout_seconds: no iteration begins later; None where the pool kills ranks."""
 
     key: str
     warmup: int
@@ -86,16 +88,17 @@ class RunPass:
     record: bool
     bundle: Bundle | None = None
     swap_slowdown: float = 1.0
+    timeout_seconds: float | None = None
     op: Literal["pass"] = "pass"
     __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredIterations:
-    """starts: on `time.monotonic()`, of all forward passes and one moment after the last
-    iteration. finished: when the last synchronization ended. cpu_seconds: of this process;
-    busy_seconds, total_seconds: of its machine, all during the measured iterations, as are
-    sent_bytes."""
+    """starts: on the host's `time.monotonic()`, of all forward passes and one moment after the last
+    iteration. finished: when the last synchronization ended. cpu_seconds: of this process, and in a
+    running job of all that it started; busy_seconds, total_seconds: of its machine, all during the
+    measured iterations, as are sent_bytes."""
 
     starts: tuple[float, ...]
     finished: float
@@ -106,14 +109,55 @@ class MeasuredIterations:
     __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
+class RecordedMessage(NamedTuple):
+    """iteration: counted from the first of the warm-up. message: index into the shipped plan."""
+
+    iteration: int
+    message: int
+    queued_seconds: float
+    started_seconds: float
+    ended_seconds: float
+
+
+class RecordedDeal(NamedTuple):
+    """Of a placed module; as `execution_trace.DealEvent`."""
+
+    operation: DealOperation
+    started_seconds: float
+    ended_seconds: float
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPass:
+    """What a rank noted in one pass, on its host's `time.monotonic()`.
+
+    forwards, backwards: when each iteration's forward and backward pass ended. waits: (begin, end)
+    of where the script stood still for messages. messages: of the measured iterations; None under
+    torch's own engines. deals: in order, of all iterations.
+    """
+
+    forwards: tuple[float, ...]
+    backwards: tuple[float, ...]
+    waits: tuple[tuple[float, float], ...]
+    messages: tuple[RecordedMessage, ...] | None
+    deals: tuple[RecordedDeal, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """digest: differs between replicas that are unequal."""
+    """host: the identity of the rank's kernel. digest: differs between replicas that are unequal
+    once the plan is off. peak_memory_bytes: None where the kernel does not say. recording: where
+    it was asked for and the iterations have one forward pass and one update each. nic: of the
+    running job's host whose counter `sent_bytes` comes from; empty where messages need not pass it.
+    """
 
     measured: MeasuredIterations
-    peak_memory_bytes: int
+    host: str
+    peak_memory_bytes: int | None
     digest: float
     recording: RecordedPass | None = None
+    nic: str = ""
     reply: Literal["pass"] = "pass"
     __pydantic_config__: ClassVar[ConfigDict] = WIRE
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from autosync.errors import NotSupported
 from autosync.extensions.offload.arena import Arena
 from autosync.trials.gpus import peak_bytes, reset_peak
-from autosync.trials.live import live_cluster
-from autosync.trials.live.live_cluster import device_memory_gb, device_type_of, gpu_sharing
-from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live import job_cluster
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job_cluster import device_memory_gb, device_type_of, gpu_sharing
 from autosync.trials.request_names import GPU_IN_TURNS
 
 
@@ -77,13 +77,13 @@ def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "synchronize", noting("done"))
     monkeypatch.setattr(torch, "zeros", noting("made"))
-    monkeypatch.setattr(live_cluster, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(job_cluster, "time", SimpleNamespace(monotonic=now))
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "send", noting("send"))
     monkeypatch.setattr(dist, "recv", noting("recv"))
     control = SimpleNamespace(from_first=lambda told: told)
     job: Any = SimpleNamespace(device=GPU, control=control, group=None)
-    assert live_cluster._latency_seconds(job) == 0.5
+    assert job_cluster._latency_seconds(job) == 0.5
     trip = ["done", "clock", "send", "recv", "done", "clock"]
-    assert log == ["made", *trip * live_cluster.LATENCY_TRIPS]
+    assert log == ["made", *trip * job_cluster.LATENCY_TRIPS]

@@ -1,12 +1,15 @@
-"""From what the ranks of a trial noted to the measured timeline of one iteration."""
+"""What a rank notes while a trial runs, and the measured timeline of one iteration made of it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.trials.commands import RecordedDeal, RecordedMessage, RecordedPass
+from autosync.trials.gpus import ClockOrigin, DeviceMoment, on_host_clock
 from autosync.trials.measured_timeline import (
     ComputeTimes,
     DealTimes,
@@ -15,7 +18,6 @@ from autosync.trials.measured_timeline import (
     Phase,
     RankTimeline,
 )
-from autosync.trials.recorded_pass import RecordedDeal, RecordedMessage, RecordedPass
 
 Span = tuple[Phase, float, float]
 DECIMALS = 7
@@ -24,26 +26,37 @@ DECIMALS = 7
 
 @dataclass(slots=True)
 class RankRecording:
-    """One rank's notes, on `time.monotonic()`.
+    """One rank's notes of one pass.
 
-    forwards, backwards: when each iteration's forward and backward pass ended.
+    trace: receives the messages. forwards, backwards: when each iteration's forward and backward
+        pass ended.
     """
 
     trace: ExecutionTrace = field(default_factory=ExecutionTrace)
-    forwards: list[float] = field(default_factory=list)
-    backwards: list[float] = field(default_factory=list)
+    forwards: list[DeviceMoment] = field(default_factory=list)
+    backwards: list[DeviceMoment] = field(default_factory=list)
 
-    def set_phases(
-        self, forwards: Sequence[float], backwards: Sequence[float], in_host_memory: bool
-    ) -> None:
-        """When forward and backward passes ended. A GPU is asked for work ahead of time: when the
-        script's thread waited is no span of the GPU's time line."""
-        self.forwards, self.backwards = list(forwards), list(backwards)
-        if not in_host_memory:
+    def read_clock(self, origin: ClockOrigin, device: torch.device) -> None:
+        """After the last iteration: all moments on `time.monotonic()`. A GPU is asked for work
+        ahead of time: when the script's thread waited is no span of the GPU's time line."""
+        self.forwards = list(on_host_clock(origin, self.forwards))
+        self.backwards = list(on_host_clock(origin, self.backwards))
+        if device.type == "cuda":
             self.trace.waits.clear()
 
-    def recorded(self, engine: str, warmup: int) -> RecordedPass:
-        """What was noted of the measured iterations. engine: of the plan; see `Plan`."""
+    def recorded(self, starts: Sequence[float], engine: str, warmup: int) -> RecordedPass | None:
+        """What was noted of the measured iterations; None where an iteration does not consist of
+        one forward pass, one backward pass and one update, in this order.
+
+        starts: of all iterations, and one moment after the last. engine: of the plan; see `Plan`.
+        """
+        forwards = tuple(one for one in self.forwards if isinstance(one, float))
+        backwards = tuple(one for one in self.backwards if isinstance(one, float))
+        if {len(forwards), len(backwards)} != {len(starts) - 1}:
+            return None
+        passes = zip(starts, forwards, backwards, starts[1:], strict=False)
+        if not all(start <= forward <= backward <= end for start, forward, backward, end in passes):
+            return None
         messages = tuple(
             RecordedMessage(
                 e.iteration, e.message, e.queued_seconds, e.start_seconds, e.end_seconds
@@ -52,8 +65,8 @@ class RankRecording:
             if e.takes_part and e.iteration >= warmup
         )
         return RecordedPass(
-            tuple(self.forwards),
-            tuple(self.backwards),
+            forwards,
+            backwards,
             tuple(self.trace.waits),
             messages if engine == "autosync" else None,
             tuple(
@@ -80,7 +93,7 @@ def measured_timeline(
         part of the samples' bytes that was dealt.
     """
     starts = np.array(rank_starts)
-    latest = starts.max(axis=0)
+    latest = latest_starts(rank_starts, hosts)
     which = _usual_iteration(latest, warmup)
     by_host = {
         host: max(float(starts[rank][which]) for rank, of in enumerate(hosts) if of == host)
@@ -96,6 +109,17 @@ def measured_timeline(
             for mine, recording, host in zip(rank_starts, recordings, hosts, strict=True)
         ),
     )
+
+
+def latest_starts(
+    rank_starts: Sequence[Sequence[float]], hosts: Sequence[str]
+) -> NDArray[np.float64]:
+    """When the last rank has begun each iteration, since the first one began; hosts have clocks of
+    their own, which are compared by their first start. Arguments as for `measured_timeline`."""
+    starts = np.array(rank_starts)
+    on_hosts = [starts[[of == host for of in hosts]].max(axis=0) for host in dict.fromkeys(hosts)]
+    found: NDArray[np.float64] = np.max([latest - latest[0] for latest in on_hosts], axis=0)
+    return found
 
 
 def _usual_iteration(starts: NDArray[np.float64], warmup: int) -> int:

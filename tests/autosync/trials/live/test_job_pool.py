@@ -6,11 +6,8 @@ import pytest
 
 from autosync.errors import InvalidInput
 from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.trials.contract import TrialRequest
-from autosync.trials.live.live_commands import PARTED, LiveFailure
-from autosync.trials.live.live_transport import LiveTransport, first_cause
-from autosync.trials.live.live_trial import _kind
-from autosync.trials.trial_failure import TrialFailed
+from autosync.trials.contract import TrialFailed, TrialRequest
+from autosync.trials.live.job_pool import PARTED, JobPool, LiveFailure, failure_kind, first_cause
 from tests.autosync.trials.strategies import ddp, small_domain
 
 
@@ -47,14 +44,14 @@ def test_a_lost_peer_alone_is_a_crash() -> None:
     ],
 )
 def test_the_steps_own_connections_are_no_peers(error: Exception, kind: str) -> None:
-    assert _kind(error) == kind
+    assert failure_kind(error) == kind
 
 
 def test_no_pass_begins_when_the_tunings_time_is_up() -> None:
     """No rank is asked: all can go on."""
     job: Any = None
-    transport = LiveTransport(job, "job (test)", until=10.0, clock=lambda: 10.0)
+    pool = JobPool(job, "job (test)", until=10.0, clock=lambda: 10.0)
     with pytest.raises(TrialFailed, match="the time of the tuning is up") as raised:
-        transport.run_pass(TrialRequest("late", ddp(small_domain())), after_load=False)
+        pool.run_pass(TrialRequest("late", ddp(small_domain())), after_load=False)
     assert raised.value.ranks_usable
     assert raised.value.error.kind == "timeout"

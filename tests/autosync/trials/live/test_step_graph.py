@@ -18,9 +18,9 @@ from autosync.extensions.placement.placed_module import evenly
 from autosync.extensions.placement.placement_verification import check_module
 from autosync.graph import ModelGraph
 from autosync.trials.live.control_group import ControlGroup
-from autosync.trials.live.live_graph import record_job
-from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.job import LiveJob
 from autosync.trials.live.snapshot import take_snapshot
+from autosync.trials.live.step_graph import record_job
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 2
