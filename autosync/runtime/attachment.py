@@ -34,7 +34,7 @@ from autosync.runtime.hooks.model_methods import ModelMethods
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
-from autosync.runtime.layout.queue_order import ONE_QUEUE
+from autosync.runtime.layout.records import ONE_QUEUE
 from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.module_buffers import BufferBroadcast

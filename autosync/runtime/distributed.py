@@ -23,6 +23,7 @@ from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
 from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
+from autosync.runtime.compression.half import check_lossless
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
@@ -35,7 +36,6 @@ from autosync.runtime.hooks.optimizer_coverage import (
     warn_unheld,
 )
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
-from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
 from autosync.runtime.torch_ddp import (
     add_hook,

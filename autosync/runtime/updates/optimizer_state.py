@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
-from autosync.runtime.payloads.powersgd import LowRank
-from autosync.runtime.payloads.powersgd_state import (
+from autosync.runtime.compression.powersgd import (
+    LowRank,
     SavedErrors,
     gather_errors,
     pop_errors,
     restore_errors,
 )
+from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
 from autosync.runtime.updates.flat_update import SCALARS
