@@ -22,8 +22,8 @@ from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
+from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
-from autosync.runtime.transport.rank_agreement import ranks_meet
 from autosync.torch_engine import FullyShard
 
 MOST_GROUPS = 24

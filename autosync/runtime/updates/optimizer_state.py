@@ -18,7 +18,7 @@ from autosync.runtime.compression.powersgd import (
     restore_errors,
 )
 from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
-from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
 from autosync.runtime.updates.flat_update import SCALARS
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers, settings_of

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.transport.rank_agreement import share_initial_values
+from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.trials.contract import Workload
 from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
 from autosync.trials.gpus import gpu_versions, nccl_host, peak_bytes, reset_peak, take_gpu
