@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import InvalidInput
-from autosync.runtime.transport import rank_agreement
-from autosync.runtime.transport.rank_agreement import share_initial_values
+from autosync.runtime.transport import initial_values
+from autosync.runtime.transport.initial_values import share_initial_values
 from tests.autosync.runtime.ranks import Ranks
 
 Shapes = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
@@ -116,7 +116,7 @@ def in_chunks(rank: int, world: int, chunk_bytes: int) -> tuple[bool, list[int]]
     strides = [tensor.stride() for tensor in (*model.parameters(), *model.buffers())]
     group = Counting(torch.distributed.group.WORLD)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_agreement, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(initial_values, "CHUNK_BYTES", chunk_bytes)
         share_initial_values(group, model)
     held = [*model.parameters(), *model.buffers()]
     wanted = [*first.parameters(), *first.buffers()]
@@ -128,5 +128,5 @@ def in_chunks(rank: int, world: int, chunk_bytes: int) -> tuple[bool, list[int]]
 def test_values_travel_together_and_keep_their_layout(pair: Ranks, chunk_bytes: int) -> None:
     for right, sizes in pair.run(in_chunks, chunk_bytes):
         assert right
-        assert max(sizes) <= chunk_bytes + rank_agreement.ALIGNMENT_BYTES
+        assert max(sizes) <= chunk_bytes + initial_values.ALIGNMENT_BYTES
         assert chunk_bytes < 64 << 20 or len(sizes) == 1

@@ -208,8 +208,8 @@ def mixed_precision(rank: int, world: int) -> tuple[float, set[str]]:
     for iteration in range(2):
         optimizer.zero_grad()
         autocast(model, iteration, rank).backward()
-        carriers = [v.carrier for v in attachment.engine.variables if v.carrier]
-        types |= {str(carrier.packed[1].dtype) for carrier in carriers}  # type: ignore[attr-defined]
+        packers = [v.packer for v in attachment.engine.variables if v.packer]
+        types |= {str(packer.packed[1].dtype) for packer in packers}  # type: ignore[attr-defined]
         optimizer.step()
     attachment.detach()
     train_alone(alone, other, autocast, 2, shares_of(world, True))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan import Plan
+from autosync.runtime.compression.half import HALF
 from autosync.runtime.device.streams import DeviceEvent, Streams
 from autosync.runtime.layout.records import Bucket, RowRange, VariableRecord
-from autosync.runtime.payloads.encodings import HALF
 from autosync.runtime.transport.gloo import sum_type
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.ragged import (
@@ -163,8 +163,8 @@ def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: 
 
     def start() -> Finish:
         for variable in () if pulls else bucket.variables:
-            if isinstance(variable.carrier, TouchedRows):
-                variable.carrier.split()
+            if isinstance(variable.packer, TouchedRows):
+                variable.packer.split()
         sent = [_changed(rows) if pulls else (rows.indices, rows.values) for rows in bucket.ranges]
         payload = as_bytes([t for i, v in sent for t in (i, v.to(half) if half else v)])
         bucket.payload_bytes = payload.nbytes

@@ -13,10 +13,9 @@ import autosync
 from autosync.codes import POWERSGD
 from autosync.errors import NotSupported
 from autosync.runtime.attachment import Attachment, attach
+from autosync.runtime.compression.half import check_lossless
+from autosync.runtime.compression.powersgd import ERROR, LowRank
 from autosync.runtime.layout.records import VariableRecord
-from autosync.runtime.payloads.encodings import check_lossless
-from autosync.runtime.payloads.powersgd import LowRank
-from autosync.runtime.payloads.powersgd_state import ERROR
 from autosync.strategy import (
     AllReduce,
     Encoding,

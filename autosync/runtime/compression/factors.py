@@ -257,7 +257,7 @@ def all_gather_factors(plan: Plan, index: int, bucket: Bucket, groups: Groups, q
     group = ragged_group(groups, queue, team) if len(team) > 1 else None
     place, peers = team.index(groups.rank), others(team.index(groups.rank), len(team))
     shares = [plan.shares[rank] for rank in team]
-    captures = [variable.carrier for variable in bucket.variables]
+    captures = [variable.packer for variable in bucket.variables]
 
     def start() -> Finish:
         mine = [capture.packed for capture in captures if isinstance(capture, FactorCapture)]
