@@ -1,10 +1,42 @@
-"""Tree-LSTMs (Tai et al. 2015; thesis, figure 6.7) as vertex functions."""
+"""LSTMs as vertex functions: over sequences of any length, and over trees (Tai et al. 2015; thesis,
+figure 6.7)."""
+
+import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from autosync.extensions.dynamic.frontier_vertices import Vertices
-from autosync.extensions.dynamic.vertex_function import VertexFunction
+from autosync.extensions.dynamic.vertex_function import VertexFunction, Vertices
+
+
+class SequenceLSTM(VertexFunction):
+    """torch's `nn.LSTM(inputs, cells)`, with its parameters by name, over `chains`.
+
+    Inputs `(N, inputs)`, the words of all sequences one after another; outputs h `(N, cells)`. A
+    state is [h, c]. Gates in torch's order i, f, g, o.
+    """
+
+    def __init__(self, inputs: int, cells: int):
+        super().__init__(state_size=2 * cells, most_children=1)
+        self.weight_ih_l0 = nn.Parameter(torch.empty(4 * cells, inputs))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(4 * cells, cells))
+        self.bias_ih_l0 = nn.Parameter(torch.empty(4 * cells))
+        self.bias_hh_l0 = nn.Parameter(torch.empty(4 * cells))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -1 / math.sqrt(cells), 1 / math.sqrt(cells))
+
+    def prepare(self, external: Tensor) -> Tensor:
+        return functional.linear(external, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
+
+    def vertex(self, vertices: Vertices) -> None:
+        h, c = vertices.gather(0).chunk(2, dim=1)
+        gates = vertices.pull() + functional.linear(h, self.weight_hh_l0)
+        write, keep, new, show = gates.chunk(4, dim=1)
+        c = torch.sigmoid(keep) * c + torch.sigmoid(write) * torch.tanh(new)
+        h = torch.sigmoid(show) * torch.tanh(c)
+        vertices.scatter(torch.cat((h, c), dim=1))
+        vertices.push(h)
 
 
 class ChildSumTreeLSTM(VertexFunction):
@@ -30,9 +62,9 @@ class ChildSumTreeLSTM(VertexFunction):
         states, parents = vertices.gather_all()
         child_h, child_c = states.chunk(2, dim=1)
         h = vertices.sum_of_children(child_h)
-        gates = of_gates + vertices.linear(h, self.recurrent.weight)
+        gates = of_gates + functional.linear(h, self.recurrent.weight)
         forget = torch.sigmoid(
-            of_forget.index_select(0, parents) + vertices.linear(child_h, self.forget.weight)
+            of_forget.index_select(0, parents) + functional.linear(child_h, self.forget.weight)
         )
         write, show, new = gates.chunk(3, dim=1)
         kept = vertices.sum_of_children(forget * child_c)
@@ -61,7 +93,7 @@ class BinaryTreeLSTM(VertexFunction):
         right_h, right_c = vertices.gather(1).chunk(2, dim=1)
         children = torch.cat((left_h, right_h), dim=1)
         write, show, new, forget = vertices.pull().chunk(4, dim=1)
-        of_children = vertices.linear(children, self.recurrent.weight).chunk(5, dim=1)
+        of_children = functional.linear(children, self.recurrent.weight).chunk(5, dim=1)
         kept = torch.sigmoid(forget + of_children[3]) * left_c
         kept = kept + torch.sigmoid(forget + of_children[4]) * right_c
         _finish(vertices, write + of_children[0], show + of_children[1], new + of_children[2], kept)
