@@ -35,6 +35,11 @@ BRIEF_SECONDS = 0.03
 REPEATS = 5
 
 
+KERNEL_REPEATS = 10
+
+KERNEL_TIMEOUT_SECONDS = 300.0
+
+
 @dataclass(frozen=True, slots=True)
 class MessageSample:
     """What messages of one kind and size took among some ranks.
@@ -176,10 +181,6 @@ def worker_counts(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     order = sorted(range(cluster.world_size), key=lambda rank: (local_rank[rank], rank))
     counts = sorted({2, 3, (2 + cluster.world_size) // 2, cluster.world_size})
     return tuple(tuple(sorted(order[:count])) for count in counts if count >= 2)
-
-
-KERNEL_REPEATS = 10
-KERNEL_TIMEOUT_SECONDS = 300.0
 
 
 def profile_kernels(pool: ProcessPool, repeats: int = KERNEL_REPEATS) -> Profile:

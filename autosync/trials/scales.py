@@ -17,6 +17,23 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ITEM_BYTES, ModelGraph, Variable
 from autosync.plan import Message, Piece, Plan, ShardSpec
 
+CPU_SAFE_GBPS = 1.0
+"""All nodes' NICs together, one direction, on two cores of any speed. Measured on slow ones, with
+ResNet-50 on four nodes: at 2.4 Gbit/s (s = 1/16, k = 1) iterations spread by 8 to 15 %, at 0.6
+(s = 1/32, k = 2) by 1 to 8 %; `autosync quickstart` prints such spreads."""
+
+SMALLEST_BYTE_SCALE = 1 / 32
+"""Smaller messages cost their startup and little else, and time scales do as well."""
+
+SHORTEST_COMPUTE_SECONDS = 0.02
+
+LARGEST_TIME_SCALE = 64.0
+
+CORES_A_RANK = 2.0
+"""What hosts of GPU clusters have at least for each GPU. With less, what ranks do themselves
+(copies, sums, updates) weighs more than there: to the contest's answers one core a rank adds 1 to
+8 % of an iteration, two half of it (benchmarks/contest/README.md)."""
+
 
 def automatic_scales(domain: Domain) -> tuple[float, float]:
     """(byte scale s, time scale k) that a small machine carries truthfully.
@@ -41,23 +58,6 @@ def cluster_scales(cluster: Cluster) -> tuple[float, float]:
     while total_gbps * byte_scale / time_scale > CPU_SAFE_GBPS:
         time_scale *= 2
     return byte_scale, time_scale
-
-
-CPU_SAFE_GBPS = 1.0
-"""All nodes' NICs together, one direction, on two cores of any speed. Measured on slow ones, with
-ResNet-50 on four nodes: at 2.4 Gbit/s (s = 1/16, k = 1) iterations spread by 8 to 15 %, at 0.6
-(s = 1/32, k = 2) by 1 to 8 %; `autosync quickstart` prints such spreads."""
-
-SMALLEST_BYTE_SCALE = 1 / 32
-"""Smaller messages cost their startup and little else, and time scales do as well."""
-
-SHORTEST_COMPUTE_SECONDS = 0.02
-LARGEST_TIME_SCALE = 64.0
-
-CORES_A_RANK = 2.0
-"""What hosts of GPU clusters have at least for each GPU. With less, what ranks do themselves
-(copies, sums, updates) weighs more than there: to the contest's answers one core a rank adds 1 to
-8 % of an iteration, two half of it (benchmarks/contest/README.md)."""
 
 
 def cores_a_rank(ranks: int, cores: int, time_scale: float) -> float:

@@ -22,6 +22,27 @@ from autosync.trials.launchers.ray_worker import RayWorker, Relay
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_process import Answers, carried_environment
 
+CONNECT_SECONDS = 10.0
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""RFC 9113: how a client begins, with an empty frame of settings; a server's first is one, too."""
+
+FRAME_HEADER_BYTES, FRAME_TYPE, SETTINGS = 9, 3, b"\4"
+
+PLACING_SECONDS = 60.0
+"""How long Ray may take to reserve the resources of a pool."""
+
+PLACING_POLL_SECONDS = 0.2
+
+CONCURRENT_CALLS = 4
+"""An actor listens for answers while it takes commands."""
+
+GPU_PARTS = 10_000
+"""Of a GPU, that Ray tells apart."""
+
+NODE_SHARE = 0.001
+"""Of Ray's `node:ADDRESS` resource (1 on every node): enough to pin a bundle."""
+
 
 def ray_addresses(cluster: Cluster, alive: Mapping[str, str]) -> list[str]:
     """Ray's address of each of the cluster's nodes.
@@ -123,12 +144,6 @@ def refuse_unreachable(address: str) -> None:
     )
 
 
-CONNECT_SECONDS = 10.0
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""RFC 9113: how a client begins, with an empty frame of settings; a server's first is one, too."""
-FRAME_HEADER_BYTES, FRAME_TYPE, SETTINGS = 9, 3, b"\4"
-
-
 def disconnect_from_ray(connected: bool) -> None:
     import ray
 
@@ -176,20 +191,6 @@ def gpus_of_nodes() -> dict[str, float]:
         for node in ray.nodes()
         if node["Alive"]
     }
-
-
-PLACING_SECONDS = 60.0
-"""How long Ray may take to reserve the resources of a pool."""
-PLACING_POLL_SECONDS = 0.2
-
-CONCURRENT_CALLS = 4
-"""An actor listens for answers while it takes commands."""
-
-GPU_PARTS = 10_000
-"""Of a GPU, that Ray tells apart."""
-
-NODE_SHARE = 0.001
-"""Of Ray's `node:ADDRESS` resource (1 on every node): enough to pin a bundle."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,23 @@ from autosync.trials.commands import Answer, CommandFailed, read_answer
 from autosync.trials.machine import killed_for_memory
 from autosync.trials.shared_gpu import shared_gpu_environment
 
+STDERR_LINES = 60
+
+STDERR_CHARACTERS = 4000
+
+GRACE_SECONDS = 1.0
+"""How long a process that closed its output may take to end."""
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Gradients come and go every iteration: without these, each would be mapped, zeroed by the
+    # kernel and unmapped again.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31),
+    "PYTHONUNBUFFERED": "1",
+}
+
 
 class ParentDeath:
     """The kernel kills a worker when the process that started it ends, however it ends.
@@ -123,23 +140,6 @@ class Place(Protocol):
     def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> Worker:
         """Raises NotSupported when nothing can be started there."""
         ...
-
-
-STDERR_LINES = 60
-STDERR_CHARACTERS = 4000
-
-GRACE_SECONDS = 1.0
-"""How long a process that closed its output may take to end."""
-
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # Gradients come and go every iteration: without these, each would be mapped, zeroed by the
-    # kernel and unmapped again.
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**31),
-    "PYTHONUNBUFFERED": "1",
-}
 
 
 def worker_arguments(workloads: tuple[str, ...]) -> list[str]:

@@ -21,13 +21,18 @@ from autosync.trials.worker.kernels import KernelCompute
 from autosync.trials.worker.replay import CPU, Replay, replay_module
 from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
 
+LEARNING_RATE = 2.0**-6
+"""A power of two, so that replayed updates are exact in every dtype."""
+
+STRETCH_WARMUP = 3
+
 
 class TrainingJob(Protocol):
     """A training step without its synchronization."""
 
     @property
     def scaled(self) -> bool:
-        """Whether its variables are those of `byte_scale.scaled_graph`, not the domain's own."""
+        """Whether its variables are those of `scales.scaled_graph`, not the domain's own."""
         ...
 
     @property
@@ -128,10 +133,6 @@ def current_device(workload: Workload) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-LEARNING_RATE = 2.0**-6
-"""A power of two, so that replayed updates are exact in every dtype."""
-
-
 DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "adadelta": torch.optim.Adadelta,
@@ -209,9 +210,6 @@ def find_builder(name: str, known: dict[str, Build]) -> Build:
     return known[name]
 
 
-WARMUP = 3
-
-
 class NotedCompute(ReplayCompute):
     """Notes when each stretch begins. It computes whatever `inner` does."""
 
@@ -254,8 +252,8 @@ def time_stretches(
     optimizer = make_optimizer(domain.optimizer.name, model, sparse)
     signal = torch.zeros((), requires_grad=True, device=device)
     origin = clock_origin(device)
-    passes = [_one_pass(model, optimizer, signal, noted) for _ in range(WARMUP + repeats)]
-    moments = np.array([on_host_clock(origin, begun) for begun in passes[WARMUP:]])
+    passes = [_one_pass(model, optimizer, signal, noted) for _ in range(STRETCH_WARMUP + repeats)]
+    moments = np.array([on_host_clock(origin, begun) for begun in passes[STRETCH_WARMUP:]])
     *seconds, update_seconds = np.median(np.diff(moments, axis=1), axis=0).tolist()
     return StretchesTimed(
         operations=tuple(_stands_for(stretch) for stretch in noted.stretches),
