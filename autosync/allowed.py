@@ -7,7 +7,8 @@ from pydantic import ConfigDict
 
 from autosync.documents import STRICT, UNLESS_SYNCHRONOUS, UNLESS_ZERO
 from autosync.errors import InvalidInput
-from autosync.strategy import MAX_STALENESS, Encoding
+from autosync.extensions.staleness.document import MAX_STALENESS
+from autosync.strategy import Encoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +10,10 @@ from numpy.typing import NDArray
 from autosync.documents import to_data
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, InvalidStrategy, NotSupported
+from autosync.extensions.offload.document import Offload, forms_within
 from autosync.extensions.offload.swap_budget import swap_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap, forms_within
 from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.extensions.offload.verification import check_swap, swapped_in_words
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -26,8 +26,6 @@ from autosync.strategy import (
     even_replicas,
     whole,
 )
-from autosync.strategy_description import swapped_in_words
-from autosync.verification import check_swap
 
 
 def check_memory(strategy: Strategy, domain: Domain) -> None:
@@ -56,7 +54,7 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
     )
 
 
-def _check_budget(swap: Swap, peaks: NDArray[np.float64]) -> None:
+def _check_budget(swap: Offload, peaks: NDArray[np.float64]) -> None:
     rank = int(peaks.argmax())
     if peaks[rank] <= swap.budget_bytes:
         return
@@ -153,7 +151,7 @@ def _swapped(
         return
     for swap in forms_within(budget):
         with suppress(InvalidStrategy):
-            check_swap(replace(strategy, swap=swap))
+            check_swap(strategy.carrying(swap))
             ranks = swaps_of_ranks(memory, plans, population, 0, swap)
             rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
             slowest = ranks[rank]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.idle_spans import IdleSpans, joined
 from autosync.extensions.offload.idle_tensors import (
     IdleActivations,
@@ -22,10 +23,9 @@ from autosync.extensions.offload.idle_tensors import (
     idle_states,
     idle_values,
 )
-from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swap_cost import swapped_peaks
+from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.placed_memory import placed_holdings
-from autosync.extensions.placement.placed_module import Placement
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
@@ -87,12 +87,12 @@ class DomainMemory:
             assert engine is not None
             peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
         for row in np.flatnonzero(population.placement).tolist():
-            placement = population.placements[population.placement[row]]
+            placement = population.placed_of(row)
             of_ranks = self._placed_peaks(placement, shares[row], kept[[row]], batch_scale)
             peaks[row] = of_ranks + held_bytes[row]
         return peaks
 
-    def idle_spans(self, batch_scale: float, swap: Swap) -> IdleSpans:
+    def idle_spans(self, batch_scale: float, swap: Offload) -> IdleSpans:
         """What may wait elsewhere, at so many times the graph's batch."""
         found = self.idle.at(batch_scale)
         if swap.optimizer_state:
@@ -139,7 +139,7 @@ class DomainMemory:
         return float(kept + max(compute, step))
 
     def _placed_peaks(
-        self, placement: Placement, shares: F64, kept: NDArray[np.bool_], batch_scale: float
+        self, placement: PlacedModules, shares: F64, kept: NDArray[np.bool_], batch_scale: float
     ) -> F64:
         """`(world,)`, without what `PlanMemory` counts: ranks hold the variables of the modules
         that are placed on them, and the activations of the samples that they compute there.

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swap_device import check_swappable
 from autosync.extensions.staleness.lagging_attachment import attach_lagging
 from autosync.extensions.staleness.lagging_groups import LaggingJob
@@ -136,7 +136,7 @@ def attach(
 
 
 def _with_swapping(
-    attached: TrialAttachment, model: nn.Module, optimizer: torch.optim.Optimizer, swap: Swap
+    attached: TrialAttachment, model: nn.Module, optimizer: torch.optim.Optimizer, swap: Offload
 ) -> TrialAttachment:
     """The same; what the strategy swaps is swapped until it is detached."""
     try:

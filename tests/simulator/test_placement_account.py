@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.extensions.placement.placed_module import PlacedModule, evenly, in_proportion
+from autosync.extensions.placement.document import PlacedModule, evenly, in_proportion
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.placement_account import (
     PlacedAccount,

@@ -4,7 +4,7 @@ import numpy as np
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.extensions.offload.swap_choice import budget_within
+from autosync.extensions.offload.document import budget_within
 from autosync.simulator.peak_memory import device_memory_bytes
 
 

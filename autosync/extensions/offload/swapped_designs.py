@@ -1,20 +1,19 @@
 """Designs that fit the devices' memory only where something is swapped to host memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
+from autosync.extensions.offload.document import Offload, forms_within
 from autosync.extensions.offload.swap_budget import swap_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap, forms_within
 from autosync.extensions.offload.swapped_ranks import swap_slowdowns
+from autosync.extensions.offload.verification import check_swap
 from autosync.population import encode
 from autosync.search.space import Space
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
-from autosync.verification import check_swap
 
 Named = Sequence[tuple[str, Strategy]]
 
@@ -51,7 +50,7 @@ def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple
         (design, f"{name}{ending}", swapped)
         for design, (name, strategy) in enumerate(named)
         for ending, swap in _choices(budget, domain)
-        if _can_swap(swapped := replace(strategy, swap=swap))
+        if _can_swap(swapped := strategy.carrying(swap))
     ]
     slowdowns = _slowdowns(domain, [strategy for _, _, strategy in made])
     order = sorted(slowdowns, key=slowdowns.__getitem__)
@@ -69,7 +68,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Swap]]:
+def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Offload]]:
     """Where there is something of it to move."""
     has_state, has_values = domain.optimizer.state_tensors, len(memory_of(domain).values)
     return [

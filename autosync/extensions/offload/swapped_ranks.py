@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.swap_cost import RankSwap, host_link, rank_swap
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
@@ -19,7 +19,7 @@ def swaps_of_ranks(
     plans: PlanTable,
     population: Population,
     index: int,
-    swap: Swap,
+    swap: Offload,
 ) -> list[RankSwap]:
     """Of every rank under strategy `index`, if it swapped so.
 
@@ -79,7 +79,7 @@ def _rank_swaps(
     memory: DomainMemory,
     held: NDArray[np.float64],
     layout: tuple[Replica, ...],
-    swap: Swap,
+    swap: Offload,
 ) -> list[RankSwap]:
     """held f64[world, 2n + 1]: of a strategy's `moment_bytes`."""
     domain = memory.domain

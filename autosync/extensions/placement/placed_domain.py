@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, MessageKind
 from autosync.domain import Domain
+from autosync.extensions.placement.document import PlacedModule, PlacedModules
 from autosync.extensions.placement.module_borders import deals_of, moved_shares
-from autosync.extensions.placement.placed_module import PlacedModule, Placement
 from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.backends.message_edges import Edges
@@ -36,14 +36,14 @@ F64 = NDArray[np.float64]
 
 def restated_domain(domain: Domain, population: Population, index: int) -> Domain:
     """The domain for strategy `index`; itself where nothing is placed."""
-    placement = population.placements[population.placement[index]]
+    placement = population.placed_of(index)
     if not placement:
         return domain
     return domain_with_placement(domain, population.layouts[population.layout[index]], placement)
 
 
 def domain_with_placement(
-    domain: Domain, layout: Sequence[Replica], placement: Placement
+    domain: Domain, layout: Sequence[Replica], placement: PlacedModules
 ) -> Domain:
     """layout: of the replicas. Compute seconds of placed modules are those of their ranks, and the
     deals are added to the operations at their borders."""

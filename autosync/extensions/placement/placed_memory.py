@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.module_borders import data_bytes
-from autosync.extensions.placement.placed_module import Placement
 from autosync.profiling import reach_variables
 from autosync.simulator.saved_tensors import storages_of
 
@@ -33,7 +33,7 @@ class PlacedHoldings:
 
 
 def placed_holdings(
-    domain: Domain, placement: Placement, replicas: F64, on_gpu: bool
+    domain: Domain, placement: PlacedModules, replicas: F64, on_gpu: bool
 ) -> PlacedHoldings:
     """replicas: each rank's share of the batch over the even one, `(world,)`. on_gpu: as
     `storages_of` has it."""

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.extensions.placement.document import PlacedModule
 from autosync.extensions.placement.module_borders import deals_of, moved_shares
-from autosync.extensions.placement.placed_module import PlacedModule
 from autosync.profiling import reach_variables
 from autosync.strategy import Strategy
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swap_device import check_swappable
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
@@ -53,7 +53,7 @@ def attach_live(
     return attached
 
 
-def _add_swapping(attached: LiveAttachment, job: LiveJob, swap: Swap) -> None:
+def _add_swapping(attached: LiveAttachment, job: LiveJob, swap: Offload) -> None:
     """Until it is detached or abandoned."""
     try:
         swapper = swap_to_host(job.model, swap, job.optimizers)

@@ -6,7 +6,7 @@ import pytest
 
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.document import Offload
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.live_attachment import LiveAttachment, _add_swapping
 from autosync.trials.live.live_job import LiveJob
@@ -29,7 +29,7 @@ def test_where_values_have_no_room_to_come_back_the_plan_comes_off_all_the_same(
         job = LiveJob(
             train_step, model, optimizer, take_snapshot(model, []), control, timedelta(seconds=1)
         )
-        _add_swapping(attached, job, Swap(ROOMY, values=True))
+        _add_swapping(attached, job, Offload(ROOMY, values=True))
         model(batch_of(0))  # a pass on demand: values are away
         arena.budget_bytes = arena.allocated_bytes()
         with pytest.raises(DeviceMemoryExceeded):
