@@ -64,6 +64,11 @@ class Allowed:
             )
 
     @property
+    def may_divide_model(self) -> bool:
+        """Whether ranks may take any part of the compute, and hold any part of the variables."""
+        return self.placement
+
+    @property
     def may_lag(self) -> bool:
         """Whether strategies of a staleness above 0 are allowed."""
         return any(self.staleness)

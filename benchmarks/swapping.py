@@ -33,8 +33,8 @@ from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
 from autosync.extensions.offload.idle_spans import F64, HostLink
+from autosync.extensions.offload.prediction import RankSwap, base_bytes, idle_spans, rank_swap
 from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_cost import RankSwap, base_bytes, rank_swap
 from autosync.extensions.offload.transfer_clock import stall_seconds
 from autosync.models import spec_of
 from autosync.population import encode
@@ -150,7 +150,7 @@ def trains(of_batch: OfBatch, swap: Offload, swapped: bool, batch: int) -> bool:
 def fits(of_batch: OfBatch, swap: Offload, swapped: bool, batch: int) -> bool:
     memory = memory_of(of_batch(batch))
     held = held_alone(memory)
-    spans = memory.idle_spans(1.0, swap)
+    spans = idle_spans(memory.domain, 1.0, swap)
     needed = base_bytes(held, spans) if swapped else held
     return bool(needed.max() <= swap.budget_bytes)
 
@@ -178,7 +178,7 @@ def print_costs(
         for _ in range(STEPS_TO_FIT):
             job.step()
     least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
-    told = base_bytes(held, memory.idle_spans(1.0, of_kind)).max()
+    told = base_bytes(held, idle_spans(memory.domain, 1.0, of_kind)).max()
     print(
         f"batch {domain.batch_size}: a step takes {peak / 1e6:.0f} MB (predicted "
         f"{held.max() / 1e6:.0f}), with all that is idle away {least / 1e6:.0f} MB (predicted "
@@ -225,7 +225,7 @@ def print_cost(
 
 
 def predicted(domain: Domain, held: F64, swap: Offload, bytes_per_second: float) -> RankSwap | None:
-    spans = memory_of(domain).idle_spans(1.0, swap)
+    spans = idle_spans(domain, 1.0, swap)
     link = HostLink(bytes_per_second)
     try:
         return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, link)

@@ -142,18 +142,6 @@ def test_what_late_updates_keep_adds_up() -> None:
     assert owned == near([38.0, 38.0 + 4 + 2 * 3 * 4, 38.0, 38.0])
 
 
-def test_no_strategy_that_lags_takes_more_than_the_most() -> None:
-    domain = four()
-    memory = memory_of(domain)
-    whole = strategy_of(domain, lambda v: AllReduce(0))
-    owned = strategy_of(domain, lambda v: ParameterServer(1, 0))
-    for staleness in (1, 16):
-        for exact in (whole, owned):
-            late = exact.carrying(*late_by(staleness))
-            peaks = memory.peak_bytes(*planned(domain, late))
-            assert peaks.max() <= memory.most_bytes(1.0, staleness)
-
-
 def test_a_batch_share_counts_with_its_activations() -> None:
     domain = four()
     plans, population = planned(domain, strategy_of(domain, AllReduce))

@@ -9,9 +9,11 @@ from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.idle_tensors import idle_activations
-from autosync.extensions.offload.swap_budget import swap_budget_bytes
-from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.extensions.offload.prediction import (
+    idle_activations,
+    swap_budget_bytes,
+    swaps_of_ranks,
+)
 from autosync.graph import Operation
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator

@@ -9,8 +9,7 @@ from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.idle_tensors import idle_states
-from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.extensions.offload.prediction import idle_states, swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.memory_check import check_memory, fitting_rows

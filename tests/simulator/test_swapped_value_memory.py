@@ -8,8 +8,7 @@ import pytest
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.idle_tensors import idle_values
-from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.extensions.offload.prediction import idle_tensors, idle_values, swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.memory_check import check_memory
@@ -100,7 +99,7 @@ def test_transfers_of_values_take_the_link() -> None:
     plans = compile_plans_fast(population, domain)
     memory = memory_of(domain)
     tight, *_ = swaps_of_ranks(memory, plans, population, 1, Offload(least, values=True))
-    activations = 1 + int(memory.idle.at(1.0).tensor.max())
+    activations = 1 + int(idle_tensors(domain)[0].at(1.0).tensor.max())
     away = tight.schedule.spans.tensor[~tight.schedule.kept]
     assert (away >= activations).any()
     assert tight.stall_seconds > 0
