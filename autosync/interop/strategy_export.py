@@ -54,7 +54,7 @@ def export_strategy(
         NotSupported: the format cannot express it; names the variable (or the field) and the
             reason, and its `value` is that reason alone.
     """
-    verify(strategy, domain, allow_lossy=allow_lossy, allow_staleness=True)
+    verify(strategy, domain, allow_lossy=allow_lossy, allow_inexact=True)
     _check_schedule_and_shares(strategy)
     names = devices or names_of_devices(domain.cluster)
     writing = _Writing(strategy, names)

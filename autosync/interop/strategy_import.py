@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
+from autosync.extensions.staleness.document import MAX_STALENESS, late_by
 from autosync.graph import Variable
 from autosync.interop.autodist_messages import (
     AllReduceSynchronizer,
@@ -33,7 +34,6 @@ from autosync.interop.protobuf_records import decode
 from autosync.interop.protobuf_wire import Window
 from autosync.strategy import (
     EXACT,
-    MAX_STALENESS,
     AllGather,
     AllReduce,
     Encoding,
@@ -61,7 +61,7 @@ def import_strategy(
     devices: DeviceNames | None = None,
     without_gradient: Collection[str] = (),
     allow_lossy: bool = False,
-    allow_staleness: bool = False,
+    allow_inexact: bool = False,
     source: str = "strategy",
 ) -> Strategy:
     """The strategy of a serialized AutoDist strategy, verified for the domain.
@@ -92,10 +92,10 @@ def import_strategy(
     strategy = Strategy(
         choices,
         even_replicas(domain.world_size),
-        staleness=reader.staleness(),
         name=message.id,
+        extensions=late_by(reader.staleness()),
     )
-    verify(strategy, domain, allow_lossy=allow_lossy, allow_staleness=allow_staleness)
+    verify(strategy, domain, allow_lossy=allow_lossy, allow_inexact=allow_inexact)
     return strategy
 
 

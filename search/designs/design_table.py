@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
-from autosync.extensions.staleness.lagging_designs import lagging_designs
 from autosync.search.designs import known_designs, pace
 from autosync.search.designs.explicit_order import ordered
 from autosync.search.designs.horovod import horovod_strategy
@@ -17,6 +16,7 @@ from autosync.search.designs.server_placement import (
     ps_least_busy_link,
 )
 from autosync.search.domain_facts import replica_layouts
+from autosync.search.extension_proposals import proposer_of, proposers
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.verification import verify
@@ -187,7 +187,7 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
                 (f"{name}_proportional", replace(strategy, replicas=layout))
                 for layout in replica_layouts(domain, space)[1:]
             ]
-    for name, build in lagging_designs(space):
+    for name, build in (each for one in proposers() for each in one.designs(space)):
         if (strategy := fitted(domain, space, build)) is not None:
             found.append((name, strategy))
     return found
@@ -199,7 +199,7 @@ def fitted(domain: Domain, space: Space, build: Callable[[Domain], Strategy]) ->
     try:
         strategy = with_pins(build(domain), space)
         lossy = any(each != EXACT for each in space.encodings)
-        verify(strategy, domain, allow_lossy=lossy, allow_staleness=space.may_lag)
+        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
     except (InvalidStrategy, NotSupported):
         return None
     return strategy if lies_in(strategy, space) else None
@@ -236,13 +236,9 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
 def lies_in(strategy: Strategy, space: Space) -> bool:
     """Whether every unpinned choice and the schedule are ones that the space allows."""
     schedule = strategy.schedule
-    if strategy.staleness not in space.staleness:
-        return False
-    if strategy.placement and not space.placement:
+    if not all(proposer_of(each.key).lies_in(strategy, space) for each in strategy.extensions):
         return False
     if strategy.engine is not None and not space.sharded_parameters:
-        return False
-    if strategy.swap is not None and not space.swapping:
         return False
     if schedule.overlap_forward and not space.overlap_forward:
         return False

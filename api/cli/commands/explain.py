@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 
 def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     """What compute, updates, transfers and startups add to the iteration; peak memory a rank."""
-    from autosync.extensions.placement.placement_account import placement_words
     from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
     from autosync.simulator.explanation import explain
 
     told = explain(domain, strategy)
     out.print(f"\n[bold]Predicted[/] {told}")
     out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
-    for words in placement_words(told.placed):
-        out.print(f"[bold]Placed[/] {words}", highlight=False)
+    for extension, words in told.extensions:
+        out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
     if served_one_by_one(strategy, domain.cluster):
         warn(ONE_BY_ONE)
 

@@ -171,5 +171,5 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
     else:
         known = [*designs, *METHODS]
         raise unknown_name("strategy", name, known, "A strategy file will do too.")
-    verify(strategy, domain, allow_lossy=True, allow_staleness=True)
+    verify(strategy, domain, allow_lossy=True, allow_inexact=True)
     return StrategyToPredict(name, strategy, engine)

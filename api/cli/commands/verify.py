@@ -43,7 +43,7 @@ def verify(
 
     loaded = load_strategy(strategy)
     domain = load_domain(model, cluster, batch, ProfileChoice(), optimizer)
-    check(loaded, domain, allow_lossy=allow_lossy, allow_staleness=allow_staleness)
+    check(loaded, domain, allow_lossy=allow_lossy, allow_inexact=allow_staleness)
     check_memory(loaded, domain)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
     try:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput, InvalidStrategy, NotSupported
+from autosync.extensions.staleness.document import Staleness
 from autosync.interop.strategy_export import export_strategy
 from autosync.interop.strategy_import import import_strategy
 from autosync.search.designs.design_table import BUILDERS
@@ -210,7 +211,7 @@ def test_mixed_staleness_is_refused() -> None:
     message.node_config[1].PSSynchronizer.sync = True
     message.node_config[1].PSSynchronizer.staleness = 2
     with pytest.raises(NotSupported, match="staleness 0 and 2"):
-        import_strategy(message.SerializeToString(), domain, allow_staleness=True)
+        import_strategy(message.SerializeToString(), domain, allow_inexact=True)
 
 
 def test_other_variables_are_refused_by_name() -> None:
@@ -338,7 +339,7 @@ def test_beyond_reach_is_refused_by_name_and_reason() -> None:
         "v0 is all-reduced along an explicit ring": with_shard(
             AllReduce(9, device_order=(0, 2, 1, 3))
         ),
-        "staleness is only for variables with a server": replace(plain, staleness=1),
+        "staleness is only for variables with a server": plain.carrying(Staleness(1)),
     }
     for why, strategy in refused.items():
         with pytest.raises(NotSupported, match=why):

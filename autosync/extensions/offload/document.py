@@ -1,4 +1,4 @@
-"""Swapping as a choice of strategies."""
+"""What a strategy says of host memory: what of a device may wait there, within a budget."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -16,7 +16,7 @@ too small on a CPU (docs/simulator.md); on a GPU nobody has measured them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class Offload:
     """What a rank's device has no room for waits in host memory: activations for their backward.
 
     budget_bytes: what a training step may take of a device at most: values, gradients, optimizer
@@ -28,6 +28,7 @@ class Swap:
     budget_bytes: int
     optimizer_state: Annotated[bool, UNLESS_ZERO] = False
     values: Annotated[bool, UNLESS_ZERO] = False
+    key: ClassVar[str] = "swap"
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -45,7 +46,7 @@ def budget_within(memory_bytes: float) -> int:
     return int(memory_bytes * (1 - RESERVE))
 
 
-def forms_within(budget_bytes: int) -> tuple[Swap, ...]:
+def forms_within(budget_bytes: int) -> tuple[Offload, ...]:
     """All that may be swapped within a budget, activations alone first."""
     both = (False, True)
-    return tuple(Swap(budget_bytes, state, values) for values in both for state in both)
+    return tuple(Offload(budget_bytes, state, values) for values in both for state in both)

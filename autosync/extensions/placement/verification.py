@@ -1,4 +1,5 @@
-"""What a placement must satisfy so that the model trains as under plain replicas.
+"""What a placement must satisfy so that the model trains as under plain replicas, and how it is
+described.
 
 A placed module sees other samples than its replica's own. That is exact where its output for a
 sample depends on that sample alone, and where nothing outside reads its variables.
@@ -6,17 +7,24 @@ sample depends on that sample alone, and where nothing outside reads its variabl
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
+from autosync.extensions.placement.document import (
+    PlacedModule,
+    PlacedModules,
+    Placement,
+    placed_module,
+)
 from autosync.extensions.placement.module_borders import ModuleBorders
-from autosync.extensions.placement.placed_module import PlacedModule, placed_module
+from autosync.extensions.staleness.document import Staleness
 from autosync.graph import ModelGraph
 from autosync.strategy import AllGather, AllReduce, Strategy, VariableChoice
+from autosync.strategy_description import size_in_words
 
 ACROSS_SAMPLES = ("batch_norm", "batchnorm")
 """Parts of the types of operations that take statistics over the samples of a batch: torch's, and
 those of modules that a running job's graph consists of."""
 
 
-def check_placement(strategy: Strategy, domain: Domain) -> None:
+def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
     """Refuse by name what would not be exact or could not run.
 
     Whether it fits the devices' memory is `simulator.memory_check`'s to say.
@@ -24,11 +32,18 @@ def check_placement(strategy: Strategy, domain: Domain) -> None:
     Raises:
         InvalidStrategy: names the module or the variable, and why.
     """
-    _check_alone(strategy)
-    _check_names(strategy)
-    for placed in strategy.placement:
+    modules = modules_of(strategy)
+    _check_alone(strategy, modules)
+    _check_names(modules)
+    for placed in modules:
         check_module(placed, domain)
-    _check_choices(strategy, domain)
+    _check_choices(strategy, modules, domain)
+
+
+def modules_of(strategy: Strategy) -> PlacedModules:
+    """Those that it places; none where all follow the replicas."""
+    placement = strategy.extension(Placement)
+    return placement.modules if placement is not None else ()
 
 
 def check_module(placed: PlacedModule, domain: Domain) -> None:
@@ -45,24 +60,27 @@ def check_module(placed: PlacedModule, domain: Domain) -> None:
     _check_samples(placed, borders, domain.graph)
 
 
-def _check_alone(strategy: Strategy) -> None:
+def _check_alone(strategy: Strategy, modules: PlacedModules) -> None:
     """What else a strategy may say that does not go with placed modules."""
     engine = "torch's fully_shard" if strategy.engine is not None else ""
     engine = "torch's DDP" if strategy.schedule.order == "ddp" else engine
-    if not engine and not strategy.staleness:
+    late = strategy.extension(Staleness)
+    if not engine and late is None:
         return
-    why = f"{engine} runs it" if engine else f"its replicas lag {strategy.staleness} iterations"
+    why = f"{engine} runs it"
+    if late is not None and not engine:
+        why = f"its replicas lag {late.iterations} iterations"
     raise InvalidStrategy(
         f"the strategy places modules, but {why}: both do not go together.",
         thing="placement",
-        value=[placed.module for placed in strategy.placement[:8]],
+        value=[placed.module for placed in modules[:8]],
         remedy="Use order fifo, priority or explicit, no engine and staleness 0.",
     )
 
 
-def _check_names(strategy: Strategy) -> None:
+def _check_names(modules: PlacedModules) -> None:
     seen: list[PlacedModule] = []
-    for placed in strategy.placement:
+    for placed in modules:
         for other in seen:
             if other.module == placed.module:
                 raise _refusal(placed, placed.module, "is placed twice", "Place it once.")
@@ -143,11 +161,11 @@ def _check_samples(placed: PlacedModule, borders: ModuleBorders, graph: ModelGra
             )
 
 
-def _check_choices(strategy: Strategy, domain: Domain) -> None:
+def _check_choices(strategy: Strategy, modules: PlacedModules, domain: Domain) -> None:
     members: dict[int, PlacedModule | None] = {}
     world = domain.world_size
     for choice in strategy.choices:
-        placed = placed_module(strategy.placement, choice.variable)
+        placed = placed_module(modules, choice.variable)
         apart = placed if placed is not None and len(placed.ranks) < world else None
         if apart is not None:
             _check_choice(apart, choice)
@@ -166,7 +184,7 @@ def _check_choices(strategy: Strategy, domain: Domain) -> None:
             "every variable is placed on some of the ranks: an iteration begins and ends with "
             "those that all ranks hold.",
             thing="placement",
-            value=[placed.module for placed in strategy.placement[:8]],
+            value=[placed.module for placed in modules[:8]],
             remedy="Leave a module with the replicas, or place one on all ranks.",
         )
 
@@ -190,6 +208,28 @@ def _check_choice(placed: PlacedModule, choice: VariableChoice) -> None:
                 remedy="Use all_reduce without device order and encoding (all_gather where its "
                 "gradient is sparse).",
             )
+
+
+def describe(strategy: Strategy, domain: Domain | None) -> list[str]:
+    """Where placed modules live, and the bytes of their values; many of the same ranks together."""
+    world = len(strategy.replicas)
+    by_place: dict[str, list[PlacedModule]] = {}
+    for placed in modules_of(strategy):
+        by_place.setdefault(placed.place(world), []).append(placed)
+    return [f"{_named(alike, domain)} on {place}" for place, alike in by_place.items()]
+
+
+def label(strategy: Strategy) -> str:
+    return f"{len(modules_of(strategy))} placed"
+
+
+def _named(alike: list[PlacedModule], domain: Domain | None) -> str:
+    words = " and ".join(placed.module for placed in alike)
+    words = words if len(alike) <= 2 else f"{len(alike)} modules"
+    if domain is None:
+        return words
+    held = (v.size_bytes for v in domain.graph.variables if placed_module(alike, v.name))
+    return f"{words} ({size_in_words(sum(held))})"
 
 
 def _refusal(placed: PlacedModule, value: object, why: str, remedy: str = "") -> InvalidStrategy:

@@ -1,14 +1,23 @@
-"""What may be swapped beside the rest of a strategy."""
+"""What may be swapped beside the rest of a strategy, and how such strategies are described."""
 
+from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.placement.document import Placement
+from autosync.extensions.staleness.document import Staleness
 from autosync.strategy import ParameterServer, ReduceScatter, Strategy, Synchronizer
+
+
+def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
+    """See `check_swap`, which needs no domain."""
+    check_swap(strategy)
 
 
 def check_swap(strategy: Strategy) -> None:
     """Raises InvalidStrategy where activations are swapped that torch's engine takes care of, or
     beside placed modules; or optimizer state or values, where ranks update them in parts, or at
     any time."""
-    swap = strategy.swap
+    swap = strategy.extension(Offload)
     if swap is None:
         return
     if strategy.engine is not None:
@@ -19,7 +28,7 @@ def check_swap(strategy: Strategy) -> None:
             value=swap.budget_bytes,
             remedy="Leave swap out, or shard optimizer state only (zero1).",
         )
-    if strategy.placement:
+    if strategy.extension(Placement) is not None:
         raise InvalidStrategy(
             "the strategy swaps activations and places modules on ranks of their own: what is idle "
             "on each rank is then not known.",
@@ -43,7 +52,7 @@ def check_swap(strategy: Strategy) -> None:
 
 def _why_they_stay(strategy: Strategy) -> str:
     """Empty where every rank updates all state and values within `step()`."""
-    if strategy.staleness:
+    if strategy.extension(Staleness) is not None:
         return "its updates are late: they run while forward and backward passes do"
     if strategy.schedule.overlap_forward:
         return "its updates run into the next forward pass, so that both are needed at any time"
@@ -60,3 +69,29 @@ def _owner_of(shard: Synchronizer) -> str:
     if isinstance(shard, ReduceScatter) and shard.sharded_update:
         return "all ranks in parts (sharded_update), each of which has its part of the state"
     return ""
+
+
+def describe(strategy: Strategy, domain: Domain | None) -> list[str]:
+    """What is swapped, and within what budget."""
+    swap = strategy.extension(Offload)
+    assert swap is not None
+    return [f"{swapped_in_words(swap)} swapped to host memory within {_budget(swap)}"]
+
+
+def label(strategy: Strategy) -> str:
+    swap = strategy.extension(Offload)
+    assert swap is not None
+    return f"{swapped_in_words(swap)} swapped, {_budget(swap)}"
+
+
+def swapped_in_words(swap: Offload) -> str:
+    """What waits on the host."""
+    waiting = ["activations"]
+    waiting += ["optimizer state"] if swap.optimizer_state else []
+    waiting += ["values"] if swap.values else []
+    *others, last = waiting
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _budget(swap: Offload) -> str:
+    return f"{swap.budget_bytes / 1e9:.3g} GB"

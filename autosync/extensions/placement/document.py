@@ -67,9 +67,41 @@ class PlacedModule:
         """Whether a variable, or a module, of this name is inside."""
         return name.startswith(f"{self.module}.")
 
+    def place(self, world_size: int) -> str:
+        """Its ranks in words, and their shares where these differ."""
+        words = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+        words = "all ranks" if len(self.ranks) == world_size else words
+        if max(self.shares) - min(self.shares) > SHARES_TOLERANCE:
+            words += f" by {', '.join(f'{share:.0%}' for share in self.shares)}"
+        return words
 
-Placement = tuple[PlacedModule, ...]
-"""Of a strategy. Modules that it does not name follow the replicas."""
+
+PlacedModules = tuple[PlacedModule, ...]
+"""Modules that are not named follow the replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Modules that live on ranks of their own; the choices of their variables say how these ranks
+    synchronize them.
+
+    modules: in any order; stored by name.
+    """
+
+    modules: PlacedModules
+    key: ClassVar[str] = "placement"
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not self.modules:
+            raise InvalidStrategy(
+                "a placement names no module.",
+                thing="placement",
+                value=(),
+                remedy="Leave the placement out.",
+            )
+        ordered = tuple(sorted(self.modules, key=lambda each: each.module))
+        object.__setattr__(self, "modules", ordered)
 
 
 def evenly(module: str, ranks: Iterable[int]) -> PlacedModule:

@@ -1,4 +1,4 @@
-"""What a strategy that lags must be: one of two forms throughout.
+"""What a strategy that lags must be, and how it is described: it has one of two forms throughout.
 
 Pipelined all-reduces (Pipe-SGD, Li et al. 2018), whose sums are applied s iterations later; or
 parameter servers with clocks (SSP, Ho et al. 2013), whose values are at most s iterations old.
@@ -6,6 +6,7 @@ parameter servers with clocks (SSP, Ho et al. 2013), whose values are at most s 
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
+from autosync.extensions.staleness.document import Staleness
 from autosync.strategy import EXACT, AllReduce, ParameterServer, Strategy, Synchronizer
 from autosync.verification.refusals import variable_refusal
 
@@ -15,19 +16,27 @@ REMEDY = (
 )
 
 
-def check_staleness(strategy: Strategy, domain: Domain) -> None:
-    """Raises InvalidStrategy where a strategy of a staleness above 0 has neither form."""
+def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
+    """Raises InvalidStrategy where a strategy that lags is not allowed or has neither form."""
+    late = iterations_of(strategy)
+    if not allow_inexact:
+        raise InvalidStrategy(
+            f"the strategy lets a replica lag {late} iterations, which is not exact.",
+            thing="staleness",
+            value=late,
+            remedy="Allow staleness where the training can bear it, or use staleness 0.",
+        )
     order = "fully_shard" if strategy.engine is not None else strategy.schedule.order
     if order in ("fully_shard", "ddp"):
         raise InvalidStrategy(
-            f"the strategy lags {strategy.staleness} iterations, and torch's {order} does not.",
+            f"the strategy lags {late} iterations, and torch's {order} does not.",
             thing="staleness",
-            value=strategy.staleness,
+            value=late,
             remedy=REMEDY,
         )
     if strategy.schedule.overlap_forward:
         raise InvalidStrategy(
-            f"the strategy lags {strategy.staleness} iterations, and also lets messages run into "
+            f"the strategy lags {late} iterations, and also lets messages run into "
             "the next forward pass, which staleness does by itself.",
             thing="schedule.overlap_forward",
             value=True,
@@ -41,19 +50,18 @@ def check_staleness(strategy: Strategy, domain: Domain) -> None:
                 raise variable_refusal(
                     variable,
                     "staleness",
-                    strategy.staleness,
-                    f"is synchronized by {how}, of a kind that does not lag "
-                    f"{strategy.staleness} iterations",
+                    late,
+                    f"is synchronized by {how}, of a kind that does not lag {late} iterations",
                     REMEDY,
                 )
             forms.setdefault(shard.kind, choice.variable)
     if len(forms) > 1:
         names = " and ".join(f"{name!r} by {kind}" for kind, name in forms.items())
         raise InvalidStrategy(
-            f"the strategy lags {strategy.staleness} iterations, and synchronizes {names}: the two "
+            f"the strategy lags {late} iterations, and synchronizes {names}: the two "
             "lag otherwise.",
             thing="staleness",
-            value=strategy.staleness,
+            value=late,
             remedy=REMEDY,
         )
 
@@ -67,3 +75,30 @@ def is_plain(shard: Synchronizer) -> bool:
             plain = not (shard.hierarchical or shard.returns_gradients)
             return plain and shard.encoding == EXACT
     return False
+
+
+def iterations_of(strategy: Strategy) -> int:
+    """By how many its updates may be late; 0 where it is synchronous."""
+    entry = strategy.extension(Staleness)
+    return entry.iterations if entry is not None else 0
+
+
+def describe(strategy: Strategy, domain: Domain | None) -> list[str]:
+    """What is late, and by how much."""
+    return [_lag(strategy)]
+
+
+def label(strategy: Strategy) -> str:
+    return f"{'clocks' if _has_clocks(strategy) else 'pipelined'}: {_lag(strategy)}"
+
+
+def _lag(strategy: Strategy) -> str:
+    iterations = iterations_of(strategy)
+    late = "1 iteration" if iterations == 1 else f"{iterations} iterations"
+    clocks = _has_clocks(strategy)
+    return f"values at most {late} old" if clocks else f"gradients applied {late} later"
+
+
+def _has_clocks(strategy: Strategy) -> bool:
+    shards = (shard for choice in strategy.choices for shard in choice.shards)
+    return any(isinstance(shard, ParameterServer) for shard in shards)
