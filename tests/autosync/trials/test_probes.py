@@ -6,7 +6,7 @@ from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.command_launcher import CommandLauncher
 from autosync.trials.launchers.local_launcher import LocalLauncher
-from autosync.trials.probe.message_samples import measure_messages, timing_pool, worker_counts
+from autosync.trials.probes import measure_messages, timing_pool, worker_counts
 from autosync.trials.worker.timed_messages import KINDS
 from tests.domains import domain_of, grid_cluster
 

@@ -1,21 +1,30 @@
-"""Times single messages of each kind on a pool's workers, over sizes and numbers of workers."""
+"""What a probe measures on a pool's ranks: single messages of each kind, and a replay's kernels.
+
+Messages are timed over sizes and numbers of ranks. Kernels take what they take, whatever the
+domain's profile says, so a tuning whose compute is kernels first measures this and predicts from
+it. All ranks compute at once meanwhile: where several share a GPU (or a machine's cores), each is
+as slow as it will be in trials."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, MessageKind
+from autosync.domain import Domain, Profile
 from autosync.errors import InvalidInput, NotSupported
-from autosync.trials.contract import Launcher, Workload
+from autosync.trials.commands import StretchesTimed
+from autosync.trials.contract import Launcher, TrialFailed, Workload
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.testbed.link_shaping import BURST_BYTES
 from autosync.trials.worker.timed_messages import KINDS
 
 SMALL_SIZES = (1024, 4 * 1024)
 """Bytes that each replica contributes: messages that are all startup. (Up to its burst a shaper
-lets bytes pass at once or not, as its bucket happens to be: no size in between tells anything.)"""
+lets bytes pass at once or not, as its bucket happens to be: sizes in between show nothing.)"""
 
 LARGE_SECONDS = 0.1
 """How long the largest probed message occupies the slowest NIC."""
@@ -24,6 +33,11 @@ BRIEF_SECONDS = 0.03
 """How long the large message of a brief probe occupies the slowest NIC."""
 
 REPEATS = 5
+
+
+KERNEL_REPEATS = 10
+
+KERNEL_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +103,10 @@ def measure_messages(
 
     cluster: that the ranks are. sizes: bytes a replica contributes, as they travel here (scaled);
         by default a few small ones and two that the links' rates decide. out_of_time: asked before
-        every sample, for whoever has no time for them all.
+        every sample; True ends the probe.
 
     Raises:
-        InvalidInput: fewer than three ranks, which cannot tell a startup from a worker's share.
+        InvalidInput: fewer than three ranks, which do not show how costs grow with ranks.
         NotSupported: the time is up before all kinds are measured.
         TrialFailed: a worker failed or hung.
     """
@@ -167,3 +181,56 @@ def worker_counts(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     order = sorted(range(cluster.world_size), key=lambda rank: (local_rank[rank], rank))
     counts = sorted({2, 3, (2 + cluster.world_size) // 2, cluster.world_size})
     return tuple(tuple(sorted(order[:count])) for count in counts if count >= 2)
+
+
+def profile_kernels(pool: ProcessPool, repeats: int = KERNEL_REPEATS) -> Profile:
+    """The profile of the pool's domain with the seconds that its kernels take on its workers.
+
+    It is stated for the cluster's fastest type of device, and measured on those: one profile for
+    ranks that compute at once, so the mean over them.
+
+    Raises:
+        NotSupported: the workers could not run them; says why.
+    """
+    try:
+        answers = pool.time_stretches(repeats, KERNEL_TIMEOUT_SECONDS)
+    except TrialFailed as failure:
+        raise NotSupported(
+            f"the kernels could not be timed: {failure.error.message}",
+            thing="compute",
+            value="kernels",
+            remedy="Choose compute waited, or a smaller batch.",
+        ) from None
+    domain = pool.workload.domain
+    fastest = domain.cluster.fastest_device_type
+    devices = domain.cluster.device_of_rank()
+    of = [answer for answer, at in zip(answers, devices, strict=True) if at.type == fastest]
+    return measured_profile(domain, of)
+
+
+def measured_profile(domain: Domain, answers: Sequence[StretchesTimed]) -> Profile:
+    """answers: of `stretch_times`, from ranks on equal devices."""
+    names = sorted({answer.device for answer in answers})
+    ranks = f"{len(answers)} ranks at once" if len(answers) > 1 else "one rank"
+    return Profile(
+        device=domain.cluster.fastest_device_type,
+        batch_size=domain.batch_size,
+        forward_seconds=tuple(_by_operation(domain, answers, backward=False).tolist()),
+        backward_seconds=tuple(_by_operation(domain, answers, backward=True).tolist()),
+        update_seconds=mean(answer.update_seconds for answer in answers),
+        source="measured",
+        note=f"kernels of the operations' shapes, {ranks} on {', '.join(names)}; each stretch "
+        "counts for the operation that it gates or makes a gradient with",
+    )
+
+
+def _by_operation(
+    domain: Domain, answers: Sequence[StretchesTimed], backward: bool
+) -> NDArray[np.float64]:
+    seconds = np.zeros(len(domain.graph.operations))
+    for answer in answers:
+        entries = zip(answer.operations, answer.backward, answer.seconds, strict=True)
+        for operation, is_backward, each in entries:
+            if is_backward == backward:
+                seconds[operation] += each / len(answers)
+    return seconds
