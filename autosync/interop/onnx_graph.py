@@ -107,6 +107,7 @@ def read_onnx_graph(
         raise _refused(source, "states no version of its operators")
     if len(model.graph.node) > MAX_OPERATIONS:
         raise _refused(source, f"has {len(model.graph.node)} nodes, more than {MAX_OPERATIONS}")
+    _check_names(model.graph, source)
     assembly = _Assembly(model, source)
     assembly.read_tensors()
     assembly.read_inputs(batch_size, length)
@@ -311,6 +312,15 @@ class _Assembly:
         return replace(
             self.variables[variable], factor_rows=rows[0] if len(rows) == uses == 1 else 0
         )
+
+
+def _check_names(graph: Any, source: str) -> None:
+    """Raises InvalidInput for a name that is no UTF-8, which protobuf gives as bytes."""
+    names = [each.name for each in (*graph.initializer, *graph.input)]
+    for node in graph.node:
+        names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+    if bad := next((name for name in names if isinstance(name, bytes)), None):
+        raise _refused(source, f"has a name that is no UTF-8 text: {bad[:40]!r}")
 
 
 def _names_at(graph: Any, places: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
