@@ -43,7 +43,7 @@ LARGEST_TIME_SCALE = 64.0
 CORES_A_RANK = 2.0
 """What hosts of GPU clusters have at least for each GPU. With less, what ranks do themselves
 (copies, sums, updates) weighs more than there: to the contest's answers one core a rank adds 1 to
-8 % of an iteration, two half of it (docs/contest.md, "With one core a rank")."""
+8 % of an iteration, two half of it (benchmarks/contest/README.md)."""
 
 
 def cores_a_rank(ranks: int, cores: int, time_scale: float) -> float:

@@ -15,7 +15,7 @@ defaults, each FOLDER for one such choice. To compare two, give both FOLDERs the
 
 Every trial is a line in a file of FOLDER (by default benchmarks/contest/records), and is not run
 again: after --minutes, Ctrl-C or a crash the same command goes on. The page is written by
-benchmarks.contest.contest_page.
+benchmarks.contest.contest_tables.
 """
 
 import argparse

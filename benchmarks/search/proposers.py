@@ -14,7 +14,7 @@ import numpy as np
 from autosync.bundled_data import data_folder
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.search.collect.collected_domains import stored_domain
+from autosync.search.collect.collection_log import stored_domain
 from autosync.search.designs.design_table import BUILDERS, fitted
 from autosync.search.edits.local_search import refined
 from autosync.search.loop.refined_designs import RACED
