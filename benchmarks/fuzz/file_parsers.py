@@ -5,15 +5,13 @@ from dataclasses import asdict
 
 from autosync.domain import Domain
 from autosync.importing.transformers_config import load_transformers_config
+from autosync.interop.autodist_graph import read_graph_item, write_graph_item
+from autosync.interop.autodist_strategy import export_strategy, import_strategy
 from autosync.interop.gpu_topology import read_topology
-from autosync.interop.graph_item import read_graph_item
-from autosync.interop.graph_item_export import write_graph_item
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts
 from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
 from autosync.interop.onnx_graph import read_onnx_graph
 from autosync.interop.resource_spec import Hardware, read_resource_spec, write_resource_spec
-from autosync.interop.strategy_export import export_strategy
-from autosync.interop.strategy_import import import_strategy
 from autosync.interop.trace_profile import read_trace_profile
 from autosync.search.designs.known_designs import all_reduce_chunk128, ps_load_balanced
 from autosync.simulator.published_dataset import read_facts

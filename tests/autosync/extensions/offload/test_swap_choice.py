@@ -8,7 +8,7 @@ from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.extensions.offload.swap_choice import Swap, forms_within
 from autosync.framework_settings.framework_table import settings_for
-from autosync.interop.strategy_export import export_strategy
+from autosync.interop.autodist_strategy import export_strategy
 from autosync.population import concatenate, decode, encode
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Schedule, Strategy
