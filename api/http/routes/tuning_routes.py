@@ -26,7 +26,7 @@ from autosync.api.views.exports import bundle_document, settings_document
 from autosync.api.views.response_model import State
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning, Tunings
-from autosync.framework_settings.framework_names import FrameworkName
+from autosync.exports.settings import FrameworkName
 
 StrategyId = Annotated[
     str | None, Query(max_length=200, description="One of this tuning; by default its answer.")

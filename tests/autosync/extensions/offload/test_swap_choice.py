@@ -6,8 +6,8 @@ import pytest
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.exports.framework_table import settings_for
 from autosync.extensions.offload.swap_choice import Swap, forms_within
-from autosync.framework_settings.framework_table import settings_for
 from autosync.interop.autodist_strategy import export_strategy
 from autosync.population import concatenate, decode, encode
 from autosync.simulator.sharded_strategy import fully_sharded
