@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from autosync.api.client.tuning_events import ServiceEvent
     from autosync.api.db.database import Database
     from autosync.api.views.schemas import RankedStrategies, Tuning
-    from autosync.framework_settings.exported_settings import FrameworkSettings
-    from autosync.framework_settings.framework_names import FrameworkName
+    from autosync.exports.settings import FrameworkName, FrameworkSettings
 
 LOOKED_THROUGH = 500
 """Tunings of a service among which the beginning of an id is looked for, the newest."""
@@ -160,7 +159,7 @@ class StoredTunings:
     ) -> "FrameworkSettings":
         from autosync.api.views.exports import settings_document
         from autosync.documents import from_json
-        from autosync.framework_settings.exported_settings import FrameworkSettings
+        from autosync.exports.settings import FrameworkSettings
 
         with self.database.reading() as session:
             text = settings_document(session, tuning_id, framework, strategy_id)

@@ -21,8 +21,7 @@ from autosync.api.views.schemas import (
 from autosync.atomic_write import replaced_atomically
 from autosync.bundle import Bundle, read_bundle
 from autosync.cluster import Cluster
-from autosync.framework_settings.exported_settings import FrameworkSettings
-from autosync.framework_settings.framework_names import FrameworkName
+from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.graph import ModelGraph
 
 if TYPE_CHECKING:

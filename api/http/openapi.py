@@ -16,7 +16,7 @@ from autosync.cluster import Cluster
 from autosync.documents import json_schema
 from autosync.domain import Domain, Profile
 from autosync.environment import own_version
-from autosync.framework_settings.exported_settings import FrameworkSettings
+from autosync.exports.settings import FrameworkSettings
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
 from autosync.search.loop.settings import Settings

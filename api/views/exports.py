@@ -12,8 +12,8 @@ from autosync.api.views.schemas import RankedStrategy
 from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
-from autosync.framework_settings.framework_names import FrameworkName
-from autosync.framework_settings.framework_table import settings_for
+from autosync.exports.framework_table import settings_for
+from autosync.exports.settings import FrameworkName
 from autosync.strategy import Strategy
 
 

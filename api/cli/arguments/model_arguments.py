@@ -1,7 +1,6 @@
 """MODEL as it was typed: its graph, or the module itself. Refusals name what was typed."""
 
 import json
-import mmap
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,28 +83,16 @@ def foreign_name(model: str) -> str:
 
 def onnx_graph(model: str, batch_size: int | None, length: int | None) -> "ModelGraph":
     """The graph of an ONNX file; says what it does not know."""
-    from autosync.interop.onnx_graph import read_onnx_graph
+    from autosync.api.cli.arguments.domain_arguments import read_bytes
+    from autosync.interop.onnx_graph import MAX_ONNX_BYTES, read_onnx_graph
 
     size = _batch_size(model, batch_size)
-    with _mapped(Path(model)) as data:  # weights stay on the disk
-        imported = read_onnx_graph(data, foreign_name(model), size, length, model)
+    data = read_bytes(Path(model), "ONNX file", MAX_ONNX_BYTES)
+    imported = read_onnx_graph(data, foreign_name(model), size, length, model)
     if imported.estimated:
         listed = ", ".join(f"{kind} ({n})" for kind, n in sorted(imported.estimated.items()))
         warn(f"{model}: operations that are not known, estimated by the bytes they read: {listed}")
     return imported.graph
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # the latter where it is empty
-        raise InvalidInput(
-            f"cannot read the ONNX file {str(path)!r}: {error}.",
-            thing="model",
-            value=str(path),
-            remedy="Check the path.",
-        ) from None
 
 
 def _batch_size(model: str, batch_size: int | None) -> int:

@@ -171,7 +171,7 @@ def export_one(
         load_domain,
         load_strategy,
     )
-    from autosync.interop.strategy_export import export_strategy
+    from autosync.interop.autodist_strategy import export_strategy
 
     domain = load_domain(model, cluster, batch, ProfileChoice())
     write_bytes(output, export_strategy(load_strategy(strategy), domain, allow_lossy=allow_lossy))
@@ -199,7 +199,7 @@ def import_one(
     """
     from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain, read_bytes
     from autosync.documents import to_json
-    from autosync.interop.strategy_import import import_strategy
+    from autosync.interop.autodist_strategy import import_strategy
     from autosync.strategy_description import describe as sentence
 
     domain = load_domain(model, cluster, batch, ProfileChoice())

@@ -11,10 +11,10 @@ from autosync.api.cli.console import out, print_json
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput, NotSupported
-from autosync.framework_settings.framework_names import TITLES, FrameworkName
+from autosync.exports.settings import TITLES, FrameworkName
 
 if TYPE_CHECKING:
-    from autosync.framework_settings.exported_settings import FrameworkSettings
+    from autosync.exports.settings import FrameworkSettings
 
 BUNDLE_FILE = Path("best.json")
 

@@ -34,7 +34,7 @@ from autosync.api.views.schemas import (
     Tunings,
 )
 from autosync.api.views.timeline_schemas import Timeline
-from autosync.framework_settings.framework_names import FrameworkName
+from autosync.exports.settings import FrameworkName
 
 StrategyId = Annotated[
     str | None, Query(max_length=200, description="One of this tuning; by default its answer.")

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import nn
 
 from autosync.domain import Domain
-from autosync.framework_settings.deepspeed_export import CONFIGURATION_FILE, zero_buckets
-from autosync.framework_settings.framework_table import settings_for
+from autosync.exports.deepspeed import CONFIGURATION_FILE, zero_buckets
+from autosync.exports.framework_table import settings_for
 from autosync.importing import import_module
 from autosync.strategy import AllReduce, Encoding, ReduceScatter
-from tests.autosync.framework_settings.test_executed_settings import (
+from tests.autosync.exports.test_executed_settings import (
     INPUTS,
     network,
     strategy_of,

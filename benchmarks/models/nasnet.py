@@ -5,8 +5,8 @@ sizes."""
 import torch
 from torch import nn
 
-from autosync.models.convolution_blocks import ConvNorm, ImageClassifier
 from autosync.models.example_batches import TrainingExample, classification_loss, images
+from benchmarks.models.convolution_blocks import ConvNorm, ImageClassifier
 
 IMAGE_SIZE = 331
 EPS = 1e-3

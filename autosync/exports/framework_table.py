@@ -3,12 +3,11 @@
 from collections.abc import Callable
 
 from autosync.domain import Domain
-from autosync.framework_settings.ddp_export import ddp_settings
-from autosync.framework_settings.deepspeed_export import deepspeed_settings
-from autosync.framework_settings.exported_settings import FrameworkSettings, refused
-from autosync.framework_settings.framework_names import FrameworkName
-from autosync.framework_settings.fsdp2_export import fsdp2_settings
-from autosync.framework_settings.horovod_export import horovod_settings
+from autosync.exports.ddp import ddp_settings
+from autosync.exports.deepspeed import deepspeed_settings
+from autosync.exports.fsdp2 import fsdp2_settings
+from autosync.exports.horovod import horovod_settings
+from autosync.exports.settings import FrameworkName, FrameworkSettings, refused
 from autosync.strategy import Strategy
 
 TWO_LINES = """import autosync

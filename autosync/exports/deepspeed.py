@@ -7,12 +7,13 @@ beyond `reduce_bucket_size` elements the bucket is sent.
 from typing import Any
 
 from autosync.domain import Domain
-from autosync.framework_settings.exported_settings import FrameworkSettings, refused
-from autosync.framework_settings.gradient_messages import (
+from autosync.exports.settings import (
+    FrameworkSettings,
     GradientMessage,
     all_reduced_messages,
     one_encoding,
     reduce_scattered_messages,
+    refused,
     schedule_deviations,
     sparse_variables,
 )
@@ -97,7 +98,11 @@ def _without_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], E
     if messages[0].elements > STAGE_0_ELEMENTS:
         why = f"its message holds more than {STAGE_0_ELEMENTS} elements, the most of a bucket there"
         raise refused("deepspeed", why, thing="messages", value=messages[0].elements)
-    return {"stage": 0}, _halves(messages), schedule_deviations(strategy, messages, "deepspeed")
+    return (
+        {"stage": 0},
+        one_encoding(messages, "deepspeed"),
+        schedule_deviations(strategy, messages, "deepspeed"),
+    )
 
 
 def _with_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Encoding, list[str]]:
@@ -152,7 +157,7 @@ def _with_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Enco
         "overlap_comm": len(messages) > 1,
         "contiguous_gradients": True,
     }
-    return zero, _halves(messages), deviations
+    return zero, one_encoding(messages, "deepspeed"), deviations
 
 
 def _one_type(domain: Domain) -> str:
@@ -196,10 +201,3 @@ def _size_that_fills(
         if found == wanted:
             return size
     return None
-
-
-def _halves(messages: list[GradientMessage]) -> Encoding:
-    encoding = one_encoding(messages, "deepspeed")
-    if encoding.name == "powersgd":
-        raise refused("deepspeed", "it has no PowerSGD", thing="encoding", value=encoding.name)
-    return encoding

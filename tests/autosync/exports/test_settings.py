@@ -7,11 +7,10 @@ import pytest
 
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.exports.deepspeed import zero_buckets
+from autosync.exports.framework_table import EXPORTS, settings_for
+from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.extensions.staleness.document import Staleness
-from autosync.framework_settings.deepspeed_export import zero_buckets
-from autosync.framework_settings.exported_settings import FrameworkSettings
-from autosync.framework_settings.framework_names import FrameworkName
-from autosync.framework_settings.framework_table import EXPORTS, settings_for
 from autosync.graph import Variable
 from autosync.search.designs import known_designs
 from autosync.strategy import (

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from autosync.models.example_batches import TrainingExample, tokens
-from autosync.models.lstm import LSTMLayer
+from benchmarks.models.lstm import LSTMLayer
 
 VOCABULARY = 793_470
 CELLS = 2048
@@ -48,7 +48,7 @@ def sampled_loss(
     return -nn.functional.log_softmax(scores, dim=1)[:, 0].mean()
 
 
-def lm1b_lstm(batch_size: int, length: int = 20) -> TrainingExample:
+def lm1b(batch_size: int, length: int = 20) -> TrainingExample:
     words, following = (tokens(batch_size, length, VOCABULARY) for _ in range(2))
     sampled = torch.randint(0, VOCABULARY, (SAMPLES,))
     return LM1B(), (words, following, sampled), sampled_loss

@@ -1,11 +1,14 @@
-"""The messages of strategies that other frameworks may know: whole gradients, weighed alike."""
+"""What every export shares: the answer, the refusal, and the messages of strategies that other
+frameworks may know, which are whole gradients of equal weight."""
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
+from pydantic import ConfigDict
+
+from autosync.documents import STRICT
 from autosync.domain import Domain
-from autosync.errors import InvalidStrategy
-from autosync.framework_settings.exported_settings import refused
-from autosync.framework_settings.framework_names import TITLES, FrameworkName
+from autosync.errors import InvalidStrategy, NotSupported
 from autosync.graph import Variable
 from autosync.strategy import (
     AllGather,
@@ -16,6 +19,15 @@ from autosync.strategy import (
     VariableChoice,
 )
 
+FrameworkName = Literal["autosync", "ddp", "fsdp2", "deepspeed", "horovod"]
+
+TITLES: dict[FrameworkName, str] = {
+    "autosync": "AutoSync",
+    "ddp": "torch's DDP",
+    "fsdp2": "torch's FSDP2",
+    "deepspeed": "DeepSpeed",
+    "horovod": "Horovod",
+}
 SHARE_TOLERANCE = 1e-9
 SYNCHRONIZER_WORDS = {
     "parameter_server": "sent to a parameter server",
@@ -24,6 +36,40 @@ SYNCHRONIZER_WORDS = {
     "all_gather": "gathered by rows",
     "factors": "sent as sufficient factors",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkSettings:
+    """A strategy in the words of a framework.
+
+    deviations: what the framework does otherwise than the strategy; where there are none, the same
+        gradients travel in the same messages in the same order. Results are those of synchronous
+        data parallelism in any case.
+    settings: keyword arguments of the wrapper, or the framework's configuration file.
+    environment: variables that every rank needs.
+    snippet: Python that applies all this to `model` and `optimizer`.
+    """
+
+    framework: FrameworkName
+    strategy_id: str
+    deviations: tuple[str, ...]
+    settings: dict[str, Any]
+    environment: dict[str, str]
+    snippet: str
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def refused(
+    framework: FrameworkName, why: str, *, thing: str = "strategy", value: object = None
+) -> NotSupported:
+    """why: ends no sentence."""
+    return NotSupported(
+        f"{TITLES[framework]} cannot run this strategy: {why}.",
+        thing=thing,
+        value=value,
+        remedy="Apply its bundle with `autosync.distribute`, or export another strategy.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +174,13 @@ def reduce_scattered_messages(
     return whole_messages(strategy, domain, framework)
 
 
-def one_encoding(messages: list[GradientMessage], framework: FrameworkName) -> Encoding:
-    """How all messages of dense gradients are packed.
+def one_encoding(
+    messages: list[GradientMessage], framework: FrameworkName, *, powersgd: bool = False
+) -> Encoding:
+    """How all messages of dense gradients are packed. powersgd: whether the framework has it.
 
     Raises:
-        NotSupported: they are packed in several ways.
+        NotSupported: they are packed in several ways, or by PowerSGD, which it does not have.
     """
     packed = [m.synchronizer for m in messages if not isinstance(m.synchronizer, AllGather)]
     found = list(dict.fromkeys(getattr(each, "encoding", Encoding()) for each in packed))
@@ -140,7 +188,10 @@ def one_encoding(messages: list[GradientMessage], framework: FrameworkName) -> E
         names = ", ".join(encoding.name for encoding in found)
         why = f"its messages are packed in several ways ({names}), and there all alike"
         raise refused(framework, why, thing="encoding", value=names)
-    return found[0] if found else Encoding()
+    encoding = found[0] if found else Encoding()
+    if encoding.name == "powersgd" and not powersgd:
+        raise refused(framework, "it has no PowerSGD", thing="encoding", value=encoding.name)
+    return encoding
 
 
 def schedule_deviations(

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autosync.models.example_batches import TrainingExample, tokens
-from autosync.models.lstm import LSTMLayer
+from benchmarks.models.lstm import LSTMLayer
 
 SOURCE_VOCABULARY = 160_000
 TARGET_VOCABULARY = 80_000

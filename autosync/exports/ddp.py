@@ -1,27 +1,40 @@
-"""Settings of torch's DistributedDataParallel: limits of its buckets and a communication hook."""
+"""Settings of torch's DistributedDataParallel: limits of its buckets and a communication hook.
+
+After its first iteration DDP rebuilds its buckets in the order in which gradients got ready. A
+bucket closes once it holds its limit; gradients of each type have buckets of their own, and a
+sparse gradient has one for itself (torch's `compute_bucket_assignment_by_size`).
+"""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from autosync.domain import Domain
-from autosync.framework_settings.bucket_filling import ddp_buckets, limits_that_fill
-from autosync.framework_settings.exported_settings import FrameworkSettings, refused
-from autosync.framework_settings.gradient_messages import (
+from autosync.exports.settings import (
+    FrameworkSettings,
     GradientMessage,
     all_reduced_messages,
     check_variables,
     one_encoding,
+    refused,
     schedule_deviations,
     sparse_variables,
 )
+from autosync.graph import ModelGraph
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.strategy import AllReduce, Encoding, Strategy
 from autosync.units import MIB
 
+Bucket = tuple[int, ...]
+"""Variables by index, in the order in which their gradients get ready."""
+
+Bounds = tuple[float, float]
+"""A limit lies above the first and is at most the second."""
+
 POWERSGD_START = 2
 """The earliest iteration: torch begins only after the buckets were rebuilt."""
-HALVES = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 POWERSGD_MODULE = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
 POWERSGD_DEVIATION = (
     "torch's PowerSGD begins in iteration {start}, approximates each parameter of a bucket by "
@@ -40,7 +53,7 @@ def ddp_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
         limits, deviations, encoding = _own_limits(strategy), [], Encoding()
     else:
         messages = all_reduced_messages(_packed_alike(strategy, domain), domain, "ddp")
-        encoding = one_encoding(messages, "ddp")
+        encoding = one_encoding(messages, "ddp", powersgd=True)
         deviations = schedule_deviations(strategy, messages, "ddp")
         limits = _limits(messages, domain)
     if encoding.name != "none" and (sparse := sparse_variables(domain)):
@@ -145,7 +158,7 @@ def _hook_data(encoding: Encoding) -> dict[str, Any] | None:
             "start_powerSGD_iter": POWERSGD_START,
         }
         return {"hook": f"{POWERSGD_MODULE}.powerSGD_hook", "PowerSGDState": state}
-    return {"hook": f"{HALVES}.{encoding.name}_compress_hook"}
+    return {"hook": f"{HOOKS}.{encoding.name}_compress_hook"}
 
 
 def _snippet(settings: dict[str, Any], encoding: Encoding) -> str:
@@ -163,6 +176,78 @@ def _snippet(settings: dict[str, Any], encoding: Encoding) -> str:
         )
         lines += [f"model.register_comm_hook({state}, powerSGD_hook)"]
     elif encoding.name != "none":
-        lines[1:1] = [f"from {HALVES} import {encoding.name}_compress_hook"]
+        lines[1:1] = [f"from {HOOKS} import {encoding.name}_compress_hook"]
         lines += [f"model.register_comm_hook(None, {encoding.name}_compress_hook)"]
     return "\n".join([*lines, ""])
+
+
+def ddp_buckets(graph: ModelGraph, limits_bytes: Sequence[int]) -> tuple[Bucket, ...]:
+    """The buckets in the order in which they close.
+
+    limits_bytes: of the first, the second, ... bucket of each type; the last one holds for all
+        that follow.
+    """
+    buckets: list[Bucket] = []
+    filling: dict[str, list[int]] = {}
+    filled_bytes: dict[str, int] = {}
+    closed: dict[str, int] = {}
+    for index in graph.gradient_order:
+        variable = graph.variables[index]
+        if variable.sparse:
+            buckets.append((index,))
+            continue
+        filling.setdefault(variable.dtype, []).append(index)
+        filled = filled_bytes.get(variable.dtype, 0) + variable.size_bytes
+        filled_bytes[variable.dtype] = filled
+        count = closed.get(variable.dtype, 0)
+        limit = limits_bytes[min(count, len(limits_bytes) - 1)]
+        if filled >= limit:
+            buckets.append(tuple(filling.pop(variable.dtype)))
+            closed[variable.dtype] = count + 1
+            filled_bytes[variable.dtype] = 0
+    return (*buckets, *(tuple(bucket) for bucket in filling.values()))
+
+
+def limits_that_fill(graph: ModelGraph, buckets: Sequence[Bucket]) -> tuple[int, ...] | None:
+    """Limits in bytes under which DDP fills these buckets of dense gradients, one where one will
+    do; None where no limits would."""
+    by_type: dict[str, list[Bucket]] = {}
+    for bucket in buckets:
+        by_type.setdefault(graph.variables[bucket[0]].dtype, []).append(bucket)
+    for dtype, of_type in by_type.items():
+        if [index for bucket in of_type for index in bucket] != _ready(graph, dtype):
+            return None
+    places = [
+        _common([_bounds(graph, of_type, place) for of_type in by_type.values()])
+        for place in range(max(map(len, by_type.values()), default=0))
+    ]
+    one = _common(places)
+    chosen = [one] if one[0] < one[1] else places
+    if any(above >= most for above, most in chosen):
+        return None
+    largest = sum(variable.size_bytes for variable in graph.variables)
+    return tuple(int(min(most, largest)) for _, most in chosen)
+
+
+def _bounds(graph: ModelGraph, of_type: Sequence[Bucket], place: int) -> Bounds:
+    """Of the limit of one bucket: it must not close before its last gradient, and must then,
+    unless nothing follows."""
+    if place >= len(of_type):
+        return 0, float("inf")
+    sizes = [graph.variables[index].size_bytes for index in of_type[place]]
+    last = place == len(of_type) - 1
+    return sum(sizes[:-1]), float("inf") if last else sum(sizes)
+
+
+def _common(bounds: Sequence[Bounds]) -> Bounds:
+    return max((b[0] for b in bounds), default=0), min((b[1] for b in bounds), default=float("inf"))
+
+
+def _ready(graph: ModelGraph, dtype: str) -> list[int]:
+    """Dense gradients of a type, in the order in which they get ready."""
+    variables = graph.variables
+    return [
+        index
+        for index in graph.gradient_order
+        if variables[index].dtype == dtype and not variables[index].sparse
+    ]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C import _distributed_c10d as c10d
 
-from autosync.framework_settings.bucket_filling import ddp_buckets, limits_that_fill
+from autosync.exports.ddp import ddp_buckets, limits_that_fill
 from autosync.graph import ModelGraph, Variable
 from tests.domains import chain_graph
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from autosync.models.convolution_blocks import RELU6, ConvNorm, ImageClassifier
 from autosync.models.example_batches import TrainingExample, classification_loss, images
+from benchmarks.models.convolution_blocks import RELU6, ConvNorm, ImageClassifier
 
 EPS = 1e-5
 STAGES = (

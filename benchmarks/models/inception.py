@@ -5,8 +5,8 @@ from functools import partial
 
 from torch import nn
 
-from autosync.models.convolution_blocks import Branches, ConvNorm, ImageClassifier
 from autosync.models.example_batches import TrainingExample, classification_loss, images
+from benchmarks.models.convolution_blocks import Branches, ConvNorm, ImageClassifier
 
 IMAGE_SIZE = 299
 

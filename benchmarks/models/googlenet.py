@@ -3,8 +3,8 @@ normalization, no batch normalization; without the two auxiliary classifiers."""
 
 from torch import nn
 
-from autosync.models.convolution_blocks import Branches, ImageClassifier
 from autosync.models.example_batches import TrainingExample, classification_loss, images
+from benchmarks.models.convolution_blocks import Branches, ImageClassifier
 
 WIDTHS = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
@@ -57,6 +57,6 @@ def googlenet_features() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def googlenet_images(batch_size: int, classes: int = 1000) -> TrainingExample:
+def googlenet(batch_size: int, classes: int = 1000) -> TrainingExample:
     model = ImageClassifier(googlenet_features(), 1024, classes, dropout=0.4)
     return model, images(batch_size, classes), classification_loss

@@ -7,12 +7,13 @@ HOROVOD_DISABLE_GROUP_FUSION nothing else joins it; a message holds HOROVOD_FUSI
 from typing import Any
 
 from autosync.domain import Domain
-from autosync.framework_settings.exported_settings import FrameworkSettings, refused
-from autosync.framework_settings.gradient_messages import (
+from autosync.exports.settings import (
+    FrameworkSettings,
     GradientMessage,
     all_reduced_messages,
     names_of,
     one_encoding,
+    refused,
     schedule_deviations,
     sparse_variables,
 )

@@ -1,4 +1,5 @@
-"""AutoDist's graph items: the variables of a TensorFlow graph and the order of its gradients.
+"""AutoDist's graph items: the variables of a TensorFlow graph and the order of its gradients, read
+and written.
 
 A graph item knows the variables (name, shape, type, whether the gradient is sparse) and how nodes
 depend on each other. It does not know shapes of activations, the batch size, how many rows a
@@ -6,33 +7,23 @@ lookup touches, or how long anything takes: the batch size and the touched rows 
 state, FLOPs are a lower bound, and compute seconds come with a profile or a known step time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from autosync.errors import InvalidInput
-from autosync.graph import ModelGraph, Operation, Variable
-from autosync.interop.autodist_messages import (
-    DATA_TYPES,
-    AnyMessage,
-    AttrValue,
-    GraphDef,
-    GraphItem,
-    NodeDef,
-    VariableDef,
-)
+from autosync.errors import InvalidInput, NotSupported
+from autosync.graph import DType, ModelGraph, Operation, Variable
+from autosync.interop.autodist_strategy import variable_name
 from autosync.interop.dataflow import Dataflow, read_dataflow
-from autosync.interop.protobuf_records import M, ValueBudget, decode
-from autosync.interop.protobuf_wire import Window
-from autosync.interop.strategy_import import variable_name
+from autosync.interop.protobuf_messages import new_message, parse_message
 
-MAX_GRAPH_BYTES = 512_000_000
-MAX_GRAPH_VALUES = 4_000_000
-"""Of all its messages, as `protobuf_records` counts: some 190,000 nodes of four attributes."""
-MAX_SHAPE_VALUES = 1000
+MAX_GRAPH_BYTES = 64_000_000
 MAX_ELEMENTS = 1 << 40
+DATA_TYPES: dict[DType, int] = {"float32": 1, "float64": 2, "bfloat16": 14, "float16": 19}
+"""TensorFlow's DataType numbers of the types that a variable can have here."""
 DTYPES = {number: name for name, number in DATA_TYPES.items()}
 
-
+BATCH = "batch"
 SPARSE_UPDATES = ("ResourceSparseApply", "SparseApply")
 """Beginnings of the types that update single rows of a variable, their first input."""
 
@@ -65,16 +56,13 @@ def read_graph_item(
         InvalidInput: the bytes are no graph item, name what is not there, or what the caller must
             state is missing; names the offset, or the variable.
     """
-    if len(data) > MAX_GRAPH_BYTES:
-        raise _refused(source, f"has {len(data)} bytes, more than {MAX_GRAPH_BYTES}")
-    budget = ValueBudget(MAX_GRAPH_VALUES)
-    item = decode(GraphItem, Window.of(data, source), budget)
-    graph_def = _unwrapped(item.graph_def, GraphDef, budget, source)
+    item = parse_message("GraphItem", data, source, MAX_GRAPH_BYTES)
+    graph_def = _unwrapped(item.graph_def, "GraphDef", source)
     nodes = {node.name: node for node in graph_def.node}
     if len(nodes) != len(graph_def.node):
         raise _refused(source, "names two nodes alike")
     gradients = _gradients(item, graph_def, source)
-    defined = _defined(item, gradients, budget, source)
+    defined = _defined(item, gradients, source)
     rows = _TouchedRows(touched_rows, source)
     variables = [
         _variable(each, gradients[each], nodes, rows, source)
@@ -112,19 +100,15 @@ class _TouchedRows:
         return min(rows, shape[0]) if shape else rows
 
 
-def _unwrapped(wrapped: AnyMessage | None, cls: type[M], budget: ValueBudget, source: str) -> M:
-    """The message of an Any, which must be of the type due."""
-    if wrapped is None:
-        raise _refused(source, f"holds no {cls.__name__}")
-    kind = wrapped.type_url.rpartition("/")[2]
-    if kind.rpartition(".")[2] != cls.__name__:
-        raise wrapped.value.refused(
-            wrapped.value.begin, "Any.type_url", f"a {cls.__name__} is due, not {kind!r}"
-        )
-    return decode(cls, wrapped.value, budget)
+def _unwrapped(wrapped: Any, kind: str, source: str) -> Any:
+    """The message in an Any, which must be of the type due."""
+    stated = wrapped.type_url.rpartition("/")[2]
+    if stated.rpartition(".")[2] != kind:
+        raise _refused(source, f"a {kind} is due, not {stated!r}")
+    return parse_message(kind, wrapped.value, source, MAX_GRAPH_BYTES)
 
 
-def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _GradientTensor]:
+def _gradients(item: Any, graph_def: Any, source: str) -> dict[str, _GradientTensor]:
     """By variable. IndexedSlices are three tensors in one key; their values come second."""
     by_rows = {
         variable_name(node.input[0])
@@ -132,9 +116,9 @@ def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _
         if node.input and node.op.startswith(SPARSE_UPDATES)
     }
     found: dict[str, _GradientTensor] = {}
-    for key, target in item.grad_target_pairs.items():
-        tensors = key.split(";")
-        name = variable_name(target)
+    for pair in item.grad_target_pairs:
+        tensors = pair.key.split(";")
+        name = variable_name(pair.value)
         if name in found:
             raise _refused(source, f"gives variable {name!r} two gradients")
         slices = len(tensors) > 1
@@ -144,12 +128,9 @@ def _gradients(item: GraphItem, graph_def: GraphDef, source: str) -> dict[str, _
     return found
 
 
-def _defined(
-    item: GraphItem, gradients: Mapping[str, _GradientTensor], budget: ValueBudget, source: str
-) -> list[str]:
+def _defined(item: Any, gradients: Mapping[str, _GradientTensor], source: str) -> list[str]:
     """Names of the variables, in the order of their definitions."""
-    wrapped = item.info.variables if item.info else ()
-    defined = (_unwrapped(each, VariableDef, budget, source) for each in wrapped)
+    defined = (_unwrapped(each, "VariableDef", source) for each in item.info.variables)
     names = [variable_name(each.variable_name) for each in defined]
     missing = gradients.keys() - set(names)
     if missing:
@@ -160,20 +141,21 @@ def _defined(
 def _variable(
     name: str,
     gradient: _GradientTensor,
-    nodes: Mapping[str, NodeDef],
+    nodes: Mapping[str, Any],
     rows: _TouchedRows,
     source: str,
 ) -> Variable:
     node = nodes.get(name)
     if node is None:
         raise _refused(source, f"variable {name!r} has no node")
-    dtype = DTYPES.get(_attribute(node, "dtype").type)
+    attributes = {each.key: each.value for each in node.attr}
+    dtype = DTYPES.get(attributes["dtype"].type) if "dtype" in attributes else None
     if dtype is None:
         raise _refused(source, f"variable {name!r} has no floating-point dtype")
-    stated_shape = _attribute(node, "shape").shape
-    if stated_shape is None or stated_shape.unknown_rank:
+    stated = attributes.get("shape")
+    if stated is None or not stated.HasField("shape") or stated.shape.unknown_rank:
         raise _refused(source, f"variable {name!r} has no shape")
-    shape = tuple(dim.size for dim in stated_shape.dim)
+    shape = tuple(dim.size for dim in stated.shape.dim)
     elements = 1
     for size in shape:
         elements *= size
@@ -181,13 +163,6 @@ def _variable(
             raise _refused(source, f"variable {name!r} has the shape {shape[:8]}")
     touched = rows.of(name, shape) if gradient.sparse else 0
     return Variable(name, shape, dtype, gradient.sparse, touched)
-
-
-def _attribute(node: NodeDef, name: str) -> AttrValue:
-    """All defaults where the node has none of that name."""
-    if name not in node.attr:
-        return AttrValue()
-    return decode(AttrValue, node.attr[name], MAX_SHAPE_VALUES)
 
 
 def _graph(name: str, batch_size: int, variables: list[Variable], flow: Dataflow) -> ModelGraph:
@@ -209,6 +184,92 @@ def _graph(name: str, batch_size: int, variables: list[Variable], flow: Dataflow
     after = tuple(operation_of[variable.name] for variable in variables)
     backward = tuple(dict.fromkeys(after[i] for i in order))
     return ModelGraph(name, batch_size, tuple(operations), tuple(variables), backward, order, after)
+
+
+def write_graph_item(graph: ModelGraph) -> bytes:
+    """The graph with its variables, uses and the order in which gradients get ready.
+
+    Operations keep their PyTorch types: TensorFlow reads such a GraphDef but cannot run it.
+
+    What a graph item cannot hold is left out: batch size, FLOPs, output bytes, touched rows and
+    factor rows. A tied variable's uses are all there. Gradients form a chain after the forward
+    pass, since only their order is known.
+
+    Raises:
+        NotSupported: a variable's name has a sign that means something in names of tensors.
+    """
+    for variable in graph.variables:
+        if any(sign in variable.name for sign in ":;^"):
+            raise NotSupported(
+                f"variable {variable.name!r} cannot be named in a graph item, where ':', ';' and "
+                "'^' have a meaning.",
+                thing=f"variable {variable.name}",
+                value="has a name that a graph item cannot hold",
+            )
+    nodes = [new_message("NodeDef", name=BATCH, op="Placeholder")]
+    nodes += [node for variable in graph.variables for node in _variable_nodes(variable)]
+    nodes += _forward_nodes(graph)
+    backward, pairs = _gradient_nodes(graph, nodes[-1].name)
+    item = new_message("GraphItem", grad_target_pairs=pairs)
+    item.graph_def.CopyFrom(_wrapped("GraphDef", node=[*nodes, *backward]))
+    for variable in graph.variables:
+        named = _wrapped("VariableDef", variable_name=f"{variable.name}:0")
+        item.info.variables.append(named)
+    data: bytes = item.SerializeToString()
+    return data
+
+
+def _wrapped(kind: str, **fields: Any) -> Any:
+    message = new_message(kind, **fields)
+    url = f"type.googleapis.com/tensorflow.{kind}"
+    return new_message("Any", type_url=url, value=message.SerializeToString())
+
+
+def _read_name(variable: Variable) -> str:
+    return f"{variable.name}/Read/ReadVariableOp"
+
+
+def _variable_nodes(variable: Variable) -> Iterator[Any]:
+    handle = new_message("NodeDef", name=variable.name, op="VarHandleOp")
+    handle.attr.add(key="dtype").value.type = DATA_TYPES[variable.dtype]
+    shape = handle.attr.add(key="shape").value.shape
+    shape.SetInParent()  # a number has a shape, too
+    for size in variable.shape:
+        shape.dim.add(size=size)
+    yield handle
+    name = _read_name(variable)
+    read = new_message("NodeDef", name=name, op="ReadVariableOp", input=[variable.name])
+    read.attr.add(key="dtype").value.type = DATA_TYPES[variable.dtype]
+    yield read
+
+
+def _forward_nodes(graph: ModelGraph) -> list[Any]:
+    """One node an operation, after all it reads; the first ones read the batch."""
+    names = [
+        f"forward/{i}/{operation.name.replace(':', '_')}"
+        for i, operation in enumerate(graph.operations)
+    ]
+    nodes = []
+    for name, operation in zip(names, graph.operations, strict=True):
+        data = [names[i] for i in operation.inputs] or [BATCH]
+        reads = [_read_name(graph.variables[i]) for i in operation.variables]
+        nodes.append(new_message("NodeDef", name=name, op=operation.type, input=data + reads))
+    return nodes
+
+
+def _gradient_nodes(graph: ModelGraph, last: str) -> tuple[list[Any], list[Any]]:
+    """The chain of gradients, and which belongs to which variable."""
+    nodes: list[Any] = []
+    pairs: list[Any] = []
+    for index in graph.gradient_order:
+        variable = graph.variables[index]
+        parts = ("indices", "values", "dense_shape") if variable.sparse else ("dense",)
+        names = [f"gradients/{variable.name}/{part}" for part in parts]
+        nodes += [new_message("NodeDef", name=name, op="Gradient", input=[last]) for name in names]
+        key = ";".join(f"{name}:0" for name in names)
+        pairs.append(new_message("Pair", key=key, value=f"{variable.name}:0"))
+        last = names[-1] if not variable.sparse else names[1]
+    return nodes, pairs
 
 
 def _refused(source: str, why: str) -> InvalidInput:

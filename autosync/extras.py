@@ -1,4 +1,4 @@
-"""The frameworks themselves are extras of the package."""
+"""Packages that AutoSync needs for some inputs or frameworks only: its extras."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from autosync.errors import NotSupported
 
 
 @contextmanager
-def needs(package: str) -> Iterator[None]:
-    """Around the import of a framework.
+def needs(package: str, what: str) -> Iterator[None]:
+    """Put this around the import of an optional package.
 
-    package: its name, which is the extra's, too.
+    package: its name, which is also the name of the extra. what: what needs it, for the message.
 
     Raises:
-        NotSupported: it is not installed.
+        NotSupported: the package is not installed; says how to install it.
     """
     try:
         yield
@@ -22,7 +22,7 @@ def needs(package: str) -> Iterator[None]:
         if find_spec(package) is not None:
             raise
         raise NotSupported(
-            f"autosync.frameworks.{package} needs {package}, which is not installed here.",
+            f"{what} needs {package}, which is not installed here.",
             thing=package,
             value=package,
             remedy=f"pip install 'autosync[{package}]'",

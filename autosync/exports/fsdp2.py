@@ -4,12 +4,13 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from autosync.domain import Domain
-from autosync.framework_settings.exported_settings import FrameworkSettings, refused
-from autosync.framework_settings.gradient_messages import (
+from autosync.exports.settings import (
+    FrameworkSettings,
     GradientMessage,
     names_of,
     one_encoding,
     reduce_scattered_messages,
+    refused,
     schedule_deviations,
 )
 from autosync.graph import ModelGraph
@@ -28,8 +29,6 @@ def fsdp2_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     """
     messages = reduce_scattered_messages(strategy, domain, "fsdp2")
     encoding = one_encoding(messages, "fsdp2")
-    if encoding.name == "powersgd":
-        raise refused("fsdp2", "it has no PowerSGD", thing="encoding", value=encoding.name)
     users = _users(domain.graph)
     modules = [_modules(message, users) for message in messages]
     _check_apart(messages, modules, domain)

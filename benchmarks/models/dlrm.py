@@ -96,7 +96,7 @@ def dlrm_example(sizes: DLRMSizes, batch_size: int) -> TrainingExample:
     return DLRM(sizes), inputs, click_loss
 
 
-def dlrm_kaggle(batch_size: int) -> TrainingExample:
+def dlrm(batch_size: int) -> TrainingExample:
     return dlrm_example(KAGGLE, batch_size)
 
 
