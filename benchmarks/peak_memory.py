@@ -37,7 +37,7 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
 from autosync.trials.request_names import BackendName
-from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach
+from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from benchmarks.gpu.ranks import machine_facts, on_ranks, write_json
 
 MODELS = (

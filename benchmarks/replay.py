@@ -33,15 +33,14 @@ from autosync.search.loop.message_equality import message_shares
 from autosync.search.loop.proposing import ROUND_TRIALS
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
-from autosync.simulator.evaluation.merged_measurements import merged_by_messages
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.learned_model import LabelledTrials
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.recipe import MemberKind, Recipe
 from autosync.simulator.learned.transfer import pretrained
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
+from benchmarks.evaluation.evaluated_domain import merged_by_messages
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

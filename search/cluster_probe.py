@@ -22,7 +22,7 @@ from autosync.search.designs.building_blocks import Choices, assemble, collectiv
 from autosync.simulator.fitting.iteration_cost_fitting import CostFit, fit_costs
 from autosync.simulator.fitting.message_cost_fitting import with_message_costs
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
-from autosync.trials.contract import Launcher, Pool, TrialRequest, Workload
+from autosync.trials.contract import Launcher, Pool, TrialFailed, TrialRequest, Workload
 from autosync.trials.probe.message_samples import (
     REPEATS,
     brief_sizes,
@@ -31,7 +31,6 @@ from autosync.trials.probe.message_samples import (
     worker_counts,
 )
 from autosync.trials.request_names import ComputeDevice, ComputeKind
-from autosync.trials.trial_failure import TrialFailed
 
 VARIABLES = 128
 OCTAVES = 12

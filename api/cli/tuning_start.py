@@ -6,43 +6,35 @@ from rich.markup import escape
 
 from autosync.api.cli.console import say
 from autosync.errors import InvalidInput
-from autosync.search.loop.settings import Settings
-from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
     from autosync.api.engine.tuning_request import TuningRequest
+    from autosync.api.spec import TuningSpec
     from autosync.domain import Domain
 
 
-def request_at_scales(
-    domain: "Domain",
-    settings: Settings,
-    simulator: str,
-    where: tuple[LauncherName, ComputeKind, ComputeDevice],
-    byte_scale: float | None,
-    time_scale: float | None,
-) -> "TuningRequest":
-    """The request at the scales that were asked for, or those this kind of machine can carry.
-    where: its launcher, what computes in its trials, and on what device.
+def requested(domain: "Domain", spec: "TuningSpec") -> "TuningRequest":
+    """What is asked of this domain, at the scales that are asked for or that this kind of machine
+    can carry.
 
     Raises:
-        InvalidInput: these do not go together. NotSupported: this machine has no GPU.
+        InvalidInput: fields do not go together. NotSupported: this machine has no GPU.
     """
     from autosync.api.engine.tuning_request import TuningRequest, at_scales
     from autosync.trials.request_names import REAL_CLUSTERS
 
-    launcher, compute, device = where
     asked = TuningRequest(
         domain=domain,
-        settings=settings,
-        simulator=simulator,
-        launcher=launcher,
-        compute=compute,
-        device=device,
+        settings=spec.settings,
+        space=spec.space,
+        simulator=spec.simulator,
+        launcher=spec.launcher,
+        compute=spec.compute,
+        device=spec.compute_device,
     )
-    request = at_scales(asked, byte_scale, time_scale)
-    if request.workload.device == "cuda" and launcher not in REAL_CLUSTERS:
+    request = at_scales(asked, spec.byte_scale, spec.time_scale)
+    if request.workload.device == "cuda" and spec.launcher not in REAL_CLUSTERS:
         from autosync.trials.gpus import refuse_without_gpu
 
         refuse_without_gpu()

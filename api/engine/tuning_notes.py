@@ -3,11 +3,8 @@
 from autosync.api.db.database import Database
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import FINAL, TuningRow
+from autosync.api.spec import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.errors import InvalidInput, NotSupported
-
-MOST_TAGS = 10
-LONGEST_TAG = 40
-LONGEST_NOTE = 2000
 
 
 def write_notes(

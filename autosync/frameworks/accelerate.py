@@ -21,7 +21,7 @@ from autosync.runtime.attached_models import ATTACHED, REPLICATED
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.gradient_norm import clip_grad_norm_
 from autosync.runtime.hooks.torch_compile import compiled_from
-from autosync.runtime.transport.bundle_agreement import refused_everywhere
+from autosync.runtime.transport.agreement import refused_everywhere
 from autosync.runtime.transport.process_groups import working_group
 
 with needs("accelerate"):

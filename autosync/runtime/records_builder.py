@@ -10,9 +10,17 @@ from torch.optim import Optimizer
 from autosync.codes import POWERSGD, Op, Update
 from autosync.errors import InvalidInput, NotSupported
 from autosync.plan import Plan
+from autosync.runtime.compression.factors import FactorCapture, all_gather_factors, owner_of
+from autosync.runtime.compression.half import encoded, fixed_payload_bytes
+from autosync.runtime.compression.powersgd import LowRank, LowRankBucket, low_rank_buckets
+from autosync.runtime.compression.rows import (
+    TouchedRows,
+    check_dense,
+    row_ranges,
+    rows_message,
+)
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.device.strides import dense_strides
-from autosync.runtime.layout.queue_order import queue_names
 from autosync.runtime.layout.records import (
     Bucket,
     BucketUpdate,
@@ -20,17 +28,9 @@ from autosync.runtime.layout.records import (
     Records,
     RowRange,
     VariableRecord,
+    queue_names,
 )
 from autosync.runtime.layout.segments import bucket_segments, elements
-from autosync.runtime.payloads.encodings import encoded, fixed_payload_bytes
-from autosync.runtime.payloads.factors import FactorCapture, all_gather_factors, owner_of
-from autosync.runtime.payloads.powersgd import LowRank, LowRankBucket, low_rank_buckets
-from autosync.runtime.payloads.sparse_rows import (
-    TouchedRows,
-    check_dense,
-    row_ranges,
-    rows_message,
-)
 from autosync.runtime.transport.operations import multiplies_by_shares
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.team_role import chunk_of
@@ -92,7 +92,7 @@ def build_buckets(
     _check_tables(buckets)
     _check_updates(optimizer, buckets)
     _find_deferred(optimizer, plan, buckets)
-    _give_carriers(model, optimizer, buckets, carried, plan.shares[rank], streams)
+    _give_packers(model, optimizer, buckets, carried, plan.shares[rank], streams)
     return BuiltBuckets(variables, buckets, low_rank_buckets(plan, buckets))
 
 
@@ -173,7 +173,7 @@ def _row_bucket(plan: Plan, index: int, variables: list[VariableRecord]) -> Buck
     return bucket
 
 
-def _give_carriers(
+def _give_packers(
     model: nn.Module,
     optimizer: Optimizer,
     buckets: list[Bucket],
@@ -187,10 +187,10 @@ def _give_carriers(
             ranges.setdefault(rows.variable, []).append(rows)
         if carried[bucket.index] == Op.FACTOR_ALL_GATHER:
             for variable in bucket.variables:
-                variable.carrier = FactorCapture(variable, owner_of(model, variable))
+                variable.packer = FactorCapture(variable, owner_of(model, variable))
     for variable, of_variable in ranges.items():
         check_sparse(optimizer, variable)
-        variable.carrier = TouchedRows(variable, of_variable, share, streams)
+        variable.packer = TouchedRows(variable, of_variable, share, streams)
     dense = [v for bucket in buckets for v in bucket.variables if v not in ranges]
     check_dense(model, dense)
 

@@ -18,8 +18,8 @@ ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refus
 """docs/trials.md says when it is which."""
 
 LACKS_ROOM: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
-"""Kinds of what a form that holds less memory may mend: no room on the device, or none for a step
-in the budget of what is swapped."""
+"""Kinds of error that a strategy which holds less memory may avoid: no room on the device, or none
+for a step in the budget of swapping."""
 
 LEAVES_RANKS: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
 """Kinds after which a rank is as it was, and can take another plan."""
@@ -131,6 +131,16 @@ class TrialError:
     message: str
     stderr_tail: str = ""
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+class TrialFailed(Exception):
+    """How a trial fails between the ranks and the result: never outside a pool. ranks_usable:
+    every rank refused it alike, so that all can go on."""
+
+    def __init__(self, error: TrialError, ranks_usable: bool = False) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.ranks_usable = ranks_usable
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class SoakPool:
         threading.Thread(target=wait, daemon=True).start()
 
     def _mend_link(self, rank: int) -> None:
-        place = self.inner.transport.places[rank]
+        place = self.inner.places[rank]
         assert isinstance(place, LocalPlace)
         subprocess.run([*place.prefix, "ip", "link", "set", "eth0", "up"], check=True)
 

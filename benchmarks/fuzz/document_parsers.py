@@ -17,8 +17,7 @@ from autosync.search.collect.collection_plan import load_plan
 from autosync.search.designs.design_table import DESIGNS, fitted
 from autosync.search.space import Space
 from autosync.strategy import Strategy
-from autosync.trials.contract import Workload
-from autosync.trials.worker.commands import (
+from autosync.trials.commands import (
     Answer,
     Command,
     JoinGroup,
@@ -32,6 +31,7 @@ from autosync.trials.worker.commands import (
     read_answer,
     read_command,
 )
+from autosync.trials.contract import Workload
 from autosync.verification import verify
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -150,7 +150,7 @@ def worker_lines() -> list[bytes]:
         RunPass("key", 1, 2, True, None),
     )
     answers: tuple[Answer, ...] = (
-        PassDone(measured, 1 << 30, 0.5),
+        PassDone(measured, "kernel", 1 << 30, 0.5),
         MessagesTimed("kernel", (0.5, 1.0), (0.75, 1.25)),
     )
     lines = [command_line(each) for each in commands] + [answer_line(each) for each in answers]

@@ -17,7 +17,7 @@ from autosync.interop.strategy_export import export_strategy
 from autosync.interop.strategy_import import import_strategy
 from autosync.interop.trace_profile import read_trace_profile
 from autosync.search.designs.known_designs import all_reduce_chunk128, ps_load_balanced
-from autosync.simulator.evaluation.published_import import read_facts
+from autosync.simulator.published_dataset import read_facts
 from benchmarks.fuzz.document_parsers import DOMAIN, file_of, use_graph
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
 from tests.autosync.interop.chakra_files import chakra_file, linear_step

@@ -32,7 +32,7 @@ from autosync.plan import Plan
 from autosync.profiling import estimate_profile
 from autosync.search.designs import known_designs
 from autosync.trials.request_names import BackendName
-from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach
+from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from benchmarks.gpu.ranks import machine_facts, on_ranks, sharing_of, write_json
 
 MODELS = ("resnet50:32", "gpt2:4")

@@ -2,7 +2,7 @@
 
 The dataset's tables are the checkpoint. Since the last one every pass is appended to a log and
 synced, so that a collection can stop anywhere and resume. A line of the log is a row of the table
-(`autosync.simulator.evaluation.measured_dataset`), or
+(`autosync.simulator.runtime_dataset`), or
 
     {"strategy": document, "id": ...}    before the first pass of a strategy
     {"picks": [{"domain", "strategy_id", "origin", "round", "predicted_seconds"}]}
@@ -28,7 +28,7 @@ from autosync.atomic_write import replaced_atomically
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.simulator.evaluation.measured_dataset import read_trials, write_dataset
+from autosync.simulator.runtime_dataset import read_trials, write_dataset
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 

@@ -44,14 +44,11 @@ from autosync.search.space import Space
 from autosync.simulator.learned.bundled_simulator import default_simulator
 from autosync.simulator.numba_cache import compilations_told
 from autosync.trials.live.control_group import job_control
-from autosync.trials.live.live_checks import check_tunable
-from autosync.trials.live.live_cluster import device_type_of, gpu_sharing, measure_cluster
-from autosync.trials.live.live_commands import Verdict
-from autosync.trials.live.live_graph import record_job
-from autosync.trials.live.live_job import LiveJob, Step
-from autosync.trials.live.live_pool import JobPool
-from autosync.trials.live.live_transport import serve
+from autosync.trials.live.job import LiveJob, Step, check_tunable
+from autosync.trials.live.job_cluster import device_type_of, gpu_sharing, measure_cluster
+from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot
+from autosync.trials.live.step_graph import record_job
 
 log = logging.getLogger("autosync")
 
@@ -271,7 +268,7 @@ def _searched(
     now = time.monotonic()
     probe_until = now + PROBE_SHARE * (pool.until - now)
     domain = measure_message_costs(pool, domain, settings, probe_until, on_event)
-    pool.renew_groups()
+    pool.reset_ranks()
     if pool.job.device.type == "cpu":  # what a GPU does is not recorded
         domain = measure_overlap(pool, domain, settings, on_event)
     simulator = default_simulator(domain)

@@ -11,8 +11,8 @@ from autosync.search.cluster_probe import BRIEF_REPEATS
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.message_cost_fitting import with_message_costs
+from autosync.trials.contract import TrialFailed
 from autosync.trials.probe.message_samples import MessagePool, brief_sizes, measure_messages
-from autosync.trials.trial_failure import TrialFailed
 from autosync.units import MIB
 
 MOST_RECEIVED_BYTES = 256 * MIB

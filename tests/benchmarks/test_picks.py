@@ -15,8 +15,8 @@ from autosync.population import encode
 from autosync.search.collect.collection import CollectionRun, collect
 from autosync.search.collect.collection_log import PICK_ORIGINS, CollectedStrategy, CollectionLog
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.message_digests import digests_of
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
 from autosync.strategy import Strategy
 from benchmarks.picks import collect_picks
 from tests.domains import chain_graph, grid_cluster

@@ -9,7 +9,7 @@ from autosync.population import decode, encode
 from autosync.search.designs.design_table import DESIGNS
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.simulator.evaluation.measured_domain import SAMPLED, MeasuredDomain
+from autosync.simulator.runtime_dataset import SAMPLED, MeasuredDomain
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.replay import MeasuredPool, answers, pool_of, replay, taught
 from tests.domains import chain_graph, domain_of, grid_cluster

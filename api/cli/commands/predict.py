@@ -9,7 +9,6 @@ from autosync.api.cli.completion import complete_design
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
-    SIMULATOR_HELP,
     Batch,
     ClusterName,
     DatabaseUrl,
@@ -19,6 +18,7 @@ from autosync.api.cli.options import (
     Model,
     Optimizer,
     ProfileFile,
+    SimulatorName,
     StepSeconds,
 )
 
@@ -58,7 +58,7 @@ def predict(
             "rtx-2080-ti), none, or a name."
         ),
     ] = "auto",
-    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "timeline",
+    simulator: SimulatorName = "timeline",
     device: DeviceType = None,
     efficiency: Efficiency = None,
     profile: ProfileFile = None,

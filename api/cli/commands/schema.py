@@ -19,6 +19,7 @@ NAMES = (
     "Space",
     "Strategy",
     "TrialResult",
+    "TuningSpec",
 )
 """Of `autosync.api.http.openapi.DOCUMENTS`, which takes longer to load."""
 

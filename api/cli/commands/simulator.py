@@ -91,15 +91,15 @@ def train(
             value=None,
             remedy="Give both, or neither to train the next version of a database.",
         )
-    from autosync.simulator.evaluation.measured_dataset import load_dataset
-    from autosync.simulator.evaluation.pretraining import (
+    from autosync.simulator.learned.checkpoint import save_checkpoint
+    from autosync.simulator.learned.models.recipe import Recipe
+    from autosync.simulator.learned.pretraining import (
         dataset_hash,
         split_dataset,
         train_simulator,
     )
-    from autosync.simulator.learned.checkpoint import save_checkpoint
-    from autosync.simulator.learned.models.recipe import Recipe
     from autosync.simulator.learned.transfer import source_of
+    from autosync.simulator.runtime_dataset import load_dataset
 
     check_writable(output)
     measured = load_dataset(folder)

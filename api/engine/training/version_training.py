@@ -23,14 +23,6 @@ from autosync.bundled_data import data_file, data_folder
 from autosync.cancellation import check_cancelled
 from autosync.documents import from_json
 from autosync.errors import AutosyncError
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.pretraining import (
-    SplitTrials,
-    dataset_hash,
-    held_out_accuracy,
-    split_dataset,
-    train_simulator,
-)
 from autosync.simulator.learned.bundled_simulator import FILE, FOLDER
 from autosync.simulator.learned.checkpoint import (
     CheckpointCard,
@@ -39,7 +31,15 @@ from autosync.simulator.learned.checkpoint import (
     restore,
     weights_of,
 )
+from autosync.simulator.learned.pretraining import (
+    SplitTrials,
+    dataset_hash,
+    held_out_accuracy,
+    split_dataset,
+    train_simulator,
+)
 from autosync.simulator.learned.transfer import source_of
+from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
 log = logging.getLogger(__name__)

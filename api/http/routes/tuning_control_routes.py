@@ -6,7 +6,7 @@ from autosync.api.engine import tuning_notes, tuning_pauses, tuning_queue
 from autosync.api.http.dependencies import DatabaseDep, Id
 from autosync.api.http.openapi import refusals
 from autosync.api.http.schemas import ChangedTuning
-from autosync.api.http.tuning_body import NotesBody
+from autosync.api.spec import NotesSpec
 from autosync.api.views import reports
 from autosync.api.views.tuning_schemas import Tuning
 
@@ -15,7 +15,7 @@ REFUSED = refusals(404, 409)
 
 
 @router.patch("/{tuning_id}", responses=REFUSED)
-def patch_tuning(tuning_id: Id, body: NotesBody, database: DatabaseDep) -> Tuning:
+def patch_tuning(tuning_id: Id, body: NotesSpec, database: DatabaseDep) -> Tuning:
     """Write tags, a note, or whether it is archived."""
     tags = None if body.tags is None else " ".join(body.tags)
     tuning_notes.write_notes(database, tuning_id, tags, body.note, body.archived)

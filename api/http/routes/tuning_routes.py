@@ -66,7 +66,7 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     "",
     status_code=202,
     responses=refusals(404, 409),
-    openapi_extra=posted("TuningBody", "application/json"),
+    openapi_extra=posted("TuningSpec", "application/json"),
 )
 def post_tuning(
     body: Body,

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import ProposalRow, TrialRow
 from autosync.search.loop.outcome import DDP, paired_speedup
-from autosync.simulator.evaluation.metrics import pairs_ranked
+from autosync.simulator.ranking_accuracy import pairs_ranked
 
 MOST_IN_A_ROUND = 500
 """Strategies whose pairs are counted: every n-th of more, since pairs grow with their square."""

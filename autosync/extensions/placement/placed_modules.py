@@ -22,7 +22,7 @@ from autosync.runtime.device.model_device import device_of
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.plain_copies import REDUCE
-from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.process_groups import Groups
 
 

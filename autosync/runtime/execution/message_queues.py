@@ -16,8 +16,7 @@ from autosync.runtime.execution.completion import Completion
 from autosync.runtime.execution.idle_wire import IdleWire, waits_for_idle_wire
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.watchdog import LOOK_SECONDS, Watchdog
-from autosync.runtime.layout.queue_order import ONE_QUEUE
-from autosync.runtime.layout.records import Bucket, MessageRecord
+from autosync.runtime.layout.records import ONE_QUEUE, Bucket, MessageRecord
 from autosync.runtime.transport.start_finish import Finish, nothing_to_finish
 
 

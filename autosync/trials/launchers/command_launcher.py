@@ -22,7 +22,6 @@ from autosync.trials.pool.worker_process import (
     carried_environment,
     worker_arguments,
 )
-from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
 HARMLESS_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -72,7 +71,7 @@ class CommandLauncher:
             for rank, node in enumerate(nodes)
         )
         program = places[0].prefix_words("")[0]
-        transport = WorkerTransport(
+        return ProcessPool(
             workload=workload,
             place=f"command ({PurePath(program).name}, {len(cluster.nodes)} hosts)",
             places=places,
@@ -80,8 +79,8 @@ class CommandLauncher:
             links="cluster",
             workloads=self.workloads,
             share_gpus=self.share_gpus,
+            repeats=self.repeats,
         )
-        return ProcessPool(transport, self.repeats)
 
 
 @dataclass(frozen=True, slots=True)

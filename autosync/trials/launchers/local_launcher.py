@@ -9,7 +9,6 @@ from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
-from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.shared_gpu import CudaMps, shared_gpu_environment
 
 LOOPBACK = "127.0.0.1"
@@ -47,7 +46,7 @@ class LocalLauncher:
         preload = preload_for(workload)
         nccl = shared_gpu_environment if self.share_gpus else None
         mps = mps_for(workload, self.share_gpus)
-        transport = WorkerTransport(
+        return ProcessPool(
             workload=workload,
             place=DESCRIPTION,
             places=tuple(
@@ -61,8 +60,9 @@ class LocalLauncher:
             mps=mps,
             machine_lock=shared_machine_lock(),
             on_wait=self.on_wait,
+            repeats=self.repeats,
+            on_close=preload.close if preload else None,
         )
-        return ProcessPool(transport, self.repeats, preload.close if preload else None)
 
 
 def preload_for(workload: Workload) -> ForkServer | None:

@@ -28,7 +28,6 @@ from autosync.trials.launchers.ray_worker import RayWorker, Relay
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_contract import Answers
 from autosync.trials.pool.worker_process import carried_environment
-from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACING_SECONDS = 60.0
 """How long Ray may take to reserve the resources of a pool."""
@@ -97,7 +96,7 @@ class RayLauncher:
                 disconnect_from_ray(connected)
 
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
-        transport = WorkerTransport(
+        return ProcessPool(
             workload=workload,
             place=f"ray ({len(cluster.nodes)} nodes)",
             places=tuple(
@@ -108,8 +107,9 @@ class RayLauncher:
             links="cluster",
             workloads=self.workloads,
             share_gpus=self.share_gpus,
+            repeats=self.repeats,
+            on_close=release,
         )
-        return ProcessPool(transport, self.repeats, release)
 
 
 def refuse_unreserved_gpus(workload: Workload, gpus: float | None) -> None:

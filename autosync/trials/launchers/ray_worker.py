@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autosync.environment import allowed_environment
+from autosync.trials.commands import Answer
 from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
 from autosync.trials.pool.worker_process import WorkerProcess, worker_arguments
-from autosync.trials.worker.commands import Answer
 
 LISTEN_SECONDS = 5.0
 """How long one call to an actor waits for the worker's next answer."""

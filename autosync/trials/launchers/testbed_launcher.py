@@ -15,7 +15,6 @@ from autosync.trials.machine import usable_cores
 from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
-from autosync.trials.pool.worker_transport import WorkerTransport
 from autosync.trials.request_names import SHORT_OF_CORES
 from autosync.trials.shared_gpu import shared_gpu_environment, socket_environment
 from autosync.trials.testbed import namespaces
@@ -86,7 +85,7 @@ class TestbedLauncher:
             finally:
                 namespaces.down(testbed)
 
-        transport = WorkerTransport(
+        return ProcessPool(
             workload=workload,
             place=description(testbed, workload, checked, usable_cores()),
             places=tuple(
@@ -108,8 +107,9 @@ class TestbedLauncher:
             mps=mps,
             machine_lock=shared_machine_lock(),
             on_wait=self.on_wait,
+            repeats=self.repeats,
+            on_close=close,
         )
-        return ProcessPool(transport, self.repeats, close)
 
     def _checked(self, testbed: Testbed, workload: Workload) -> SelfCheck | None:
         """What the links really carry, measured while no other pool measures on this machine."""

@@ -10,8 +10,8 @@ from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput
 from autosync.runtime.execution.nested_tensors import tensors_in
-from autosync.trials.device_clock import DeviceMoment, moment_now
-from autosync.trials.live.live_job import LiveJob
+from autosync.trials.gpus import DeviceMoment, moment_now
+from autosync.trials.live.job import LiveJob
 
 
 @dataclass(slots=True)

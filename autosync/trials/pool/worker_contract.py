@@ -4,7 +4,7 @@ import queue
 from dataclasses import dataclass
 from typing import Protocol
 
-from autosync.trials.worker.commands import Answer
+from autosync.trials.commands import Answer
 
 
 @dataclass(frozen=True, slots=True)

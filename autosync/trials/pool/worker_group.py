@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from autosync.cancellation import check_cancelled
-from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, Workload
-from autosync.trials.gpus import local_ranks, refuse_shared_gpus
-from autosync.trials.machine import speaks_of_memory
-from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
-from autosync.trials.shared_gpu import sharing_words
-from autosync.trials.trial_failure import TrialFailed
-from autosync.trials.worker.commands import (
+from autosync.trials.commands import (
     Answer,
     Command,
     CommandFailed,
@@ -26,6 +20,11 @@ from autosync.trials.worker.commands import (
     WorkerStarted,
     command_line,
 )
+from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, TrialFailed, Workload
+from autosync.trials.gpus import local_ranks, refuse_shared_gpus
+from autosync.trials.machine import speaks_of_memory
+from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.shared_gpu import sharing_words
 
 START_SECONDS = 120.0
 """Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Protocol
 
 from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.commands import Answer, CommandFailed, read_answer
 from autosync.trials.machine import killed_for_memory
 from autosync.trials.pool.parent_death import ParentDeath
 from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
 from autosync.trials.shared_gpu import shared_gpu_environment
-from autosync.trials.worker.commands import Answer, CommandFailed, read_answer
 
 STDERR_LINES = 60
 STDERR_CHARACTERS = 4000

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain, Profile
 from autosync.errors import NotSupported
+from autosync.trials.commands import StretchesTimed
+from autosync.trials.contract import TrialFailed
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.trial_failure import TrialFailed
-from autosync.trials.worker.commands import StretchesTimed
 
 REPEATS = 10
 TIMEOUT_SECONDS = 300.0

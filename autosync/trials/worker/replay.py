@@ -18,8 +18,8 @@ from autosync.errors import NotSupported
 from autosync.extensions.placement.placed_module import Placement
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
+from autosync.runtime.compression.factors import Take
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.payloads.factors import Take
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.byte_scale import scaled_graph
 from autosync.trials.worker.placed_compute import PlacedCompute
@@ -217,7 +217,7 @@ class Replay(nn.Module):
     def sharded_form(
         self, units: Sequence[Sequence[str]]
     ) -> tuple[nn.Module, list[list[nn.Module]]]:
-        """See `trial_attachment.ShardedForm`."""
+        """See `session.ShardedForm`."""
         from autosync.trials.worker.staged_replay import StagedReplay, modules_of_units
 
         made = StagedReplay(copy.deepcopy(self, {id(self.compute): self.compute}))

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from autosync.trials.commands import StretchesTimed
 from autosync.trials.contract import Workload
-from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
-from autosync.trials.worker.commands import StretchesTimed
+from autosync.trials.gpus import DeviceMoment, clock_origin, moment_now, on_host_clock
 from autosync.trials.worker.replay import CPU, Replay, replay_module
 from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
 from autosync.trials.worker.training_job import current_device, make_optimizer

@@ -15,9 +15,9 @@ from typing import TextIO
 
 from autosync.errors import AutosyncError, BudgetTooSmall, DeviceMemoryExceeded
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.trials.commands import Answer, CommandFailed, answer_line, read_command
 from autosync.trials.contract import ErrorKind
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.worker.commands import Answer, CommandFailed, answer_line, read_command
 
 NICENESS = -10
 

@@ -18,7 +18,7 @@ from autosync.simulator.learned.models.linear_model import LinearModel
 from tests.api.checkpoints import checkpoint
 from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of
-from tests.simulator.evaluation.test_run import measured, write
+from tests.simulator.measurements import measured, write
 
 
 def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:

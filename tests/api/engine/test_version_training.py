@@ -25,7 +25,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.population import encode
 from tests.api.http.forms import given_token
 from tests.api.sample import candidates, finished, small_request
-from tests.simulator.evaluation.test_run import measured, write
+from tests.simulator.measurements import measured, write
 
 NEVER = threading.Event()
 

@@ -10,11 +10,11 @@ from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.trials.byte_scale import scale_plan, surviving_messages
+from autosync.trials.commands import RecordedDeal, RecordedMessage, RecordedPass
 from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.iteration_recording import measured_timeline
 from autosync.trials.measured_timeline import ComputeTimes, DealTimes, MeasuredTimeline
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.recorded_pass import RecordedDeal, RecordedMessage, RecordedPass
+from autosync.trials.timeline_recording import measured_timeline
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 

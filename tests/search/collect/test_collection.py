@@ -21,8 +21,8 @@ from autosync.search.collect.collection_log import (
 )
 from autosync.search.collect.collection_passes import OccasionPasses, strategies_of
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
 from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.testbed.rate_probes import InaccurateLink

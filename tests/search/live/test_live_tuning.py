@@ -12,11 +12,10 @@ from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.loop.earlier_trials import EarlierTrials, read_earlier
+from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialResult
-from autosync.trials.live.live_cluster import Seat, refuse_mixed, seated_device
-from autosync.trials.live.live_commands import LivePass, MeasuredSteps
-from autosync.trials.live.live_pass import sent_by_node
-from autosync.trials.live.outside_load import CpuUse
+from autosync.trials.live.job_cluster import Seat, refuse_mixed, seated_device
+from autosync.trials.live.job_pool import counted_nics
 from autosync.trials.live.step_tape import Call, Tape
 from autosync.trials.live.tape_union import adopt_orphans, finish_order
 from tests.search.live.torchrun import seen_by_ranks
@@ -182,15 +181,14 @@ def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
 
 
 def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
-    def answer(node: str, host: str, sent: int | None) -> LivePass:
-        steps = MeasuredSteps((), 0.0, CpuUse(0.0, 0.0, 0.0), sent or 0, None)
-        return LivePass(host, node, (), steps, 0.0, sent is not None, 0.0, None)
+    def answer(nic: str, host: str) -> PassDone:
+        return PassDone(MeasuredIterations((), 0.0, 0.0, 0.0, 0.0, 0), host, None, 0.0, nic=nic)
 
-    first, second, other = answer("a", "x", 90), answer("a", "x", 60), answer("b", "y", 30)
-    assert sent_by_node([first, second, other], 3) == (30, 10)
-    assert sent_by_node([first, answer("b", "x", 30)], 3) == ()
-    assert sent_by_node([first, second], 3) == ()
-    assert sent_by_node([first, answer("b", "y", None)], 3) == ()
+    first, other = answer("a", "x"), answer("b", "y")
+    assert counted_nics([first, first, other]) == ["a", "a", "b"]
+    assert counted_nics([first, answer("b", "x")]) == []
+    assert counted_nics([first, first]) == []
+    assert counted_nics([answer("", "x"), answer("", "y")]) == []
 
 
 def test_a_given_strategy_trains_on_as_ddp_would(seen: Seen) -> None:

@@ -21,7 +21,7 @@ from autosync.extensions.offload.scheduling import least_budget_bytes
 from autosync.extensions.offload.swap_choice import Swap
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attachment_of
-from autosync.trials import trial_attachment
+from autosync.trials import session
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
 from tests.autosync.runtime.cases import domain, strategy
 from tests.autosync.runtime.distributing import DDP, PLANS
@@ -213,9 +213,9 @@ def trial(
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model, optimizer = make("blocks")
     bundle = bundle_of(case, model, world, budget_bytes)
-    groups = trial_attachment.ReusedGroups()
+    groups = session.ReusedGroups()
     with Arena(ROOMY):
-        attached = trial_attachment.attach(model, optimizer, bundle, 1.0, groups)
+        attached = session.attach(model, optimizer, bundle, 1.0, groups)
         swapped = [is_swapping(model)]
         torch.manual_seed(rank)
         for step in range(4):
@@ -240,4 +240,4 @@ def test_a_trial_refuses_to_swap_from_host_memory() -> None:
     model, optimizer = make("blocks")
     bundle = bundle_of("all-reduce", model, 2, ROOMY)
     with pytest.raises(NotSupported, match="the model is on cpu"):
-        trial_attachment.attach(model, optimizer, bundle, 1.0, trial_attachment.ReusedGroups())
+        session.attach(model, optimizer, bundle, 1.0, session.ReusedGroups())

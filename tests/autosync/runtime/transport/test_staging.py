@@ -11,9 +11,9 @@ from autosync.codes import Op
 from autosync.runtime.transport.team_role import TeamRole
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
+from tests.autosync.runtime.compression import test_encodings, test_factors, test_rows
 from tests.autosync.runtime.execution.test_exact import train_all
 from tests.autosync.runtime.execution.test_training import clipped
-from tests.autosync.runtime.payloads import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
 from tests.autosync.runtime.updates.test_state import resumed, saved_at_once
@@ -58,8 +58,8 @@ def test_what_scripts_do(staged: Ranks) -> None:
 
 
 def test_rows_factors_and_encodings(staged: Ranks) -> None:
-    for way in test_sparse.WAYS:
-        for difference, _ in staged.run(test_sparse.run, way, "momentum", OVERLAP, False, None):
+    for way in test_rows.WAYS:
+        for difference, _ in staged.run(test_rows.run, way, "momentum", OVERLAP, False, None):
             assert difference < 2e-6, way
     for difference, _ in staged.run(test_factors.run, "adamw", OVERLAP, False, None, False):
         assert difference < 2e-6, "factors"

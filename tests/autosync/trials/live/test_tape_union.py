@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from autosync.graph import Operation
 from autosync.trials.live.control_group import ControlGroup
-from autosync.trials.live.live_graph import RecordedJob, record_job
-from autosync.trials.live.live_job import LiveJob
+from autosync.trials.live.job import LiveJob
 from autosync.trials.live.snapshot import take_snapshot
+from autosync.trials.live.step_graph import RecordedJob, record_job
 from autosync.trials.live.tape_union import mean_order, merged_order
 
 

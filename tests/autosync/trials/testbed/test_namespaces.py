@@ -81,14 +81,14 @@ def test_nccl_sends_over_the_interface_of_its_node() -> None:
     for share_gpus in (False, True):
         launcher = TestbedLauncher(share_gpus=share_gpus, repeats=0, check=False)
         with launcher.open(workload) as pool:
-            for rank, place in enumerate(pool.transport.places):
+            for rank, place in enumerate(pool.places):
                 assert isinstance(place, LocalPlace)
                 assert place.nccl is not None
                 given = place.nccl(rank, place.interface)
                 assert given["NCCL_SOCKET_IFNAME"] == "=eth0"
                 assert given["NCCL_HOSTID"] == f"autosync-{rank}"
                 assert ("NCCL_MAX_CTAS" in given) == share_gpus
-            assert pool.transport.share_gpus == share_gpus
+            assert pool.share_gpus == share_gpus
 
 
 def test_links_that_are_off_are_no_reason_to_scale_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
     )
     launcher = TestbedLauncher(check=False)
     with launcher.open(Workload(domain_of(cluster=cluster))) as pool:
-        places = pool.transport.places
+        places = pool.places
         prefixes = [place.prefix for place in places if isinstance(place, LocalPlace)]
         assert prefixes[0] == prefixes[1] != prefixes[2] == prefixes[3]
         assert "intra-node links shaped" in pool.description
