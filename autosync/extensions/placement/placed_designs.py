@@ -14,8 +14,7 @@ from autosync.extensions.placement.greedy_placement import place_greedily
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.placement_judge import PlacementJudge, Stop, no_stop
 from autosync.population import encode
-from autosync.search.designs.design_table import hand_designed, lies_in
-from autosync.search.designs.fitting_designs import check_any_fits
+from autosync.search.designs.design_table import check_any_fits, hand_designed, lies_in
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.settings import Settings

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.extensions.placement.document import PlacedModules, Placement, placed_module
-from autosync.search.designs.explicit_order import ordered
+from autosync.search.designs.building_blocks import ordered
 from autosync.strategy import AllGather, AllReduce, Strategy, VariableChoice, whole
 
 
