@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
+from autosync.extensions.offload.document import Offload, budget_within
 from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_choice import Swap, budget_within
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
@@ -105,14 +105,14 @@ def _recorded_with_room(
 ) -> tuple[list[Tape], Optimizer, str]:
     """And how they ran: as they are, else with more and more swapped within the device's memory,
     where a limit of it is known."""
-    ways: list[tuple[str, Swap | None]] = [(PLAIN, None)]
+    ways: list[tuple[str, Offload | None]] = [(PLAIN, None)]
     memory_gb = device_memory_gb(job.device)
     if memory_gb is not None:
         budget = budget_within(memory_gb * 1e9)
         ways += [
-            (SWAPPED, Swap(budget)),
-            (WITH_STATE, Swap(budget, optimizer_state=True)),
-            (WITH_VALUES, Swap(budget, optimizer_state=True, values=True)),
+            (SWAPPED, Offload(budget)),
+            (WITH_STATE, Offload(budget, optimizer_state=True)),
+            (WITH_VALUES, Offload(budget, optimizer_state=True, values=True)),
         ]
     *others, (last, most) = ways
     for how, swap in others:
@@ -128,7 +128,7 @@ def _recorded_with_room(
 
 
 def _recorded_within(
-    job: LiveJob, named: dict[str, nn.Parameter], swap: Swap | None
+    job: LiveJob, named: dict[str, nn.Parameter], swap: Offload | None
 ) -> tuple[list[Tape], Optimizer]:
     swapper = None if swap is None else swap_to_host(job.model, swap, job.optimizers)
     try:

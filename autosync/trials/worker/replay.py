@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
-from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
 from autosync.runtime.compression.factors import Take
@@ -224,7 +224,7 @@ class Replay(nn.Module):
         both = zip(self._variable_names, self._parameters_by_variable, strict=True)
         return [parameter for name, parameter in both if name.startswith(f"{module}.")]
 
-    def place(self, placement: Placement, exchange: RowExchange) -> Removable:
+    def place(self, placement: PlacedModules, exchange: RowExchange) -> Removable:
         """See `runtime.placement.stand_in.PlacedStandIn`.
 
         Raises:

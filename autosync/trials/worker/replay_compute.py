@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.module_borders import Deal, deals_of, moved_shares
-from autosync.extensions.placement.placed_module import Placement
 from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.profiling import reach_variables
 
@@ -155,7 +155,7 @@ class PlacedCompute(WaitedCompute):
                 waiting = []
         self._compute(waiting, stretch.backward)
 
-    def place(self, placement: Placement, exchange: RowExchange) -> "PlacedCompute":
+    def place(self, placement: PlacedModules, exchange: RowExchange) -> "PlacedCompute":
         """From now on until `remove`. exchange: between the ranks, of the replicas' shares."""
         domain, world = self._domain, self._domain.world_size
         shares = np.array(exchange.shares)

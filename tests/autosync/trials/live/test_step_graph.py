@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.document import RESERVE, Offload, budget_within
 from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_choice import RESERVE, Swap, budget_within
+from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.module_borders import borders_of, module_of
 from autosync.extensions.placement.placeable_modules import modules_to_place
-from autosync.extensions.placement.placed_module import evenly
-from autosync.extensions.placement.placement_verification import check_module
+from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.job import LiveJob
@@ -222,7 +222,7 @@ def wide_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def least_bytes(with_state: bool, with_values: bool) -> int:
     model, optimizer = wide()
     with Arena(ROOMY):
-        swapper = swap_to_host(model, Swap(ROOMY, with_state, with_values), [optimizer])
+        swapper = swap_to_host(model, Offload(ROOMY, with_state, with_values), [optimizer])
         for _ in range(4):
             wide_step(model, optimizer)
     assert swapper.recorded is not None

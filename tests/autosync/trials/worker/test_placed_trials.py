@@ -11,7 +11,7 @@ import torch
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import Placement, evenly, in_proportion
+from autosync.extensions.placement.document import PlacedModules, evenly, in_proportion
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.runtime.execution.execution_trace import SHORTEST_WAIT_SECONDS
@@ -23,14 +23,14 @@ from autosync.trials.worker.replay_compute import PlacedCompute, Stretch, Waited
 from tests.autosync.trials.strategies import ddp
 from tests.placed_models import LAYERS, OUTPUT_BYTES, heavy_layers
 
-PLACEMENTS: dict[str, Placement] = {
+PLACEMENTS: dict[str, PlacedModules] = {
     "one device": (evenly("layer1", [1]),),
     "by speed": (in_proportion("layer3", [0, 1], [1.0, 3.0]),),
     "both": (in_proportion("layer0", [0, 1], [3.0, 1.0]), evenly("layer2", [0])),
 }
 
 
-def placed(where: Domain, placement: Placement) -> Bundle:
+def placed(where: Domain, placement: PlacedModules) -> Bundle:
     return make_bundle(with_placement(all_reduce_5mb(where), where, placement), where)
 
 
@@ -123,7 +123,7 @@ class NotedExchange(RowExchange):
 
 
 def played(
-    rank: int, placement: Placement, shares: tuple[float, ...], byte_scale: float
+    rank: int, placement: PlacedModules, shares: tuple[float, ...], byte_scale: float
 ) -> tuple[dict[tuple[int, bool], float], NotedExchange]:
     """A forward and a backward pass, each one stretch, and a plain forward pass: the seconds of
     every operation, forward and backward (True), and what was dealt."""
