@@ -8,7 +8,7 @@ from autosync.extensions.offload.swapped_ranks import swap_slowdowns
 from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_seconds
+from autosync.simulator.cost.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast

@@ -10,7 +10,7 @@ from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.extensions.placement.placement_account import PlacedAccount, placement_accounts
 from autosync.plan import PlanTable
 from autosync.population import Population, decode, encode
-from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     """What compute, updates, transfers and startups add to the iteration; peak memory a rank."""
     from autosync.extensions.placement.placement_account import placement_words
-    from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
+    from autosync.simulator.backends import backend_of
     from autosync.simulator.explanation import explain
 
     told = explain(domain, strategy)
@@ -21,8 +21,8 @@ def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
     for words in placement_words(told.placed):
         out.print(f"[bold]Placed[/] {words}", highlight=False)
-    if served_one_by_one(strategy, domain.cluster):
-        warn(ONE_BY_ONE)
+    if caveat := backend_of(domain.cluster).caveat(strategy, domain.cluster):
+        warn(caveat)
 
 
 def _memory_words(told: "Explanation") -> str:

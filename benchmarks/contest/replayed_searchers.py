@@ -18,7 +18,7 @@ from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import parents_among
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.recipe import MemberKind, Recipe

@@ -10,8 +10,7 @@ from autosync.extensions.offload.swapped_ranks import swap_slowdown
 from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.bucket_work import update_seconds_of_buckets
+from autosync.simulator.cost.compute_time import compute_factors, update_seconds_of_buckets
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
 from autosync.simulator.timeline.intervals import F64, union

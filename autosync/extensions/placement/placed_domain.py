@@ -21,14 +21,14 @@ from autosync.extensions.placement.placed_module import PlacedModule, Placement
 from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.backends.message_edges import Edges
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.link_resources import (
     Resources,
     connection_seconds,
     load_of,
     resources_of,
 )
-from autosync.simulator.cost.message_startup import startup_seconds
+from autosync.simulator.cost.network import startup_seconds
 from autosync.strategy import Replica
 
 F64 = NDArray[np.float64]

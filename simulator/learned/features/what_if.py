@@ -18,7 +18,7 @@ from autosync.domain import Domain
 from autosync.extensions.offload.swapped_ranks import swap_slowdowns
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
 from autosync.simulator.timeline.event_loop import play
