@@ -3,12 +3,18 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.domain import Domain
 from autosync.population import Population, encode
-from autosync.simulator.fitting.cost_parameters import HOST_SECONDS, LINK_SECONDS_PER_SEND
-from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.fitting.cost_parameters import (
+    HOST_SECONDS,
+    LINK_SECONDS_PER_SEND,
+    fit_regularized,
+)
+from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import random_strategy
@@ -90,3 +96,44 @@ def test_costs_stay_possible_whatever_the_trials_say() -> None:
         for cost in cluster.costs:
             assert min(cost.startup_seconds, cost.startup_seconds_per_worker) >= 0.0
             assert HOST_SECONDS[0] <= cost.host_seconds <= HOST_SECONDS[1]
+
+
+F64 = NDArray[np.float64]
+
+WIDE = np.full(3, 50.0)
+
+
+def slopes(rows: int) -> F64:
+    """The third number is in no measurement."""
+    both = np.random.default_rng(0).normal(size=(rows, 3))
+    both[:, 2] = 0.0
+    return both
+
+
+def test_what_measurements_tell_is_found_and_the_rest_stays() -> None:
+    lines, truth = slopes(40), np.array([2.0, -1.5, 0.0])
+    found = fit_regularized(lambda x: lines @ x, lines @ truth, 0.01, -WIDE, WIDE, 20)
+    assert found == pytest.approx(truth, abs=0.01)
+
+
+def test_few_noisy_measurements_move_little() -> None:
+    lines, truth = slopes(2), np.array([2.0, -1.5, 0.0])
+    found = fit_regularized(lambda x: lines @ x, lines @ truth, 10.0, -WIDE, WIDE, 20)
+    assert np.abs(found).max() < 0.1
+
+
+def test_a_wild_measurement_pulls_little() -> None:
+    lines, truth = slopes(40), np.array([2.0, -1.5, 0.0])
+    measured = lines @ truth
+    measured[7] += 100.0
+    found = fit_regularized(lambda x: lines @ x, measured, 0.1, -WIDE, WIDE, 30)
+    assert found == pytest.approx(truth, abs=0.1)
+
+
+def test_bounds_hold() -> None:
+    lines = slopes(40)
+    low, high = np.array([-1.0, -1.0, 0.0]), np.array([1.0, 1.0, 0.0])
+    found = fit_regularized(lambda x: lines @ x, lines @ [2.0, 0.5, 0.0], 0.01, low, high, 20)
+    assert found[0] == 1.0
+    assert -1.0 <= found[1] <= 1.0
+    assert found[2] == 0.0

@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from autosync.allowed import Allowed
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.simulator.cost.alike_resources import alike_loads, number_equal_rows
+from autosync.simulator.cost.link_resources import alike_loads, number_equal_rows
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
 from autosync.simulator.limit import least_transfer

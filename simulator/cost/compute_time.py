@@ -1,9 +1,5 @@
-"""What ranks compute for a bucket of gradients: the optimizer's step, and the products that rebuild
-gradients of sufficient factors.
-
-Both go by the elements of a bucket's variables. Its message says by its `ready` which variable's
-gradient comes last; where several variables with rows or factors share a message, they count as
-that one.
+"""What ranks compute: the profile stretched by each rank's device and share, the optimizer's step,
+and the products that rebuild gradients of sufficient factors.
 """
 
 import numpy as np
@@ -14,10 +10,48 @@ from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.profiling import EFFICIENCY
+from autosync.strategy import Replica
+
+
+def compute_factors(domain: Domain, layout: tuple[Replica, ...]) -> NDArray[np.float64]:
+    """How many times the profiled compute each rank takes, `(world,)`; 0 without a replica.
+
+    A share of the global batch above the even one, a slowdown and a device type with a lower
+    published peak than the profile's each stretch it.
+    """
+    factors = np.zeros(domain.world_size)
+    devices = domain.cluster.device_of_rank()
+    for replica in layout:
+        device = devices[replica.rank]
+        factors[replica.rank] = replica.share * domain.world_size * domain.profile.factor_on(device)
+    return factors
+
+
+def slowest_factors(
+    domain: Domain, layouts: tuple[tuple[Replica, ...], ...]
+) -> NDArray[np.float64]:
+    """The slowest rank's factor under each layout, `(layouts,)`."""
+    return np.array([compute_factors(domain, layout).max() for layout in layouts])
+
+
+def compute_seconds(
+    domain: Domain, layouts: tuple[tuple[Replica, ...], ...]
+) -> NDArray[np.float64]:
+    """Forward, backward and update of the slowest rank under each layout, `(layouts,)`."""
+    profile = domain.profile
+    compute = slowest_factors(domain, layouts) * profile.compute_seconds
+    result: NDArray[np.float64] = compute + profile.update_seconds
+    return result
+
 
 F64 = NDArray[np.float64]
 
 OF_ROWS = [int(operation) for operation in Op if operation.sparse]
+
+
+# Updates and rebuilt gradients go by the elements of a bucket's variables. Its message says by its
+# `ready` which variable's gradient comes last; where several variables with rows or factors share a
+# message, they count as that one.
 
 
 def update_seconds_of_buckets(plans: PlanTable, domain: Domain) -> F64:

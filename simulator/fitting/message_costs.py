@@ -1,11 +1,12 @@
-"""Fits a cluster's communication costs to timed single messages.
+"""Fits a cluster's communication costs to timed single messages, and how much longer compute takes
+while messages are in flight to recorded iterations.
 
 A message takes the time of its links, which the network adds by itself, and beyond that a startup,
 more of it for each worker, and an engine's copies of its bytes. What was measured beyond the
 network's own link time is therefore a line in workers and bytes, one for each kind of message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,12 @@ from scipy.optimize import nnls
 
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
+from autosync.domain import Domain
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import link_seconds_per_byte
+from autosync.simulator.timeline.intervals import common_seconds, union
+from autosync.strategy import even_replicas
+from autosync.trials.measured_timeline import ComputeTimes, MeasuredTimeline
 from autosync.trials.probes import MessageSample, MessageSamples
 
 F64 = NDArray[np.float64]
@@ -84,3 +90,40 @@ def fit_message_cost(samples: Sequence[MessageSample], link_seconds: F64) -> Mes
         seconds_per_byte=float(found[2]),
         residual=float(np.sqrt(np.mean(error**2))),
     )
+
+
+def fit_overlap_slowdown(timelines: Iterable[MeasuredTimeline], domain: Domain) -> float | None:
+    """A cluster's `overlap_slowdown`, from recorded iterations of strategies with even shares.
+
+    What backward and the forward pass after it took beyond the profile's seconds, over the
+    profile's seconds of what ran while the rank's messages were in flight. (A clock shows when
+    a message is handed to the backend, not when its bytes begin to move.)
+
+    None where records cannot tell: no message was recorded or none was in flight beside compute,
+    or compute lost more than all the time that messages were.
+    """
+    lost = beside = 0.0
+    factors = compute_factors(domain, even_replicas(domain.world_size))
+    for timeline in timelines:
+        for rank, factor in zip(timeline.ranks, factors, strict=True):
+            if rank.messages is None:
+                continue
+            spans, passes = _backward_and_after(rank.compute)
+            plain = domain.timing.backward_seconds
+            plain += (passes - 1) * domain.timing.forward_seconds
+            lost += float((spans[:, 1] - spans[:, 0]).sum()) - float(factor) * plain
+            times = (rank.messages.started_seconds, rank.messages.ended_seconds)
+            beside += common_seconds(spans, union(*map(np.array, times)))
+    if not beside > max(lost, 0.0):
+        return None
+    return max(0.0, lost / (beside - lost))
+
+
+def _backward_and_after(compute: ComputeTimes) -> tuple[F64, int]:
+    """The `(spans, 2)` seconds of the backward pass and of the forward pass after it, waits left
+    out; and how many of the two were recorded."""
+    first = compute.phase.index("backward")
+    phases = compute.phase[first:]
+    of_passes = np.array([phase in ("forward", "backward") for phase in phases])
+    times = np.column_stack([compute.start_seconds[first:], compute.stop_seconds[first:]])
+    return times[of_passes], 1 + ("forward" in phases)

@@ -5,6 +5,11 @@ on one at a time) shows only in whole iterations. So strategies whose plans hold
 hundreds of messages of each kind are measured, and the costs are those with which the timeline
 agrees best, and with what single messages and other clusters let expect: a few strategies cannot
 tell two dozen costs apart, and what they do not tell stays at what is known (docs/simulator.md).
+
+A probe times a model made for it. The first trials of a tuning time the user's model, and
+strategies whose kinds of messages are mixed: they correct the probed costs by the same fit. Costs
+that no trial shows stay as they were probed; others move as far as their prior and the number of
+trials allow.
 """
 
 from collections.abc import Sequence
@@ -17,9 +22,16 @@ from autosync.cancellation import check_cancelled
 from autosync.cluster import Cluster, MessageKind
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
+from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.fitting.cost_parameters import Doubt, cost_parameters, kinds_of_messages
-from autosync.simulator.fitting.regularized_fit import fit_regularized
+from autosync.simulator.extension_prediction import restated_strategies
+from autosync.simulator.fitting.cost_parameters import (
+    CostParameters,
+    PriorStd,
+    cost_parameters,
+    fit_regularized,
+    kinds_of_messages,
+)
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import simulate
 
@@ -33,7 +45,7 @@ probes, between gloo's ranks on two cores; four of five kinds of message lie wit
 three (datasets/runtimes/targets). The second is an order of magnitude: these probes, fitted without
 what is known before, had it anywhere from 0 to 0.3."""
 
-SINGLE_MESSAGES = Doubt(
+SINGLE_MESSAGES = PriorStd(
     startup=1.0,
     host=1.5,
     least_seconds=1e-4,
@@ -43,8 +55,28 @@ SINGLE_MESSAGES = Doubt(
 )
 """Of costs that only single messages have told. Compute slows in a job of its own, not here."""
 
-MODEL_NOISE = 0.04
+PROBE_NOISE = 0.04
 """Of an iteration of the probe about the timeline with the right costs, in log seconds."""
+
+FEWEST_TRIALS = 8
+"""Below that many the costs stay as they are."""
+
+MODEL_NOISE = 0.06
+"""By how much a trial is off the timeline with the right costs, in log seconds: what the timeline
+leaves out, and the noise of a trial."""
+
+PROBED = PriorStd(
+    startup=0.3,
+    host=0.4,
+    least_seconds=3e-5,
+    bytes_factor=0.4,
+    overlap_slowdown=0.1,
+    link_seconds_per_send=1e-5,
+)
+"""Of costs that a probe has fitted."""
+
+TRIAL_ITERATIONS = 8
+"""Of the least-squares method, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +96,7 @@ def fit_costs(
 ) -> CostFit:
     """Costs of every kind of message that the measured plans hold; others stay as they are.
 
-    domain: its cluster has the costs of single messages. max_iterations: of Gauss and Newton's
-    method.
+    domain: its cluster has the costs of single messages. max_iterations: of the least squares.
 
     Raises:
         InvalidInput: no strategy, or not one positive measurement for each.
@@ -78,21 +109,10 @@ def fit_costs(
     kinds = kinds_of_messages(plans)
     expected = with_typical_hosts(domain.cluster, kinds)
     parameters = cost_parameters(expected, kinds, SINGLE_MESSAGES)
-
-    def predict(cluster: Cluster) -> F64:
-        check_cancelled()
-        return simulate(plans, population, replace(domain, cluster=cluster))
-
-    def log_seconds(vector: F64) -> F64:
-        result: F64 = np.log(predict(parameters.cluster_with(vector)))
-        return result
-
-    low, high = parameters.bounds()
-    vector = fit_regularized(
-        log_seconds, np.log(step_seconds), MODEL_NOISE, low, high, max_iterations
+    cluster = _fitted_cluster(
+        domain, plans, population, step_seconds, parameters, PROBE_NOISE, max_iterations
     )
-    cluster = parameters.cluster_with(vector)
-    predicted = predict(cluster)
+    predicted = simulate(plans, population, replace(domain, cluster=cluster))
     residual = _mean_error(predicted, step_seconds)
     costs = tuple(
         replace(cost, residual=residual) if cost.kind in kinds else cost for cost in cluster.costs
@@ -100,10 +120,54 @@ def fit_costs(
     return CostFit(
         replace(cluster, costs=costs, overlap_slowdown=known),
         residual,
-        _mean_error(predict(domain.cluster), step_seconds),
+        _mean_error(simulate(plans, population, domain), step_seconds),
         step_seconds,
         predicted,
     )
+
+
+def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> Domain:
+    """The domain with the costs of its cluster under which the timeline agrees best with the
+    trials, and with what was known before.
+
+    population: the strategies of the trials; those that are predicted in a domain of their own
+    (`restated_strategies`) are left out: what else travels there is not known well enough.
+    step_seconds `(strategies,)`: measured; NaN where one failed. With fewer than `FEWEST_TRIALS`
+    the domain is returned as it is.
+    """
+    sound = np.isfinite(step_seconds) & (step_seconds > 0)
+    ran = np.flatnonzero(sound & ~restated_strategies(population))
+    if len(ran) < FEWEST_TRIALS:
+        return domain
+    tried = population.take(ran)
+    plans = compile_plans_fast(tried, domain)
+    parameters = cost_parameters(domain.cluster, kinds_of_messages(plans), PROBED)
+    cluster = _fitted_cluster(
+        domain, plans, tried, step_seconds[ran], parameters, MODEL_NOISE, TRIAL_ITERATIONS
+    )
+    return replace(domain, cluster=cluster)
+
+
+def _fitted_cluster(
+    domain: Domain,
+    plans: PlanTable,
+    population: Population,
+    step_seconds: F64,
+    parameters: CostParameters,
+    noise: float,
+    max_iterations: int,
+) -> Cluster:
+    """The cluster whose costs explain the measured seconds best. noise: in log seconds."""
+
+    def log_seconds(vector: F64) -> F64:
+        check_cancelled()
+        corrected = replace(domain, cluster=parameters.cluster_with(vector))
+        result: F64 = np.log(simulate(plans, population, corrected))
+        return result
+
+    low, high = parameters.bounds()
+    vector = fit_regularized(log_seconds, np.log(step_seconds), noise, low, high, max_iterations)
+    return parameters.cluster_with(vector)
 
 
 def with_typical_hosts(cluster: Cluster, kinds: Sequence[MessageKind]) -> Cluster:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autosync.cluster import Backend, Cluster, MessageCost, MessageKind
 from autosync.population import encode
 from autosync.simulator.cost.network import COST_KIND
-from autosync.simulator.fitting.message_cost_fitting import (
+from autosync.simulator.fitting.message_costs import (
     PROBED_OPERATION,
     fit_message_cost,
     link_seconds,
