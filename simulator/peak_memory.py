@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.extensions.offload.idle_spans import IdleSpans, joined
 from autosync.extensions.offload.idle_tensors import (
     IdleActivations,
     idle_activations,
     idle_states,
     idle_values,
 )
+from autosync.extensions.offload.schedule import IdleSpans, joined
 from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swap_cost import swapped_peaks
 from autosync.extensions.placement.placed_memory import placed_holdings

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_device import check_swappable
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.staleness.lagging_attachment import attach_lagging
 from autosync.extensions.staleness.lagging_groups import LaggingJob
 from autosync.extensions.staleness.lagging_plans import check_may_lag

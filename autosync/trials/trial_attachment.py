@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError
-from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.offload.swap_device import check_swappable
 from autosync.extensions.staleness.lagging_attachment import attach_lagging
 from autosync.extensions.staleness.lagging_groups import LaggingJob
 from autosync.plan import Plan

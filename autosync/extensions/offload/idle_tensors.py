@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.extensions.offload.idle_spans import SMALLEST_BYTES, IdleSpans, spans_of
+from autosync.extensions.offload.schedule import SMALLEST_BYTES, IdleSpans, spans_of
 from autosync.graph import ModelGraph
 from autosync.profiling import reach_variables
 from autosync.simulator.saved_tensors import Storages, keeps_values, storages_of

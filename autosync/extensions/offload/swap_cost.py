@@ -7,9 +7,15 @@ import numpy as np
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.extensions.offload.idle_spans import F64, HostLink, IdleSpans, Moments
-from autosync.extensions.offload.scheduling import SwapSchedule, make_schedule
-from autosync.extensions.offload.transfer_clock import stall_seconds
+from autosync.extensions.offload.schedule import (
+    F64,
+    HostLink,
+    IdleSpans,
+    Moments,
+    SwapSchedule,
+    make_schedule,
+    stall_seconds,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
-from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.offload.swap_device import check_swappable
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace

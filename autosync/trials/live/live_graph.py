@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
-from autosync.extensions.offload.host_swapper import swap_to_host
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.swap_choice import Swap, budget_within
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE

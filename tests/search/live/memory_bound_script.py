@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import load_bundle
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.extensions.offload.swap_choice import Swap, budget_within
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
