@@ -16,8 +16,7 @@ from autosync.errors import AutosyncError
 from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.staleness.lagging_attachment import attach_lagging
-from autosync.extensions.staleness.lagging_groups import LaggingJob
+from autosync.extensions.staleness.attachment import attach as attach_lagging
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -170,7 +169,7 @@ def _attach(
     if bundle.plan.staleness:
         group = working_group(None)
         lagging = attach_lagging(
-            LaggingJob(model, optimizer, bundle.plan, names, group, share_values=False, agreed=True)
+            model, optimizer, bundle.plan, names, group, share_values=False, agreed=True
         )
         return TrialAttachment(model, lagging.flush, lambda: lagging.detach(keep_state=False))
     attachment = runtime.attach(

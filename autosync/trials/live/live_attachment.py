@@ -106,7 +106,7 @@ def _attach(job: LiveJob, bundle: Bundle, trace: ExecutionTrace | None) -> LiveA
             engine.condition.notify_all()
         attachment.detach()
         if attachment.placed is not None:
-            attachment.placed.values.renew()
+            attachment.placed.renew()
 
     def detach() -> None:
         attachment.detach(keep_state=False)  # what it was before the trial is put back

@@ -1,6 +1,6 @@
 """A rank's own part of a plan."""
 
-from autosync.extensions.placement.held_plan import held_by
+from autosync.extensions.placement.attachment import held_by
 from autosync.extensions.placement.placed_module import Placement, evenly
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.plan import Plan, compile_plans, plan_of
