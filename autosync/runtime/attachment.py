@@ -11,12 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
-from autosync.extensions.placement.held_plan import HeldPlan, held_by
-from autosync.extensions.placement.placed_modules import (
-    PlacedModules,
-    check_placeable,
-    place_modules,
-)
+from autosync.extensions.placement.attachment import HeldPlan, check_placeable, held_by
+from autosync.extensions.placement.attachment import attach as place_modules
+from autosync.extensions.placement.placed_values import PlacedModules
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend

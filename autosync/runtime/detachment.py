@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.staleness.lagging_attachment import LaggingAttachment
-from autosync.extensions.staleness.pipelined_attachment import PipelinedAttachment
+from autosync.extensions.staleness.lagging import LaggingAttachment
+from autosync.extensions.staleness.pipelined import PipelinedAttachment
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
 from autosync.runtime.hooks.torch_compile import compiled_from

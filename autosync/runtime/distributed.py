@@ -14,12 +14,11 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_device import check_swappable
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.offload.verification import check_swap
-from autosync.extensions.staleness.lagging_attachment import attach_lagging
-from autosync.extensions.staleness.lagging_groups import LaggingJob
-from autosync.extensions.staleness.lagging_plans import check_may_lag
+from autosync.extensions.staleness.attachment import attach as attach_lagging
+from autosync.extensions.staleness.attachment import check_may_lag
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
@@ -156,7 +155,7 @@ def distribute(
     warn_if_compiled(model)
     if shipped.plan.staleness:
         check_may_lag(shipped.plan, allow_staleness, len(optimizers))
-        job = LaggingJob(
+        lagging = attach_lagging(
             network,
             optimizers[0],
             shipped.plan,
@@ -165,7 +164,7 @@ def distribute(
             max_grad_norm=max_grad_norm,
             agreed=True,
         )
-        attach_lagging(job).handles += beside()
+        lagging.handles += beside()
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)

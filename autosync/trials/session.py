@@ -21,11 +21,10 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_device import check_swappable
-from autosync.extensions.staleness.lagging_attachment import attach_lagging
-from autosync.extensions.staleness.lagging_groups import LaggingJob
+from autosync.extensions.staleness.attachment import attach as attach_lagging
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -226,10 +225,9 @@ def _attach(
         return _attach_fully_shard(model, only, bundle, plan.sharding, groups)
     if plan.staleness and running is None:  # a running job's are refused by the engine below
         (only,) = given_optimizers(optimizer)
-        job = LaggingJob(
+        lagging = attach_lagging(
             model, only, plan, names, working_group(None), share_values=False, agreed=True
         )
-        lagging = attach_lagging(job)
 
         def stop_lagging() -> None:
             lagging.detach(keep_state=False)
@@ -261,7 +259,7 @@ def _attach(
             engine.condition.notify_all()
         attachment.detach()
         if attachment.placed is not None:
-            attachment.placed.values.renew()
+            attachment.placed.renew()
 
     return TrialAttachment(model, detach, abandon, attachment.engine.flush)
 

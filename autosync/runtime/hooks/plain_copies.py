@@ -25,7 +25,7 @@ SCRIPT = "__prepare_scriptable__"
 ADDED = (REDUCE, SCRIPT, "forward", "compile", *GIVEN)
 """Attributes that a plan gives a module, where they are the runtime's."""
 
-OURS = "autosync.runtime."
+OURS = ("autosync.runtime.", "autosync.extensions.")
 
 
 class PlainCopies:

@@ -220,7 +220,7 @@ class Replay(nn.Module):
         return made, modules_of_units(made, units)
 
     def parameters_of(self, module: str) -> list[nn.Parameter]:
-        """See `runtime.placement.stand_in.PlacedStandIn`."""
+        """See `extensions.placement.attachment.PlacedStandIn`."""
         both = zip(self._variable_names, self._parameters_by_variable, strict=True)
         return [parameter for name, parameter in both if name.startswith(f"{module}.")]
 

@@ -6,19 +6,30 @@ have left, which is the same order on every rank.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import Variable as Autograd
+from torch.optim import Optimizer
 
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
 from autosync.plan import Plan
 from autosync.runtime.execution.monitor import Monitor
-from autosync.runtime.execution.nested_backward import ready_twice
+from autosync.runtime.execution.nested_backward import (
+    inside_another,
+    ready_twice,
+    unknown_end,
+    within_backward,
+)
+from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.layout.segments import bucket_segments
 
 KEY = "stale_gradients"
@@ -227,3 +238,181 @@ def _slot(plan: Plan, parameters: Sequence[Tensor]) -> GradientSlot:
             slot.places[segment.variable].append((segment.region, place))
         slot.buffers.append(buffer)
     return slot
+
+
+class PipelinedAttachment(LaggingAttachment):
+    """When `backward()` returns, `parameter.grad` is the average gradient of the iteration s
+    before, or None in the first s iterations. So whatever the script does to gradients before
+    `step()` is done to what is applied.
+
+    synchronizing: False inside `no_sync`. end_is_expected: its backward pass calls back.
+    """
+
+    def __init__(self, job: LaggingJob) -> None:
+        super().__init__(job)
+        refusals = job.meeting.refusals
+        self.monitor = Monitor(job.groups.close, state_is_split=False, refusals=refusals)
+        self.pipeline = GradientPipeline(
+            job.plan, job.names, job.parameters, job.gradients, job.share, self.monitor
+        )
+        self.synchronizing = True
+        self.stepped = True
+        self.end_is_expected = False
+
+    def install(self) -> None:
+        super().install()
+        model, optimizer = self.model, self.given
+        for variable, parameter in enumerate(self.job.parameters):
+            hook = self._gradient_hook(variable)
+            self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        self.handles += [
+            optimizer.register_state_dict_post_hook(self.save),
+            optimizer.register_load_state_dict_pre_hook(self.load),
+            model.register_forward_hook(opaque(lambda *given: self.end_forward(*given))),
+        ]
+        for module in model.modules():
+            if module is not model and next(module.buffers(recurse=False), None) is not None:
+                before = opaque(lambda *_: self._before_buffers())
+                self.handles.append(module.register_forward_pre_hook(before))
+
+    @property
+    def failure(self) -> AutosyncError | None:
+        return self.monitor.failure
+
+    def telling(self, call: str) -> AbstractContextManager[None]:
+        return self.monitor.telling(call)
+
+    def stop(self, error: AutosyncError) -> None:
+        self.monitor.stop(error)
+
+    def flush(self) -> None:
+        """What no step has applied is kept."""
+        self.monitor.check()
+        self.pipeline.wait()
+        self._finish_buffers()
+
+    def before_copy(self) -> None:
+        self.flush()
+
+    def detach(self, keep_state: bool = True) -> None:
+        """Apply what is left, oldest first, so that no gradient is lost; then leave model and
+        optimizer as they were. A collective; after a failure nothing is waited for, and what is
+        left is lost. keep_state: False drops it in any case."""
+        sound = self.monitor.failure is None
+        if sound:
+            self.flush()
+            with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
+                self._barrier()
+        self.unhook()
+        while sound and keep_state and (sums := self.pipeline.rest()) is not None:
+            self._give(sums)
+            self.given.step()
+        for parameter in self.job.parameters:
+            parameter.grad = None
+        self.job.groups.close()
+
+    def at_exit(self) -> None:
+        """A message that outlives the interpreter would abort the process."""
+        with suppress(Exception):  # a peer may have gone
+            self.flush()
+        self.job.groups.close()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to the local gradients only."""
+        before, self.synchronizing = self.synchronizing, False
+        try:
+            yield
+        finally:
+            self.synchronizing = before
+
+    def _gradient_hook(self, variable: int) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            if not self.synchronizing:
+                return
+            if not self.pipeline.filling:
+                self._begin()
+            with self.monitor.refusing():
+                self.pipeline.arrive(variable)
+
+        return hook
+
+    def _begin(self) -> None:
+        self.monitor.check()
+        with self.monitor.refusing():
+            if not self.end_is_expected and inside_another():
+                raise unknown_end()
+        with self.monitor.telling("backward()"):
+            self._check_stepped()
+        self.pipeline.begin()
+        self.expect_end()
+
+    def _check_stepped(self) -> None:
+        if not self.stepped:
+            raise NotSupported(
+                "two backward passes were synchronized before one optimizer.step().",
+                thing="backward",
+                remedy="Run all but the last of them inside `with model.no_sync():`.",
+            )
+
+    def expect_end(self, *_: Any) -> None:
+        """Be called back at the end of the backward pass that is running. The model's outputs ask
+        first: the inner backward of a reentrant checkpoint would end too early."""
+        if self.synchronizing and not self.end_is_expected:
+            self.end_is_expected = True
+            Autograd._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.end_is_expected = False
+        if not self.pipeline.filling:  # it reached no variable
+            return
+        with self.monitor.refusing():
+            self.pipeline.end()
+        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
+            self.job.buffers.start(self.monitor.wait_for_work)
+        self.stepped = False
+        self._give(self.pipeline.due())
+
+    def _give(self, sums: list[Tensor] | None) -> None:
+        for variable, parameter in enumerate(self.job.parameters):
+            parameter.grad = None if sums is None else sums[variable]
+        if sums is not None and self.job.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.job.parameters, self.job.max_grad_norm)
+
+    def before_step(self, *_: Any) -> None:
+        self.monitor.check()
+
+    def after_step(self, *_: Any) -> None:
+        self.stepped = True
+        self._finish_buffers()
+
+    def save(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, KEY: self.pipeline.saved()}
+
+    def load(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        self.pipeline.load(state.get(KEY, []))
+        return {name: value for name, value in state.items() if name != KEY}
+
+    def begin_forward(self) -> None:
+        self.monitor.check()
+        if not within_backward():
+            self.end_is_expected = False
+            self._finish_buffers()
+
+    def _before_buffers(self) -> None:
+        """A module is about to read its buffers."""
+        if not within_backward():
+            self._finish_buffers()
+
+    def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The outputs of a training forward pass ask for the end of their backward pass."""
+        trains = torch.is_grad_enabled() and self.model.training and self.synchronizing
+        if module is not self.model or not trains or within_backward():
+            return
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self.expect_end)
+
+    def _finish_buffers(self) -> None:
+        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
+            self.job.buffers.finish(self.monitor.wait_for_work)

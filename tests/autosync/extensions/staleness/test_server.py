@@ -6,9 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from autosync.extensions.staleness.clocked_buckets import ClockedBucket
-from autosync.extensions.staleness.shard_server import OwnedValues, ShardServer, refused_for
-from autosync.extensions.staleness.stamped_messages import PeerMessages, StampedBuffer
+from autosync.extensions.staleness.server import (
+    STAMP_BYTES,
+    ClockedBucket,
+    OwnedValues,
+    PeerMessages,
+    ShardServer,
+    StampedBuffer,
+    refused_for,
+)
 
 UPDATE = torch.tensor([1.0])
 
@@ -88,3 +94,16 @@ def test_who_leaves_gets_what_it_is_still_owed() -> None:
     assert answers.given == []
     made.leave(1)
     assert answers.given == [(1, 0, 1.0)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_values_and_stamp_share_no_byte(size: int, dtype: torch.dtype) -> None:
+    buffer = StampedBuffer(size, dtype)
+    buffer.values.fill_(1.5)
+    buffer.stamp = -(2**62)
+    assert buffer.values.tolist() == [1.5] * size
+    assert buffer.stamp == -(2**62)
+    buffer.values.zero_()
+    assert buffer.stamp == -(2**62)
+    assert len(buffer.raw) < size * dtype.itemsize + 2 * STAMP_BYTES

@@ -1,9 +1,9 @@
-"""Puts a plan's placed modules on their ranks, and takes them off again."""
+"""Puts a plan's placed modules on their ranks, and says which part of the plan a rank holds."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch.distributed as dist
 from torch import nn
@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.placement.document import PlacedModule
 from autosync.extensions.placement.placed_forward import PlacedForward
-from autosync.extensions.placement.placed_values import PlacedParameter, PlacedValues
+from autosync.extensions.placement.placed_values import PlacedModules, PlacedParameter
 from autosync.extensions.placement.row_exchange import RowExchange
-from autosync.extensions.placement.stand_in import PlacedStandIn
 from autosync.plan import Plan
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.execution.execution_trace import ExecutionTrace
@@ -26,39 +25,19 @@ from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.process_groups import Groups
 
 
-@dataclass(slots=True)
-class PlacedModules:
-    """At work. values: of those that some ranks do not hold. forwards: the modules whose forward
-    deals samples, each with what its `__dict__` had in that place, if anything. uncopied: objects
-    of which a copy is refused."""
+@runtime_checkable
+class PlacedStandIn(Protocol):
+    """A model that stands in for another in trials: it has variables and passes, but no modules. It
+    does by itself what placed modules would make of its passes."""
 
-    values: PlacedValues
-    forwards: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
-    uncopied: list[object] = field(default_factory=list)
-    handles: list[Removable] = field(default_factory=list)
+    def parameters_of(self, module: str) -> Sequence[nn.Parameter]:
+        """Those that stand for the variables of a module of the other model."""
+        ...
 
-    def release(self) -> None:
-        """Parameters that this rank does not hold lose their values, so not before all ranks have
-        placed their modules."""
-        self.values.release()
-
-    def give_back(self, with_state: bool = True) -> None:
-        """Every rank holds every variable again, and its optimizer state where that is wanted. A
-        collective."""
-        self.values.give_back(with_state)
-
-    def remove(self) -> None:
-        """Modules run on every rank again; values are where they are."""
-        for module, before in self.forwards:
-            module.__dict__.pop("forward", None)
-            module.__dict__.update(before)
-        self.forwards.clear()
-        for each in self.uncopied:
-            each.__dict__.pop(REDUCE, None)
-        self.uncopied.clear()
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+    def place(self, placement: tuple[PlacedModule, ...], exchange: RowExchange) -> Removable:
+        """From now on until that is removed, its passes deal as much as placed modules would, and
+        this rank computes its own share of them."""
+        ...
 
 
 def check_placeable(
@@ -98,7 +77,7 @@ def check_placeable(
     return found
 
 
-def place_modules(
+def attach(
     model: nn.Module,
     found: dict[PlacedModule, tuple[str, nn.Module]],
     optimizer: Optimizer,
@@ -116,45 +95,37 @@ def place_modules(
     exchange = RowExchange(dealing, group.rank(), plan.shares, trace)
     meetings = groups.get("placement-calls", everyone, "gloo")
     calls = CollectiveCalls(meetings, PrefixStore("placement", store))
+    apart = [placed for placed in plan.placement if len(placed.ranks) < group.size()]
+    named: list[tuple[PlacedModule, nn.Module, str, nn.Parameter]]
     if isinstance(model, PlacedStandIn):
-        standing = [
-            PlacedParameter(
-                model,
-                "",
-                parameter,
-                parameter.shape,
-                placed.ranks[0],
-                exchange.rank in placed.ranks,
-            )
-            for placed in plan.placement
-            if len(placed.ranks) < group.size()
-            for parameter in model.parameters_of(placed.module)
+        named = [(one, model, "", p) for one in apart for p in model.parameters_of(one.module)]
+    else:
+        named = [
+            (placed, module, key, parameter)
+            for placed, (_, module) in found.items()
+            for key, parameter in module.named_parameters(remove_duplicate=False)
+            if placed in apart and parameter.requires_grad
         ]
-        values = PlacedValues(standing, optimizer, exchange, calls)
-        return PlacedModules(values, handles=[model.place(plan.placement, exchange)])
     parameters = [
         PlacedParameter(
             module, key, parameter, parameter.shape, placed.ranks[0], exchange.rank in placed.ranks
         )
-        for placed, (_, module) in found.items()
-        if len(placed.ranks) < group.size()
-        for key, parameter in module.named_parameters(remove_duplicate=False)
-        if parameter.requires_grad
+        for placed, module, key, parameter in named
     ]
-    values = PlacedValues(parameters, optimizer, exchange, calls)
-    made = PlacedModules(values)
+    made = PlacedModules(parameters, optimizer, exchange, calls)
+    if isinstance(model, PlacedStandIn):
+        made.undo.callback(model.place(plan.placement, exchange).remove)
+        return made
     with ExitStack() as undo:
         undo.callback(made.remove)
         for placed, (name, module) in found.items():
-            forward = PlacedForward(name, module, placed, exchange)
             before = {key: held for key, held in vars(module).items() if key == "forward"}
-            made.forwards.append((module, before))
-            module.__dict__["forward"] = forward
-        for handle in values.watch():
-            made.handles.append(handle)
-        apart = [one for placed, (_, one) in found.items() if len(placed.ranks) < group.size()]
-        for each in (*apart, *([optimizer] if apart else [])):
-            made.uncopied.append(each)
+            made.undo.callback(module.__dict__.update, before)
+            made.undo.callback(module.__dict__.pop, "forward", None)
+            module.__dict__["forward"] = PlacedForward(name, module, placed, exchange)
+        made.watch()
+        for each in (*(found[placed][1] for placed in apart), *([optimizer] if apart else [])):
+            made.undo.callback(each.__dict__.pop, REDUCE, None)
             each.__dict__[REDUCE] = _refuse_copy
         undo.pop_all()
     return made
@@ -222,3 +193,73 @@ def _check_module(model: nn.Module, name: str, module: nn.Module) -> None:
                 value=other,
                 remedy="Place the smallest module that holds all its readers.",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPlan:
+    """names: of the variables that the rank holds, those that all ranks hold first, so that these,
+    their buckets and their messages have the same numbers on every rank. holders: of each variable,
+    the ranks that hold it. variables, messages: of each, its place in the whole plan.
+    """
+
+    plan: Plan
+    names: tuple[str, ...]
+    holders: tuple[tuple[int, ...], ...]
+    variables: tuple[int, ...]
+    messages: tuple[int, ...]
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """Numbers of the variables that some ranks do not hold."""
+        world = self.plan.world_size
+        return tuple(i for i, ranks in enumerate(self.holders) if len(ranks) < world)
+
+
+def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
+    """names: of the plan's variables, in its order."""
+    world = plan.world_size
+    if not plan.placement:
+        everywhere = (tuple(range(world)),) * len(names)
+        numbers = tuple(range(len(names)))
+        return HeldPlan(plan, names, everywhere, numbers, tuple(range(len(plan.messages))))
+    ranks_of_bucket: list[set[int]] = [set() for _ in plan.buckets]
+    for message in plan.messages:
+        for team in plan.teams[message.teams]:
+            ranks_of_bucket[message.bucket].update(team)
+    ranks_of_variable: list[set[int]] = [set() for _ in names]
+    for bucket, pieces in enumerate(plan.buckets):
+        for piece in pieces:
+            ranks_of_variable[plan.shards[piece.shard].variable] |= ranks_of_bucket[bucket]
+    variables = _held(ranks_of_variable, rank, world)
+    buckets = _held(ranks_of_bucket, rank, world)
+    variable_at = {variable: place for place, variable in enumerate(variables)}
+    shards = [i for i, shard in enumerate(plan.shards) if shard.variable in variable_at]
+    shard_at = {shard: place for place, shard in enumerate(shards)}
+    bucket_at = {bucket: place for place, bucket in enumerate(buckets)}
+    messages = tuple(i for i, each in enumerate(plan.messages) if each.bucket in bucket_at)
+    own = replace(
+        plan,
+        shards=tuple(
+            replace(plan.shards[i], variable=variable_at[plan.shards[i].variable]) for i in shards
+        ),
+        buckets=tuple(
+            tuple(replace(piece, shard=shard_at[piece.shard]) for piece in plan.buckets[bucket])
+            for bucket in buckets
+        ),
+        messages=tuple(
+            replace(plan.messages[i], bucket=bucket_at[plan.messages[i].bucket]) for i in messages
+        ),
+    )
+    return HeldPlan(
+        own,
+        tuple(names[variable] for variable in variables),
+        tuple(tuple(sorted(ranks_of_variable[variable])) for variable in variables),
+        tuple(variables),
+        messages,
+    )
+
+
+def _held(ranks_of: list[set[int]], rank: int, world: int) -> list[int]:
+    """Those of the rank, what all ranks hold first."""
+    mine = [index for index, ranks in enumerate(ranks_of) if rank in ranks]
+    return sorted(mine, key=lambda index: len(ranks_of[index]) < world)

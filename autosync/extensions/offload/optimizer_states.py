@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.extensions.offload.host_transfers import Transfer
-from autosync.extensions.offload.swapped_bytes import SwapDevice, SwappedBytes, form_of, is_plain
+from autosync.extensions.offload.device import SwapDevice
+from autosync.extensions.offload.swapped_tensors import SwappedBytes, form_of, is_plain
 from autosync.runtime.updates.twin_optimizer import held_state
 
 State = dict[str, Any]
@@ -21,11 +21,13 @@ State = dict[str, Any]
 
 
 class StateTensor(SwappedBytes):
-    """`state[key]`, which has a storage of its own. shown: what stands there."""
+    """`state[key]` of optimizer number `owner`, which has a storage of its own. shown: what stands
+    there."""
 
-    def __init__(self, state: State, key: str, device: SwapDevice) -> None:
+    def __init__(self, state: State, key: str, owner: int, device: SwapDevice) -> None:
         self.shown: Tensor = state[key]
         super().__init__(self.shown, device)
+        self.owner = owner
         self._state = state
         self._key = key
         self._form = form_of(self.shown)
@@ -36,18 +38,9 @@ class StateTensor(SwappedBytes):
         """Whether it still is what stands there."""
         return self._state is state and state.get(key) is self.shown
 
-    def leave(self) -> Transfer:
-        if not self.on_host:
-            self._version = self.shown._version
-        return super().leave()
-
     def release(self) -> None:
         if self.on_device is None or not self.on_host:
             return
-        if self._is_shown_of(self.on_device) and self.shown._version != self._version:
-            self._wait_for_copies()  # the script has changed it since it began to leave
-            self._leaving = None
-            self.leave()
         super().release()
         assert self._buffer is not None
         with self.device.memory.host_memory():
@@ -63,6 +56,13 @@ class StateTensor(SwappedBytes):
         if not self._is_shown_of(self.on_device):
             self._show(self.on_device)
         self._leaving = None
+
+    def _note_version(self) -> None:
+        self._version = self.shown._version
+
+    def _is_written(self) -> bool:
+        assert self.on_device is not None
+        return self._is_shown_of(self.on_device) and self.shown._version != self._version
 
     def _is_shown_of(self, held: Tensor) -> bool:
         return bool(held.untyped_storage()._cdata == self.shown.untyped_storage()._cdata)
@@ -86,26 +86,24 @@ class SwappedStates:
     ) -> None:
         self.optimizers = tuple(optimizers)
         self.tensors: list[StateTensor] = []
-        self._owners: list[int] = []
         self._device = device
         self._smallest_bytes = smallest_bytes
 
     def refresh(self) -> None:
         """Find what optimizers have made, loaded or replaced since."""
         known = {(id(each._state), each._key): each for each in self.tensors}
-        tensors, owners = [], []
+        tensors = []
         for number, optimizer in enumerate(self.optimizers):
             for state, key in self._swappable(optimizer):
                 before = known.get((id(state), key))
                 if before is None or not before.is_at(state, key):
-                    before = StateTensor(state, key, self._device)
+                    before = StateTensor(state, key, number, self._device)
                 tensors.append(before)
-                owners.append(number)
-        self.tensors, self._owners = tensors, owners
+        self.tensors = tensors
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """The number of each tensor's optimizer, and its bytes."""
-        return tuple((n, t.size_bytes) for n, t in zip(self._owners, self.tensors, strict=True))
+        return tuple((tensor.owner, tensor.size_bytes) for tensor in self.tensors)
 
     def device_bytes(self) -> int:
         """How much of it is on the device."""
@@ -135,8 +133,7 @@ class SwappedStates:
             tensor.bring()
 
     def _of(self, number: int) -> list[StateTensor]:
-        pairs = zip(self.tensors, self._owners, strict=True)
-        return [tensor for tensor, owner in pairs if owner == number]
+        return [tensor for tensor in self.tensors if tensor.owner == number]
 
     def _swappable(self, optimizer: Optimizer) -> Iterator[tuple[State, str]]:
         """What is large, dense and shares its memory with nothing else that trains."""
