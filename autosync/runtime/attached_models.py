@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 from autosync.runtime.hooks.torch_compile import compiled_from
 

@@ -35,8 +35,8 @@ from autosync.runtime.transport.operations import multiplies_by_shares
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.team_role import chunk_of
 from autosync.runtime.updates.flat_update import FlatUpdate
-from autosync.runtime.updates.joined_optimizers import optimizer_class_of
 from autosync.runtime.updates.optimizer_scope import check_elementwise, looks_at_one_variable
+from autosync.runtime.updates.optimizers import class_of_group
 from autosync.runtime.updates.row_update import RowUpdate, check_sparse
 
 MESSAGES = {
@@ -96,7 +96,7 @@ def build_buckets(
     return BuiltBuckets(variables, buckets, low_rank_buckets(plan, buckets))
 
 
-def build_records(optimizer: Optimizer, plan: Plan, built: BuiltBuckets, groups: Groups) -> Records:
+def build_records(plan: Plan, built: BuiltBuckets, groups: Groups) -> Records:
     """Open every process group of the plan: what issues its messages, and what updates from them.
 
     Raises:
@@ -105,7 +105,7 @@ def build_records(optimizer: Optimizer, plan: Plan, built: BuiltBuckets, groups:
     messages = _messages(plan, built.buckets, built.factored, groups)
     for record in messages:
         if record.message.update != Update.NONE and not record.bucket.whole:
-            record.bucket.update = _update(optimizer, plan, record, groups.rank)
+            record.bucket.update = _update(plan, record, groups.rank)
     return Records(built.variables, built.buckets, messages, plan.shares[groups.rank])
 
 
@@ -256,7 +256,7 @@ def _check_updates(optimizer: Optimizer, buckets: list[Bucket]) -> None:
             continue
         for variable in bucket.variables:
             if variable.group >= 0:
-                check_elementwise(optimizer_class_of(optimizer, variable.group), variable.name)
+                check_elementwise(class_of_group(optimizer, variable.group), variable.name)
 
 
 def _find_deferred(optimizer: Optimizer, plan: Plan, buckets: list[Bucket]) -> None:
@@ -272,7 +272,7 @@ def _find_deferred(optimizer: Optimizer, plan: Plan, buckets: list[Bucket]) -> N
 def _updates_alone(optimizer: Optimizer, variable: VariableRecord) -> bool:
     if variable.group < 0:
         return True
-    return looks_at_one_variable(optimizer_class_of(optimizer, variable.group))
+    return looks_at_one_variable(class_of_group(optimizer, variable.group))
 
 
 def _messages(
@@ -299,13 +299,11 @@ def _messages(
     return records
 
 
-def _update(
-    optimizer: Optimizer, plan: Plan, record: MessageRecord, rank: int
-) -> BucketUpdate | None:
+def _update(plan: Plan, record: MessageRecord, rank: int) -> BucketUpdate | None:
     """The part of a bucket that this rank updates when the message has landed."""
-    bucket, message, optimizer_class = record.bucket, record.message, type(optimizer)
+    bucket, message = record.bucket, record.message
     if message.operation.sparse and message.operation.to_owner:
-        return RowUpdate(optimizer_class, bucket) if message.root == rank else None
+        return RowUpdate(bucket) if message.root == rank else None
     team = team_of(plan.teams[message.teams], rank)
     start, stop = 0, bucket.size
     if message.update == Update.OWNER:
@@ -315,4 +313,4 @@ def _update(
     elif message.update == Update.SHARD and message.operation == Op.REDUCE_SCATTER:
         chunk = chunk_of(team.index(rank), len(team), bucket.size)
         start, stop = chunk.start, min(chunk.stop, bucket.size)
-    return FlatUpdate(optimizer_class, bucket, start, stop) if start < stop else None
+    return FlatUpdate(bucket, start, stop) if start < stop else None

@@ -21,7 +21,7 @@ from autosync.extensions.staleness.lagging_groups import LaggingJob
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
+from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.rank_agreement import ranks_meet
 from autosync.torch_engine import FullyShard
@@ -91,7 +91,7 @@ class ReusedGroups:
 
     def mesh(self, sharding: FullyShard, device: torch.device) -> DeviceMesh:
         """Of all ranks; its process groups are opened once for each size of shard groups."""
-        from autosync.runtime.torch_fsdp import mesh_of  # loads DTensors
+        from autosync.runtime.torch_engines import mesh_of
 
         group = dist.group.WORLD
         assert group is not None
@@ -210,7 +210,7 @@ def _attach_fully_shard(
 ) -> TrialAttachment:
     """torch's FSDP2 on a copy of the model, for it cannot be taken off: a trial's updates
     are lost."""
-    from autosync.runtime import torch_fsdp  # loads DTensors
+    from autosync.runtime import torch_engines
 
     names = [variable.name for variable in bundle.variables]
     if isinstance(model, ShardedForm):
@@ -222,11 +222,11 @@ def _attach_fully_shard(
         before = dict(zip(names, map(model.get_parameter, names), strict=True))
     else:
         copied = copy.deepcopy(model)
-        units = torch_fsdp.unit_modules(copied, sharding, {name: name for name in names})
-        before = torch_fsdp.named_values(model)
+        units = torch_engines.unit_modules(copied, sharding, {name: name for name in names})
+        before = torch_engines.named_values(model)
     device = next(iter(before.values())).device
-    torch_fsdp.apply_fully_shard(copied, units, sharding, groups.mesh(sharding, device))
-    give_back = torch_fsdp.retarget(optimizer, before, torch_fsdp.named_values(copied))
+    torch_engines.apply_fully_shard(copied, units, sharding, groups.mesh(sharding, device))
+    give_back = torch_engines.retarget(optimizer, before, torch_engines.named_values(copied))
     held_model = [copied]
 
     def detach() -> None:

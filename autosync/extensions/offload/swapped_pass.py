@@ -26,7 +26,7 @@ from autosync.extensions.offload.swapped_bytes import (
 )
 from autosync.extensions.offload.swapped_states import SwappedStates
 from autosync.extensions.offload.swapped_values import SavedValue, SwappedValue, SwappedValues
-from autosync.runtime.execution.nested_backward import within_backward
+from autosync.runtime.execution.model_checks import within_backward
 
 Packed = SavedTensor | SavedValue | UnswappedTensor
 

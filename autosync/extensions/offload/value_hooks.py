@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from autosync.extensions.offload.swapped_pass import SwappedPass
 from autosync.extensions.offload.swapped_values import SwappedValues
-from autosync.runtime.execution.owed_parameters import READS_NO_VALUE
+from autosync.runtime.execution.pending import READS_NO_VALUE
 
 NO_READS = READS_NO_VALUE | {
     Tensor._version.__get__,  # type: ignore[attr-defined]  # torch says int

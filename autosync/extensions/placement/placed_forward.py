@@ -16,7 +16,7 @@ from autosync.extensions.placement.output_form import (
 )
 from autosync.extensions.placement.placed_module import PlacedModule, dealt_rows
 from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between
-from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.execution.pending import tensors_in
 
 UNUSABLE = -1
 """In place of a number of rows: this rank's arguments cannot be dealt."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from autosync.extensions.placement.placed_module import Placement
 from autosync.extensions.placement.row_exchange import RowExchange
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 
 
 @runtime_checkable

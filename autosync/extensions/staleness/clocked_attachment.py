@@ -29,8 +29,7 @@ from autosync.extensions.staleness.scaler_refusal import check_unscaled
 from autosync.extensions.staleness.server_client import Reading, ServerClient
 from autosync.extensions.staleness.shard_server import ShardServer
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.model_hooks import check_not_in_ddp
+from autosync.runtime.hooks.model_hooks import Removable, check_not_in_ddp
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.failures import SynchronizationFailed

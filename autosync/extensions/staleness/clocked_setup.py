@@ -12,10 +12,9 @@ from autosync.extensions.staleness.server_client import ServerClient
 from autosync.extensions.staleness.shard_server import OwnedValues, ShardServer
 from autosync.extensions.staleness.stamped_messages import PeerMessages
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.hooks.model_methods import ModelMethods
+from autosync.runtime.hooks.model_hooks import ModelMethods, PlainCopies
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
-from autosync.runtime.hooks.plain_copies import PlainCopies
-from autosync.runtime.hooks.step_wrapper import wrap_steps
+from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.rank_agreement import ranks_meet

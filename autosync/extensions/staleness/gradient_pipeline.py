@@ -17,8 +17,8 @@ from torch import Tensor
 
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
+from autosync.runtime.execution.model_checks import ready_twice
 from autosync.runtime.execution.monitor import Monitor
-from autosync.runtime.execution.nested_backward import ready_twice
 from autosync.runtime.layout.segments import bucket_segments
 
 KEY = "stale_gradients"

@@ -17,19 +17,21 @@ from autosync.extensions.staleness.gradient_pipeline import KEY, GradientPipelin
 from autosync.extensions.staleness.lagging_groups import LaggingJob, met_ranks
 from autosync.extensions.staleness.scaler_refusal import check_unscaled, mark_for_scalers
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.execution.monitor import Monitor
-from autosync.runtime.execution.nested_backward import (
+from autosync.runtime.execution.model_checks import (
     inside_another,
     unknown_end,
     within_backward,
 )
-from autosync.runtime.execution.nested_tensors import tensors_in
-from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.model_hooks import check_not_in_ddp
-from autosync.runtime.hooks.model_methods import ModelMethods
+from autosync.runtime.execution.monitor import Monitor
+from autosync.runtime.execution.pending import tensors_in
+from autosync.runtime.hooks.model_hooks import (
+    ModelMethods,
+    PlainCopies,
+    Removable,
+    check_not_in_ddp,
+)
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
-from autosync.runtime.hooks.plain_copies import PlainCopies
-from autosync.runtime.hooks.step_wrapper import wrap_steps
+from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups

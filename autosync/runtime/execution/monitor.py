@@ -33,7 +33,7 @@ class Monitor:
         self._abort = abort
         self._state_is_split = state_is_split
         self._refusals = refusals
-        self._trace = trace
+        self.trace = trace
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Raises SynchronizationFailed as soon as anything failed."""
@@ -44,8 +44,8 @@ class Monitor:
             ):
                 if (refusal := self._refusals.find()) is not None:
                     self._end(refusal)
-            if self._trace is not None:
-                self._trace.waited(begun)
+            if self.trace is not None:
+                self.trace.waited(begun)
         self.check()
 
     def wait_for_work(self, work: Any) -> None:

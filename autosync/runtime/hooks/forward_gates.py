@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.execution.pending import tensors_in
 from autosync.runtime.hooks.torch_compile import (
     Hook,
     InFront,

@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.runtime.execution.model_structure import ModelStructure, unplanned
-from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.model_methods import Telling
+from autosync.runtime.execution.model_checks import ModelStructure, unplanned
+from autosync.runtime.hooks.model_hooks import Removable, Telling
 
 MOST_NAMED = 5
 """Parameters that a message lists."""

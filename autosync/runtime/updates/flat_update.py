@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from autosync.errors import NotSupported
 from autosync.runtime.device.strides import Shape
 from autosync.runtime.layout.records import Bucket, HeldRange, Settings, VariableRecord
+from autosync.runtime.updates.optimizers import grouped, held_state, step_shadow
 from autosync.runtime.updates.state_parts import Box, boxes_of
-from autosync.runtime.updates.twin_optimizer import grouped, held_state, step_twin
 
 SCALARS = ("step", "mu_product")
 """State of the elementwise optimizers that belongs to a whole variable."""
@@ -26,8 +26,7 @@ class FlatUpdate:
     The optimizer's state of the range lives here, in flat tensors.
     """
 
-    def __init__(self, optimizer_class: type[Optimizer], bucket: Bucket, start: int, stop: int):
-        self.optimizer_class = optimizer_class
+    def __init__(self, bucket: Bucket, start: int, stop: int):
         self.bucket = bucket
         self.span = slice(start, stop)
         self.stretches: list[tuple[int, int, int, int]] = []
@@ -61,7 +60,7 @@ class FlatUpdate:
             ),
             settings,
         )
-        step_twin(self.optimizer_class, optimizer, groups, self.state)
+        step_shadow(optimizer, groups, self.state)
         for (low, high, _, _), flat in zip(self.stretches, self.flats, strict=True):
             self.bucket.buffer[low:high].copy_(flat)
 
@@ -86,7 +85,7 @@ class FlatUpdate:
                 flat[start - low : stop - low].copy_(value)
             flat.grad = torch.zeros_like(flat)
         pairs = grouped(((stretch[2], flat) for stretch, flat in bare), settings)
-        step_twin(self.optimizer_class, optimizer, pairs, self.state)
+        step_shadow(optimizer, pairs, self.state)
         for (low, high, _, _), flat in bare:
             flat.grad = self.bucket.buffer[low:high]
 

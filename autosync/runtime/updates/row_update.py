@@ -13,8 +13,7 @@ from autosync.errors import NotSupported
 from autosync.runtime.device.strides import Shape
 from autosync.runtime.layout.records import Bucket, HeldRange, RowRange, Settings, VariableRecord
 from autosync.runtime.payloads.sparse_rows import TouchedRows, sparse_tensor
-from autosync.runtime.updates.joined_optimizers import optimizer_class_of
-from autosync.runtime.updates.twin_optimizer import grouped, held_state, step_twin
+from autosync.runtime.updates.optimizers import class_of_group, grouped, held_state, step_shadow
 
 SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -28,7 +27,7 @@ def check_sparse(optimizer: Optimizer, variable: VariableRecord) -> None:
     """Raises NotSupported where the optimizer cannot apply sparse gradients to the variable."""
     if variable.group < 0:
         return
-    kind = optimizer_class_of(optimizer, variable.group)
+    kind = class_of_group(optimizer, variable.group)
     name = kind.__name__
     group = optimizer.param_groups[variable.group]
     if kind not in SPARSE_OPTIMIZERS:
@@ -57,8 +56,7 @@ class RowUpdate:
     The optimizer's state of the rows lives here, by range: `tables` are views of their rows.
     """
 
-    def __init__(self, optimizer_class: type[Optimizer], bucket: Bucket):
-        self.optimizer_class = optimizer_class
+    def __init__(self, bucket: Bucket):
         self.bucket = bucket
         self.tables = [rows.variable.alias[rows.start : rows.stop] for rows in bucket.ranges]
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
@@ -69,7 +67,7 @@ class RowUpdate:
         for rows, table in pairs:
             table.grad = None if unused(rows.variable.index) else rows.sums
         groups = grouped(((rows.variable.group, table) for rows, table in pairs), settings)
-        step_twin(self.optimizer_class, optimizer, groups, self.state)
+        step_shadow(optimizer, groups, self.state)
         for rows, table in pairs:
             table.grad = None
             rows.changed = rows.start + self._changed(rows, table)
@@ -108,7 +106,7 @@ class RowUpdate:
             rows = torch.empty(0, dtype=torch.int64, device=table.device)
             values = table.new_empty(0, *table.shape[1:])
             table.grad = sparse_tensor((rows, values), tuple(table.shape), coalesced=True)
-        step_twin(self.optimizer_class, optimizer, grouped(bare, settings), self.state)
+        step_shadow(optimizer, grouped(bare, settings), self.state)
         for _, table in bare:
             table.grad = None
 

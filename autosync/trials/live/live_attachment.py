@@ -15,7 +15,7 @@ from autosync.extensions.offload.swap_device import check_swappable
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
+from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.trials.live.live_job import LiveJob
@@ -99,11 +99,11 @@ def _attach(job: LiveJob, bundle: Bundle, trace: ExecutionTrace | None) -> LiveA
     )
 
     def abandon() -> None:
-        engine = attachment.engine
-        with engine.condition:
-            if engine.failure is None:
-                engine.failure = SynchronizationFailed("the trial was abandoned.")
-            engine.condition.notify_all()
+        monitor = attachment.engine.monitor
+        with monitor.condition:
+            if monitor.failure is None:
+                monitor.failure = SynchronizationFailed("the trial was abandoned.")
+            monitor.condition.notify_all()
         attachment.detach()
         if attachment.placed is not None:
             attachment.placed.values.renew()

@@ -11,7 +11,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
-from autosync.runtime.torch_ddp import check_options
+from autosync.runtime.torch_engines import check_options
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
 from autosync.runtime.updates.optimizer_scope import check_one_backward
 

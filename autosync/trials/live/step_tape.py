@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput
-from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.execution.pending import tensors_in
 from autosync.trials.device_clock import DeviceMoment, moment_now
 from autosync.trials.live.live_job import LiveJob
 

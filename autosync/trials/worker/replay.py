@@ -18,7 +18,7 @@ from autosync.errors import NotSupported
 from autosync.extensions.placement.placed_module import Placement
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.payloads.factors import Take
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.byte_scale import scaled_graph

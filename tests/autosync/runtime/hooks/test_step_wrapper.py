@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from autosync.runtime.hooks.step_wrapper import wrap_steps
+from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
 
 
 class Watched:
