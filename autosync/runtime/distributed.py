@@ -65,7 +65,7 @@ from autosync.runtime.transport.bundle_agreement import (
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.transport.rank_agreement import forms_of
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
-from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
+from autosync.runtime.updates.optimizers import check_one_backward, warn_if_together
 from autosync.verification import check_swap
 
 log = logging.getLogger("autosync")

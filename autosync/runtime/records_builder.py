@@ -34,10 +34,12 @@ from autosync.runtime.payloads.sparse_rows import (
 from autosync.runtime.transport.operations import multiplies_by_shares
 from autosync.runtime.transport.process_groups import Groups, team_of
 from autosync.runtime.transport.team_role import chunk_of
-from autosync.runtime.updates.flat_update import FlatUpdate
-from autosync.runtime.updates.optimizer_scope import check_elementwise, looks_at_one_variable
-from autosync.runtime.updates.optimizers import class_of_group
-from autosync.runtime.updates.row_update import RowUpdate, check_sparse
+from autosync.runtime.updates.optimizers import (
+    check_elementwise,
+    class_of_group,
+    looks_at_one_variable,
+)
+from autosync.runtime.updates.part_updates import FlatUpdate, RowUpdate, check_sparse
 
 MESSAGES = {
     Op.FACTOR_ALL_GATHER: all_gather_factors,

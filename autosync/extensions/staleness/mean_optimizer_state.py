@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
-from autosync.runtime.updates.flat_update import SCALARS
+from autosync.runtime.updates.part_updates import SCALARS
 
 Key = tuple[int, str]
 """A variable's index and the name of a tensor of its state."""

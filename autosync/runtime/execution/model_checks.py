@@ -17,7 +17,7 @@ from autosync.errors import NotSupported
 from autosync.runtime.device.strides import dense_strides
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.payloads.factors import FactorCapture
-from autosync.runtime.updates.row_update import RowUpdate
+from autosync.runtime.updates.part_updates import RowUpdate
 
 KEYS = ("_modules", "_parameters")
 PARTS = itemgetter(*KEYS)

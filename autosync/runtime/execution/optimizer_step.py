@@ -149,7 +149,7 @@ class OptimizerStep:
 
     def _step(self) -> None:
         engine = self._engine
-        engine.script_state.has_begun = True
+        engine.script_state.note_step()
         engine.gradients.take_for_step()
         engine.completion.note_step()
         with engine.monitor.condition:

@@ -12,9 +12,14 @@ from autosync.runtime.execution.completion import Phase
 from autosync.runtime.execution.pending import PendingGradient, plain_gradient
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.sparse_rows import sparse_tensor
-from autosync.runtime.updates.clipping import agree_on_infinity, clip_gradients, loss_scale
+from autosync.runtime.updates.clipping import (
+    agree_on_infinity,
+    clip_gradients,
+    loss_scale,
+    show_gradients,
+    take_back,
+)
 from autosync.runtime.updates.optimizers import JoinedOptimizers
-from autosync.runtime.updates.scaler_gradients import show_gradients, take_back
 
 if TYPE_CHECKING:
     from autosync.runtime.execution.engine import Engine

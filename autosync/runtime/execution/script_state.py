@@ -35,26 +35,30 @@ class ScriptState:
 
     in_parts, to: what `state_dict()` gives where no rank holds all of a variable's state: this
         rank's parts; or the whole, on rank `to` alone, by default on every rank.
-    has_begun: the optimizer may have a state.
     """
 
     def __init__(self, engine: "Engine"):
         self.in_parts = False
         self.to: int | None = None
-        self.has_begun = False
+        self._begun: set[int] = set()
         self._engine = engine
+        self._optimizers = optimizers_in(engine.optimizer)
         self._is_split = not all(variable.whole for variable in engine.variables)
         self._was_read = False
 
     def begin(self) -> None:
         """The plan takes over what the script's optimizer holds."""
-        self.has_begun = any(map(held_state, optimizers_in(self._engine.optimizer)))
+        self._begun = {id(one) for one in self._optimizers if held_state(one)}
         self._engine.state.take_parts()
+
+    def note_step(self) -> None:
+        """Every optimizer may have a state from now on."""
+        self._begun.update(map(id, self._optimizers))
 
     def of(self, optimizer: Optimizer) -> Any:
         """What the script gets for `optimizer.state`."""
         if self._is_split and not self.in_parts:
-            return SplitState(self.has_begun)
+            return SplitState(id(optimizer) in self._begun)
         if self._engine.iteration.phase is Phase.STEPPED:
             self._engine.flush()
         self._was_read = True
@@ -71,7 +75,7 @@ class ScriptState:
         """Whether the script still holds a dictionary or a tensor of `optimizer.state`, and may
         change it behind any step. Called while no update runs."""
         if self._was_read:
-            self._was_read = any(map(_is_kept, optimizers_in(self._engine.optimizer)))
+            self._was_read = any(map(_is_kept, self._optimizers))
         return self._was_read
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -101,7 +105,9 @@ class ScriptState:
         engine = self._engine
         engine.flush()
         state_dict, errors = take_errors(optimizer, state_dict)
-        self.has_begun = bool(state_dict["state"])
+        self._begun.discard(id(optimizer))
+        if state_dict["state"]:
+            self._begun.add(id(optimizer))
         if self.in_parts:
             keys = dict(zip(parameters_of(optimizer), saved_keys(state_dict), strict=True))
             state = dict(state_dict["state"])
@@ -110,7 +116,7 @@ class ScriptState:
                 optimizer.load_state_dict({**state_dict, "state": state})
             engine.state.load_parts(optimizer, parts)
         else:
-            if len(optimizers_in(engine.optimizer)) > 1:  # whose states lie in the same buckets
+            if len(self._optimizers) > 1:  # whose states lie in the same buckets
                 self.show("optimizer.load_state_dict()")
             with as_plain(optimizer):
                 optimizer.load_state_dict(state_dict)
@@ -125,7 +131,7 @@ class ScriptState:
             return False
         engine.flush()
         engine.state.begin(optimizer)
-        self.has_begun = True
+        self._begun.add(id(optimizer))
         return True
 
     def show(self, call: str) -> None:
@@ -157,7 +163,8 @@ class ScriptState:
             errors = self._engine.state.gather_errors(optimizer)
         held = held_state(optimizer)
         if not held:  # it keeps none for any variable
-            return errors if self.has_begun or self._engine.iteration.number >= 0 else {}
+            begun = id(optimizer) in self._begun or self._engine.iteration.number >= 0
+            return errors if begun else {}
         return {parameter: entry for parameter, entry in errors.items() if parameter in held}
 
 

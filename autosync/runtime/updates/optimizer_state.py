@@ -20,7 +20,6 @@ from autosync.runtime.payloads.powersgd_state import (
 )
 from autosync.runtime.transport.collective_call import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
-from autosync.runtime.updates.flat_update import SCALARS
 from autosync.runtime.updates.optimizers import (
     JoinedOptimizers,
     as_plain,
@@ -28,7 +27,7 @@ from autosync.runtime.updates.optimizers import (
     plain_step,
     settings_of,
 )
-from autosync.runtime.updates.row_update import fill_rows
+from autosync.runtime.updates.part_updates import SCALARS, fill_rows
 from autosync.runtime.updates.state_parts import StateParts, boxes_of
 
 

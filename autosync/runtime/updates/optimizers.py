@@ -2,17 +2,22 @@
 
 A shadow of the optimizer shares its class and settings, but holds other parameter groups: some of
 the parameters (whole variables), or tensors that stand for parts of them (owned and sharded
-updates).
+updates). Which of them may be updated by themselves depends on how much of a model the optimizer
+reads to update one element of it.
 """
 
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autosync.errors import NotSupported
 from autosync.runtime.layout.records import Settings, VariableRecord
 
 OWN_CLASS = "_autosync_own_class"
@@ -20,6 +25,33 @@ OWN_CLASS = "_autosync_own_class"
 
 NUMBER = "_autosync_optimizer"
 """Entry of a group's settings: which of several optimizers it belongs to."""
+
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+)
+"""Their update of an element reads only that element's gradient and state."""
+
+BY_VARIABLE: tuple[type[Optimizer], ...] = (
+    *ELEMENTWISE,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+    torch.optim.SparseAdam,
+    torch.optim.Adafactor,
+    torch.optim.Muon,
+)
+"""Their update of a variable reads only that variable's gradient and state. Others may not: LAMB as
+timm has it divides by the norm over all gradients, Lookahead steps another optimizer."""
+
+
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def own_class(optimizer: Optimizer) -> type[Optimizer]:
@@ -221,3 +253,48 @@ def grouped(members: Iterable[tuple[int, Tensor]], settings: Settings) -> Settin
         if group >= 0:
             chosen.setdefault(group, []).append(tensor)
     return [{**settings[group], "params": tensors} for group, tensors in sorted(chosen.items())]
+
+
+def looks_at_one_variable(optimizer_class: type[Optimizer]) -> bool:
+    return optimizer_class in BY_VARIABLE
+
+
+def check_elementwise(optimizer_class: type[Optimizer], variable: str) -> None:
+    """Raises NotSupported naming the optimizer when a part of a variable cannot be updated."""
+    if optimizer_class not in ELEMENTWISE:
+        known = ", ".join(known.__name__ for known in ELEMENTWISE)
+        raise NotSupported(
+            f"the strategy updates a part of variable {variable!r} on its own, which optimizer "
+            f"{optimizer_class.__name__} does not allow.",
+            thing="optimizer",
+            value=optimizer_class.__name__,
+            remedy=f"Use one of {known}, or a strategy without owned or sharded updates.",
+        )
+
+
+def check_one_backward(optimizers: Iterable[Optimizer]) -> None:
+    """Raises NotSupported where a `step()` runs forward and backward passes by itself: it cannot be
+    called without a closure."""
+    for optimizer in optimizers:
+        given = list(signature(type(optimizer).step).parameters.values())[1:]
+        if any(one.default is Parameter.empty and one.kind not in VARIADIC for one in given):
+            kind = type(optimizer).__name__
+            raise NotSupported(
+                f"{kind}.step() needs a closure, since it may run several forward and backward "
+                "passes: a plan synchronizes one for each step().",
+                thing="optimizer",
+                value=kind,
+                remedy="Use an optimizer whose step() takes gradients as they are.",
+            )
+
+
+def warn_if_together(optimizers: Sequence[Optimizer]) -> None:
+    """Under a plan that runs into the next forward pass: say whose updates do not."""
+    kinds = [type(one).__name__ for one in optimizers if type(one) not in BY_VARIABLE]
+    if kinds:
+        warnings.warn(
+            f"optimizer {', '.join(kinds)} may look at several variables at once, so backward() "
+            "waits for all their sums and step() updates them together: what the plan lets run "
+            "into the next forward pass does not.",
+            stacklevel=3,
+        )

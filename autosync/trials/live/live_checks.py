@@ -13,7 +13,7 @@ from autosync.runtime.hooks.optimizer_coverage import warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.torch_engines import check_options
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
-from autosync.runtime.updates.optimizer_scope import check_one_backward
+from autosync.runtime.updates.optimizers import check_one_backward
 
 
 def check_tunable(

@@ -20,7 +20,7 @@ from autosync.errors import NotSupported
 from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.extensions.offload.swap_choice import Swap, budget_within
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
+from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_ROOM
 from autosync.trials.device_clock import seconds_since
