@@ -319,14 +319,14 @@ def _install(attachment: Attachment) -> None:
         attachment.optimizers,
         [variable.parameter for variable in engine.variables],
         {v.name: v.parameter for v in engine.variables if v.deferred or not v.whole},
-        telling=engine.monitor.telling,
+        reporting=engine.monitor.reporting,
     )
     attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
     monitor = engine.monitor
     attachment.handles.append(
-        ModelMethods(model, engine.no_sync, monitor.telling, engine.optimizer_step.cleared)
+        ModelMethods(model, engine.no_sync, monitor.reporting, engine.optimizer_step.cleared)
     )
     model_hooks.install(attachment.handles, model, engine, attachment.gates)
 

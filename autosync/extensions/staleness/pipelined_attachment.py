@@ -131,7 +131,7 @@ class PipelinedAttachment:
         with self.monitor.refusing():
             if not self.end_is_expected and inside_another():
                 raise unknown_end()
-        with self.monitor.telling("backward()"):
+        with self.monitor.reporting("backward()"):
             self._check_stepped()
         self.pipeline.begin()
         self.expect_end()
@@ -186,7 +186,7 @@ class PipelinedAttachment:
         if module is not self.model:  # a copy of the model
             return
         self.monitor.check()
-        with self.monitor.telling("model()"):
+        with self.monitor.reporting("model()"):
             check_not_in_ddp(self.model)
         if not within_backward():
             self.end_is_expected = False
@@ -242,7 +242,7 @@ def _install(made: PipelinedAttachment) -> None:
     model, optimizer = made.model, made.given
     guard = CoverageGuard(model, [optimizer], made.parameters)
     made.handles += [*guard.watch_steps(), guard.watch_others(), PlainCopies(model, made.flush)]
-    made.handles.append(wrap_steps(optimizer, lambda: made.monitor.telling("optimizer.step()")))
+    made.handles.append(wrap_steps(optimizer, lambda: made.monitor.reporting("optimizer.step()")))
     for variable, parameter in enumerate(made.parameters):
         hook = made.gradient_hook(variable)
         made.handles.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -260,6 +260,6 @@ def _install(made: PipelinedAttachment) -> None:
         if module is not model and next(module.buffers(recurse=False), None) is not None:
             before = opaque(lambda *_: made.before_buffers())
             made.handles.append(module.register_forward_pre_hook(before))
-    made.handles.append(ModelMethods(model, made.no_sync, made.monitor.telling))
+    made.handles.append(ModelMethods(model, made.no_sync, made.monitor.reporting))
     ATTACHED.plans[id(model)] = made
     atexit.register(made.at_exit)

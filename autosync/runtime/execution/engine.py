@@ -212,7 +212,7 @@ class Engine:
         if within_backward():
             return
         self.monitor.check()
-        self.monitor.go_on()
+        self.monitor.resume()
         self.optimizer_step.check_finished()
         with self.monitor.refusing():
             self.storage.check_forward()

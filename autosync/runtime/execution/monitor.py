@@ -81,10 +81,10 @@ class Monitor:
             raise
 
     @contextmanager
-    def telling(self, where: str) -> Iterator[None]:
+    def reporting(self, where: str) -> Iterator[None]:
         """Around a call of the script's: whatever ends it, the others read where they wait for this
         rank. Nothing ends here, for the script may take the plan off, or go on. where: the call."""
-        self.go_on()
+        self.resume()
         try:
             yield
         except Exception as error:  # a closure of the script's own may raise anything
@@ -104,7 +104,7 @@ class Monitor:
             self.stop(told(error, "the optimizer's update"))
             raise
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The script goes on, whatever it was told before."""
         self._refusals.withdraw()
 

@@ -19,7 +19,7 @@ from autosync.runtime.layout.accumulators import Accumulator, NodeHook
 from autosync.runtime.layout.records import VariableRecord
 from autosync.runtime.payloads.factors import FactorCapture
 
-Telling = Callable[[str], AbstractContextManager[None]]
+Reporting = Callable[[str], AbstractContextManager[None]]
 """Around a call of the script's: whatever ends it, other ranks read it."""
 
 METHODS = ("no_sync", "zero_grad", "join", "join_hook")
@@ -179,14 +179,14 @@ class ModelMethods:
         self,
         model: nn.Module,
         no_sync: Callable[[], AbstractContextManager[None]],
-        telling: Telling,
+        reporting: Reporting,
         cleared: Callable[[], None] | None = None,
     ):
         self._attributes = model.__dict__
         self._given: dict[str, Any] = {"no_sync": no_sync}
         for name, what in (("join", "model.join()"), ("join_hook", "torch's Join")):
             if not hasattr(model, name):
-                self._given[name] = refused_join(what, telling)
+                self._given[name] = refused_join(what, reporting)
         if cleared is not None:
             self._given["zero_grad"] = _clearing(model, cleared)
         self._attributes.update(self._given)
@@ -197,11 +197,11 @@ class ModelMethods:
                 del self._attributes[name]
 
 
-def refused_join(what: str, telling: Telling) -> Callable[..., Any]:
+def refused_join(what: str, reporting: Reporting) -> Callable[..., Any]:
     """In place of `join` and of the `join_hook` that torch's Join asks for."""
 
     def join(*args: Any, **kwargs: Any) -> Any:
-        with telling(what):
+        with reporting(what):
             raise NotSupported(
                 f"{what} shadows the messages of ranks that are out of data, and a plan has no "
                 "such messages: every rank takes part in each synchronized backward pass.",

@@ -34,7 +34,7 @@ class Synchronized(Optimizer):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever ends it, hooks included, other ranks read."""
         engine: Engine = self.__dict__[ENGINE]
-        with engine.monitor.telling("optimizer.step()"):
+        with engine.monitor.reporting("optimizer.step()"):
             return self._hooked_step(*args, **kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
@@ -91,7 +91,7 @@ class Synchronized(Optimizer):
 
     def join_hook(self, **kwargs: Any) -> Any:
         engine: Engine = self.__dict__[ENGINE]
-        return refused_join("torch's Join", engine.monitor.telling)(**kwargs)
+        return refused_join("torch's Join", engine.monitor.reporting)(**kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise NotSupported(

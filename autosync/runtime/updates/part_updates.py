@@ -32,13 +32,17 @@ SPARSE_OPTIMIZERS: tuple[type[Optimizer], ...] = (
 
 @dataclass(slots=True)
 class Part:
-    """Elements start:stop of a bucket's buffer, or rows of a table. value: the tensor that stands
-    for them in the optimizer."""
+    """Elements start:stop of a bucket's buffer, or rows of a table.
+
+    value: the tensor that stands for them in the optimizer. place: of their gradient and of their
+        new value in the buffer; None for rows.
+    """
 
     variable: VariableRecord
     start: int
     stop: int
     value: Tensor
+    place: Tensor | None = None
 
 
 class PartUpdate:
@@ -59,6 +63,8 @@ class PartUpdate:
         for part in bare:
             part.value.grad = self._zeros(part)
         self._step(optimizer, settings, bare)
+        for part in bare:
+            part.value.grad = part.place
 
     def held_ranges(self) -> Iterator[HeldRange]:
         for part in self.parts:
@@ -76,10 +82,8 @@ class PartUpdate:
             }
 
     def _step(self, optimizer: Optimizer, settings: Settings, parts: Iterable[Part]) -> None:
-        members = [(part.variable.group, part.value) for part in parts]
-        step_shadow(optimizer, grouped(members, settings), self.state)
-        for _, value in members:
-            value.grad = None
+        groups = grouped(((part.variable.group, part.value) for part in parts), settings)
+        step_shadow(optimizer, groups, self.state)
 
     def _zeros(self, part: Part) -> Tensor:
         raise NotImplementedError
@@ -103,22 +107,24 @@ class FlatUpdate(PartUpdate):
                 if ranges and ranges[-1][::2] == (variable, low):
                     low = ranges.pop()[1]
                 ranges.append((variable, low, high))
-        parts = [Part(v, a, b, torch.zeros_like(bucket.buffer[a:b])) for v, a, b in ranges]
-        super().__init__(bucket, parts)
+        super().__init__(bucket, [])
+        for variable, low, high in ranges:
+            place = bucket.buffer[low:high]
+            self.parts.append(Part(variable, low, high, torch.zeros_like(place), place))
+            self.parts[-1].value.grad = place
 
     def run(self, optimizer: Optimizer, settings: Settings, unused: Callable[[int], bool]) -> None:
         """From reduced gradients in the buffer to new values in the same places; variables that
         no rank used keep theirs."""
         for part in self.parts:
             self._load(part)
-            part.value.grad = self.bucket.buffer[part.start : part.stop]
-        used = [part for part in self.parts if not unused(part.variable.index)]
+        used = (part for part in self.parts if not unused(part.variable.index))
         self._step(optimizer, settings, used)
-        for part in self.parts:
-            self.bucket.buffer[part.start : part.stop].copy_(part.value)
+        for place, part in zip(self.gradients(), self.parts, strict=True):
+            place.copy_(part.value)
 
     def gradients(self) -> list[Tensor]:
-        return [self.bucket.buffer[part.start : part.stop] for part in self.parts]
+        return [part.place for part in self.parts if part.place is not None]
 
     def _load(self, part: Part) -> None:
         """The current values of the part."""
@@ -164,6 +170,7 @@ class RowUpdate(PartUpdate):
             part.value.grad = None if unused(rows.variable.index) else rows.sums
         self._step(optimizer, settings, self.parts)
         for part, rows in zip(self.parts, self.bucket.ranges, strict=True):
+            part.value.grad = None
             rows.changed = rows.start + self._changed(part, rows)
 
     def _changed(self, part: Part, rows: RowRange) -> Tensor:
