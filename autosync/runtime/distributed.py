@@ -18,7 +18,7 @@ from autosync.environment import host_name
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.extensions.offload.swap_device import check_swappable
-from autosync.extensions.staleness.lagging_attachment import LaggingAttachment, attach_lagging
+from autosync.extensions.staleness.lagging_attachment import attach_lagging
 from autosync.extensions.staleness.lagging_groups import LaggingJob
 from autosync.extensions.staleness.lagging_plans import check_may_lag
 from autosync.extensions.staleness.pipelined_attachment import PipelinedAttachment
@@ -297,14 +297,11 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
         NotSupported: torch's `fully_shard` holds it.
         SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
     """
-    plan = ATTACHED.plan_of(model)
-    if isinstance(plan, LaggingAttachment):
+    if (plan := ATTACHED.plan_of(model)) is not None:
         plan.detach()
-        if isinstance(plan, PipelinedAttachment) and plan.monitor.failure is not None:
-            raise plan.monitor.failure
+        if plan.failure is not None and isinstance(plan, Attachment | PipelinedAttachment):
+            raise plan.failure
         return model, plan.given
-    if isinstance(plan, Attachment):
-        return model, _detach_plan(plan)
     if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:
         return ddp.module, _unwrap(ddp)
     if compiled_from(model) in ATTACHED.sharded:
@@ -321,13 +318,6 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
         value=type(model).__name__,
         remedy="Give autosync.detach the model that autosync.distribute was given or returned.",
     )
-
-
-def _detach_plan(plan: Attachment) -> Given:
-    plan.detach()
-    if plan.failure is not None:
-        raise plan.failure
-    return plan.given
 
 
 def _unwrap(ddp: DistributedDataParallel) -> Given:

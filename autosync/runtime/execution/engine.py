@@ -284,8 +284,8 @@ class Engine:
         """The gradient of a variable is complete: called by its hook, once in a backward pass.
 
         Several are packed together, with the last of a bucket or when they are many: until then
-        they are in memory twice. What hooks behind ours do to this one is done when the next
-        arrives.
+        they are in memory twice. If the script has hooks of the same node that run later, the
+        gradient is packed when the next one arrives, behind them.
         """
         if self.iteration.phase is not Phase.BACKWARD:
             self._begin_backward()
@@ -352,7 +352,7 @@ class Engine:
             self._compare_values(self.iteration.number)
         with self.monitor.condition:
             self.iteration.phase = Phase.REDUCING
-        # What the host has completed a GPU may still be at work on: its readers wait for events.
+        # A GPU may still work on what the host has completed: readers wait for its events.
         self.gradients.make_pending(completed=self.streams.asynchronous)
         self.monitor.wait(lambda: self.iteration.blocking_variables == 0)
         self.streams.wait_last_events(v for v in self.variables if v.whole and not v.deferred)

@@ -8,7 +8,7 @@ completion thread per queue waits for the oldest operation in flight and runs wh
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -30,12 +30,12 @@ class MessageQueues:
     def __init__(
         self, completion: Completion, monitor: Monitor, streams: Streams, patience_seconds: float
     ):
+        self.streams = streams
+        self.patience_seconds = patience_seconds
+        self.link = LinkUse()
         self._completion = completion
         self._monitor = monitor
         self._lock = monitor.condition
-        self._streams = streams
-        self._patience_seconds = patience_seconds
-        self._link = LinkUse()
         self._queues: list[_Queue] = []
 
     def start(self, ordered: Iterable[MessageRecord]) -> None:
@@ -43,24 +43,11 @@ class MessageQueues:
         for an idle link come last: what else is ready leaves before."""
         records = list(ordered)
         for record in records:
-            self._link.add(record)
+            self.link.add(record)
         waiting = {record.queue: _waits_for_idle_link(record) for record in records}
         for name in sorted(waiting, key=lambda name: waiting[name]):
-            watchdog = None
-            if self._streams.asynchronous:
-                watchdog = Watchdog(self._streams, self._patience_seconds)
             of_queue = [record for record in records if record.queue == name]
-            self._queues.append(
-                _Queue(
-                    name,
-                    of_queue,
-                    self._streams,
-                    self._link,
-                    watchdog,
-                    self._completed,
-                    self._failed,
-                )
-            )
+            self._queues.append(_Queue(name, of_queue, self))
 
     def close(self) -> None:
         """Stop every thread."""
@@ -70,7 +57,7 @@ class MessageQueues:
 
     def rewind(self) -> None:
         """Begin a new iteration. The caller holds the lock; nothing is in flight."""
-        self._link.rewind()
+        self.link.rewind()
         for queue in self._queues:
             queue.head = 0
 
@@ -82,17 +69,18 @@ class MessageQueues:
     def update_bucket(self, bucket: Bucket) -> None:
         """Run the flat update of a bucket that the caller has claimed; the message that carries
         the new values leaves."""
-        with self._streams.landing():
+        with self.streams.landing():
             self._completion.update_bucket(bucket)
             with self._lock:
                 self.issue_ready()
 
-    def _completed(self, record: MessageRecord) -> None:
-        """The messages behind it leave, then updates run."""
+    def completed(self, record: MessageRecord) -> None:
+        """A message's operation has finished: the messages behind it leave, then updates run.
+        Called by a completion thread, where the current stream is the stream of updates."""
         self._completion.unpack(record)
         with self._lock:
             bucket, variables = self._completion.count(record)
-            self._link.decrement(record)
+            self.link.decrement(record)
             self.issue_ready()
         with self._monitor.updating():
             if bucket is not None:
@@ -100,7 +88,7 @@ class MessageQueues:
             if variables:
                 self._completion.update_deferred(variables)
 
-    def _failed(self, error: BaseException, record: MessageRecord) -> None:
+    def failed(self, error: BaseException, record: MessageRecord) -> None:
         """A message cannot arrive."""
         name = record.message.operation.name
         what = f"{name} of message {record.index} failed: {error}"
@@ -108,31 +96,21 @@ class MessageQueues:
 
 
 class _Queue:
-    """One queue of messages, in issue order. head: of the next one to issue.
+    """One queue of messages, in issue order. head: index of the next one to issue. `issue_ready` is
+    called with the lock held."""
 
-    completed: called on the completion thread when a message's operation has finished; there the
-        current stream is the stream of updates. failed: called with what went wrong. Both without
-        the lock; `issue_ready` is called with it.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        records: list[MessageRecord],
-        streams: Streams,
-        link: "LinkUse",
-        watchdog: "Watchdog | None",
-        completed: Callable[[MessageRecord], None],
-        failed: Callable[[BaseException, MessageRecord], None],
-    ):
+    def __init__(self, name: str, records: list[MessageRecord], queues: MessageQueues):
+        streams = queues.streams
         self.head = 0
         self._name = name
         self._records = records
         self._streams = streams
-        self._link = link
-        self._watchdog = watchdog
-        self._completed = completed
-        self._failed = failed
+        self._link = queues.link
+        self._completed = queues.completed
+        self._failed = queues.failed
+        self._watchdog: Watchdog | None = None
+        if streams.asynchronous:
+            self._watchdog = Watchdog(streams, queues.patience_seconds)
         self._to_issue: SimpleQueue[MessageRecord | None] = SimpleQueue()
         self._in_flight: SimpleQueue[tuple[MessageRecord, Finish] | None] = SimpleQueue()
         self._completing = Thread(target=self._complete_all, name=f"autosync-{name}", daemon=True)

@@ -118,7 +118,7 @@ class ParameterStorage:
         self._note_places()
 
     def check_forward(self) -> None:
-        """At the start of a training forward: what tells of gradients must follow before it."""
+        """At the start of a training forward, which the accumulators' nodes become a part of."""
         with torch._C.DisableTorchFunctionSubclass():  # values may be on their way
             self._structure.check()
             self.check()
@@ -254,7 +254,7 @@ def inside_another() -> bool:
 
 
 def unknown_end() -> NotSupported:
-    """The model's outputs would have told where the whole backward pass ends."""
+    """Hooks of the model's outputs mark where the whole backward pass ends."""
     return NotSupported(
         "a reentrant checkpoint runs its own backward pass, and the model itself was not called, "
         "so where the whole backward pass ends is not known.",
@@ -273,7 +273,7 @@ def ready_twice(variable: str) -> NotSupported:
 
 
 def with_graph() -> NotSupported:
-    """Averages have no graph: a reduction over ranks is nothing that autograd knows."""
+    """Autograd does not differentiate a reduction over ranks."""
     return NotSupported(
         "backward(create_graph=True) leaves gradients with a graph of their own, which averages "
         "over ranks do not have.",

@@ -1,5 +1,5 @@
-"""Whether plan, model and optimizers speak of the same parameters: when a plan begins, and at each
-step since, for a script may freeze, add and replace parameters.
+"""Checks that plan, model and optimizers hold the same parameters, when a plan is attached and at
+each step: a script may freeze, add and replace parameters.
 
 A parameter that trains outside of the plan differs from rank to rank, or is never updated.
 """

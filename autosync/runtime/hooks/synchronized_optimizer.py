@@ -1,6 +1,6 @@
-"""The user's optimizer, taught to wait for the plan.
+"""The script's optimizer while it follows a plan.
 
-The object stays the user's own and only its class changes, to a subclass made here: schedulers
+The object stays the script's own and only its class changes, to a subclass made here: schedulers
 that already hold it, scalers and isinstance go on working, and detaching gives the class back.
 """
 
