@@ -19,8 +19,8 @@ from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.population import Population, encode
 from autosync.search.designs.building_blocks import Choices, assemble, collective, everything, owned
-from autosync.simulator.fitting.iteration_cost_fitting import CostFit, fit_costs
-from autosync.simulator.fitting.message_cost_fitting import with_message_costs
+from autosync.simulator.fitting.iteration_costs import CostFit, fit_costs
+from autosync.simulator.fitting.message_costs import with_message_costs
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
 from autosync.trials.contract import Launcher, Pool, TrialFailed, TrialRequest, Workload
 from autosync.trials.probes import (
