@@ -13,26 +13,27 @@ from autosync.errors import InvalidInput, NotTraceable
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
 from autosync.importing.attention import FusedAttention
-from autosync.importing.example_inputs import (
-    Inputs,
-    check_inputs,
-    has_batch_size,
-    input_tensors,
-    resize_batch,
-)
 from autosync.importing.graph_assembly import StepRecording, assemble_graph
-from autosync.importing.module_copies import copied_module
-from autosync.importing.recorder import Recorder
+from autosync.importing.operator_rules import fused_scans
+from autosync.importing.recorder import Recorder, module_paths, storage_of
 from autosync.importing.recording_devices import (
     FakeTensors,
     MetaDevice,
     RealTensors,
     RecordingDevice,
+    copied_module,
 )
-from autosync.importing.selective_scan import fused_scans
 from autosync.importing.several_examples import Examples, RecordedGraph, each_example, united_graph
-from autosync.importing.tracker import LOSS_PATH, module_paths, storage_of
-from autosync.importing.training_step import Loss, check_arguments, compute_loss
+from autosync.importing.training_step import (
+    Inputs,
+    Loss,
+    check_arguments,
+    check_inputs,
+    compute_loss,
+    has_batch_size,
+    input_tensors,
+    resize_batch,
+)
 from autosync.torch_dtypes import DTYPE_NAMES
 
 
@@ -215,7 +216,7 @@ def _forward(
     module: nn.Module, inputs: Inputs, loss: Loss | None, name: str, recorder: Recorder
 ) -> Any:
     def in_loss() -> None:
-        recorder.path = LOSS_PATH
+        recorder.path = refusals.LOSS_PATH
 
     try:
         with module_paths(module, recorder):

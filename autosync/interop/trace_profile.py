@@ -18,8 +18,7 @@ from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.interop.chakra_trace import is_chakra_file, read_chakra_file, read_chakra_json
-from autosync.interop.kineto_events import read_kineto
-from autosync.interop.traced_calls import BACKWARD, TracedCall, TracedSteps
+from autosync.interop.kineto_trace import BACKWARD, TracedCall, TracedSteps, read_kineto
 from autosync.profiling import estimate_profile
 
 PREFIX = "aten::"

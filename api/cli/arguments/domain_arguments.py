@@ -29,9 +29,9 @@ class ProfileChoice:
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
     """The profile file, a regression over several, or an estimate for the cluster's fastest device
     type."""
-    from autosync.batch_regression import profile_at_batch
     from autosync.documents import from_json
     from autosync.domain import Profile
+    from autosync.profiling import profile_at_batch
 
     found = [
         from_json(Profile, read_bytes(file, "profile"), source=str(file))

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from autosync.graph import ModelGraph
     from autosync.importing import Examples, ModelTarget
-    from autosync.importing.example_inputs import Inputs
-    from autosync.importing.training_step import Loss
+    from autosync.importing.training_step import Inputs, Loss
 
 
 @dataclass(frozen=True, slots=True)
