@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autosync.api.client.rest_client import Client
     from autosync.api.client.tuning_events import ServiceEvent
     from autosync.api.db.database import Database
-    from autosync.api.views.tuning_schemas import RankedStrategies, Tuning
+    from autosync.api.views.schemas import RankedStrategies, Tuning
     from autosync.exports.settings import FrameworkName, FrameworkSettings
 
 LOOKED_THROUGH = 500
@@ -136,14 +136,14 @@ class StoredTunings:
         return tuning_queue.cancel(self.database, tuning_id)
 
     def pause(self, tuning_id: str) -> str:
-        from autosync.api.engine import tuning_pauses
+        from autosync.api.engine import tuning_control
 
-        return tuning_pauses.pause(self.database, tuning_id)
+        return tuning_control.pause(self.database, tuning_id)
 
     def resume(self, tuning_id: str) -> str:
-        from autosync.api.engine import tuning_pauses
+        from autosync.api.engine import tuning_control
 
-        return tuning_pauses.resume(self.database, tuning_id)
+        return tuning_control.resume(self.database, tuning_id)
 
     def bundle(self, tuning_id: str, strategy_id: str | None) -> str:
         from autosync.api.cli.tuning_lookup import bundle_text

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 
 from autosync.api.engine.api_keys import KeyScope
 from autosync.api.http.access.browser_cookies import FORM_HEADER, SESSION_COOKIE
-from autosync.api.http.schemas import Problem
 from autosync.api.spec import TuningSpec
+from autosync.api.views.schemas import Problem
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema

@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.extensions.staleness.document import MAX_STALENESS, late_by
 from autosync.graph import Variable
 from autosync.interop.protobuf_messages import new_message, parse_message
 from autosync.interop.resource_spec import DeviceNames, names_of_devices
 from autosync.strategy import (
     EXACT,
-    MAX_STALENESS,
     AllGather,
     AllReduce,
     Encoding,
@@ -61,7 +61,7 @@ def import_strategy(
     devices: DeviceNames | None = None,
     without_gradient: Collection[str] = (),
     allow_lossy: bool = False,
-    allow_staleness: bool = False,
+    allow_inexact: bool = False,
     source: str = "strategy",
 ) -> Strategy:
     """The strategy of a serialized AutoDist strategy, verified for the domain.
@@ -86,10 +86,10 @@ def import_strategy(
     strategy = Strategy(
         choices,
         even_replicas(domain.world_size),
-        staleness=reader.staleness(),
         name=message.id,
+        extensions=late_by(reader.staleness()),
     )
-    verify(strategy, domain, allow_lossy=allow_lossy, allow_staleness=allow_staleness)
+    verify(strategy, domain, allow_lossy=allow_lossy, allow_inexact=allow_inexact)
     return strategy
 
 
@@ -289,7 +289,7 @@ def export_strategy(
         NotSupported: the format cannot express it; names the variable (or the field) and the
             reason, and its `value` is that reason alone.
     """
-    verify(strategy, domain, allow_lossy=allow_lossy, allow_staleness=True)
+    verify(strategy, domain, allow_lossy=allow_lossy, allow_inexact=True)
     _check_schedule_and_shares(strategy)
     names = devices or names_of_devices(domain.cluster)
     writer = _Writer(strategy, names)

@@ -82,7 +82,7 @@ def read_onnx(data: bytes) -> None:
 
 
 def read_autodist_strategy(data: bytes) -> None:
-    strategy = import_strategy(data, DOMAIN, allow_lossy=True, allow_staleness=True)
+    strategy = import_strategy(data, DOMAIN, allow_lossy=True, allow_inexact=True)
     used(strategy.id)
 
 

@@ -162,8 +162,8 @@ def _with_swap(bundle: str, swap_gb: float, swap_state: bool, swap_values: bool)
 
 
 def _write_trials(file: Path, tuning: str, db: str, url: str | None) -> None:
-    from autosync.api.cli.earlier_tunings import measured_trials
     from autosync.api.cli.open_database import opened
+    from autosync.api.cli.tuning_start import measured_trials
     from autosync.documents import to_json
 
     if url is not None:
