@@ -19,7 +19,6 @@ from autosync.importing.recorder import Recorder, module_paths, storage_of
 from autosync.importing.recording_devices import (
     FakeTensors,
     MetaDevice,
-    RealTensors,
     RecordingDevice,
     copied_module,
 )
@@ -110,7 +109,7 @@ def _recorded_on_any(
     if autocast is None:  # the meta device has none
         with suppress(NotTraceable):  # for a reason that only the meta device knows, perhaps
             return _recorded(MetaDevice(), module_or_factory, inputs, loss, name, batch_size)
-    fake, real = FakeTensors(autocast), RealTensors(autocast)
+    fake, real = FakeTensors(autocast), RecordingDevice(autocast)
     if not values:
         return _recorded(fake, module_or_factory, inputs, loss, name, batch_size)
     with suppress(NotTraceable):

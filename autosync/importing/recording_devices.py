@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,40 +21,49 @@ from autosync.errors import NotTraceable
 from autosync.importing.refusals import first_line
 
 
-class RecordingDevice(Protocol):
-    """name: in words. has_values: its tensors hold numbers."""
+class RecordingDevice:
+    """Real tensors on the CPU; its subclasses have shapes alone.
 
-    name: str
-    has_values: bool
+    name: in words. has_values: its tensors hold numbers. autocast: the dtype of mixed precision.
+    """
+
+    name = "the CPU"
+    has_values = True
+
+    def __init__(self, autocast: torch.dtype | None = None) -> None:
+        self.autocast = autocast
 
     def active(self) -> Any:
         """Tensors made inside are of this device."""
+        return torch.device("cpu")
 
     def precision(self) -> Any:
         """What the forward pass runs under: autocast, or nothing."""
+        return nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast)
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """A tensor of this shape, and of another one's dtype."""
+        return torch.empty(shape, dtype=like.dtype)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the same shape, strides and dtype."""
+        return tensor.detach().to("cpu", copy=True)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is of this device."""
+        return tensor.device.type == "cpu"
 
     def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
         """For a tensor that came from elsewhere (a constant that is no buffer of the module)."""
+        return tensor
 
 
-class MetaDevice:
+class MetaDevice(RecordingDevice):
     name = "the meta device"
     has_values = False
 
     def active(self) -> Any:
         return torch.device("meta")
-
-    def precision(self) -> Any:
-        return nullcontext()
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         return torch.empty(shape, dtype=like.dtype, device="meta")
@@ -69,15 +78,15 @@ class MetaDevice:
         return tensor if self.holds(tensor) or tensor.dim() == 0 else tensor.to("meta")
 
 
-class FakeTensors:
+class FakeTensors(RecordingDevice):
     name = "fake tensors"
     has_values = False
 
     def __init__(self, autocast: torch.dtype | None = None) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode  # a second to load
 
+        super().__init__(autocast)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._autocast = autocast
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -88,9 +97,6 @@ class FakeTensors:
                 yield
         finally:
             log.disabled = silenced
-
-    def precision(self) -> Any:
-        return _autocast(self._autocast)
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         with self._mode:
@@ -109,36 +115,6 @@ class FakeTensors:
 
     def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.copy(tensor) if tensor.device.type == "meta" else tensor
-
-
-class RealTensors:
-    name = "the CPU"
-    has_values = True
-
-    def __init__(self, autocast: torch.dtype | None = None) -> None:
-        self._autocast = autocast
-
-    def active(self) -> Any:
-        return torch.device("cpu")
-
-    def precision(self) -> Any:
-        return _autocast(self._autocast)
-
-    def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        return torch.empty(shape, dtype=like.dtype)
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to("cpu", copy=True)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu"
-
-    def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-
-def _autocast(dtype: torch.dtype | None) -> Any:
-    return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
 
 
 def copied_module(

@@ -4,7 +4,7 @@ keyword arguments, nested containers), which of them the module takes, and what 
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from enum import Enum
 from typing import Any
 
@@ -224,13 +224,18 @@ def module_arguments(
     return (), taken
 
 
+def _parameters(function: Callable[..., Any]) -> Collection[inspect.Parameter] | None:
+    """None where the function has no readable signature."""
+    try:
+        return inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+
+
 def _required(module: nn.Module, inputs: tuple[Any, ...]) -> int:
     """How many of the inputs are the module's own when there is a loss function."""
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return len(inputs)
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+    parameters = _parameters(module.forward)
+    if parameters is None or any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return len(inputs)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = sum(
@@ -242,21 +247,14 @@ def _required(module: nn.Module, inputs: tuple[Any, ...]) -> int:
 
 def _named(function: Callable[..., Any]) -> set[str]:
     """Arguments that the function's signature names."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return set()
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {parameter.name for parameter in parameters if parameter.kind not in several}
+    return {each.name for each in _parameters(function) or () if each.kind not in several}
 
 
 def _keywords_of(function: Callable[..., Any]) -> set[str] | None:
     """The keywords that a function takes; None where it takes any."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    parameters = _parameters(function)
+    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     return _named(function)
 
