@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.arguments.model_arguments import load_graph
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -184,6 +183,7 @@ def load_domain(
 ) -> "Domain":
     """The whole domain of a command that names MODEL and CLUSTER. optimizer: None for the usual one
     of such models."""
+    from autosync.api.cli.arguments.model_arguments import load_graph
     from autosync.api.engine.request_checks import check_optimizer
     from autosync.domain import Domain, optimizer_named, usual_optimizer
 
