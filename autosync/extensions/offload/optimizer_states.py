@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from autosync.extensions.offload.device import SwapDevice
 from autosync.extensions.offload.swapped_tensors import SwappedBytes, form_of, is_plain
-from autosync.runtime.updates.twin_optimizer import held_state
+from autosync.runtime.updates.optimizers import held_state
 
 State = dict[str, Any]
 """What an optimizer keeps of one parameter."""

@@ -29,7 +29,7 @@ from autosync.extensions.offload.swapped_tensors import (
     flat_bytes,
     is_plain,
 )
-from autosync.runtime.execution.owed_parameters import READS_NO_VALUE
+from autosync.runtime.execution.pending import READS_NO_VALUE
 
 NO_READS = READS_NO_VALUE | {
     Tensor._version.__get__,  # type: ignore[attr-defined]  # torch says int

@@ -41,7 +41,7 @@ from autosync.extensions.offload.swapped_tensors import (
     is_plain,
     ordinary_tensors,
 )
-from autosync.runtime.execution.nested_backward import within_backward
+from autosync.runtime.execution.model_checks import within_backward
 
 Packed = SavedTensor | SavedValue | UnswappedTensor
 

@@ -19,8 +19,7 @@ from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.plan import Plan
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.plain_copies import REDUCE
+from autosync.runtime.hooks.model_hooks import REDUCE, Removable
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.process_groups import Groups
 

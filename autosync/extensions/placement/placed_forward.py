@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from autosync.errors import AutosyncError, NotSupported
 from autosync.extensions.placement.document import PlacedModule, dealt_rows
 from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between
-from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.execution.pending import tensors_in
 
 ROUNDING = 1e-3
 """Of the largest output: one sample alone may be computed in another order than in its batch. A mix

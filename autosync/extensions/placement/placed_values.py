@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.extensions.placement.row_exchange import RowExchange
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
-from autosync.runtime.updates.twin_optimizer import held_state
+from autosync.runtime.updates.optimizers import held_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from autosync.extensions.staleness.server import (
 )
 from autosync.runtime.transport.agreement import CollectiveCalls, ranks_meet, reported
 from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.runtime.updates.flat_update import SCALARS
+from autosync.runtime.updates.part_updates import SCALARS
 
 log = logging.getLogger("autosync")
 
@@ -91,7 +91,7 @@ class ClockedAttachment(LaggingAttachment):
         return self.client.failure
 
     @contextmanager
-    def telling(self, call: str) -> Iterator[None]:
+    def reporting(self, call: str) -> Iterator[None]:
         self.job.meeting.refusals.withdraw()
         with self._reporting(call):
             yield

@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 from autosync.errors import AutosyncError, NotSupported
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.model_hooks import check_not_in_ddp
-from autosync.runtime.hooks.model_methods import ModelMethods
+from autosync.runtime.hooks.model_hooks import (
+    ModelMethods,
+    PlainCopies,
+    Removable,
+    check_not_in_ddp,
+)
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
-from autosync.runtime.hooks.plain_copies import PlainCopies
-from autosync.runtime.hooks.step_wrapper import wrap_steps
+from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.transport.agreement import RankMeeting
 from autosync.runtime.transport.module_buffers import BufferBroadcast
@@ -72,14 +74,14 @@ class LaggingAttachment(ABC):
         self.handles += [
             guard.watch_others(),
             PlainCopies(model, self.before_copy),
-            wrap_steps(optimizer, lambda: self.telling("optimizer.step()")),
+            wrap_steps(optimizer, lambda: self.reporting("optimizer.step()")),
             *guard.watch_steps(),
             ScalerMark(optimizer),
             optimizer.register_step_pre_hook(_check_unscaled),
             optimizer.register_step_pre_hook(self.before_step),
             optimizer.register_step_post_hook(self.after_step),
             model.register_forward_pre_hook(opaque(lambda *given: self._before_forward(*given))),
-            ModelMethods(model, self.no_sync, self.telling),
+            ModelMethods(model, self.no_sync, self.reporting),
         ]
         ATTACHED.plans[id(model)] = self
         atexit.register(self.at_exit)
@@ -93,7 +95,7 @@ class LaggingAttachment(ABC):
 
     def _before_forward(self, module: nn.Module, *_: Any) -> None:
         if module is self.model:  # and no copy of it
-            with self.telling("model()"):
+            with self.reporting("model()"):
                 check_not_in_ddp(self.model)
             self.begin_forward()
 
@@ -106,7 +108,7 @@ class LaggingAttachment(ABC):
         """What has ended it."""
 
     @abstractmethod
-    def telling(self, call: str) -> AbstractContextManager[None]:
+    def reporting(self, call: str) -> AbstractContextManager[None]:
         """Around a call of the script's: what ends it, other ranks read where they wait for this
         one."""
 

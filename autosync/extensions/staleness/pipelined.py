@@ -21,14 +21,14 @@ from torch.optim import Optimizer
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
 from autosync.plan import Plan
-from autosync.runtime.execution.monitor import Monitor
-from autosync.runtime.execution.nested_backward import (
+from autosync.runtime.execution.model_checks import (
     inside_another,
     ready_twice,
     unknown_end,
     within_backward,
 )
-from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.execution.monitor import Monitor
+from autosync.runtime.execution.pending import tensors_in
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.layout.segments import bucket_segments
 
@@ -279,8 +279,8 @@ class PipelinedAttachment(LaggingAttachment):
     def failure(self) -> AutosyncError | None:
         return self.monitor.failure
 
-    def telling(self, call: str) -> AbstractContextManager[None]:
-        return self.monitor.telling(call)
+    def reporting(self, call: str) -> AbstractContextManager[None]:
+        return self.monitor.reporting(call)
 
     def stop(self, error: AutosyncError) -> None:
         self.monitor.stop(error)
@@ -342,7 +342,7 @@ class PipelinedAttachment(LaggingAttachment):
         with self.monitor.refusing():
             if not self.end_is_expected and inside_another():
                 raise unknown_end()
-        with self.monitor.telling("backward()"):
+        with self.monitor.reporting("backward()"):
             self._check_stepped()
         self.pipeline.begin()
         self.expect_end()

@@ -18,7 +18,7 @@ from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
 from autosync.runtime.compression.factors import Take
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.scales import scaled_graph
 from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch

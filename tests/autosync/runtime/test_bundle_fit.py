@@ -1,6 +1,6 @@
 import pytest
 
-from autosync.runtime.variable_names import matched_names, similar_names
+from autosync.runtime.bundle_fit import matched_names, similar_names
 
 OWN = ("layer.weight", "layer.bias")
 

@@ -167,7 +167,7 @@ def unread(rank: int, world: int, case: Case) -> bool:
     owed = [type(p).__name__ for p in model.parameters()]
     seen.set()
     attachment.detach()
-    return owed == ["OwedParameter"] * len(owed)
+    return owed == ["PendingParameter"] * len(owed)
 
 
 @pytest.mark.parametrize("plan", OVERLAPPING)
