@@ -34,8 +34,8 @@ from autosync.population import encode
 from autosync.profiling import estimate_profile
 from autosync.search.designs.design_table import BUILDERS
 from autosync.search.designs.torch_engines import TORCH_BUILDERS
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
 from autosync.trials.request_names import BackendName
 from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach

@@ -157,7 +157,7 @@ def resolved_name(session: Session, name: str, domain: Domain) -> str:
         return name
     from autosync.simulator.learned.checkpoint import CheckpointCard
     from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
-    from autosync.simulator.learned.transfer import nearest_checkpoint
+    from autosync.simulator.learned.training import nearest_checkpoint
 
     readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)
     query = select(SimulatorRow.name, SimulatorRow.card).where(*readable)

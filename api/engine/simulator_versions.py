@@ -81,12 +81,13 @@ def promote(database: Database, number: int) -> None:
 def trained_version(session: Session, number: int, name: str, domain: Domain) -> "LearnedSimulator":
     """Those members of a version for which `name` stands, for a domain. What knows nothing of the
     domain's backend is one that has learned nothing yet."""
-    from autosync.simulator.learned.bundled_simulator import (
+    from autosync.simulator.learned.checkpoint import (
         MEMBERS_OF,
+        CheckpointCard,
         default_simulator,
         knows_backend,
+        restore,
     )
-    from autosync.simulator.learned.checkpoint import CheckpointCard, restore
     from autosync.simulator.learned.learned_simulators import gaussian_simulator
 
     if number == BUNDLED_VERSION:

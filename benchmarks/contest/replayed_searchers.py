@@ -20,9 +20,8 @@ from autosync.search.loop.shortlists import parents_among
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.model_factory import make_model
-from autosync.simulator.learned.models.recipe import MemberKind, Recipe
-from autosync.simulator.learned.transfer import pretrained
+from autosync.simulator.learned.models.learned_model import MemberKind, Recipe, make_model
+from autosync.simulator.learned.training import pretrained
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.contest.contest_pools import F64, I64, ContestPool
 
@@ -86,7 +85,7 @@ ABLATIONS = (
     *_learned("process and trees", *USUAL),
     *_learned("lstm", "lstm"),
     *_learned("gat", "gat"),
-    *_learned("ensemble", "linear", "gaussian", "trees", "lstm", "gat"),
+    *_learned("ensemble", "gaussian", "trees", "lstm", "gat"),
 )
 """`no simulator` takes what is least alike, as the thesis' AutoSync (-s) does."""
 

@@ -12,13 +12,11 @@ from autosync.search.loop.acquisition import expected_improvement, promise_of
 from autosync.search.loop.message_equality import message_shares
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Acquisition
-from autosync.simulator.learned.bundled_simulator import LEARNED
+from autosync.simulator.learned.checkpoint import LEARNED
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.learned_model import LabelledTrials
-from autosync.simulator.learned.models.model_factory import make_model
-from autosync.simulator.learned.models.recipe import Recipe
-from autosync.simulator.learned.transfer import pretrained
+from autosync.simulator.learned.models.learned_model import LabelledTrials, Recipe, make_model
+from autosync.simulator.learned.training import pretrained
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 
 F64 = NDArray[np.float64]

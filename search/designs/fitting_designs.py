@@ -7,9 +7,9 @@ from autosync.population import encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.designs.torch_engines import torch_designs
 from autosync.search.space import Space
-from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 
 
 def check_any_fits(domain: Domain, space: Space) -> None:

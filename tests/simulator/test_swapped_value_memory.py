@@ -12,10 +12,10 @@ from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.memory_check import check_memory
+from autosync.simulator.memory.memory_check import check_memory
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.simulator.test_swapped_state_memory import (
     GRADIENT,

@@ -33,7 +33,7 @@ def verify(
     from autosync.api.cli.arguments.document_arguments import load_strategy
     from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
     from autosync.errors import NotSupported
-    from autosync.simulator.memory_check import check_memory
+    from autosync.simulator.memory.memory_check import check_memory
     from autosync.strategy_description import describe
     from autosync.verification import check_runnable
     from autosync.verification import verify as check

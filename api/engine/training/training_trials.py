@@ -13,7 +13,7 @@ from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
-from autosync.simulator.learned.pretraining import SplitTrials, joined_trials, split_trials
+from autosync.simulator.learned.training import SplitTrials, joined_trials, split_trials
 
 FEWEST_OF_A_SOURCE = 8
 """Strategies of a domain below which its level alone is known."""

@@ -23,22 +23,23 @@ from autosync.bundled_data import data_file, data_folder
 from autosync.cancellation import check_cancelled
 from autosync.documents import from_json
 from autosync.errors import AutosyncError
-from autosync.simulator.learned.bundled_simulator import FILE, FOLDER
 from autosync.simulator.learned.checkpoint import (
+    FILE,
+    FOLDER,
     CheckpointCard,
     card_of,
     read_card,
     restore,
     weights_of,
 )
-from autosync.simulator.learned.pretraining import (
+from autosync.simulator.learned.training import (
     SplitTrials,
     dataset_hash,
     held_out_accuracy,
+    source_of,
     split_dataset,
     train_simulator,
 )
-from autosync.simulator.learned.transfer import source_of
 from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 

@@ -1,8 +1,8 @@
 """Which tensors of a training step lie idle, and when: activations between their forward and their
 backward uses, the state of optimizers between updates, and values of variables between all these.
 
-Moments are those of `activation_memory`: the forward of each operation, then the backward passes in
-their order.
+Moments are those of `memory.live_tensors`: the forward of each operation, then the backward passes
+in their order.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from autosync.domain import Domain
 from autosync.extensions.offload.idle_spans import SMALLEST_BYTES, IdleSpans, spans_of
 from autosync.graph import ModelGraph
 from autosync.profiling import reach_variables
-from autosync.simulator.saved_tensors import Storages, keeps_values, storages_of
+from autosync.simulator.memory.live_tensors import Storages, keeps_values, storages_of
 
 
 @dataclass(frozen=True, slots=True)

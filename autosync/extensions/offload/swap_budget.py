@@ -5,7 +5,7 @@ import numpy as np
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
 from autosync.extensions.offload.swap_choice import budget_within
-from autosync.simulator.peak_memory import device_memory_bytes
+from autosync.simulator.memory.peak_memory import device_memory_bytes
 
 
 def swap_budget_bytes(domain: Domain) -> int | None:

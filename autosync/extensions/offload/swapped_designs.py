@@ -10,9 +10,9 @@ from autosync.extensions.offload.swap_choice import Swap, forms_within
 from autosync.extensions.offload.swapped_ranks import swap_slowdowns
 from autosync.population import encode
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
 from autosync.verification import check_swap
 

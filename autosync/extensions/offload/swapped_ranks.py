@@ -9,8 +9,8 @@ from autosync.extensions.offload.swap_cost import RankSwap, host_link, rank_swap
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.simulator.cost.compute_time import compute_factors
+from autosync.simulator.memory.peak_memory import DomainMemory, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import DomainMemory, memory_of
 from autosync.strategy import Replica, Strategy
 
 

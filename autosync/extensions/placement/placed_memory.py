@@ -9,7 +9,7 @@ from autosync.domain import Domain
 from autosync.extensions.placement.module_borders import data_bytes
 from autosync.extensions.placement.placed_module import Placement
 from autosync.profiling import reach_variables
-from autosync.simulator.saved_tensors import storages_of
+from autosync.simulator.memory.live_tensors import storages_of
 
 F64 = NDArray[np.float64]
 

@@ -16,8 +16,8 @@ from autosync.extensions.offload.swap_choice import Swap, forms_within
 from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
+from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import (
     ReduceScatter,
