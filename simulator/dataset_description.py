@@ -204,7 +204,7 @@ timeline then predicts (`pick/random`). The Gaussian process knew the strategies
 `pick_sources` that are no picks, but none of the domain's, and the domain's own picks of earlier
 rounds. The first pass of a round comes before the next is chosen. A pick differs in its messages
 from all that was measured before it. As in a tuning, those that one chooser takes in a round are
-unlike each other (`autosync.search.collect.pick_rounds`).
+unlike each other (`benchmarks.picks`).
 """
 
 NOISE = """\

@@ -34,19 +34,24 @@ from autosync.runtime.hooks.model_methods import ModelMethods
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
-from autosync.runtime.layout.queue_order import ONE_QUEUE
+from autosync.runtime.layout.records import ONE_QUEUE
 from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
-from autosync.runtime.transport.collective_call import CollectiveCalls
-from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.operations import small_sum
-from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
-from autosync.runtime.transport.rank_agreement import (
+from autosync.runtime.transport.agreement import (
+    PATIENCE,
+    CollectiveCalls,
     RankMeeting,
-    begun_together,
+    agreed_everywhere,
     check_same_plan,
     meeting_of,
     ranks_meet,
-    share_initial_values,
+)
+from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.process_groups import (
+    Groups,
+    open_groups,
+    small_sum,
+    working_group,
 )
 from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
@@ -200,9 +205,9 @@ def attach(
             if share_values:
                 share_initial_values(control, model, group if opened.backend == "nccl" else None)
             meeting = meeting_of(opened, control)
-        with begun_together(meeting):  # before any other group is opened
+        with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
             built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)
-        with begun_together(meeting):
+        with agreed_everywhere(control, patience=PATIENCE):
             with ranks_meet():
                 engine = _build_engine(
                     model,
@@ -233,7 +238,9 @@ def attach(
             engine.start()
             _install(attachment)
         if plan.placement:
-            with begun_together(meeting):  # after all have come so far: placing opens groups
+            with agreed_everywhere(
+                control, patience=PATIENCE
+            ):  # after all have come so far: placing opens groups
                 with ranks_meet():
                     attachment.placed = place_modules(
                         model, placed, optimizers[0], plan, group, opened, meeting.store, trace

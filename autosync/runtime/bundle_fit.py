@@ -5,7 +5,7 @@ import logging
 from torch import nn
 
 from autosync.bundle import Bundle
-from autosync.runtime.transport.bundle_agreement import RankReport
+from autosync.runtime.transport.agreement import RankReport
 from autosync.runtime.variable_names import matched_names, similar_names
 from autosync.torch_dtypes import TORCH_DTYPES
 

@@ -16,6 +16,7 @@ from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
 from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.extensions.offload.swap_device import check_swappable
+from autosync.extensions.offload.verification import check_swap
 from autosync.extensions.staleness.lagging_attachment import attach_lagging
 from autosync.extensions.staleness.lagging_groups import LaggingJob
 from autosync.extensions.staleness.lagging_plans import check_may_lag
@@ -23,6 +24,7 @@ from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
 from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
+from autosync.runtime.compression.half import check_lossless
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
@@ -35,7 +37,6 @@ from autosync.runtime.hooks.optimizer_coverage import (
     warn_unheld,
 )
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
-from autosync.runtime.payloads.encodings import check_lossless
 from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
 from autosync.runtime.torch_ddp import (
     add_hook,
@@ -44,18 +45,17 @@ from autosync.runtime.torch_ddp import (
     for_any_plan,
     wrap_in_ddp,
 )
-from autosync.runtime.transport.bundle_agreement import (
+from autosync.runtime.transport.agreement import (
     RankReport,
     agreed_everywhere,
     exchange_reports,
     given_to,
     refused_everywhere,
 )
+from autosync.runtime.transport.initial_values import tensor_signatures
 from autosync.runtime.transport.process_groups import working_group
-from autosync.runtime.transport.rank_agreement import forms_of
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
-from autosync.verification import check_swap
 
 log = logging.getLogger("autosync")
 
@@ -126,7 +126,7 @@ def distribute(
         host_name(),
         change=variable_changes(shipped, network),
         given=given_to(shipped, arguments),
-        tensors=forms_of(network),
+        tensors=tensor_signatures(network),
     )
     reports = exchange_reports(mine, group, device)
     changed = changes_anywhere(shipped, reports)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.extensions.offload.swapped_designs import swapped_where_needed
 from autosync.population import encode
-from autosync.search.designs.design_table import hand_designed
-from autosync.search.designs.torch_engines import torch_designs
+from autosync.search.designs.design_table import hand_designed, torch_designs
 from autosync.search.loop.earlier_trials import EarlierTrials, designs_again
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP

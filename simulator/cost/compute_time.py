@@ -72,7 +72,7 @@ def rebuild_seconds_of_buckets(plans: PlanTable, domain: Domain) -> F64:
     as factors, `(buckets,)`; 0 for others.
 
     Of an (M, N) weight every rank multiplies the factors of all P ranks, (P K x M) by (P K x N):
-    2 P K M N FLOPs, where its own product has 2 K M N (`runtime.payloads.factors`; Poseidon,
+    2 P K M N FLOPs, where its own product has 2 K M N (`runtime.compression.factors`; Poseidon,
     section 3.3).
     """
     factors = plans.operation == Op.FACTOR_ALL_GATHER

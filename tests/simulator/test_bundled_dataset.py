@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from autosync.bundled_data import data_folder
-from autosync.search.collect.collected_strategy import PICK_ORIGINS
+from autosync.search.collect.collection_log import PICK_ORIGINS
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan
 from autosync.simulator.dataset_description import datasheet
 from autosync.simulator.message_digests import digests_of

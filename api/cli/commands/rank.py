@@ -8,7 +8,6 @@ import typer
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
-    SIMULATOR_HELP,
     Batch,
     ClusterName,
     DatabaseUrl,
@@ -18,6 +17,7 @@ from autosync.api.cli.options import (
     Model,
     Optimizer,
     ProfileFile,
+    SimulatorName,
     StepSeconds,
 )
 
@@ -49,7 +49,7 @@ def rank(
         int,
         typer.Option(min=1, max=256, help="Rows listed; strategies that hardly differ share one."),
     ] = 10,
-    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "learned",
+    simulator: SimulatorName = "learned",
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     placement: Annotated[
         bool,
@@ -75,8 +75,11 @@ def rank(
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
         autosync rank vgg16 my-cluster.yaml --placement
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.arguments.simulator_arguments import load_simulator
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_simulator,
+    )
     from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
     from autosync.api.cli.progress import compilation_lines
     from autosync.api.engine.prediction_ranking import one_blas_thread

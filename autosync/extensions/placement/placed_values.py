@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
 from autosync.runtime.updates.twin_optimizer import held_state
 

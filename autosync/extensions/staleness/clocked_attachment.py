@@ -32,10 +32,8 @@ from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.gradient_hooks import Removable
 from autosync.runtime.hooks.model_hooks import check_not_in_ddp
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
-from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.transport.agreement import CollectiveCalls, ranks_meet, reported
 from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.runtime.transport.peer_refusals import told
-from autosync.runtime.transport.rank_agreement import ranks_meet
 
 log = logging.getLogger("autosync")
 
@@ -95,7 +93,7 @@ class ClockedAttachment:
             raise failure from error
         except Exception as error:  # a closure of the script's own may raise anything
             if error is not self.client.failure:  # a peer's refusal, which is posted
-                self.groups.meeting.refusals.post(told(error, call))
+                self.groups.meeting.refusals.post(reported(error, call))
             raise
 
     def before_step(self, *_: Any) -> None:

@@ -17,8 +17,7 @@ from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.step_wrapper import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
-from autosync.runtime.transport.collective_call import CollectiveCalls
-from autosync.runtime.transport.rank_agreement import ranks_meet
+from autosync.runtime.transport.agreement import CollectiveCalls, ranks_meet
 
 
 def attach_clocked(job: LaggingJob) -> ClockedAttachment:

@@ -11,16 +11,17 @@ from torch.optim import Optimizer
 
 from autosync.extensions.staleness.lagging_plans import check_lagging_plan
 from autosync.plan import Plan
-from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.process_groups import Groups, open_groups
-from autosync.runtime.transport.rank_agreement import (
+from autosync.runtime.transport.agreement import (
+    PATIENCE,
     RankMeeting,
-    begun_together,
+    agreed_everywhere,
     check_same_plan,
     meeting_of,
     ranks_meet,
-    share_initial_values,
 )
+from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.process_groups import Groups, open_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,9 @@ def met_ranks(job: LaggingJob) -> Iterator[LaggingGroups]:
             if job.share_values:
                 share_initial_values(control, model)
             meeting = meeting_of(groups, control)
-        with begun_together(meeting):  # before any other group is opened
+        with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
             check_lagging_plan(job.plan, job.names, parameters)
-        with begun_together(meeting):
+        with agreed_everywhere(control, patience=PATIENCE):
             with ranks_meet():
                 gradients = groups.get("lagging", everyone, "gloo")
                 for_buffers = groups.get("buffers", everyone, "gloo")

@@ -16,8 +16,8 @@ from autosync.extensions.staleness.clocked_buckets import ClockedBucket
 from autosync.extensions.staleness.shard_server import LEFT, ShardServer, refused_for
 from autosync.extensions.staleness.stamped_messages import PeerMessages, StampedBuffer
 from autosync.runtime.execution.monitor import LOOK_SECONDS
+from autosync.runtime.transport.agreement import Refusals
 from autosync.runtime.transport.failures import SynchronizationFailed, lost_peer
-from autosync.runtime.transport.peer_refusals import Refusals
 
 
 @dataclass(slots=True, eq=False)

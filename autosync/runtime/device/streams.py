@@ -37,7 +37,7 @@ class TransportMode:
     threads: each queue has a thread that issues its messages; without, whoever makes a message
         ready issues it on the spot.
     staged: through buffers in host memory, for a backend that moves nothing else.
-    one_order: one queue for all messages of fixed size, see `layout/queue_order.py`.
+    one_order: one queue for all messages of fixed size, see `layout/records.py`.
     """
 
     threads: bool = False

@@ -20,14 +20,13 @@ from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError
 from autosync.plan import Plan
+from autosync.runtime.compression.powersgd import SavedErrors
 from autosync.runtime.execution.backward_pass import BackwardPass
 from autosync.runtime.execution.engine_parts import EngineParts
 from autosync.runtime.execution.iteration import Phase
 from autosync.runtime.execution.optimizer_step import OptimizerStep
 from autosync.runtime.execution.script_state import ScriptState
-from autosync.runtime.layout.queue_order import issue_order
-from autosync.runtime.layout.records import VariableRecord
-from autosync.runtime.payloads.powersgd_state import SavedErrors
+from autosync.runtime.layout.records import VariableRecord, issue_order
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState, asks_for_state
 from autosync.runtime.updates.twin_optimizer import held_state

@@ -18,8 +18,8 @@ from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.step_turns import StepTurns
 from autosync.runtime.execution.waits import ScriptWaits
 from autosync.runtime.layout.records import Records
+from autosync.runtime.transport.agreement import Refusals
 from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.peer_refusals import Refusals
 from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers

@@ -6,8 +6,7 @@ nothing is kept back any more.
 """
 
 from autosync.codes import Channel
-from autosync.runtime.layout.queue_order import ONE_QUEUE
-from autosync.runtime.layout.records import MessageRecord
+from autosync.runtime.layout.records import ONE_QUEUE, MessageRecord
 
 
 class IdleWire:

@@ -9,8 +9,8 @@ from typing import Any
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.transport.agreement import Refusals, reported
 from autosync.runtime.transport.failures import lost_peer
-from autosync.runtime.transport.peer_refusals import Refusals, told
 
 LOOK_SECONDS = 1.0
 """How often a wait looks whether a peer has refused to go on: gloo does not say so."""
@@ -89,7 +89,7 @@ class Monitor:
             yield
         except Exception as error:  # a closure of the script's own may raise anything
             if self.failure is None:  # else it is told already, or a peer was the first
-                self._refusals.post(told(error, where))
+                self._refusals.post(reported(error, where))
             raise
 
     @contextmanager
@@ -101,7 +101,7 @@ class Monitor:
         except AutosyncError:
             raise
         except Exception as error:
-            self.stop(told(error, "the optimizer's update"))
+            self.stop(reported(error, "the optimizer's update"))
             raise
 
     def go_on(self) -> None:

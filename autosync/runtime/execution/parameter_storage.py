@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
+from autosync.runtime.compression.factors import FactorCapture
 from autosync.runtime.device.strides import dense_strides
 from autosync.runtime.execution.model_structure import ModelStructure
 from autosync.runtime.layout.records import Bucket, VariableRecord
-from autosync.runtime.payloads.factors import FactorCapture
 from autosync.runtime.updates.row_update import RowUpdate
 
 Place = tuple[int, int]
@@ -32,7 +32,7 @@ class ParameterStorage:
         self._strides: list[tuple[int, ...]] = []
         self._views = [v.view for v in variables if v.view is not None]
         self._view_places = [view.data_ptr() for view in self._views]
-        self._captures = [v for v in variables if isinstance(v.carrier, FactorCapture)]
+        self._captures = [v for v in variables if isinstance(v.packer, FactorCapture)]
         self._pointers: list[int] = []
         self._moved: list[VariableRecord] = []
         self._note_places()
@@ -122,7 +122,7 @@ def _follow_strides(variable: VariableRecord) -> None:
     """Where they have changed a gradient is no view of its buffer any more, since other ranks send
     its elements in the order that was agreed on."""
     view = variable.view
-    if view is None or variable.carrier is not None:
+    if view is None or variable.packer is not None:
         return
     if dense_strides(variable.alias) != dense_strides(view):
         variable.view = None

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from autosync.errors import NotSupported
+from autosync.runtime.compression.rows import sparse_tensor
 from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.layout.records import VariableRecord
-from autosync.runtime.payloads.sparse_rows import sparse_tensor
 
 UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 """What a GradScaler does to gradients: multiplies them and reports infinities."""

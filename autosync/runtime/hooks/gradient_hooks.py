@@ -4,10 +4,10 @@ from typing import Any, Protocol
 
 import torch
 
+from autosync.runtime.compression.factors import FactorCapture
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.layout.accumulators import Accumulator, NodeHook
 from autosync.runtime.layout.records import VariableRecord
-from autosync.runtime.payloads.factors import FactorCapture
 
 
 class Removable(Protocol):
@@ -16,10 +16,10 @@ class Removable(Protocol):
 
 def watch(engine: Engine, variable: VariableRecord) -> Removable:
     """Tell the engine of the variable's gradients, until removed."""
-    if isinstance(variable.carrier, FactorCapture):
-        hook = _factor_hook(engine, variable, variable.carrier)
-        variable.accumulator = variable.carrier.install(hook)
-        return variable.carrier
+    if isinstance(variable.packer, FactorCapture):
+        hook = _factor_hook(engine, variable, variable.packer)
+        variable.accumulator = variable.packer.install(hook)
+        return variable.packer
     variable.accumulator = Accumulator(variable.parameter, _dense_hook(engine, variable))
     return variable.accumulator
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
+from autosync.runtime.compression.powersgd import parameters_of, saved_keys, take_errors
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.script_state import StateView
 from autosync.runtime.hooks.model_methods import refused_join
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
 from autosync.runtime.hooks.plain_copies import reduce_optimizer
 from autosync.runtime.hooks.step_wrapper import scheduled_step
-from autosync.runtime.payloads.powersgd_state import parameters_of, saved_keys, take_errors
 from autosync.runtime.updates.twin_optimizer import as_plain, held_state
 
 ENGINE = "_autosync_engine"

@@ -20,8 +20,8 @@ def pack_gradients(variables: list[VariableRecord], share: Tensor) -> None:
     parts: list[tuple[Tensor, Tensor]] = []
     plain: list[tuple[Tensor, Tensor]] = []
     for variable in variables:
-        if variable.carrier is not None:
-            variable.carrier.pack()
+        if variable.packer is not None:
+            variable.packer.pack()
             continue
         gradient = variable.parameter.grad
         if gradient is None:
@@ -58,8 +58,8 @@ def _multiply(pairs: list[tuple[Tensor, Tensor]], share: Tensor) -> None:
 
 def pack_zeros(variable: VariableRecord) -> None:
     """A variable that had no gradient in this backward pass counts as zero."""
-    if variable.carrier is not None:
-        variable.carrier.pack()
+    if variable.packer is not None:
+        variable.packer.pack()
         return
     for _, place, _ in variable.pieces:
         place.zero_()

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.plan import Message
+from autosync.plan import Message, Plan
 from autosync.runtime.device.streams import DeviceEvent, Streams
 from autosync.runtime.device.strides import Shape
 from autosync.runtime.layout.accumulators import Accumulator
 from autosync.runtime.layout.segments import Segment
-from autosync.runtime.transport.start_finish import Start
+from autosync.runtime.transport.base import Start
 
 Settings = list[dict[str, Any]]
 """The hyperparameters of every parameter group of an optimizer, without the parameters."""
 
 
-class Carrier(Protocol):
+class GradientPacker(Protocol):
     """Packs a gradient that travels otherwise than as a dense tensor: factors, touched rows."""
 
     def pack(self) -> None:
@@ -68,7 +68,7 @@ class VariableRecord:
     view: the only such place, where it has the parameter's type and strides: `parameter.grad` is
         this tensor then. Else None.
     target: the gradient tensor that the reduced values of a whole variable go to.
-    carrier: packs its gradient where no dense buffer does.
+    packer: packs its gradient where no dense buffer does.
     accumulator: tells when its gradient is complete.
     has_arrived: its gradient of this iteration is complete.
     missing_sums: buckets of it that are not reduced yet.
@@ -89,7 +89,7 @@ class VariableRecord:
     pieces: list[tuple[tuple[slice, ...] | None, Tensor, "Bucket"]] = field(default_factory=list)
     view: Tensor | None = None
     target: Tensor | None = None
-    carrier: Carrier | None = None
+    packer: GradientPacker | None = None
     accumulator: Accumulator | None = None
     size_bytes: int = field(init=False)
     has_arrived: bool = False
@@ -177,7 +177,7 @@ class Bucket:
 class MessageRecord:
     """A message of the plan as this rank executes it.
 
-    start: issues the operation and returns what finishes it; None when this rank has no part.
+    start: starts the operation, and returns the work to wait for; None when this rank has no part.
     last: the last message of its bucket. queue: the messages among which it keeps its order.
     fixed_bytes: this rank's payload, None when `bucket.payload_bytes` says each time.
     started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_event,
@@ -252,3 +252,44 @@ class Records:
     messages: list[MessageRecord]
     share: float
     placed: bool = False
+
+
+# --- the order in which a rank issues messages
+#
+# A function of the plan alone, so that every rank computes the same. Messages of a queue keep their
+# order. In host memory each channel is a queue. NCCL needs one order for everything: a collective
+# occupies its GPU until its peers have joined, so two ranks that start two of them in different
+# orders may wait for each other for ever, whatever communicators the two are on. So there all
+# messages of fixed size share one queue.
+
+VALUES = "-values"
+"""End of the names of queues whose messages wait for `step()`."""
+
+ONE_QUEUE = "all"
+
+
+def queue_names(plan: Plan, one_order: bool = False) -> list[str]:
+    """Of each message, the queue that it keeps its order in.
+
+    Those that wait for `step()` queue by themselves. Clipping, or a backward pass that returns
+    complete gradients, must not wait for a reduction that stands behind a message which waits
+    for `step()`. In the one queue they stand behind all reductions instead.
+    """
+    names = []
+    for message in plan.messages:
+        if one_order and not message.operation.ragged:
+            names.append(ONE_QUEUE)
+        else:
+            names.append(message.channel.name + (VALUES if message.carries_values else ""))
+    return names
+
+
+def issue_order(plan: Plan) -> list[int]:
+    """Message indices in the total order of a plan; every queue issues its own in this order.
+
+    First all that do not wait for `step()`, then those that do, each in the plan's order. None
+    waits for one behind it: a message's predecessor in its chain has a smaller index, and waits
+    for `step()` only if it does.
+    """
+    messages = plan.messages
+    return sorted(range(len(messages)), key=lambda index: (messages[index].carries_values, index))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autosync.errors import NotSupported
+from autosync.runtime.transport.agreement import gather_texts
 
 PIECE_BYTES = 16 * 2**20
 """Of tensors in one operation of the backend."""
@@ -36,9 +37,9 @@ def exchange_states(
         NotSupported: on every rank, where one holds a state that is no tensor, number, text, or
             list or dictionary of these.
     """
-    tensors, told = _described(mine)
+    tensors, text_of_mine = _described(mine)
     seen: set[Key] = set()
-    for source, text in enumerate(_texts(group, told)):
+    for source, text in enumerate(gather_texts(group, text_of_mine)):
         entries = json.loads(text)
         if "refused" in entries:
             raise _unknown_state(*entries["refused"])
@@ -179,23 +180,6 @@ def _transfer(group: Any, source: int, to: int | None, data: Tensor) -> None:
         group.send([data], to, 0).wait()
     else:
         group.recv([data], source, 0).wait()
-
-
-def _texts(group: Any, mine: str) -> Iterator[str]:
-    """What every rank tells, by rank. A collective."""
-    told = mine.encode()
-    lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(group.size())]
-    group.allgather([lengths], [torch.tensor([len(told)], device="cpu")]).wait()
-    texts = []
-    for rank, length in enumerate(lengths):
-        text = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
-        if rank == group.rank():
-            text = torch.frombuffer(bytearray(told), dtype=torch.uint8)
-        options = dist.BroadcastOptions()
-        options.rootRank = rank
-        group.broadcast([text], options).wait()
-        texts.append(bytes(text.numpy()).decode())
-    return iter(texts)
 
 
 def _unknown_state(name: str, kind: str) -> NotSupported:

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
-from autosync.runtime.payloads.powersgd import LowRank
-from autosync.runtime.payloads.powersgd_state import (
+from autosync.runtime.compression.powersgd import (
+    LowRank,
     SavedErrors,
     gather_errors,
     pop_errors,
     restore_errors,
 )
-from autosync.runtime.transport.collective_call import CollectiveCalls
+from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
+from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
 from autosync.runtime.updates.flat_update import SCALARS
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers, settings_of

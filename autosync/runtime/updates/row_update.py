@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
+from autosync.runtime.compression.rows import TouchedRows, sparse_tensor
 from autosync.runtime.device.strides import Shape
 from autosync.runtime.layout.records import Bucket, HeldRange, RowRange, Settings, VariableRecord
-from autosync.runtime.payloads.sparse_rows import TouchedRows, sparse_tensor
 from autosync.runtime.updates.joined_optimizers import optimizer_class_of
 from autosync.runtime.updates.twin_optimizer import grouped, held_state, step_twin
 
@@ -177,9 +177,9 @@ def show_rows(bucket: Bucket) -> None:
 
 
 def _show_rows(variable: VariableRecord) -> None:
-    carrier, table = variable.carrier, variable.alias
-    assert isinstance(carrier, TouchedRows)
-    owned = [(rows.start, rows.sums) for rows in carrier.ranges if rows.sums is not None]
+    packer, table = variable.packer, variable.alias
+    assert isinstance(packer, TouchedRows)
+    owned = [(rows.start, rows.sums) for rows in packer.ranges if rows.sums is not None]
     indices = [start + sums._indices()[0] for start, sums in owned]
     values = [sums._values() for _, sums in owned]
     if not any(len(found) for found in indices):

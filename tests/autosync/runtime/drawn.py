@@ -13,7 +13,7 @@ from autosync.domain import Domain
 from autosync.importing import import_module
 from autosync.plan import Plan
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.layout.queue_order import issue_order
+from autosync.runtime.layout.records import issue_order
 from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.place import attach_here, beside, here
 from tests.autosync.runtime.traces import disorder

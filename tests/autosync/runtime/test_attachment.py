@@ -121,7 +121,7 @@ def test_what_one_rank_cannot_attach_none_does(
     """The other does not wait for groups that this one never opens."""
     answers = pair.run(left_behind, what, method, (culprit,))
     assert WORDS[what] in answers[culprit][0]
-    assert answers[1 - culprit][0].startswith(f"rank {culprit} stopped: ")
+    assert answers[1 - culprit][0].startswith(f"rank {culprit} cannot begin: ")
     assert WORDS[what] in answers[1 - culprit][0]
     assert [found for _, found in answers] == [[], []]
 

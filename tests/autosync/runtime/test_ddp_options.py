@@ -14,7 +14,7 @@ from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, domain, make_optimizer, strategy, worst_difference
 from tests.autosync.runtime.ranks import Ranks
-from tests.autosync.runtime.transport.test_bundle_agreement import CASES
+from tests.autosync.runtime.transport.test_agreement import CASES
 from tests.autosync.runtime.updates.test_unused import USES, Branches, alone, inputs
 
 DDP = Case(schedule=Schedule("ddp"), groups=1)

@@ -4,16 +4,16 @@ import pytest
 import torch.distributed as dist
 
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.layout.queue_order import issue_order
+from autosync.runtime.layout.records import issue_order
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.space import Space
 from autosync.strategy import Schedule
 from tests.autosync.runtime import training
 from tests.autosync.runtime.cases import Case, attached, loss_of, train_reference, worst_difference
+from tests.autosync.runtime.compression import test_encodings, test_factors, test_rows
 from tests.autosync.runtime.device.gpus import between_gpus, on_gpus
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
 from tests.autosync.runtime.execution import test_exact, test_random, test_training
-from tests.autosync.runtime.payloads import test_encodings, test_factors, test_sparse
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.traces import disorder
 from tests.autosync.runtime.training import OVERLAP
@@ -181,8 +181,8 @@ def test_factors_of_layers_go_by_gloo_beside_nccl(nccl: Ranks, kind: str) -> Non
 
 
 @on_gpus
-@pytest.mark.parametrize("kind", test_sparse.OPTIMIZERS)
-@pytest.mark.parametrize("way", list(test_sparse.WAYS))
+@pytest.mark.parametrize("kind", test_rows.OPTIMIZERS)
+@pytest.mark.parametrize("way", list(test_rows.WAYS))
 def test_touched_rows_go_by_gloo_beside_nccl(nccl_pair: Ranks, way: str, kind: str) -> None:
     check_rows(nccl_pair, way, kind)
 
@@ -194,7 +194,7 @@ def test_touched_rows_of_three_ranks(nccl_three: Ranks) -> None:
 
 def check_rows(pool: Ranks, way: str, kind: str) -> None:
     schedule = Schedule("priority", overlap_forward=True)
-    results = pool.run(test_sparse.run, way, kind, schedule, True, None)
+    results = pool.run(test_rows.run, way, kind, schedule, True, None)
     assert max(difference for difference, _ in results) < 2e-6
     first = results[0][1]
     if way == "gathered" and kind in ("momentum", "nesterov"):

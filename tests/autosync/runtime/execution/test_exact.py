@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.layout.queue_order import issue_order
+from autosync.runtime.layout.records import issue_order
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,

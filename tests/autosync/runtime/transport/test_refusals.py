@@ -11,8 +11,8 @@ from autosync.errors import (
     InvalidInput,
     NotSupported,
 )
+from autosync.runtime.transport.agreement import Refusals, reported
 from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.runtime.transport.peer_refusals import Refusals, told
 
 FROZEN = NotSupported("frozen.", thing="layer", value=3, remedy="Thaw it.")
 OTHER = InvalidInput("other.", thing="loss", remedy="Look.")
@@ -75,8 +75,8 @@ def test_what_a_rank_withdraws_is_found_no_more() -> None:
 
 
 def test_errors_of_the_script_are_told_by_name() -> None:
-    assert told(FROZEN, "optimizer.step()") is FROZEN
-    found = told(AttributeError("no loss"), "optimizer.step()")
+    assert reported(FROZEN, "optimizer.step()") is FROZEN
+    found = reported(AttributeError("no loss"), "optimizer.step()")
     assert type(found) is SynchronizationFailed
     assert found.message == "optimizer.step() ended with AttributeError: no loss"
     assert found.value == "AttributeError"

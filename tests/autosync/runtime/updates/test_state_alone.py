@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from autosync.runtime.attachment import Attachment, attach
-from autosync.runtime.transport import collective_call
+from autosync.runtime.transport import agreement
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, loss_of, make_model, make_optimizer, plan
@@ -24,7 +24,7 @@ SPLIT = (
 WHOLE = (Case(), Case(method="rs", schedule=OVERLAP))
 
 
-SHORT = patch.object(collective_call, "PATIENCE_SECONDS", 0.01)
+SHORT = patch.object(agreement, "CALL_SECONDS", 0.01)
 
 
 def trained(case: Case, rank: int, world: int, timeout_seconds: float = 60.0) -> Attachment:
