@@ -36,8 +36,8 @@ from autosync.extensions.offload.schedule import F64, HostLink, least_budget_byt
 from autosync.population import encode
 from autosync.profiling import measure_profile
 from autosync.search.designs.design_table import DESIGNS
+from autosync.simulator.memory.peak_memory import DomainMemory, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import DomainMemory, memory_of
 from benchmarks.measure import provenance
 from benchmarks.models import build
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.models.robust_loss import RobustLoss
-from autosync.simulator.learned.models.stacking import stacked_weights
+from autosync.simulator.learned.models.ensemble import stacked_weights
+from autosync.simulator.learned.models.left_out_trials import RobustLoss
 
 F64 = NDArray[np.float64]
 

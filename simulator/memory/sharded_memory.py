@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
-from autosync.simulator.activation_memory import ActivationCurve
+from autosync.simulator.memory.live_tensors import ActivationCurve
 from autosync.torch_engine import FullyShard
 
 F64 = NDArray[np.float64]

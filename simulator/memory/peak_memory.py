@@ -17,12 +17,17 @@ from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.activation_memory import ActivationCurve, activation_curve
 from autosync.simulator.backends import backend_of
 from autosync.simulator.extension_prediction import carried_predictions
-from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
-from autosync.simulator.plan_memory import PlanMemory
-from autosync.simulator.sharded_memory import held_bytes, units_of
+from autosync.simulator.memory.live_tensors import (
+    ActivationCurve,
+    activation_curve,
+    gradients_at,
+    living_bytes,
+    most_living,
+)
+from autosync.simulator.memory.plan_memory import PlanMemory
+from autosync.simulator.memory.sharded_memory import held_bytes, units_of
 from autosync.torch_engine import FullyShard
 
 INDEX_BYTES = 8
@@ -93,7 +98,7 @@ class DomainMemory:
         """The same of one strategy. fixed f64[world]: bytes held all the time. kept bool[V]: see
         `gradients_beside_buffers`. shares f64[world]: of the batch, over the even one. after: see
         `behind_backward_bytes`."""
-        gradients = moment_gradients(self.curve, self.gradient_bytes, kept)
+        gradients = gradients_at(self.curve, self.gradient_bytes, kept[None])[0]
         living = self.curve.held[0] + gradients + shares[:, None] * self.curve.held[1]
         step = np.full((len(living), 1), after)
         held: F64 = fixed[:, None] + np.hstack((living, step))

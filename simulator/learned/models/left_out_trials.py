@@ -1,7 +1,17 @@
-"""How misses are weighed against each other, and when a gain is more than chance."""
+"""Trials left out of a fit: which, how misses are weighed, and when a gain is more than chance."""
 
 import numpy as np
 from numpy.typing import NDArray
+
+FOLDS = 3
+"""Parts, each left out once to judge what was fitted to the others."""
+
+
+def fold_of(n: int, folds: int, seed: int) -> NDArray[np.int64]:
+    """Which of `folds` equal parts each of `n` trials belongs to, i64[n], at random."""
+    result: NDArray[np.int64] = np.random.default_rng(seed).permutation(n) % folds
+    return result
+
 
 F64 = NDArray[np.float64]
 
@@ -34,6 +44,6 @@ class RobustLoss:
         return result
 
 
-def is_significant(gain: F64, confidence: float = CONFIDENCE) -> bool:
-    """Whether a loss falls by `gain` `(n,)` beyond so many standard errors."""
-    return bool(gain.mean() > confidence * gain.std() / np.sqrt(len(gain)))
+def is_significant(gain: F64) -> bool:
+    """Whether a loss falls by `gain` `(n,)` beyond CONFIDENCE standard errors."""
+    return bool(gain.mean() > CONFIDENCE * gain.std() / np.sqrt(len(gain)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from autosync.simulator.learned.networks.pairwise_loss import ranking_loss, slower_pairs
+from autosync.simulator.learned.networks.network_training import ranking_loss, slower_pairs
 
 
 def test_pairs_are_ordered_by_time_then_by_partitions() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autosync.simulator.learned.calibration import UNTRIED_MARGIN, Calibration, calibrate
+from autosync.simulator.learned.learned_simulators import UNTRIED_MARGIN, Calibration, calibrate
 
 
 def test_calibration_follows_a_bent_curve_and_keeps_the_order() -> None:

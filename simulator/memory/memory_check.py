@@ -11,8 +11,8 @@ from autosync.errors import InvalidStrategy, NotSupported
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.simulator.extension_prediction import prediction_of, predictions
+from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import (
     ReduceScatter,

@@ -1,26 +1,24 @@
-"""The pruned graph of variables, by hand."""
+"""What networks read: the pruned graph of variables, standardised columns, subsets of a batch."""
 
 from typing import get_args
 
 import numpy as np
+import pytest
 import torch
 
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.simulator.learned.features.feature_names import (
-    FEATURE_PARTS,
-    shard_columns,
-    summary_columns,
-)
 from autosync.simulator.learned.features.strategy_features import features_of
-from autosync.simulator.learned.features.variable_graph import (
+from autosync.simulator.learned.models.learned_model import NetworkKind
+from autosync.simulator.learned.networks import network_model
+from autosync.simulator.learned.networks.network_model import (
+    NetworkModel,
+    batch_of,
     forward_places,
     node_edges,
     operation_nodes,
+    scaling_of,
     variable_edges,
 )
-from autosync.simulator.learned.models.network_inputs import batch_of, scaling_of
-from autosync.simulator.learned.models.network_model import NetworkModel
-from autosync.simulator.learned.models.recipe import NetworkKind
 from autosync.simulator.learned.networks.network_training import subset
 from tests.domains import chain_graph
 from tests.simulator.learned.worlds import small_domain, some_strategies
@@ -75,9 +73,8 @@ def test_a_subset_of_a_batch_is_scored_as_in_the_whole() -> None:
     domain = small_domain(layers=2)
     features = features_of(domain, some_strategies(domain, 5))
     assert features.shards is not None
-    columns = shard_columns(FEATURE_PARTS), summary_columns(FEATURE_PARTS)
     scalings = scaling_of([features.shards.values]), scaling_of([features.summary])
-    batch = batch_of(features, domain, *scalings, columns)
+    batch = batch_of(features, domain, *scalings)
     for kind in get_args(NetworkKind):
         network = NetworkModel(kind).build()
         last = network.head[-1]
@@ -88,3 +85,21 @@ def test_a_subset_of_a_batch_is_scored_as_in_the_whole() -> None:
             whole, part = network(batch), network(subset(batch, chosen))
         torch.testing.assert_close(part, whole[chosen])
         assert whole.std() > 0
+
+
+def test_columns_are_standardised_alike_in_blocks_and_each_domain_counts_as_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    tables = [rng.standard_normal((rows, 3)) * (1.0, 0.0, 9.0) for rows in (10, 25)]
+    monkeypatch.setattr(network_model, "ROWS", 7)
+    scaling = scaling_of(tables)
+    center = (tables[0].mean(axis=0) + tables[1].mean(axis=0)) / 2
+    squares = [((table - center) ** 2).mean(axis=0) for table in tables]
+    scale = np.sqrt((squares[0] + squares[1]) / 2)
+    np.testing.assert_allclose(scaling.center, center)
+    np.testing.assert_allclose(scaling.scale, (scale[0], np.inf, scale[2]))
+    expected = np.clip((tables[1] - center)[:, [0, 2]] / scale[[0, 2]], -5.0, 5.0)
+    standard = scaling(tables[1])
+    np.testing.assert_array_equal(standard[:, [0, 2]], expected.astype(np.float32))
+    assert not standard[:, 1].any()

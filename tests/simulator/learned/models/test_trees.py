@@ -6,16 +6,16 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from autosync.errors import InvalidInput
 from autosync.simulator.learned.features.strategy_features import features_of
-from autosync.simulator.learned.models.forest import (
-    COLUMNS_TRIED,
-    LEAST_OF_A_LEAF,
-    Forest,
-    grown_forest,
-)
 from autosync.simulator.learned.models.learned_model import LabelledTrials
 from autosync.simulator.learned.models.model_arrays import check_arrays
 from autosync.simulator.learned.models.source_trials import kept_trials
-from autosync.simulator.learned.models.trees_model import TreesModel
+from autosync.simulator.learned.models.trees import (
+    COLUMNS_TRIED,
+    LEAST_OF_A_LEAF,
+    Forest,
+    TreesModel,
+    grown_forest,
+)
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
 TREES = 8
@@ -72,7 +72,8 @@ def test_a_trial_is_left_out_of_what_its_leaves_say(sources: list[LabelledTrials
         shift = own.residual[others] - model.known.own.residual
         assert np.ptp(shift) < 1e-12
         descriptor = trials.features.descriptor
-        table, residual, weights = whole.counted(descriptor)
+        known = whole.related(descriptor)
+        table, residual, weights = known.summary, known.residual, known.weight
         rows = np.arange(len(table)) != len(table) - 12 + trial
         assert model.forest is not None
         leaves = model.forest.leaves(table)
