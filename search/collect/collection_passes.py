@@ -26,7 +26,7 @@ from autosync.search.collect.collection_log import (
 from autosync.search.collect.collection_plan import CollectionTarget
 from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.message_equality import distinct_rows
+from autosync.search.loop.selection import distinct_rows
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of_strategies

@@ -16,10 +16,11 @@ from autosync.search.designs.building_blocks import (
     assemble,
     collective,
     into_pieces,
+    owned_by,
 )
 from autosync.search.designs.known_designs import all_reduce_one_bucket, all_reduce_per_variable
 from autosync.search.designs.wire_estimates import all_reduce_estimate, ready_seconds
-from autosync.strategy import AllReduce, ParameterServer, Schedule, Strategy, VariableChoice
+from autosync.strategy import AllReduce, Schedule, Strategy
 from autosync.units import MIB
 
 FUSION_BYTES = 64 * MIB
@@ -205,15 +206,14 @@ def _on_servers(domain: Domain, servers: range) -> Choices:
     cluster, cut = domain.cluster, into_pieces(PIECE_BYTES)
     grouped = any(node.ranks > 1 for node in cluster.nodes)
     loads = dict.fromkeys(servers, 0)
-    choices = {}
-    for index, variable in enumerate(domain.graph.variables):
-        partition, owners = cut(variable), []
+    partitions = {index: cut(variable) for index, variable in enumerate(domain.graph.variables)}
+    owners: dict[int, list[int]] = {index: [] for index in partitions}
+    for index, partition in partitions.items():
         for length in partition.lengths:
             owner = min(servers, key=lambda server: (loads[server], server))
             loads[owner] += length
-            owners.append(ParameterServer(owner, 0, hierarchical=grouped))
-        choices[index] = VariableChoice(variable.name, partition, tuple(owners))
-    return choices
+            owners[index].append(owner)
+    return owned_by(domain, partitions, owners, hierarchical=grouped)
 
 
 METHODS: dict[str, PublishedMethod] = {

@@ -2,7 +2,7 @@
 
 Cuts stay, and owners but for one that moves: it goes where the busiest link is then least busy, so
 that owners which are balanced by links stay so. What may not share a message is told apart
-afterwards (`groups.form_groups`).
+afterwards (`form_groups`).
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,6 @@ from autosync.search.edits.edited_columns import (
     columns_of,
     free_row,
 )
-from autosync.search.edits.groups import form_groups, group_borders
 from autosync.search.edits.message_edits import (
     EXPLICIT,
     IDLE,
@@ -34,6 +33,8 @@ from autosync.search.edits.message_edits import (
     divide_message,
     edit_place,
     edit_schedule,
+    form_groups,
+    group_borders,
     join_messages,
     shift_border,
 )

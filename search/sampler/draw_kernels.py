@@ -26,11 +26,11 @@ from autosync.search.sampler.sampling_tables import (
     HIERARCHICAL,
     OWNER,
     OWNER_HIERARCHICAL,
+    OWNER_HIERARCHICAL_RETURNS_GRADIENTS,
+    OWNER_RETURNS_GRADIENTS,
     RING,
     SCATTER,
     SCATTER_SHARDED,
-    SUMMER,
-    SUMMER_HIERARCHICAL,
     TREE,
     Record,
     Tables,
@@ -175,7 +175,7 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     owner = np.int64(coins & _BYTE) < style.owner_chance
     hierarchical = np.int64((coins >> _8) & _BYTE) < style.hierarchy_chance
     if owner and style.returns_gradients and not variable.sparse:
-        return SUMMER_HIERARCHICAL if hierarchical else SUMMER
+        return OWNER_HIERARCHICAL_RETURNS_GRADIENTS if hierarchical else OWNER_RETURNS_GRADIENTS
     if owner and style.owners_update:
         return OWNER_HIERARCHICAL if hierarchical else OWNER
     if variable.sparse:
@@ -329,3 +329,32 @@ def _fill_pinned(shards: ShardColumns, row: int, v: int, pinned: Record) -> None
     shards.variable[row], shards.length[row] = v, pinned.length
     shards.method[row], shards.option[row] = pinned.method, pinned.option
     shards.server[row], shards.group[row] = pinned.server, pinned.group
+
+
+@cached_kernel(allocates=False)
+def draw_shard_methods(
+    tables: Tables,
+    seed: np.uint64,
+    indices: NDArray[np.uint64],
+    choices: ChoiceColumns,
+    shards: ShardColumns,
+) -> None:
+    """Choose anew how each shard of a cut variable is synchronized, in proposals whose style says
+    so. A shard keeps its variable's encoding; sparse variables and whole ones stay as they are."""
+    variables, rules, encodings = tables.variables, tables.rules[0], len(tables.low_rank)
+    for i in range(len(indices)):
+        style = draw_style(rules, tables.encodings, stream(seed, indices[i], CHOICES))
+        if not style.shard_methods or choices.staleness[i] > 0:
+            continue
+        name, row = stream(seed, indices[i], SHARD_METHODS), shards.first[i]
+        for v in range(len(variables)):
+            own = choices.synchronizer[i, v]
+            for number in range(choices.parts[i, v]):
+                if own != PINNED and choices.parts[i, v] > 1 and not variables[v].sparse:
+                    coins = word(name, row + number - shards.first[i])
+                    variant = choose_variant(variables[v], style, coins)
+                    if variant != FACTORS:
+                        chosen = tables.synchronizers[variant * encodings + own % encodings]
+                        shards.method[row + number] = chosen.method
+                        shards.option[row + number] = chosen.option
+            row += choices.parts[i, v]

@@ -18,7 +18,6 @@ from autosync.search.domain_facts import (
     ring_orders,
     server_weights,
 )
-from autosync.search.sampler.server_draws import alias_table
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice
 
@@ -47,8 +46,8 @@ VARIANTS = (
     SCATTER_SHARDED,
     GATHER,
     FACTORS,
-    SUMMER,
-    SUMMER_HIERARCHICAL,
+    OWNER_RETURNS_GRADIENTS,
+    OWNER_HIERARCHICAL_RETURNS_GRADIENTS,
 ) = range(len(VARIANTS))
 
 FIRST_ORDER = len(VARIANTS)
@@ -200,6 +199,23 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
         low_rank=np.array([encoding.name == "powersgd" for encoding in encodings]),
     )
     return SamplerInputs(tables, tuple(options), layouts)
+
+
+def alias_table(weight: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """A drawn column stands for itself with its chance, else for its alias, `(S,)` each: together
+    every server has its weight (Vose 1991). weight: adds up to 1."""
+    chance = weight * len(weight)
+    alias = np.arange(len(weight))
+    small = [i for i in range(len(weight)) if chance[i] < 1.0]
+    large = [i for i in range(len(weight)) if chance[i] >= 1.0]
+    while small and large:
+        less, more = small.pop(), large[-1]
+        alias[less] = more
+        chance[more] -= 1.0 - chance[less]
+        if chance[more] < 1.0:
+            small.append(large.pop())
+    chance[small + large] = 1.0  # what rounding left
+    return chance, alias
 
 
 def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
