@@ -1,6 +1,6 @@
 """`autosync probe`: what messages cost on a cluster, alone and among others.
 
-First single messages (`autosync.trials.probe.message_samples`); then whole iterations of a model
+First single messages (`autosync.trials.probes`); then whole iterations of a model
 made for it, under strategies whose plans hold from one to hundreds of messages of each kind. The
 costs are fitted to both (`autosync.simulator.fitting`).
 
@@ -35,7 +35,7 @@ from autosync.trials.contract import (
     TrialResult,
     Workload,
 )
-from autosync.trials.probe.message_samples import (
+from autosync.trials.probes import (
     REPEATS,
     brief_sizes,
     measure_messages,

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from autosync.codes import Channel, Op, Order, Update
 from autosync.documents import STRICT, UNLESS_NO_ITEMS, UNLESS_NONE, content_hash
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.placement.document import PlacedModules
 from autosync.plan.plan_table import PlanTable
 from autosync.population import Population
 from autosync.torch_engine import FullyShard
@@ -82,7 +82,7 @@ class Plan:
     messages: tuple[Message, ...]
     staleness: int = 0
     sharding: Annotated[FullyShard | None, UNLESS_NONE] = None
-    placement: Annotated[Placement, UNLESS_NO_ITEMS] = ()
+    placement: Annotated[PlacedModules, UNLESS_NO_ITEMS] = ()
     version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -93,6 +93,10 @@ class Plan:
     @property
     def world_size(self) -> int:
         return len(self.shares)
+
+    def team_of(self, message: Message, rank: int) -> tuple[int, ...]:
+        """The ranks that a rank performs a message with; empty where it has no part in it."""
+        return next((team for team in self.teams[message.teams] if rank in team), ())
 
 
 def upgraded(data: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +162,7 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         ),
         staleness=int(population.staleness[index]),
         sharding=sharding,
-        placement=population.placements[population.placement[index]],
+        placement=population.placed_of(index),
     )
 
 

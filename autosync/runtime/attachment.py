@@ -47,8 +47,12 @@ from autosync.runtime.transport.agreement import (
 )
 from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.operations import small_sum
-from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
+from autosync.runtime.transport.process_groups import (
+    Groups,
+    open_groups,
+    small_sum,
+    working_group,
+)
 from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState

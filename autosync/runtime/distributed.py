@@ -16,6 +16,7 @@ from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
 from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.extensions.offload.swap_device import check_swappable
+from autosync.extensions.offload.verification import check_swap
 from autosync.extensions.staleness.lagging_attachment import attach_lagging
 from autosync.extensions.staleness.lagging_groups import LaggingJob
 from autosync.extensions.staleness.lagging_plans import check_may_lag
@@ -55,7 +56,6 @@ from autosync.runtime.transport.initial_values import tensor_signatures
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
-from autosync.verification import check_swap
 
 log = logging.getLogger("autosync")
 

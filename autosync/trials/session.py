@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swap_device import check_swappable
 from autosync.extensions.staleness.lagging_attachment import attach_lagging
 from autosync.extensions.staleness.lagging_groups import LaggingJob
@@ -177,7 +177,7 @@ def _add_swapping(
     attached: TrialAttachment,
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    swap: Swap,
+    swap: Offload,
     keep_state: bool,
 ) -> None:
     """Until it is detached or abandoned. keep_state: see `HostSwapper.remove`."""

@@ -76,7 +76,7 @@ def use_graph(graph: ModelGraph) -> None:
 def read_strategy(data: bytes) -> None:
     strategy = from_json(Strategy, data, source="strategy")
     used(strategy.id)
-    verify(strategy, DOMAIN, allow_lossy=True, allow_staleness=True)
+    verify(strategy, DOMAIN, allow_lossy=True, allow_inexact=True)
     used(compile_plans(encode([strategy], DOMAIN), DOMAIN))
 
 

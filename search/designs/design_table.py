@@ -6,12 +6,17 @@ from functools import partial
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.extensions.offload.swapped_designs import swapped_where_needed
-from autosync.extensions.staleness.lagging_designs import lagging_designs
 from autosync.population import encode
 from autosync.search.designs import known_designs as known
-from autosync.search.designs import list_schedule, pace, published_methods, torch_engines
+from autosync.search.designs import (
+    list_schedule,
+    pace,
+    published_methods,
+    torch_engines,
+)
 from autosync.search.designs.building_blocks import Design, ordered
 from autosync.search.domain_facts import replica_layouts
+from autosync.search.extension_proposals import proposer_of, proposers
 from autosync.search.space import Space
 from autosync.simulator.memory_check import check_memory, fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -95,7 +100,7 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
                 (f"{name}_proportional", replace(strategy, replicas=layout))
                 for layout in replica_layouts(domain, space)[1:]
             ]
-    for name, build in lagging_designs(space):
+    for name, build in (each for one in proposers() for each in one.designs(space)):
         if (strategy := fitted(domain, space, build)) is not None:
             found.append((name, strategy))
     return found
@@ -118,7 +123,7 @@ def fitted(domain: Domain, space: Space, build: Design) -> Strategy | None:
     try:
         strategy = with_pins(build(domain), space)
         lossy = any(each != EXACT for each in space.encodings)
-        verify(strategy, domain, allow_lossy=lossy, allow_staleness=space.may_lag)
+        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
     except (InvalidStrategy, NotSupported):
         return None
     return strategy if lies_in(strategy, space) else None
@@ -155,13 +160,9 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
 def lies_in(strategy: Strategy, space: Space) -> bool:
     """Whether every unpinned choice and the schedule are ones that the space allows."""
     schedule = strategy.schedule
-    if strategy.staleness not in space.staleness:
-        return False
-    if strategy.placement and not space.placement:
+    if not all(proposer_of(each.key).lies_in(strategy, space) for each in strategy.extensions):
         return False
     if strategy.engine is not None and not space.sharded_parameters:
-        return False
-    if strategy.swap is not None and not space.swapping:
         return False
     if schedule.overlap_forward and not space.overlap_forward:
         return False

@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.simulator.cost.network import link_seconds_per_byte
-from autosync.trials.probe.message_samples import MessageSample, MessageSamples
+from autosync.trials.probes import MessageSample, MessageSamples
 
 F64 = NDArray[np.float64]
 

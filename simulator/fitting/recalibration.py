@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import Population
+from autosync.simulator.extension_prediction import restated_strategies
 from autosync.simulator.fitting.cost_parameters import Doubt, cost_parameters, kinds_of_messages
 from autosync.simulator.fitting.regularized_fit import fit_regularized
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -44,12 +45,13 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
     """The domain with the costs of its cluster under which the timeline agrees best with the
     trials, and with what was known before.
 
-    population: the strategies of the trials; those with placed modules count for nothing, since the
-    timeline does not know how their deals share links with gradients. step_seconds `(strategies,)`:
-    measured; NaN where one failed. With fewer than `FEWEST_TRIALS` the domain is returned as it is.
+    population: the strategies of the trials; those that are predicted in a domain of their own
+    (`restated_strategies`) count for nothing: what else travels there is not known well enough.
+    step_seconds `(strategies,)`: measured; NaN where one failed. With fewer than
+    `FEWEST_TRIALS` the domain is returned as it is.
     """
     sound = np.isfinite(step_seconds) & (step_seconds > 0)
-    ran = np.flatnonzero(sound & (population.placement == 0))
+    ran = np.flatnonzero(sound & ~restated_strategies(population))
     if len(ran) < FEWEST_TRIALS:
         return domain
     tried = population.take(ran)

@@ -131,7 +131,7 @@ def _hosts(
         return read_hostfile(_text(path), str(path))
     if kind == "ray":
         from autosync.interop.host_clusters import hosts_of_ray
-        from autosync.trials.launchers.ray_cluster import ray_nodes
+        from autosync.trials.launchers.ray_launcher import ray_nodes
 
         return hosts_of_ray(ray_nodes(_needed(source))), ()
     if kind == "autodist":
@@ -196,7 +196,7 @@ def _notes_on_model(cluster: "Cluster", transport: Transport | None) -> list[str
 
 def _text(path: Path) -> str:
     """Of a small file; more than that is not read."""
-    from autosync.api.cli.arguments.document_arguments import read_bytes
+    from autosync.api.cli.arguments.domain_arguments import read_bytes
     from autosync.cluster_file import MAX_BYTES
 
     if path.is_file() and path.stat().st_size > MAX_BYTES:

@@ -78,8 +78,11 @@ def predict(
     """
     from dataclasses import asdict
 
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.arguments.simulator_arguments import load_simulator
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_simulator,
+    )
     from autosync.api.cli.domain_summary import describe_domain
     from autosync.api.cli.prediction_answers import answer_all, calibrate
 
@@ -149,7 +152,7 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
         InvalidInput, InvalidStrategy, NotSupported: it does not apply to this domain; says why.
         NotFound: nothing goes by that name; suggests what was probably meant.
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy, unknown_name
+    from autosync.api.cli.arguments.domain_arguments import load_strategy, unknown_name
     from autosync.api.cli.prediction_answers import StrategyToPredict
     from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
     from autosync.search.designs.published_methods import METHODS, method_named
@@ -166,5 +169,5 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
     else:
         known = [*designs, *METHODS]
         raise unknown_name("strategy", name, known, "A strategy file will do too.")
-    verify(strategy, domain, allow_lossy=True, allow_staleness=True)
+    verify(strategy, domain, allow_lossy=True, allow_inexact=True)
     return StrategyToPredict(name, strategy, engine)

@@ -75,8 +75,11 @@ def rank(
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
         autosync rank vgg16 my-cluster.yaml --placement
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.arguments.simulator_arguments import load_simulator
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_simulator,
+    )
     from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
     from autosync.api.cli.progress import compilation_lines
     from autosync.api.engine.prediction_ranking import one_blas_thread

@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput, NotSupported
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.idle_spans import SMALLEST_BYTES
 from autosync.extensions.offload.on_demand_pass import OnDemandPass
 from autosync.extensions.offload.pass_record import RecordedPass
 from autosync.extensions.offload.pass_scheduler import PassScheduler
 from autosync.extensions.offload.scheduled_pass import ScheduledPass
 from autosync.extensions.offload.scheduling import SwapSchedule
-from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swap_device import swap_device_of
 from autosync.extensions.offload.swapped_bytes import ordinary_tensors
 from autosync.extensions.offload.swapped_pass import Packed, SwappedParts, SwappedPass
@@ -36,7 +36,7 @@ from autosync.extensions.offload.value_hooks import ValueHooks
 
 def swap_to_host(
     model: nn.Module,
-    swap: Swap,
+    swap: Offload,
     optimizers: Sequence[Optimizer] = (),
     smallest_bytes: int = SMALLEST_BYTES,
 ) -> "HostSwapper":
@@ -64,7 +64,7 @@ def swap_to_host(
     return swapper
 
 
-def _check_optimizers(swap: Swap, optimizers: Sequence[Optimizer]) -> None:
+def _check_optimizers(swap: Offload, optimizers: Sequence[Optimizer]) -> None:
     for name, is_swapped in (("optimizer_state", swap.optimizer_state), ("values", swap.values)):
         if is_swapped and not optimizers:
             raise InvalidInput(

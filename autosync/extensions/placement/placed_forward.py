@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.placement.document import PlacedModule, dealt_rows
 from autosync.extensions.placement.output_form import (
     OutputForm,
     check_samples_alone,
     form_of,
     items_of,
 )
-from autosync.extensions.placement.placed_module import PlacedModule, dealt_rows
 from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between
 from autosync.runtime.execution.nested_tensors import tensors_in
 

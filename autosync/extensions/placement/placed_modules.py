@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from autosync.errors import InvalidInput, NotSupported
+from autosync.extensions.placement.document import PlacedModule
 from autosync.extensions.placement.placed_forward import PlacedForward
-from autosync.extensions.placement.placed_module import PlacedModule
 from autosync.extensions.placement.placed_values import PlacedParameter, PlacedValues
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.extensions.placement.stand_in import PlacedStandIn

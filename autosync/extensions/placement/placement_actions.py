@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.extensions.placement.device_sets import device_sets
+from autosync.extensions.placement.document import PlacedModule, evenly, in_proportion
 from autosync.extensions.placement.operation_groups import OperationGroups
-from autosync.extensions.placement.placed_module import PlacedModule, evenly, in_proportion
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.search.designs.building_blocks import ordered
 from autosync.search.domain_facts import rank_speeds, server_weights

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.runtime.hooks.gradient_hooks import Removable
 
@@ -18,7 +18,7 @@ class PlacedStandIn(Protocol):
         """Those that stand for the variables of a module of the other model."""
         ...
 
-    def place(self, placement: Placement, exchange: RowExchange) -> Removable:
+    def place(self, placement: PlacedModules, exchange: RowExchange) -> Removable:
         """From now on until that is removed, its passes deal as much as placed modules would, and
         this rank computes its own share of them."""
         ...

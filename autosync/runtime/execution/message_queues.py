@@ -17,7 +17,7 @@ from autosync.runtime.execution.idle_wire import IdleWire, waits_for_idle_wire
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.watchdog import LOOK_SECONDS, Watchdog
 from autosync.runtime.layout.records import ONE_QUEUE, Bucket, MessageRecord
-from autosync.runtime.transport.start_finish import Finish, nothing_to_finish
+from autosync.runtime.transport.base import DONE, Work
 
 
 class MessageQueue:
@@ -48,7 +48,7 @@ class MessageQueue:
         self._failed = failed
         self._head = 0
         self._to_issue: SimpleQueue[MessageRecord | None] = SimpleQueue()
-        self._in_flight: SimpleQueue[tuple[MessageRecord, Finish] | None] = SimpleQueue()
+        self._in_flight: SimpleQueue[tuple[MessageRecord, Work] | None] = SimpleQueue()
         self._watchdog = Watchdog(streams, patience_seconds) if streams.asynchronous else None
         self._landing = Thread(target=self._land_all, name=f"autosync-{name}", daemon=True)
         self._landing.start()
@@ -92,9 +92,9 @@ class MessageQueue:
             streams.wait_event(record.ready_event())
             record.started_event = streams.record_event()
             record.started_seconds = time.monotonic()
-            finish = record.start() if record.start else nothing_to_finish
+            work = record.start() if record.start else DONE
             record.issued_event = streams.record_event()
-        self._in_flight.put((record, finish))
+        self._in_flight.put((record, work))
 
     def _issue_all(self) -> None:
         streams = self._streams
@@ -110,12 +110,12 @@ class MessageQueue:
         streams = self._streams
         streams.enter_thread()
         while (oldest := self._oldest()) is not None:
-            record, finish = oldest
+            record, work = oldest
             try:
                 with streams.landing():
                     streams.wait_event(record.issued_event)
-                    finish()
-                    del finish, oldest  # the operation holds its group's connections
+                    work.wait()
+                    del work, oldest  # the operation holds its group's connections
                     record.ended_seconds = time.monotonic()
                     self._landed(record)
                 if self._watchdog is not None:
@@ -124,7 +124,7 @@ class MessageQueue:
                 self._failed(error, record)
                 return
 
-    def _oldest(self) -> tuple[MessageRecord, Finish] | None:
+    def _oldest(self) -> tuple[MessageRecord, Work] | None:
         if self._watchdog is None:
             return self._in_flight.get()
         while True:

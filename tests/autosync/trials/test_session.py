@@ -4,7 +4,7 @@ import pytest
 
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.document import Offload
 from autosync.trials.session import TrialAttachment, _add_swapping
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make
 
@@ -17,7 +17,7 @@ def test_where_values_have_no_room_to_come_back_the_plan_comes_off_all_the_same(
         model, lambda: ended.append("detach"), lambda: ended.append("abandon")
     )
     with Arena(ROOMY) as arena:
-        _add_swapping(attached, model, [optimizer], Swap(ROOMY, values=True), keep_state=False)
+        _add_swapping(attached, model, [optimizer], Offload(ROOMY, values=True), keep_state=False)
         model(batch_of(0))  # a pass on demand: values are away
         arena.budget_bytes = arena.allocated_bytes()
         with pytest.raises(DeviceMemoryExceeded):

@@ -19,7 +19,7 @@ from autosync.simulator.fitting.message_cost_fitting import (
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import play_one
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Synchronizer
-from autosync.trials.probe.message_samples import MessageSample, MessageSamples
+from autosync.trials.probes import MessageSample, MessageSamples
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import cluster_of, strategy_of
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
 from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap
 
 WIDTH = 32
 BATCH = 64
@@ -184,7 +184,7 @@ def swapping(
     if budget_bytes is None:
         return None
     optimizers = [] if optimizer is None else [optimizer]
-    swap = Swap(budget_bytes, with_state and optimizer is not None, with_values)
+    swap = Offload(budget_bytes, with_state and optimizer is not None, with_values)
     return swap_to_host(model, swap, optimizers, SMALLEST_BYTES)
 
 

@@ -9,14 +9,13 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput
-from autosync.extensions.offload.swap_budget import swap_budget_bytes
+from autosync.extensions.offload.prediction import swap_budget_bytes
 from autosync.extensions.offload.swapped_designs import (
     ENDINGS,
     plain_name,
     swapped_forms,
     swapped_where_needed,
 )
-from autosync.extensions.offload.swapped_ranks import slowdown_of
 from autosync.population import encode
 from autosync.search.designs.design_table import (
     DESIGNS,
@@ -30,6 +29,7 @@ from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.sources import parents_among
 from autosync.search.space import Space
+from autosync.simulator.explanation import predicted_slowdown
 from autosync.simulator.memory_check import check_memory, most_peak_bytes
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
@@ -155,7 +155,7 @@ def test_of_the_forms_that_fit_the_one_that_waits_least_is_proposed() -> None:
     domain = heavy(0.065, output_bytes=8_000_000)
     plain = DESIGNS["all_reduce_per_variable"](domain)
     (forms,) = swapped_forms([("it", plain)], domain, Space())
-    waits = [slowdown_of(strategy, domain) for _, strategy in forms]
+    waits = [predicted_slowdown(domain, strategy) for _, strategy in forms]
     assert waits == sorted(waits)
     assert {name for name, _ in forms} == {f"it{ending}" for ending in ENDINGS.values()}
     assert swapped_where_needed(domain, [("it", plain)], Space()) == forms[:1]

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +14,10 @@ import autosync
 from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.errors import AutosyncError, InvalidStrategy, NotSupported
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import HostSwapper
 from autosync.extensions.offload.scheduled_pass import ScheduledPass
 from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attachment_of
 from autosync.trials import session
@@ -42,8 +41,10 @@ def bundle_of(
 ) -> Bundle:
     where = domain(model, world, CASES[case].ranks_per_node)
     plain = strategy(CASES[case], where.graph, world)
-    swap = None if budget_bytes is None else Swap(budget_bytes, with_state, with_values)
-    return make_bundle(replace(plain, swap=swap), where)
+    if budget_bytes is None:
+        return make_bundle(plain, where)
+    swapped = plain.carrying(Offload(budget_bytes, with_state, with_values))
+    return make_bundle(swapped, where)
 
 
 def train(

@@ -6,9 +6,9 @@ import torch
 
 from autosync.errors import DeviceMemoryExceeded, InvalidStrategy
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.swap_choice import Swap
 from autosync.extensions.offload.swapped_states import StateTensor
 from tests.autosync.extensions.offload.swapped_scripts import (
     DEEP,
@@ -139,7 +139,7 @@ def test_state_that_shares_its_memory_with_something_else_stays() -> None:
 def test_where_activations_are_too_small_to_move_state_is_scheduled_all_the_same() -> None:
     model, optimizer = make("deep")
     with Arena(ROOMY):
-        told = swap_to_host(model, Swap(ROOMY, True), [optimizer], 1 << 13)
+        told = swap_to_host(model, Offload(ROOMY, True), [optimizer], 1 << 13)
         for step in range(5):
             train_step(model, optimizer, batch_of(step, 1))
         assert told.recorded is not None

@@ -21,6 +21,7 @@ from autosync.extensions.placement.placed_designs import (
     refused_modules,
     unlike_shares,
 )
+from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear
 from autosync.search.loop.proposing import ROUND_TRIALS
@@ -139,7 +140,7 @@ def test_what_cannot_deal_proposes_nothing() -> None:
     bases = [all_reduce_5mb(SLOW)]
     assert not placed_candidates(SLOW, Space(), TimelineSimulator(), bases, SETTINGS)
     assert not may_be_placed(ddp(SLOW))
-    assert not may_be_placed(replace(all_reduce_5mb(SLOW), staleness=1))
+    assert not may_be_placed(all_reduce_5mb(SLOW).carrying(Staleness(1)))
     assert may_be_placed(all_reduce_5mb(SLOW))
 
 

@@ -16,7 +16,7 @@ import autosync
 from autosync.bundle import make_bundle
 from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import Placement, evenly, in_proportion
+from autosync.extensions.placement.document import PlacedModules, evenly, in_proportion
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.live import live_tuning
@@ -91,7 +91,7 @@ def pair() -> Iterator[Ranks]:
         yield made
 
 
-TRIALS: dict[str, Placement] = {
+TRIALS: dict[str, PlacedModules] = {
     "plain": (),
     "one device": (evenly("block", [1]),),
     "uneven": (in_proportion("block", [0, 1], [1.0, 3.0]), evenly("last", [0])),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autosync.codes import Op
-from autosync.runtime.transport.team_role import TeamRole
+from autosync.runtime.transport.base import Operation
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.compression import test_encodings, test_factors, test_rows
@@ -79,7 +79,7 @@ def test_what_a_rank_gives_and_gets_covers_the_message(members: int, size: int) 
     """Every element is given by somebody; whoever is owed it gets it and nothing else."""
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip
-        roles = [TeamRole(operation, place, 1, members, size, 0) for place in range(members)]
+        roles = [Operation(operation, place, 1, members, size, 0) for place in range(members)]
         padded = roles[0].padded
         given = [touched(role.sent(), padded) for role in roles]
         gotten = [touched(role.received(), padded) for role in roles]
