@@ -102,7 +102,7 @@ def probe_costs(
                 f"single messages could not be timed: {failure.error.message}",
                 thing="probe",
                 value=cluster.name,
-                remedy="Mend that, or tune without probing: costs are then assumed.",
+                remedy="Fix that, or tune without probing: costs are then assumed.",
             ) from None
         alone = with_message_costs(cluster, samples)
         if not pool.at_cluster_rates or compute == "kernels":

@@ -220,7 +220,7 @@ class PassRunner:
             + (f": {error.kind}: {error.message}" if error else "."),
             thing=self.target.name,
             value=control.strategy.id,
-            remedy="Mend that. The same command goes on; what failed is measured again.",
+            remedy="Fix that. The same command resumes and measures again what failed.",
         )
 
     def _run_trial(self, key: PassKey, collected: CollectedStrategy) -> TrialResult:

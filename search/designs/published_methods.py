@@ -181,7 +181,7 @@ def _after_backward(domain: Domain, strategy: Strategy) -> Strategy:
 def _on_dedicated_servers(domain: Domain) -> Choices:
     """Each piece to a dedicated server host.
 
-    With a single worker host nothing leaves it (BytePS then uses no server): an all-reduce inside.
+    A single worker host all-reduces inside, as BytePS then uses no server.
 
     Raises:
         InvalidInput: the cluster has several worker hosts and no server host.
@@ -202,7 +202,7 @@ def _on_dedicated_servers(domain: Domain) -> Choices:
 
 
 def _on_servers(domain: Domain, servers: range) -> Choices:
-    """Each piece to the server with the least load, summed inside each node before it leaves."""
+    """Each piece to the server with the least load, summed in each node before it is sent."""
     cluster, cut = domain.cluster, into_pieces(PIECE_BYTES)
     grouped = any(node.ranks > 1 for node in cluster.nodes)
     loads = dict.fromkeys(servers, 0)

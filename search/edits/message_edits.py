@@ -25,13 +25,12 @@ from autosync.search.edits.edited_columns import (
 from autosync.search.edits.method_edits import Forms
 from autosync.search.sampler.adjacent_merge import METHODS, first_rows, renumber_groups
 from autosync.search.sampler.counter_random import draw
-from autosync.search.sampler.drawn_columns import ShardColumns
-from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.search.sampler.sampling_tables import Record, ShardColumns, Tables
 from autosync.simulator.numba_cache import cached_kernel
 
 SLICES, OVERLAP, IDLE, ORDER = range(4)
 """Kinds of edits: the slices' size; whether messages may run into the next forward pass; whether
-gathers leave while the wire is idle; the order's rule."""
+all-gathers start while the link is idle; the order's rule."""
 
 FIFO, PRIORITY, EXPLICIT = np.uint8(0), np.uint8(1), np.uint8(2)
 _SCATTER_METHOD = np.uint8(2)

@@ -1,8 +1,8 @@
-"""Strategies changed by small edits, such as an engineer would try on one that is fast already.
+"""Strategies changed by small edits, such as an engineer would try on one that is already fast.
 
-Cuts stay, and owners but for one that moves: it goes where the busiest link is then least busy, so
-that owners which are balanced by links stay so. What may not share a message is told apart
-afterwards (`form_groups`).
+An edit keeps all cuts, and all owners but one: that owner moves to where the busiest link is then
+least busy, so owners that are balanced by links stay balanced. Afterwards `form_groups` separates
+shards that may not share a message.
 """
 
 from dataclasses import dataclass, replace
@@ -47,8 +47,12 @@ from autosync.search.edits.method_edits import (
 )
 from autosync.search.extension_proposals import kept_extensions
 from autosync.search.sampler.counter_random import draw, stream
-from autosync.search.sampler.drawn_columns import ShardColumns
-from autosync.search.sampler.sampling_tables import SamplerInputs, Tables, sampler_inputs
+from autosync.search.sampler.sampling_tables import (
+    SamplerInputs,
+    ShardColumns,
+    Tables,
+    sampler_inputs,
+)
 from autosync.search.space import Space
 from autosync.simulator.numba_cache import cached_kernel
 

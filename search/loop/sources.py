@@ -40,7 +40,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 COARSE_SIZE = 2048
-"""Proposals that the timeline leaves for a simulator that learns, which costs far more each."""
+"""Proposals that the timeline passes to a simulator that learns, which costs far more each."""
 UNFAVOURED = 512
 """Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
 RANKED_SIZE = 16_384
@@ -48,13 +48,13 @@ RANKED_SIZE = 16_384
 NEIGHBOURS = 4096
 """Neighbours that are looked at in a round; no more than its proposals."""
 NEIGHBOURS_KEPT = 512
-"""Of these, those that the timeline leaves for a simulator that learns."""
+"""Of these, those that the timeline passes to a simulator that learns."""
 REFINED_PARENTS = 4
 """Of the fastest measured strategies, those that a local search begins from."""
 REFINEMENTS = 2048
 """Strategies that such a search looks at; all of them at no more than the proposals of a round."""
 REFINEMENTS_KEPT = 128
-"""Of these, the timeline's best, which are judged by how they compare with their parent."""
+"""Of these, the timeline's best, whose seconds are corrected by their parent's error."""
 PARENT_BIAS = 0.5
 """The part, in log seconds, of a simulator's error for a strategy that is assumed for its children.
 Reasoned: with few trials the parent's error is what is known of its neighbourhood, but the fastest

@@ -12,9 +12,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import draw, stream
-from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.load_balance import unit_bytes
-from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.search.sampler.sampling_tables import ChoiceColumns, Record, ShardColumns, Tables
 from autosync.simulator.numba_cache import cached_kernel
 
 MERGING = 3

@@ -5,7 +5,7 @@ a style (mostly servers or collectives, one method or several, cut or whole), be
 independent coins would make every proposal the same even mixture.
 
 Never drawn, though the runtime runs it: unequal cuts and explicit orders of messages, of which
-random ones only make the wire wait (designs compute them); orders of a ring where no link between
+random ones only keep the link idle (designs compute them); orders of a ring where no link between
 nodes has a rate of its own, as all are then alike or worse; shares of the batch other than even
 ones and those by speed; torch's DDP, which is tried anyway. A cut has one axis, for so has a shard
 of a plan.
@@ -18,7 +18,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import draw, stream, word
-from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.sampling_tables import (
     FACTORS,
     FIRST_ORDER,
@@ -32,7 +31,9 @@ from autosync.search.sampler.sampling_tables import (
     SCATTER,
     SCATTER_SHARDED,
     TREE,
+    ChoiceColumns,
     Record,
+    ShardColumns,
     Tables,
 )
 from autosync.simulator.numba_cache import cached_kernel
@@ -45,7 +46,7 @@ SHARD_METHODS = 4
 """Purpose of the random stream of shards that choose by themselves."""
 
 IDLE_GATHERS = 5
-"""Purpose of the random stream of when all-gathers leave."""
+"""Purpose of the random stream of when all-gathers start."""
 
 EXTENSIONS = 6
 """Purpose of the random stream of what proposals carry of extensions."""
@@ -131,8 +132,8 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
 
 @njit(nogil=True, _nrt=False)
 def returns_alone(style: Style) -> bool:
-    """Whether owners return gradients and nothing is gathered: what leaves when the schedule says
-    is then theirs alone."""
+    """Whether owners return gradients and nothing else is gathered, so that the schedule's rule for
+    gathers applies to returned gradients alone."""
     gathers = style.scatter_chance > NEVER and style.owner_chance < ALWAYS
     chosen: bool = style.returns_gradients and style.owner_chance > NEVER and not gathers
     return chosen

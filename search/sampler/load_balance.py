@@ -18,8 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import draw, mix, stream, word
-from autosync.search.sampler.drawn_columns import ShardColumns
-from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.search.sampler.sampling_tables import Record, ShardColumns, Tables
 from autosync.simulator.numba_cache import cached_kernel
 
 PLACEMENT = 2
@@ -63,7 +62,7 @@ class Servers(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Shards without an owner, equal neighbours as one run; room for all shards of a proposal.
+    """Shards without an owner, equal neighbours as one run; as long as a proposal has shards.
 
     first i64[]: its first shard. length i64[]: its number of shards. bytes f64[]: of each.
     """
