@@ -3,7 +3,7 @@
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.graph import Variable
-from autosync.plan.compiler_arrays import ALL_RANKS, team_table
+from autosync.plan.plan_table import ALL_RANKS, team_table
 from autosync.search.designs.building_blocks import all_reduced
 from autosync.search.designs.wire_estimates import ready_seconds
 from autosync.simulator.cost.network import network_of

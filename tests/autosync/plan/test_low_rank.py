@@ -3,7 +3,7 @@
 import pytest
 
 from autosync.codes import POWERSGD
-from autosync.plan.compiler_kernels import (
+from autosync.plan.bucket_cutting import (
     FACTOR_BYTES,
     encoded_bytes,
     low_rank_gains,

@@ -6,7 +6,7 @@ import pytest
 
 from autosync.codes import Op
 from autosync.errors import InvalidInput
-from autosync.plan.compiler_arrays import ALL_RANKS, team_table
+from autosync.plan.plan_table import ALL_RANKS, team_table
 from autosync.simulator.cost.network import Network, network_of
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of
