@@ -7,7 +7,8 @@ from pydantic import ConfigDict
 
 from autosync.documents import STRICT, UNLESS_SYNCHRONOUS, UNLESS_ZERO
 from autosync.errors import InvalidInput
-from autosync.strategy import MAX_STALENESS, Encoding
+from autosync.extensions.staleness.document import MAX_STALENESS
+from autosync.strategy import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ class Allowed:
                 value=wrong[0] if wrong else self.staleness,
                 remedy=f"Give 0 and what may be tried beside it, up to {MAX_STALENESS}.",
             )
+
+    @property
+    def may_divide_model(self) -> bool:
+        """Whether ranks may take any part of the compute, and hold any part of the variables."""
+        return self.placement
 
     @property
     def may_lag(self) -> bool:

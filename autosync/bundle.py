@@ -12,13 +12,14 @@ from autosync.atomic_write import replaced_atomically
 from autosync.documents import STRICT, from_data, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.verification import check_swap
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.plan.plan_document import upgraded
 from autosync.population import encode
 from autosync.strategy import Strategy
-from autosync.verification import check_runnable, check_swap
+from autosync.verification import check_runnable
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,9 @@ def with_swap(
     asked optimizer state and values. What was measured of it was measured without, and is left out.
 
     Raises:
-        InvalidStrategy: it cannot swap so; see `verification.check_swap`.
+        InvalidStrategy: it cannot swap so; see `extensions.offload.verification`.
     """
-    strategy = replace(shipped.strategy, swap=Swap(budget_bytes, optimizer_state, values))
+    strategy = shipped.strategy.carrying(Offload(budget_bytes, optimizer_state, values))
     check_swap(strategy)
     return replace(shipped, strategy=strategy, evidence=Evidence())
 

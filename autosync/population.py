@@ -1,9 +1,9 @@
 """Many strategies as ragged arrays (CSR): what sampler, compiler and simulators work on."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from autosync.codes import Method, Order
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.placement.document import PlacedModules, Placement
+from autosync.extensions.registry import Entries, entry_of
+from autosync.extensions.staleness.document import Staleness
 from autosync.strategy import (
     EXACT,
     Algorithm,
@@ -30,6 +32,8 @@ from autosync.strategy import (
     VariableChoice,
 )
 from autosync.torch_engine import FullyShard
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,12 @@ class Population:
     """n strategies over V variables; N rows (shards) in all.
 
     layouts: table of replica layouts. options: table of options. engines: table of torch's engines,
-        the first of which is none. placements: table of placements, the first of which is empty.
-    layout, engine u8[n], placement u16[n]: index into layouts, engines, placements.
+        the first of which is none. extensions: table of what strategies carry of extensions, the
+        first of which is nothing.
+    layout, engine u8[n], extension u16[n]: index into layouts, engines, extensions.
     order u8[n]: `codes.Order`. slice_bytes i64[n].
     overlap bool[n]: synchronization may run into the next forward pass.
-    idle_gather bool[n]: of such, all-gathers leave while the wire is idle. staleness u8[n].
-    swap_bytes i64[n]: the budget within which is swapped, 0 where nothing is. swap_state,
-        swap_values bool[n]: whether optimizer state and values are, beside activations.
+    idle_gather bool[n]: of such, all-gathers leave while the wire is idle.
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.
@@ -72,18 +75,14 @@ class Population:
     layouts: tuple[tuple[Replica, ...], ...]
     options: tuple[Option, ...]
     engines: tuple[FullyShard | None, ...]
-    placements: tuple[Placement, ...]
+    extensions: tuple[Entries, ...]
     layout: NDArray[np.uint8]
     engine: NDArray[np.uint8]
-    placement: NDArray[np.uint16]
+    extension: NDArray[np.uint16]
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
     idle_gather: NDArray[np.bool_]
-    staleness: NDArray[np.uint8]
-    swap_bytes: NDArray[np.int64]
-    swap_state: NDArray[np.bool_]
-    swap_values: NDArray[np.bool_]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     first: NDArray[np.int64]
@@ -112,12 +111,40 @@ class Population:
         taken |= {name: getattr(self, name)[rows] for name in BY_ROW}
         return replace(self, first=first, **taken)
 
-    def swap_of(self, index: int) -> Swap | None:
-        """What one strategy swaps."""
-        budget = int(self.swap_bytes[index])
-        if not budget:
-            return None
-        return Swap(budget, bool(self.swap_state[index]), bool(self.swap_values[index]))
+    def entry(self, index: int, kind: type[T]) -> T | None:
+        """What one strategy carries of an extension; None where nothing."""
+        return entry_of(self.extensions[self.extension[index]], kind)
+
+    def carrying(self, kind: type[Any]) -> NDArray[np.bool_]:
+        """`(n,)`: whether each strategy carries something of an extension."""
+        carried = [entry_of(entries, kind) is not None for entries in self.extensions]
+        return np.array(carried, dtype=np.bool_)[self.extension]
+
+    @property
+    def staleness(self) -> NDArray[np.uint8]:
+        found = [entry_of(each, Staleness) for each in self.extensions]
+        return np.array([e.iterations if e else 0 for e in found], np.uint8)[self.extension]
+
+    @property
+    def swap_bytes(self) -> NDArray[np.int64]:
+        found = [entry_of(each, Offload) for each in self.extensions]
+        return np.array([e.budget_bytes if e else 0 for e in found], np.int64)[self.extension]
+
+    def swap_of(self, index: int) -> Offload | None:
+        return self.entry(index, Offload)
+
+    @property
+    def placement(self) -> NDArray[np.bool_]:
+        return self.carrying(Placement)
+
+    @property
+    def placements(self) -> list[PlacedModules]:
+        found = [entry_of(each, Placement) for each in self.extensions]
+        return [e.modules if e else () for e in found]
+
+    def placed_of(self, index: int) -> PlacedModules:
+        entry = self.entry(index, Placement)
+        return entry.modules if entry else ()
 
     def between(self, start: int, stop: int) -> "Population":
         """The strategies from start to stop; their arrays are parts of these, not copies."""
@@ -131,15 +158,11 @@ class Population:
 BY_STRATEGY = (
     "layout",
     "engine",
-    "placement",
+    "extension",
     "order",
     "slice_bytes",
     "overlap",
     "idle_gather",
-    "staleness",
-    "swap_bytes",
-    "swap_state",
-    "swap_values",
     "axis",
     "parts",
 )
@@ -161,8 +184,8 @@ def concatenate(populations: Sequence[Population]) -> Population:
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
     engines: dict[FullyShard | None, int] = {None: 0}
-    placements: dict[Placement, int] = {(): 0}
-    layout, option, engine, placement = [], [], [], []
+    extensions: dict[Entries, int] = {(): 0}
+    layout, option, engine, extension = [], [], [], []
     for population in populations:
         codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
         layout.append(np.array(codes, dtype=np.uint8)[population.layout])
@@ -170,21 +193,21 @@ def concatenate(populations: Sequence[Population]) -> Population:
         option.append(np.array(codes, dtype=np.uint16)[population.option])
         codes = [engines.setdefault(item, len(engines)) for item in population.engines]
         engine.append(np.array(codes, dtype=np.uint8)[population.engine])
-        codes = [placements.setdefault(item, len(placements)) for item in population.placements]
-        placement.append(np.array(codes, dtype=np.uint16)[population.placement])
+        codes = [extensions.setdefault(item, len(extensions)) for item in population.extensions]
+        extension.append(np.array(codes, dtype=np.uint16)[population.extension])
     counts = np.concatenate([np.diff(population.first) for population in populations])
     joined = {
         name: np.concatenate([getattr(population, name) for population in populations])
         for name in (*BY_STRATEGY, *BY_ROW)
     }
     joined |= {"layout": np.concatenate(layout), "option": np.concatenate(option)}
-    joined |= {"engine": np.concatenate(engine), "placement": np.concatenate(placement)}
+    joined |= {"engine": np.concatenate(engine), "extension": np.concatenate(extension)}
     first = np.concatenate(([0], np.cumsum(counts)))
     return Population(
         layouts=tuple(layouts),
         options=tuple(options),
         engines=tuple(engines),
-        placements=tuple(placements),
+        extensions=tuple(extensions),
         first=first,
         **joined,
     )
@@ -205,15 +228,15 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
     engines: dict[FullyShard | None, int] = {None: 0}
-    placements: dict[Placement, int] = {(): 0}
+    extensions: dict[Entries, int] = {(): 0}
     names = [variable.name for variable in domain.graph.variables]
     for strategy in strategies:
         if [choice.variable for choice in strategy.choices] != names:
             raise _different_variables(strategy, names)
     choices = [strategy.choices for strategy in strategies]
     engine = [engines.setdefault(strategy.engine, len(engines)) for strategy in strategies]
-    placed = [placements.setdefault(each.placement, len(placements)) for each in strategies]
-    head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 6)
+    carried = [extensions.setdefault(each.extensions, len(extensions)) for each in strategies]
+    head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
     positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
     shape = (len(strategies), len(names))
@@ -223,18 +246,14 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         layouts=tuple(layouts),
         options=tuple(options),
         engines=tuple(engines),
-        placements=tuple(placements),
+        extensions=tuple(extensions),
         layout=head[0].astype(np.uint8),
         engine=np.array(engine, dtype=np.uint8),
-        placement=np.array(placed, dtype=np.uint16),
+        extension=np.array(carried, dtype=np.uint16),
         order=head[1].astype(np.uint8),
         slice_bytes=head[2].copy(),
         overlap=head[3].astype(np.bool_),
         idle_gather=head[4].astype(np.bool_),
-        staleness=head[5].astype(np.uint8),
-        swap_bytes=np.array([s.swap.budget_bytes if s.swap else 0 for s in strategies], np.int64),
-        swap_state=_flags(s.swap is not None and s.swap.optimizer_state for s in strategies),
-        swap_values=_flags(s.swap is not None and s.swap.values for s in strategies),
         axis=np.array(axes, dtype=np.int8).reshape(shape),
         parts=np.array(parts, dtype=np.int32).reshape(shape),
         first=np.array([0, *accumulate(s.shards for s in strategies)], dtype=np.int64),
@@ -248,10 +267,6 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     )
 
 
-def _flags(given: Iterable[bool]) -> NDArray[np.bool_]:
-    return np.fromiter(given, np.bool_)
-
-
 def _columns(rows: list[tuple[int, ...]], width: int) -> NDArray[np.int64]:
     """A `(width, rows)` array."""
     return np.array(rows, dtype=np.int64).reshape(len(rows), width).T
@@ -259,9 +274,8 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> NDArray[np.int64]:
 
 def _strategy_row(
     strategy: Strategy, layouts: dict[tuple[Replica, ...], int]
-) -> tuple[int, int, int, bool, bool, int]:
-    """Layout, order, slice bytes, overlap, idle gather and staleness; a new layout is added to the
-    table."""
+) -> tuple[int, int, int, bool, bool]:
+    """Layout, order, slice bytes, overlap and idle gather; a new layout is added to the table."""
     schedule = strategy.schedule
     return (
         layouts.setdefault(strategy.replicas, len(layouts)),
@@ -269,7 +283,6 @@ def _strategy_row(
         schedule.slice_bytes,
         schedule.overlap_forward,
         schedule.gather == "when_idle",
-        strategy.staleness,
     )
 
 
@@ -341,10 +354,8 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
             positions=positions,
             gather="when_idle" if population.idle_gather[index] else "next_forward",
         ),
-        staleness=int(population.staleness[index]),
         engine=population.engines[population.engine[index]],
-        swap=population.swap_of(index),
-        placement=population.placements[population.placement[index]],
+        extensions=population.extensions[population.extension[index]],
     )
 
 

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Discriminator
+from pydantic import ConfigDict, Discriminator, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from autosync.codes import MAX_POWERSGD_RANK
 from autosync.documents import (
@@ -12,13 +13,20 @@ from autosync.documents import (
     STRICT,
     UNLESS_FALSE,
     UNLESS_NEXT_FORWARD,
-    UNLESS_NO_ITEMS,
     UNLESS_NONE,
     content_hash,
 )
 from autosync.errors import InvalidStrategy
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.placement.document import PlacedModules, Placement
+from autosync.extensions.registry import (
+    Entries,
+    ExtensionDocument,
+    entry_of,
+    flat_schema,
+    in_order,
+)
+from autosync.extensions.staleness.document import Staleness
 from autosync.torch_engine import FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
@@ -26,8 +34,7 @@ Algorithm = Literal["ring", "tree", "hierarchical"]
 OrderName = Literal["fifo", "priority", "explicit", "ddp"]
 GatherTime = Literal["next_forward", "when_idle"]
 
-MAX_STALENESS = 255
-"""A population holds it in a byte."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,38 +259,45 @@ class Strategy:
     """S = one choice per variable (in the graph's order), the replicas and the schedule.
 
     name: for display; not part of its identity.
-    staleness: iterations by which updates may be late; 0 is synchronous. All-reduced gradients are
-        applied so much later; values of parameter servers are at most so old.
     engine: what runs in place of this runtime or torch's DDP. Its choices say what it sends: every
         variable whole, by a reduce-scatter with sharded update, in the group of its unit.
-    swap: what a step may take of a device; None keeps all activations there.
-    placement: modules that live on ranks of their own instead of following the replicas; the
-        choices of their variables say how these ranks synchronize them.
+    extensions: what else it carries, at most one document of each extension; stored by their keys.
+        In JSON each is a field of the strategy (`extensions.registry`).
     """
 
     choices: tuple[VariableChoice, ...]
     replicas: tuple[Replica, ...]
     schedule: Schedule = field(default_factory=Schedule)
-    staleness: int = 0
     name: str = ""
     engine: Annotated[FullyShard | None, UNLESS_NONE] = None
-    swap: Annotated[Swap | None, UNLESS_NONE] = None
-    placement: Annotated[Placement, UNLESS_NO_ITEMS] = ()
+    extensions: Entries = ()
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
-        if not 0 <= self.staleness <= MAX_STALENESS:
-            raise InvalidStrategy(
-                f"staleness is {self.staleness} iterations.",
-                thing="staleness",
-                value=self.staleness,
-                remedy=f"Use 0 to {MAX_STALENESS}; 0 is synchronous.",
-            )
+        object.__setattr__(self, "extensions", in_order(self.extensions))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return flat_schema(cls, handler)
+
+    def extension(self, kind: type[T]) -> T | None:
+        """What it carries of an extension, by the type of its document; None where nothing."""
+        return entry_of(self.extensions, kind)
+
+    def carrying(self, *documents: ExtensionDocument) -> "Strategy":
+        """The same strategy with these in place of what it carries of their extensions."""
+        keys = {document.key for document in documents}
+        others = (each for each in self.extensions if each.key not in keys)
+        return replace(self, extensions=(*others, *documents))
+
+    def without(self, kind: type[ExtensionDocument]) -> "Strategy":
+        """The same strategy with nothing of this extension."""
+        kept = tuple(each for each in self.extensions if each.key != kind.key)
+        return replace(self, extensions=kept)
 
     def canonical(self) -> "Strategy":
-        """The same strategy unnamed, its groups numbered in order of first appearance, its placed
-        modules by name."""
+        """The same strategy unnamed, its groups numbered in order of first appearance."""
         numbers: dict[int, int] = {}
         choices = tuple(
             replace(
@@ -292,14 +306,26 @@ class Strategy:
             )
             for choice in self.choices
         )
-        placement = tuple(sorted(self.placement, key=lambda placed: placed.module))
-        return replace(self, choices=choices, placement=placement, name="")
+        return replace(self, choices=choices, name="")
 
     @property
     def id(self) -> str:
-        """Identity: equal for strategies that differ in name, group numbers or the order of placed
-        modules only."""
+        """Identity: equal for strategies that differ in name or group numbers only."""
         return content_hash(self.canonical())
+
+    @property
+    def staleness(self) -> int:
+        entry = self.extension(Staleness)
+        return entry.iterations if entry else 0
+
+    @property
+    def swap(self) -> Offload | None:
+        return self.extension(Offload)
+
+    @property
+    def placement(self) -> PlacedModules:
+        entry = self.extension(Placement)
+        return entry.modules if entry else ()
 
     @property
     def run_by_torch(self) -> bool:

@@ -1,11 +1,10 @@
 """Strategies in words, for ranked tables and reports."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from autosync.domain import Domain
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.placement.placed_module import PlacedModule, placed_module
+from autosync.extensions.registry import verification_of
 from autosync.graph import ITEM_BYTES, Variable
 from autosync.strategy import (
     AllGather,
@@ -29,20 +28,10 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
 
     Without a domain sizes are left out, and methods stand by their number of shards.
     """
-    words = _synchronization(strategy, domain)
-    if strategy.swap is None:
-        return words
-    budget = f"{strategy.swap.budget_bytes / 1e9:.3g} GB"
-    return f"{words}; {swapped_in_words(strategy.swap)} swapped to host memory within {budget}"
-
-
-def swapped_in_words(swap: Swap) -> str:
-    """What waits on the host."""
-    waiting = ["activations"]
-    waiting += ["optimizer state"] if swap.optimizer_state else []
-    waiting += ["values"] if swap.values else []
-    *others, last = waiting
-    return f"{', '.join(others)} and {last}" if others else last
+    phrases = [_synchronization(strategy, domain)]
+    for entry in strategy.extensions:
+        phrases += verification_of(entry.key).describe(strategy, domain)
+    return "; ".join(phrases)
 
 
 def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
@@ -71,28 +60,8 @@ def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
     ]
     phrases += _cuts(strategy.choices)
     phrases += _shares(strategy)
-    phrases += _placements(strategy, domain)
     phrases.append(_schedule(strategy.schedule))
-    phrases += _staleness(strategy)
     return "; ".join(phrases)
-
-
-def _staleness(strategy: Strategy) -> list[str]:
-    return [lag_in_words(strategy)] if strategy.staleness else []
-
-
-def lag_in_words(strategy: Strategy) -> str:
-    """What is late, and by how much: of a strategy of a staleness above 0."""
-    late = "1 iteration" if strategy.staleness == 1 else f"{strategy.staleness} iterations"
-    return (
-        f"values at most {late} old" if has_clocks(strategy) else f"gradients applied {late} later"
-    )
-
-
-def has_clocks(strategy: Strategy) -> bool:
-    """Which of the two forms a strategy that lags has: servers with clocks, else pipelined."""
-    shards = (shard for choice in strategy.choices for shard in choice.shards)
-    return any(isinstance(shard, ParameterServer) for shard in shards)
 
 
 def engine_name(strategy: Strategy) -> str:
@@ -152,7 +121,7 @@ def _phrase(
     if servers:
         text += f" on {len(servers)} {'owner' if len(servers) == 1 else 'owners'}"
     if domain is not None:
-        text += f" of {_size(size / groups)}"
+        text += f" of {size_in_words(size / groups)}"
     if only:
         return text
     if len(choices) <= NAMED:
@@ -176,29 +145,6 @@ def _shares(strategy: Strategy) -> list[str]:
     return [f"batch shares {min(shares):.0%} to {max(shares):.0%}"]
 
 
-def _placements(strategy: Strategy, domain: Domain | None) -> list[str]:
-    """Where placed modules live, and the bytes of their values; many of the same ranks together."""
-    world = len(strategy.replicas)
-    modules: dict[str, list[PlacedModule]] = {}
-    for placed in strategy.placement:
-        ranks = ", ".join(map(str, placed.ranks))
-        words = f"rank {ranks}" if len(placed.ranks) == 1 else f"ranks {ranks}"
-        words = "all ranks" if len(placed.ranks) == world else words
-        if max(placed.shares) - min(placed.shares) >= 1e-6:
-            words += f" by {', '.join(f'{share:.0%}' for share in placed.shares)}"
-        modules.setdefault(words, []).append(placed)
-    return [f"{_modules(alike, domain)} on {words}" for words, alike in modules.items()]
-
-
-def _modules(alike: Sequence[PlacedModule], domain: Domain | None) -> str:
-    named = " and ".join(placed.module for placed in alike)
-    words = named if len(alike) <= NAMED else f"{len(alike)} modules"
-    if domain is None:
-        return words
-    sizes = (v.size_bytes for v in domain.graph.variables if placed_module(alike, v.name))
-    return f"{words} ({_size(sum(sizes))})"
-
-
 def _schedule(schedule: Schedule) -> str:
     words = {
         "fifo": "as gradients get ready",
@@ -207,7 +153,7 @@ def _schedule(schedule: Schedule) -> str:
     }
     text = words[schedule.order]
     if schedule.slice_bytes:
-        text += f", in slices of {_size(schedule.slice_bytes)}"
+        text += f", in slices of {size_in_words(schedule.slice_bytes)}"
     if schedule.overlap_forward:
         text += ", into the next forward"
     return text + (", gathered while the wire is idle" if schedule.gather == "when_idle" else "")
@@ -244,7 +190,7 @@ def _sent_bytes(variable: Variable, shard: Synchronizer) -> int:
     return variable.size_bytes
 
 
-def _size(size: float) -> str:
+def size_in_words(size: float) -> str:
     if size < 0.1 * MIB:
         return f"{size / 1024:.0f} KB"
     return f"{size / MIB:.0f} MB" if size >= 10 * MIB else f"{size / MIB:.2g} MB"

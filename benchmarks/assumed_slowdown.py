@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.measured_domain import AT_RANDOM, MeasuredDomain
-from autosync.simulator.evaluation.merged_measurements import merged_by_messages
+from autosync.simulator.runtime_dataset import AT_RANDOM, MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from benchmarks.evaluation.evaluated_domain import merged_by_messages
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 

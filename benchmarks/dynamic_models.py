@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from autosync.extensions.dynamic.input_graphs import InputGraphs, chains
-from autosync.extensions.dynamic.sequence_lstm import SequenceLSTM
-from autosync.extensions.dynamic.tree_lstm import ChildSumTreeLSTM
+from autosync.extensions.dynamic.lstm import ChildSumTreeLSTM, SequenceLSTM
 from tests.autosync.extensions.dynamic.drawn_graphs import random_binary_trees
-from tests.autosync.extensions.dynamic.eager_models import EagerSequenceLSTM, EagerTreeLSTM
 from tests.autosync.extensions.dynamic.unbatched import evaluate_unbatched
 
 INPUTS = 128
@@ -28,18 +26,17 @@ Evaluate = Callable[[], Tensor]
 
 def on_trees(graphs: InputGraphs, cells: int) -> dict[str, Evaluate]:
     external = torch.randn(graphs.vertices, INPUTS)
-    lazy, eager = ChildSumTreeLSTM(INPUTS, cells), EagerTreeLSTM(INPUTS, cells)
+    model = ChildSumTreeLSTM(INPUTS, cells)
     return {
-        "frontiers": lambda: lazy(anew(graphs), external),
-        "frontiers, nothing lazy": lambda: eager(anew(graphs), external),
-        "a vertex at a time": lambda: evaluate_unbatched(lazy, graphs, external),
+        "frontiers": lambda: model(anew(graphs), external),
+        "a vertex at a time": lambda: evaluate_unbatched(model, graphs, external),
     }
 
 
 def on_sequences(lengths: list[int], cells: int) -> dict[str, Evaluate]:
     graphs = chains(lengths)
     external = torch.randn(graphs.vertices, INPUTS)
-    lazy, eager = SequenceLSTM(INPUTS, cells), EagerSequenceLSTM(INPUTS, cells)
+    model = SequenceLSTM(INPUTS, cells)
     torchs = nn.LSTM(INPUTS, cells)
 
     def packed() -> Tensor:
@@ -48,9 +45,8 @@ def on_sequences(lengths: list[int], cells: int) -> dict[str, Evaluate]:
         return states
 
     return {
-        "frontiers": lambda: lazy(anew(graphs), external),
-        "frontiers, nothing lazy": lambda: eager(anew(graphs), external),
-        "a vertex at a time": lambda: evaluate_unbatched(lazy, graphs, external),
+        "frontiers": lambda: model(anew(graphs), external),
+        "a vertex at a time": lambda: evaluate_unbatched(model, graphs, external),
         "torch's packed LSTM": packed,
     }
 

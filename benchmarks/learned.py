@@ -4,7 +4,7 @@ timeline and then, with one of them, the best 3,000 and 500 random ones.
 python -m benchmarks.learned [bert_base bert_large ...] [--simulators gaussian lstm gat]
 
 The trials' seconds are made up (the timeline's, longer for every message): how well simulators
-rank is for `scripts/evaluate_simulators.py` to say, here only their cost counts.
+rank is for `benchmarks.evaluation` to say, here only their cost counts.
 """
 
 import argparse

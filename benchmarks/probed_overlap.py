@@ -19,8 +19,7 @@ from autosync.errors import AutosyncError
 from autosync.search.cluster_probe import probing_domain
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, load_plan
 from autosync.search.overlap_measurement import overlap_request, recorded_slowdown
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.bundled_data import data_file
+from autosync.search.collect.collection_passes import TIMEOUT_SECONDS, strategies_of
 from autosync.search.collect.collection_plan import (
     CollectionTarget,
     domain_of,
     load_plan,
     select_targets,
 )
-from autosync.search.collect.pass_runner import TIMEOUT_SECONDS
-from autosync.search.collect.remaining_passes import strategies_of
 from autosync.trials.contract import Pool, TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.trial_procedure import PASS_TOLERANCE

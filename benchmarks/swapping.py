@@ -30,19 +30,18 @@ import torch
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
-from autosync.extensions.offload.idle_spans import F64, HostLink
-from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.offload.swap_cost import RankSwap, base_bytes, rank_swap
-from autosync.extensions.offload.transfer_clock import stall_seconds
-from autosync.models import spec_of
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.prediction import RankSwap, base_bytes, idle_spans, rank_swap
+from autosync.extensions.offload.schedule import F64, HostLink, least_budget_bytes, stall_seconds
 from autosync.population import encode
 from autosync.profiling import measure_profile
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
 from benchmarks.measure import provenance
+from benchmarks.models import build
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
 
 T = TypeVar("T")
@@ -64,8 +63,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--budget-mb", type=int, default=250)
     parser.add_argument("--gb-per-second", type=float, nargs="+", default=[0.1, 0.3, 1.0])
-    parser.add_argument("--state", action="store_true", help="Swap optimizer state, too.")
-    parser.add_argument("--values", action="store_true", help="Swap values of parameters, too.")
+    parser.add_argument("--state", action="store_true", help="Offload optimizer state, too.")
+    parser.add_argument("--values", action="store_true", help="Offload values of parameters, too.")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=5.0, help="A third for the batches.")
     parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
@@ -74,13 +73,13 @@ def main() -> None:
     now, seconds = time.monotonic(), 60 * options.minutes
     of_batch = partial(domain_of, options.model, optimizer=options.optimizer)
     print(f"{options.model}, {options.optimizer}, one thread of {provenance()['cpu']}")
-    swap = Swap(options.budget_mb * 10**6, options.state, options.values)
+    swap = Offload(options.budget_mb * 10**6, options.state, options.values)
     print_largest_batches(of_batch, swap, options.most, now + BATCHES_SHARE * seconds)
     domain = of_batch(options.batch)
     print_costs(domain, swap, options.gb_per_second, options.steps, now + seconds)
 
 
-def print_largest_batches(of_batch: OfBatch, swap: Swap, most: int, until: float) -> None:
+def print_largest_batches(of_batch: OfBatch, swap: Offload, most: int, until: float) -> None:
     title = f"largest batch in {swap.budget_bytes / 1e6:.0f} MB"
     print(f"  {title:40}{'measured':>10}{'predicted':>12}")
     for place, (words, swapped) in enumerate(
@@ -133,7 +132,7 @@ def largest(holds: Callable[[int], bool], most: int, pieces: Pieces) -> int:
     return low
 
 
-def trains(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
+def trains(of_batch: OfBatch, swap: Offload, swapped: bool, batch: int) -> bool:
     job = Job(of_batch(batch))
     try:
         with Arena(swap.budget_bytes) as arena:
@@ -147,10 +146,10 @@ def trains(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
     return True
 
 
-def fits(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
+def fits(of_batch: OfBatch, swap: Offload, swapped: bool, batch: int) -> bool:
     memory = memory_of(of_batch(batch))
     held = held_alone(memory)
-    spans = memory.idle_spans(1.0, swap)
+    spans = idle_spans(memory.domain, 1.0, swap)
     needed = base_bytes(held, spans) if swapped else held
     return bool(needed.max() <= swap.budget_bytes)
 
@@ -158,7 +157,7 @@ def fits(of_batch: OfBatch, swap: Swap, swapped: bool, batch: int) -> bool:
 def held_alone(memory: DomainMemory) -> F64:
     """Of a model without ranks, moment by moment: what torch's DDP holds without its buckets."""
     domain = memory.domain
-    population = encode([BUILDERS["ddp"].build(domain)], domain)
+    population = encode([DESIGNS["ddp"](domain)], domain)
     plans = compile_plans_fast(population, domain)
     (held,) = memory.moment_bytes(plans, population, [0])
     alone: F64 = held[0] - domain.graph.size_bytes
@@ -166,7 +165,7 @@ def held_alone(memory: DomainMemory) -> F64:
 
 
 def print_costs(
-    unprofiled: Domain, of_kind: Swap, rates: list[float], steps: int, until: float
+    unprofiled: Domain, of_kind: Offload, rates: list[float], steps: int, until: float
 ) -> None:
     """of_kind: what is swapped; within several budgets here."""
     domain = profiled(unprofiled)
@@ -178,7 +177,7 @@ def print_costs(
         for _ in range(STEPS_TO_FIT):
             job.step()
     least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
-    told = base_bytes(held, memory.idle_spans(1.0, of_kind)).max()
+    told = base_bytes(held, idle_spans(memory.domain, 1.0, of_kind)).max()
     print(
         f"batch {domain.batch_size}: a step takes {peak / 1e6:.0f} MB (predicted "
         f"{held.max() / 1e6:.0f}), with all that is idle away {least / 1e6:.0f} MB (predicted "
@@ -200,7 +199,7 @@ def print_costs(
 
 
 def print_cost(
-    domain: Domain, held: F64, plain: "Trained", swap: Swap, bytes_per_second: float, steps: int
+    domain: Domain, held: F64, plain: "Trained", swap: Offload, bytes_per_second: float, steps: int
 ) -> None:
     swapped = Trained(domain, swap, bytes_per_second)
     for _ in range(STEPS_TO_FIT):
@@ -224,8 +223,8 @@ def print_cost(
     )
 
 
-def predicted(domain: Domain, held: F64, swap: Swap, bytes_per_second: float) -> RankSwap | None:
-    spans = memory_of(domain).idle_spans(1.0, swap)
+def predicted(domain: Domain, held: F64, swap: Offload, bytes_per_second: float) -> RankSwap | None:
+    spans = idle_spans(domain, 1.0, swap)
     link = HostLink(bytes_per_second)
     try:
         return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, link)
@@ -234,7 +233,7 @@ def predicted(domain: Domain, held: F64, swap: Swap, bytes_per_second: float) ->
 
 
 def profiled(domain: Domain) -> Domain:
-    module, inputs, loss = spec_of(domain.graph.name).build(domain.batch_size)
+    module, inputs, loss = build(domain.graph.name, domain.batch_size)
     profile = measure_profile(module, inputs, loss, domain.graph, iterations=3)
     return Domain(domain.graph, domain.cluster, profile, domain.optimizer)
 
@@ -242,8 +241,8 @@ def profiled(domain: Domain) -> Domain:
 class Trained:
     """A job in an arena of its own; swap None: without swapping, in one that holds anything."""
 
-    def __init__(self, domain: Domain, swap: Swap | None, bytes_per_second: float) -> None:
-        within = swap or Swap(ROOMY)
+    def __init__(self, domain: Domain, swap: Offload | None, bytes_per_second: float) -> None:
+        within = swap or Offload(ROOMY)
         self.arena = Arena(within.budget_bytes, bytes_per_second)
         self.job = Job(domain)
         with self.arena:

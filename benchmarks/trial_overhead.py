@@ -92,7 +92,7 @@ def main() -> None:
         )
         wall = time.monotonic()
         for name, shipped in bundles(domain).items():
-            before = pool.procedure.repeated
+            before = pool.repeated
             results = [pool.run(TrialRequest(f"{name} {i}", shipped)) for i in range(given.trials)]
             failed = [result.error for result in results if result.error is not None]
             good = [result for result in results if result.error is None]
@@ -103,7 +103,7 @@ def main() -> None:
             step = statistics.median(result.step_seconds or 0 for result in good)
             spread = statistics.median(result.spread or 0 for result in good)
             loaded = sum((result.load or 0) > LOAD_LIMIT for result in good) / len(good)
-            again = (pool.procedure.repeated - before) / len(results)
+            again = (pool.repeated - before) / len(results)
             print(
                 f"{name}: {overhead * 1e3:.1f} ms overhead a warm trial, iteration "
                 f"{step * 1e3:.1f} ms, spread {spread:.1%}, repeated for load or spread "

@@ -23,8 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.bundled_data import data_folder
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
-from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.bundled_simulator import LEARNED
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
@@ -32,6 +30,8 @@ from autosync.simulator.learned.models.learned_model import LabelledTrials
 from autosync.simulator.learned.models.model_factory import make_model
 from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.transfer import pretrained
+from autosync.simulator.ranking_accuracy import pairwise_accuracy
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
 
 I64 = NDArray[np.int64]
 DESIGNS, FIRST_REFIT, SECOND_REFIT, BUDGET = 12, 12, 20, 24

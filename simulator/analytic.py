@@ -4,12 +4,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.extensions.offload.swapped_ranks import swap_slowdowns
-from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_seconds
+from autosync.simulator.cost.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
+from autosync.simulator.extension_prediction import (
+    restated_domain,
+    restated_strategies,
+    slowdowns,
+)
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
 
@@ -22,8 +25,8 @@ class AnalyticSimulator:
     charged, replicas multiply traffic only without hierarchical reduction (then every rank sends
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
     schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that
-    lags far enough for all messages to travel beside compute. What compute waits for swapped
-    tensors lengthens T_comp.
+    lags far enough for all messages to travel beside compute. What compute waits for extensions
+    lengthens T_comp.
     """
 
     name = "analytic"
@@ -52,9 +55,9 @@ def analytic_seconds(
         sync,
     )
     compute = compute_seconds(domain, population.layouts)[population.layout]
-    stalled = swap_slowdowns(domain, population, plans) - 1.0
+    stalled = slowdowns(domain, population, plans) - 1.0
     compute = compute + stalled * (compute - domain.profile.update_seconds)
-    for index in np.flatnonzero(population.placement).tolist():
+    for index in np.flatnonzero(restated_strategies(population)).tolist():
         layout = population.layouts[population.layout[index]]
         placed = restated_domain(domain, population, index)
         compute[index] = compute_seconds(placed, (layout,))[0]

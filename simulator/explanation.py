@@ -5,13 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosync.domain import Domain
-from autosync.extensions.offload.swapped_ranks import swap_slowdown
-from autosync.extensions.placement.placed_domain import restated_domain
-from autosync.extensions.placement.placement_account import PlacedAccount, placement_accounts
 from autosync.plan import PlanTable
 from autosync.population import Population, decode, encode
-from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
+from autosync.simulator.extension_prediction import prediction_of, restated_domain, slowdown
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import device_memory_bytes, memory_of
@@ -32,7 +30,7 @@ class Explanation:
     """step_seconds = compute + update + transfer + startup + slowed, the last four as far as they
     show.
 
-    compute_seconds: with what it waits for swapped tensors.
+    compute_seconds: with what it waits for extensions.
     transfer_seconds: what the iteration would lose were links infinitely fast, startups free.
     startup_seconds: what it would lose were only startups free.
     slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
@@ -41,7 +39,8 @@ class Explanation:
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
     peak_memory_bytes, device_memory_bytes: of each rank; the former predicted, the latter infinite
         where nothing states it.
-    placed: of each placed module, what travels for it.
+    extensions: by the key of one that the strategy carries, sentences on what it changes in what
+        travels.
     """
 
     step_seconds: float
@@ -57,7 +56,7 @@ class Explanation:
     limit_seconds: float
     peak_memory_bytes: tuple[float, ...]
     device_memory_bytes: tuple[float, ...]
-    placed: tuple[PlacedAccount, ...] = ()
+    extensions: tuple[tuple[str, str], ...] = ()
 
     @property
     def ranks_out_of_memory(self) -> tuple[int, ...]:
@@ -104,7 +103,7 @@ def explain_plan(
     messages, costs, compute, in_flight = arguments(plans, domain)
     messages = messages._replace(first=plans.first[index : index + 2])
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]
-    factor *= swap_slowdown(domain, population, plans, index)
+    factor *= slowdown(domain, population, plans, index)
     nothing = np.zeros_like(costs.startup)
     swift = costs._replace(
         startup=nothing, copy=nothing, host=nothing, host_byte=nothing, ahead=0.0
@@ -148,7 +147,23 @@ def explain_plan(
         limit_seconds=bound.seconds,
         peak_memory_bytes=tuple(memory_of(whole).peak_bytes(plans, population)[index].tolist()),
         device_memory_bytes=tuple(device_memory_bytes(domain).tolist()),
-        placed=placement_accounts(whole, decode(population, index, whole)),
+        extensions=_accounts(whole, decode(population, index, whole)),
+    )
+
+
+def predicted_slowdown(domain: Domain, strategy: Strategy) -> float:
+    """How many times longer forward and backward passes take for what it carries of extensions."""
+    if not strategy.extensions:
+        return 1.0
+    population = encode([strategy], domain)
+    return slowdown(domain, population, compile_plans_fast(population, domain), 0)
+
+
+def _accounts(domain: Domain, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (entry.key, sentence)
+        for entry in strategy.extensions
+        for sentence in prediction_of(entry.key).account(domain, strategy)
     )
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
 from autosync.simulator.preemptive_schedule import longest_tail_first
 from autosync.strategy import even_replicas
@@ -55,11 +55,11 @@ def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
     allowed = allowed or Allowed()
     factors = compute_factors(domain, even_replicas(domain.world_size))
     slowest = float(factors.max())
-    if allowed.uneven_shares or allowed.placement:
+    if allowed.uneven_shares or allowed.may_divide_model:
         # Shares in proportion to speed: all finish together, at the harmonic mean's pace.
         slowest = len(factors) / float((1.0 / factors).sum())
     compute = slowest * (domain.timing.forward_seconds + domain.timing.backward_seconds)
-    if allowed.placement:
+    if allowed.may_divide_model:
         return Limit(compute, compute, 0.0, 0.0)
     needs = least_transfer(domain, allowed)
     schedule = 0.0

@@ -1,21 +1,16 @@
 """Whether strategies fit the devices' memory, and what would make one fit."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.documents import to_data
 from autosync.domain import Domain
-from autosync.errors import BudgetTooSmall, InvalidStrategy, NotSupported
-from autosync.extensions.offload.swap_budget import swap_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap, forms_within
-from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.errors import InvalidStrategy, NotSupported
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
+from autosync.simulator.extension_prediction import prediction_of, predictions
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.sharded_strategy import fully_sharded
@@ -26,8 +21,6 @@ from autosync.strategy import (
     even_replicas,
     whole,
 )
-from autosync.strategy_description import swapped_in_words
-from autosync.verification import check_swap
 
 
 def check_memory(strategy: Strategy, domain: Domain) -> None:
@@ -40,8 +33,8 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
     population = encode([strategy], domain)
     plans = compile_plans_fast(population, domain)
     (peaks,) = memory.peak_bytes(plans, population)
-    if strategy.swap is not None:
-        _check_budget(strategy.swap, peaks)
+    for entry in strategy.extensions:
+        prediction_of(entry.key).check_peaks(strategy, peaks)
     rank = int((peaks / devices).argmax())
     if peaks[rank] <= devices[rank]:
         return
@@ -56,20 +49,6 @@ def check_memory(strategy: Strategy, domain: Domain) -> None:
     )
 
 
-def _check_budget(swap: Swap, peaks: NDArray[np.float64]) -> None:
-    rank = int(peaks.argmax())
-    if peaks[rank] <= swap.budget_bytes:
-        return
-    least = int(np.ceil(peaks[rank]))
-    raise BudgetTooSmall(
-        f"a budget of {swap.budget_bytes:,} bytes does not hold a training step: rank {rank} needs "
-        f"{least:,} bytes with all that it swaps and that lies idle in host memory.",
-        thing="swap.budget_bytes",
-        value=swap.budget_bytes,
-        remedy=f"Give {least:,} bytes or more, or a smaller batch.",
-    )
-
-
 def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
     """The strategies whose predicted peaks every device has."""
     devices = device_memory_bytes(domain)
@@ -77,11 +56,10 @@ def fitting_rows(domain: Domain, population: Population) -> NDArray[np.int64]:
     if np.isinf(devices).all():
         return everything
     memory = memory_of(domain)
-    shares = [replica.share for layout in population.layouts for replica in layout]
-    shares += [s for placement in population.placements for each in placement for s in each.shares]
-    staleness = int(population.staleness.max(initial=0))
-    if memory.most_bytes(max(shares) * domain.world_size, staleness) <= devices.min():
-        return everything
+    if not population.extension.any():
+        share = max(replica.share for layout in population.layouts for replica in layout)
+        if memory.most_bytes(share * domain.world_size) <= devices.min():
+            return everything
     peaks = memory.peak_bytes(compile_plans_fast(population, domain), population)
     return np.flatnonzero((peaks <= devices).all(axis=1))
 
@@ -130,7 +108,8 @@ def _ways_out(
     found = []
     if batch := largest_batch(memory, plans, population, devices):
         found.append(f"It fits at a batch size of {batch} a replica (now {domain.batch_size}).")
-    found += _swapped(memory, plans, population, strategy)
+    for prediction in predictions():
+        found += prediction.ways_to_fit(memory, plans, population, strategy)
     peaks = memory.peak_bytes(plans, population)
     for words, sharded in _sharded(domain):
         others = encode([sharded], domain)
@@ -140,31 +119,6 @@ def _ways_out(
             found.append(f"With {words} it takes {_gb(with_shards.max())} and {fits}.")
     found.append(f"Devices of {_gb(peaks.max())} hold it (memory_gb in the cluster file).")
     return found
-
-
-def _swapped(
-    memory: DomainMemory, plans: PlanTable, population: Population, strategy: Strategy
-) -> Iterator[str]:
-    """What swapping within the devices' memory costs, with optimizer state or values where
-    activations alone do not help; nothing where that cannot be, does not help or is chosen already.
-    """
-    budget = swap_budget_bytes(memory.domain)
-    if budget is None or strategy.swap is not None:
-        return
-    for swap in forms_within(budget):
-        with suppress(InvalidStrategy):
-            check_swap(replace(strategy, swap=swap))
-            ranks = swaps_of_ranks(memory, plans, population, 0, swap)
-            rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
-            slowest = ranks[rank]
-            yield (
-                f"With {swapped_in_words(swap)} swapped to host memory "
-                f'("swap": {json.dumps(to_data(swap))}) '
-                "it fits; forward and backward then wait a predicted "
-                f"{slowest.stall_seconds * 1e3:.3g} ms for transfers, beside "
-                f"{slowest.compute_seconds * 1e3:.3g} ms of compute."
-            )
-            return
 
 
 def _sharded(domain: Domain) -> Iterator[tuple[str, Strategy]]:

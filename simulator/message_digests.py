@@ -84,29 +84,16 @@ def _message_table(plans: PlanTable) -> NDArray[np.void]:
 
 
 def _strategy_heads(population: Population) -> list[bytes]:
-    """What changes an iteration beside its messages: torch's engines, DDP's buckets, staleness,
-    swapping and its budget, the replicas' shares and placed modules."""
+    """What changes an iteration beside its messages: torch's engines, DDP's buckets, the
+    replicas' shares and what is carried of extensions."""
     layouts = [repr(layout).encode() for layout in population.layouts]
     ddp = population.order == Order.DDP
     buckets = np.where(ddp, population.slice_bytes, -1)
     engines = [b"" if engine is None else repr(engine).encode() for engine in population.engines]
-    placements = [repr(each).encode() if each else b"" for each in population.placements]
+    extensions = [repr(each).encode() for each in population.extensions]
     return [
-        layouts[layout]
-        + repr((int(bucket), int(stale), int(swap))).encode()
-        + (b"state" if state else b"")
-        + (b"values" if values else b"")
-        + engines[engine]
-        + placements[placement]
-        for layout, bucket, stale, swap, state, values, engine, placement in zip(
-            population.layout,
-            buckets,
-            population.staleness,
-            population.swap_bytes,
-            population.swap_state,
-            population.swap_values,
-            population.engine,
-            population.placement,
-            strict=True,
+        layouts[layout] + repr(int(bucket)).encode() + engines[engine] + extensions[extension]
+        for layout, bucket, engine, extension in zip(
+            population.layout, buckets, population.engine, population.extension, strict=True
         )
     ]

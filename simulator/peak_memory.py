@@ -7,7 +7,7 @@ inputs, workspaces of kernels, the allocator's own waste, the context of a GPU.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -15,21 +15,11 @@ from numpy.typing import NDArray
 
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.extensions.offload.idle_spans import IdleSpans, joined
-from autosync.extensions.offload.idle_tensors import (
-    IdleActivations,
-    idle_activations,
-    idle_states,
-    idle_values,
-)
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.offload.swap_cost import swapped_peaks
-from autosync.extensions.placement.placed_memory import placed_holdings
-from autosync.extensions.placement.placed_module import Placement
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.activation_memory import ActivationCurve, activation_curve
 from autosync.simulator.backends import backend_of
+from autosync.simulator.extension_prediction import carried_predictions
 from autosync.simulator.gradient_memory import living_bytes, moment_gradients, most_living
 from autosync.simulator.plan_memory import PlanMemory
 from autosync.simulator.sharded_memory import held_bytes, units_of
@@ -44,16 +34,12 @@ F64 = NDArray[np.float64]
 class DomainMemory:
     """What the peak of any strategy of a domain is made of; `memory_of` makes it.
 
-    on_gpu: of the replicas' devices. idle, states, values: what swapping may move. gradient_bytes:
-    f64[V], of one replica's gradient.
+    on_gpu: of the replicas' devices. gradient_bytes: f64[V], of one replica's gradient.
     """
 
     domain: Domain
     on_gpu: bool
     curve: ActivationCurve
-    idle: IdleActivations
-    states: IdleSpans
-    values: IdleSpans
     gradient_bytes: F64
 
     def peak_bytes(self, plans: PlanTable, population: Population, batch_scale: float = 1.0) -> F64:
@@ -72,45 +58,35 @@ class DomainMemory:
                 self.curve, self.gradient_bytes, kept, float(share) * batch_scale
             )
             compute = np.where(shares == share, of_share[:, None], compute)
-        after = part.behind_backward_bytes(self.gradient_bytes, self._step_bytes())
+        after = part.behind_backward_bytes(self.gradient_bytes, self.step_bytes())
         peaks: F64 = fixed + np.maximum(compute, after)
-        for row in np.flatnonzero(population.swap_bytes).tolist():
-            of_batch = shares[row] * batch_scale
-            held = self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
-            swap = population.swap_of(row)
-            assert swap is not None
-            spans = [self.idle_spans(scale, swap) for scale in of_batch.tolist()]
-            peaks[row] = swapped_peaks(held, spans, float(swap.budget_bytes))
         for code in np.unique(population.engine[population.engine > 0]):
             rows = np.flatnonzero(population.engine == code)
             engine = population.engines[code]
             assert engine is not None
             peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
-        for row in np.flatnonzero(population.placement).tolist():
-            placement = population.placements[population.placement[row]]
-            of_ranks = self._placed_peaks(placement, shares[row], kept[[row]], batch_scale)
-            peaks[row] = of_ranks + held_bytes[row]
+        for prediction, own in carried_predictions(population):
+            peaks[own] = prediction.peak_bytes(
+                self, plans, population, own, batch_scale, peaks[own]
+            )
         return peaks
 
-    def idle_spans(self, batch_scale: float, swap: Swap) -> IdleSpans:
-        """What may wait elsewhere, at so many times the graph's batch."""
-        found = self.idle.at(batch_scale)
-        if swap.optimizer_state:
-            found = joined(found, self.states)
-        return joined(found, self.values) if swap.values else found
-
     def moment_bytes(
-        self, plans: PlanTable, population: Population, rows: Iterable[int]
+        self,
+        plans: PlanTable,
+        population: Population,
+        rows: Iterable[int],
+        batch_scale: float = 1.0,
     ) -> Iterator[F64]:
-        """What each rank holds without swapping, in every moment of the curve and, last, in the
+        """What each rank holds without extensions, in every moment of the curve and, last, in the
         optimizer's step: of one strategy after the other, each run by this runtime or torch's DDP,
         `(world, 2n + 1)`."""
         part = PlanMemory(self.domain, plans, population)
         fixed = self.domain.graph.size_bytes + part.held_bytes()
         kept, shares = part.gradients_beside_buffers(), part.shares()
-        after = part.behind_backward_bytes(self.gradient_bytes, self._step_bytes())
+        after = part.behind_backward_bytes(self.gradient_bytes, self.step_bytes())
         for row in rows:
-            of_batch = shares[population.layout[row]]
+            of_batch = shares[population.layout[row]] * batch_scale
             yield self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
 
     def _moments(self, fixed: F64, kept: NDArray[np.bool_], shares: F64, after: float) -> F64:
@@ -134,52 +110,27 @@ class DomainMemory:
         whole = living_bytes(self.curve, self.gradient_bytes)
         living = whole[0] - held.freed + batch_scale * whole[1]
         compute = (living + np.maximum(held.during, held.passing)).max()
-        step = held.parts * (1.0 + self._step_bytes() / domain.graph.size_bytes)
+        step = held.parts * (1.0 + self.step_bytes() / domain.graph.size_bytes)
         kept = held.parts * (1 + domain.optimizer.state_tensors)
         return float(kept + max(compute, step))
 
-    def _placed_peaks(
-        self, placement: Placement, shares: F64, kept: NDArray[np.bool_], batch_scale: float
-    ) -> F64:
-        """`(world,)`, without what `PlanMemory` counts: ranks hold the variables of the modules
-        that are placed on them, and the activations of the samples that they compute there.
+    def most_bytes(self, share: float) -> float:
+        """More than any strategy without extensions takes on any rank: values, gradients beside
+        buffers, packed forms of them, an error fed back, a flat copy; and what every other rank may
+        send of it.
 
-        shares: of the ranks, over the even one. kept: `(1, V)`.
-        """
-        domain, sizes = self.domain, self.domain.variables.size_bytes
-        holdings = placed_holdings(domain, placement, shares, self.on_gpu)
-        curve = activation_curve(domain.graph, self.on_gpu, holdings.rows)
-        copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
-        found = np.empty(domain.world_size)
-        for rank, held in enumerate(holdings.held):
-            gradients = np.where(held, self.gradient_bytes, 0.0)
-            batches = np.concatenate((shares[[rank]], holdings.shares[rank]))
-            of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
-            own = replace(curve, held=np.stack((curve.held[0], of_batch)))
-            living = float(most_living(own, gradients, kept, batch_scale)[0])
-            compute = living + batch_scale * holdings.dealt_bytes[rank]
-            step = float(gradients[kept[0]].sum()) + self._step_bytes()
-            absent = float((copies * sizes)[~held].sum())
-            found[rank] = domain.graph.size_bytes - absent + max(compute, step)
-        return found
-
-    def most_bytes(self, share: float, staleness: int = 0) -> float:
-        """More than any strategy takes on any rank: values, gradients beside buffers, packed forms
-        of them, an error fed back, a flat copy; and what every other rank may send of it.
-
-        share: the largest share of the batch, over the even one. staleness: the largest.
+        share: the largest share of the batch, over the even one.
         """
         table, world = self.domain.variables, self.domain.world_size
         activations = (self.curve.held[0] + max(share, 1.0) * self.curve.held[1]).max()
         copies = 7.0 + self.domain.optimizer.state_tensors
         copies += world if backend_of(self.domain.cluster).ranks_add_up else 0
-        copies += 2.0 * (staleness + world) if staleness else 0  # under way, and at servers
         columns = table.elements // table.dims[:, 0]
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
         gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())
         return float(copies * table.size_bytes.sum() + gathered + activations)
 
-    def _step_bytes(self) -> float:
+    def step_bytes(self) -> float:
         """What the optimizer's step needs for itself: torch's Adam takes one more tensor a
         variable, all at once on a GPU (foreach), one after the other on a CPU."""
         if self.domain.optimizer.state_tensors < 2:
@@ -200,9 +151,6 @@ def memory_of(domain: Domain) -> DomainMemory:
         domain,
         on_gpu,
         curve,
-        idle_activations(domain.graph, on_gpu),
-        idle_states(domain),
-        idle_values(domain),
         gradients.astype(np.float64),
     )
 

@@ -13,6 +13,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.backends import backend_of
+from autosync.simulator.extension_prediction import Prediction, Rows, carried_predictions
 
 GATHERS = tuple(int(op) for op in (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER))
 PUSHES = tuple(int(op) for op in Op if op.to_owner)
@@ -34,33 +35,33 @@ class PlanMemory:
 
     def held_bytes(self) -> F64:
         """Message buffers, optimizer state and copies of values, `(n, world)`."""
-        exact = self._state_bytes() + self._buffer_bytes() + self._update_bytes()
-        if not self._lags.any():
-            return exact
-        late = np.where(self._has_clocks[:, None], self._clocked_bytes(), self._pipelined_bytes())
-        return np.where(self._lags[:, None], late, exact)
+        found = self._state_bytes() + self._buffer_bytes() + self._update_bytes()
+        for prediction, _ in self._extensions:
+            found = prediction.held_bytes(self, found)
+        return found
 
     def gradients_beside_buffers(self) -> NDArray[np.bool_]:
         """`(n, V)`: whose gradients live in tensors of their own. A whole variable that lies in one
-        bucket has a view of it instead; torch's DDP and plans that lag keep both."""
-        copied = (self.population.order == Order.DDP) | self._lags
+        bucket has a view of it instead; torch's DDP and some extensions keep both."""
+        copied = self.population.order == Order.DDP
+        for prediction, rows in self._extensions:
+            if prediction.keeps_gradients:
+                copied[rows] = True
         result: NDArray[np.bool_] = (
-            copied[:, None] | ~self._whole_in_a_bucket | self.domain.variables.sparse
+            copied[:, None] | ~self.whole_in_a_bucket | self.domain.variables.sparse
         )
         return result
 
     def behind_backward_bytes(self, gradient_bytes: F64, step_bytes: float) -> F64:
         """The most that gradients and the optimizer's step take beside what is held all the time,
-        `(n, 1)`. Of pipelined gradients the step has views of late sums, or tensors made of them
-        while this iteration's gradients are still there.
+        `(n, 1)`.
 
         gradient_bytes f64[V]. step_bytes: what the step needs for itself.
         """
         kept = np.where(self.gradients_beside_buffers(), gradient_bytes, 0.0).sum(axis=1)
-        joined = np.where(self._whole_in_a_bucket, 0.0, gradient_bytes).sum(axis=1)
-        pipelined = np.maximum(joined + step_bytes, joined + kept)
-        late = self._lags & ~self._has_clocks
-        found: F64 = np.where(late, pipelined, kept + step_bytes)[:, None]
+        found: F64 = (kept + step_bytes)[:, None]
+        for prediction, _ in self._extensions:
+            found = prediction.behind_backward_bytes(self, gradient_bytes, step_bytes, found)
         return found
 
     def shares(self) -> F64:
@@ -74,8 +75,8 @@ class PlanMemory:
     def _state_bytes(self) -> F64:
         """Optimizer state: of every variable on every rank, of an owned one at its owner, of a
         sharded one in equal parts."""
-        size, update = self._flat_bytes, self.plans.update
-        held = self._at_owner(update == Update.OWNER, size)
+        size, update = self.flat_bytes, self.plans.update
+        held = self.at_owner(update == Update.OWNER, size)
         held += self._summed(update == Update.REPLICATED, size)
         held += self._summed(update == Update.SHARD, size) / self.domain.world_size
         return self.domain.optimizer.state_tensors * held
@@ -89,65 +90,39 @@ class PlanMemory:
         wire = plans.wire_bytes.astype(np.float64)
         sparse, first = np.isin(plans.operation, SPARSE), plans.after < 0
         held = np.zeros((len(plans), world))
-        held += self._summed(first & ~sparse, self._flat_bytes)
+        held += self._summed(first & ~sparse, self.flat_bytes)
         held += self._summed((plans.encoding > 0) & ~sparse, wire)
-        held += self._summed(first & (plans.encoding > POWERSGD), self._flat_bytes)  # what is lost
+        held += self._summed(first & (plans.encoding > POWERSGD), self.flat_bytes)  # what is lost
         held += self._summed(np.isin(plans.operation, GATHERS), wire) * (world - 1)
         if Op.REDUCE_SCATTER in added_up:
             held += self._summed(plans.operation == Op.REDUCE_SCATTER, wire)
         members = np.array([sum(len(team) for team in teams) for teams in plans.teams])
         senders = members[plans.ranks] - 1 if len(members) else np.zeros(len(wire))
         pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in added_up))
-        return held + self._at_owner(pushes, wire * senders)
+        return held + self.at_owner(pushes, wire * senders)
 
     def _update_bytes(self) -> F64:
         """A second copy of the values that an owner or a shard updates in flat form."""
-        size, update = self._flat_bytes, self.plans.update
+        size, update = self.flat_bytes, self.plans.update
         sparse = np.isin(self.plans.operation, SPARSE)
-        held = self._at_owner((update == Update.OWNER) & ~sparse, size)
+        held = self.at_owner((update == Update.OWNER) & ~sparse, size)
         return held + self._summed(update == Update.SHARD, size) / self.domain.world_size
 
-    def _pipelined_bytes(self) -> F64:
-        """Optimizer state, and a slot of all buckets for each iteration that may be under way
-        (`runtime.staleness.gradient_pipeline`), `(n, 1)`."""
-        return (self._slots + self.domain.optimizer.state_tensors) * self._model_bytes
-
-    def _clocked_bytes(self) -> F64:
-        """Of parameter servers with clocks, `(n, world)`. Each rank has the whole state, the values
-        before a step, and for each iteration that may be under way its updates and room for the
-        answers (`runtime.staleness.server_client`); an owner its values, in the type of sums, and
-        for each other rank an update and an answer (`runtime.staleness.shard_server`)."""
-        pushes, peers = self.plans.operation == Op.PUSH, self.domain.world_size - 1
-        everywhere = self.domain.optimizer.state_tensors + 1 + 2 * self._slots
-        owned = self._at_owner(pushes, self._sum_bytes + 2 * peers * self._flat_bytes)
-        return everywhere * self._model_bytes + owned
+    @cached_property
+    def _extensions(self) -> list[tuple[Prediction, Rows]]:
+        return carried_predictions(self.population)
 
     @cached_property
-    def _lags(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self.population.staleness > 0
-        return found
-
-    @cached_property
-    def _slots(self) -> F64:
-        """Iterations that may be under way at once, `(n, 1)`."""
-        return self.population.staleness[:, None].astype(np.float64) + 1.0
-
-    @cached_property
-    def _has_clocks(self) -> NDArray[np.bool_]:
-        pushed = self._strategy_of_message[self.plans.operation == Op.PUSH]
-        return np.isin(np.arange(len(self.plans)), pushed)
-
-    @cached_property
-    def _whole_in_a_bucket(self) -> NDArray[np.bool_]:
+    def whole_in_a_bucket(self) -> NDArray[np.bool_]:
         """`(n, V)`."""
         cut = (self.population.axis > 0) & (self.population.parts > 1)
         found: NDArray[np.bool_] = (self._buckets_of_variables == 1) & ~cut
         return found
 
     @cached_property
-    def _model_bytes(self) -> F64:
+    def model_bytes(self) -> F64:
         """All buckets once, `(n, 1)`."""
-        return self._summed(self.plans.after < 0, self._flat_bytes)
+        return self._summed(self.plans.after < 0, self.flat_bytes)
 
     @cached_property
     def _strategy_of_message(self) -> NDArray[np.int64]:
@@ -172,12 +147,12 @@ class PlanMemory:
         return result
 
     @cached_property
-    def _flat_bytes(self) -> F64:
+    def flat_bytes(self) -> F64:
         """Of each message's bucket: its values."""
         return self._bucket_bytes(self.domain.variables.item_bytes)
 
     @cached_property
-    def _sum_bytes(self) -> F64:
+    def sum_bytes(self) -> F64:
         """The same in the type in which sums are formed, of 4 bytes at least."""
         return self._bucket_bytes(np.maximum(self.domain.variables.item_bytes, LEAST_SUM_BYTES))
 
@@ -206,7 +181,7 @@ class PlanMemory:
         found = np.bincount(strategy, weights=sizes[chosen], minlength=len(self.plans))
         return found.astype(np.float64)[:, None]  # of no messages numpy counts in integers
 
-    def _at_owner(self, chosen: NDArray[np.bool_], sizes: F64) -> F64:
+    def at_owner(self, chosen: NDArray[np.bool_], sizes: F64) -> F64:
         """The same at each message's root, `(n, world)`; a host without replicas has a memory of
         its own."""
         servers = self.domain.cluster.servers

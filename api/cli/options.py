@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from autosync.api.cli.completion import complete_cluster, complete_device, complete_model
+from autosync.api.spec import TuningSpec
 from autosync.environment import (
     DATABASE_URL_VARIABLE,
     PREFIX_VARIABLE,
@@ -109,22 +110,11 @@ ServiceUrl = Annotated[
         show_default=False,
     ),
 ]
-SIMULATOR_HELP = (
-    "What ranks: learned (the timeline corrected by the trials of other domains, and by the "
-    "tuning's own), ensemble (with networks, too), one of its members alone (gaussian, trees, "
-    "linear, lstm, gat), timeline, analytic, a trained one by its name (see `autosync simulator`), "
-    "or nearest (the one trained on the most similar domain)."
-)
-Compute = Annotated[
-    request_names.ComputeKind,
+SimulatorName = Annotated[
+    str,
     typer.Option(
-        help="What stands for the model's compute in trials: its estimated or profiled seconds, "
-        "waited out, or kernels of its operations' shapes, whose seconds are measured first."
+        "--simulator", metavar="NAME", help=f"{TuningSpec.model_fields['simulator'].description}"
     ),
-]
-ComputeDevice = Annotated[
-    request_names.ComputeDevice,
-    typer.Option(help="Where trials compute; cuda takes GPUs here or on the hosts, and kernels."),
 ]
 BackendName = Annotated[
     request_names.BackendName | None,

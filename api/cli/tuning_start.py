@@ -1,48 +1,71 @@
 """What `autosync tune` is asked for on its way into the database: begun, or gone on with."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from autosync.api.cli.console import say
 from autosync.errors import InvalidInput
-from autosync.search.loop.settings import Settings
-from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
     from autosync.api.engine.tuning_request import TuningRequest
+    from autosync.api.spec import TuningSpec
     from autosync.domain import Domain
+    from autosync.search.loop.earlier_trials import EarlierTrials
 
 
-def request_at_scales(
-    domain: "Domain",
-    settings: Settings,
-    simulator: str,
-    where: tuple[LauncherName, ComputeKind, ComputeDevice],
-    byte_scale: float | None,
-    time_scale: float | None,
-) -> "TuningRequest":
-    """The request at the scales that were asked for, or those this kind of machine can carry.
-    where: its launcher, what computes in its trials, and on what device.
+def beginning_from(database: "Database", given: str, request: "TuningRequest") -> "TuningRequest":
+    """The request with what is known from `given`, a file or the beginning of a tuning's id.
 
     Raises:
-        InvalidInput: these do not go together. NotSupported: this machine has no GPU.
+        InvalidInput: a file that is neither a bundle nor trials; or nothing in it runs here.
+        NotFound: neither a file nor a tuning.
+    """
+    from autosync.search.loop.earlier_trials import known_from, read_earlier, usable
+
+    if Path(given).is_file():
+        known = known_from(read_earlier(given), request.domain)
+    else:
+        known = measured_trials(database, given)
+    return replace(request, earlier=usable(known, request.domain, request.space))
+
+
+def measured_trials(database: "Database", prefix: str) -> "EarlierTrials":
+    """Of the tuning whose id begins so, as far as it has come. Raises as `find_tuning`."""
+    from autosync.api.cli.tuning_lookup import find_tuning
+    from autosync.api.engine.database_store import DatabaseStore
+    from autosync.search.loop.earlier_trials import trials_of
+    from autosync.search.loop.outcome import rank_measured
+
+    tuning = find_tuning(database, prefix)
+    store = DatabaseStore(database, tuning.id, tuning.fence)
+    return trials_of(rank_measured(store.proposals(), store.trials()))
+
+
+def requested(domain: "Domain", spec: "TuningSpec") -> "TuningRequest":
+    """What is asked of this domain, at the scales that are asked for or that this kind of machine
+    can carry.
+
+    Raises:
+        InvalidInput: fields do not go together. NotSupported: this machine has no GPU.
     """
     from autosync.api.engine.tuning_request import TuningRequest, at_scales
     from autosync.trials.request_names import REAL_CLUSTERS
 
-    launcher, compute, device = where
     asked = TuningRequest(
         domain=domain,
-        settings=settings,
-        simulator=simulator,
-        launcher=launcher,
-        compute=compute,
-        device=device,
+        settings=spec.settings,
+        space=spec.space,
+        simulator=spec.simulator,
+        launcher=spec.launcher,
+        compute=spec.compute,
+        device=spec.compute_device,
     )
-    request = at_scales(asked, byte_scale, time_scale)
-    if request.workload.device == "cuda" and launcher not in REAL_CLUSTERS:
+    request = at_scales(asked, spec.byte_scale, spec.time_scale)
+    if request.workload.device == "cuda" and spec.launcher not in REAL_CLUSTERS:
         from autosync.trials.gpus import refuse_without_gpu
 
         refuse_without_gpu()

@@ -13,19 +13,22 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from autosync.api.client.document_calls import ClusterCalls, GraphCalls, StrategyCalls
-from autosync.api.client.key_calls import KeyCalls
-from autosync.api.client.request_options import PredictionOptions, RankOptions, plain
-from autosync.api.client.runtime_calls import RuntimeCalls
-from autosync.api.client.service_connection import ServiceConnection
-from autosync.api.client.simulator_calls import SimulatorCalls
+from autosync.api.client.calls import (
+    ClusterCalls,
+    GraphCalls,
+    KeyCalls,
+    RuntimeCalls,
+    SimulatorCalls,
+    StrategyCalls,
+)
+from autosync.api.client.service_connection import ServiceConnection, plain
 from autosync.api.client.tuning_calls import TuningCalls
 from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.http.schemas import ComparedClusters, PredictedStrategies
+from autosync.api.views.schemas import ComparedClusters, PredictedStrategies
 from autosync.environment import TOKEN_VARIABLE
 from autosync.errors import InvalidInput
 
@@ -74,9 +77,9 @@ class Client:
         self.runtimes = RuntimeCalls(connection)
         self.keys = KeyCalls(connection)
 
-    def rank(self, graph: str, cluster: str, **options: Unpack[RankOptions]) -> PredictedStrategies:
+    def rank(self, graph: str, cluster: str, **options: Any) -> PredictedStrategies:
         """The best strategies by prediction, without a trial. graph, cluster: ids of stored ones,
-        or names of bundled ones."""
+        or names of bundled ones. options: other fields of `autosync.api.spec.RankSpec`."""
         body = {"graph": graph, "cluster": cluster, **plain(options)}
         return self._connection.post("/v1/rank", PredictedStrategies, repeatable=True, json=body)
 
@@ -84,7 +87,7 @@ class Client:
         self,
         graph: str,
         clusters: Sequence[str] | Mapping[str, float | None],
-        **options: Unpack[PredictionOptions],
+        **options: Any,
     ) -> ComparedClusters:
         """The same model on several clusters: what to rent. clusters: their names or ids, where
         known with what each costs an hour."""

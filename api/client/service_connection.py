@@ -1,15 +1,15 @@
 """What all calls share: the address, what is sent again and when, lists in pages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
 
 import httpx
 
 from autosync.api.client.service_errors import ServiceError, refusal_in, unreachable
-from autosync.api.views.response_model import Page
-from autosync.documents import adapter
+from autosync.api.views.schemas import Page
+from autosync.documents import adapter, to_data
 
 Answer = TypeVar("Answer")
 Listed = TypeVar("Listed", bound=Page)
@@ -126,6 +126,13 @@ def _is_answer(response: httpx.Response, accepted: int | None) -> bool:
 def given(options: Any) -> dict[str, Any]:
     """Without those that are None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def plain(options: Mapping[str, object]) -> dict[str, Any]:
+    """As JSON data, documents too."""
+    return {
+        name: to_data(value) if is_dataclass(value) else value for name, value in options.items()
+    }
 
 
 def never_sent(error: httpx.TransportError) -> bool:

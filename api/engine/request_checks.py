@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from autosync.api.engine.registry import check_launcher
 from autosync.api.engine.tuning_request import TuningRequest
+from autosync.api.spec import SCALES
 from autosync.domain import Domain, optimizer_named
 from autosync.errors import InvalidInput
 from autosync.optimizers import DENSE_OPTIMIZERS
@@ -11,8 +12,6 @@ from autosync.search.space import Space
 from autosync.trials.request_names import ComputeKind
 from autosync.verification import check_runnable
 
-SCALES = {"byte_scale": (1e-6, 1.0), "time_scale": (0.01, 1000.0)}
-"""Least and most. Below a millionth every message of a model of 4 GB is smaller than a packet."""
 MOST_GROUPS = 100_000
 """Of parts or groups; no model here has so many variables."""
 MOST_STATE_TENSORS = 16

@@ -4,14 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from autosync.api.spec import LARGEST_COUNT
 from autosync.cluster import Cluster
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.graph import ModelGraph
 from autosync.search.loop.settings import Settings
-
-LARGEST = 10**9
-"""Of any limit: counts of a tuning are columns of 32 bits."""
-
 
 OF_BODIES = {
     "/v1/graphs": "graph_mib",
@@ -67,8 +64,8 @@ class ServiceLimits:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if not 1 <= value <= LARGEST:
-                raise _no_limit(each.name, value, f"Give a whole number from 1 to {LARGEST}.")
+            if not 1 <= value <= LARGEST_COUNT:
+                raise _no_limit(each.name, value, f"Give a whole number from 1 to {LARGEST_COUNT}.")
 
 
 def limits_from(given: Iterable[str]) -> ServiceLimits:
@@ -83,7 +80,7 @@ def limits_from(given: Iterable[str]) -> ServiceLimits:
         name, _, value = text.strip().partition("=")
         if name not in known:
             raise _no_limit(name, value, f"Write NAME=NUMBER; names are {', '.join(known)}.")
-        if not (value.isdecimal() and len(value) <= len(str(LARGEST))):
+        if not (value.isdecimal() and len(value) <= len(str(LARGEST_COUNT))):
             raise _no_limit(name, value, f"Write {name}=NUMBER, a whole number of 1 or more.")
         stated[name] = int(value)
     return ServiceLimits(**stated)

@@ -1,41 +1,29 @@
-"""The graph and the cluster that a request names: bundled ones, and those in the database."""
+"""From what a request names to documents: graphs and clusters, bundled or in the database, and the
+domain or tuning request that they make."""
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
 from sqlalchemy.orm import Session
 
+from autosync.api.db.database import Database, not_found
 from autosync.api.db.document_store import load_cluster, load_graph
-from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import ClusterRow, GraphRow
+from autosync.api.engine.request_checks import (
+    check_counts,
+    check_optimizer,
+    check_pins,
+    refuse_unused,
+)
+from autosync.api.engine.tuning_request import TuningRequest, at_scales
+from autosync.api.engine.worker_registry import refuse_without_gpus
+from autosync.api.spec import ModelSpec, RankSpec, TuningSpec
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
 from autosync.cluster_file import bundled_clusters
 from autosync.cluster_file import load_cluster as load_cluster_file
-from autosync.domain import Optimizer, Profile, optimizer_named
+from autosync.domain import Domain, Profile, usual_optimizer
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import BUNDLED, bundled, is_bundled
-from autosync.optimizers import OptimizerName
 from autosync.profiling import estimate_profile
-
-
-def _optimizer(given: object) -> object:
-    try:
-        return optimizer_named(given) if isinstance(given, str) else given
-    except InvalidInput as error:
-        raise ValueError(f"{error.message} {error.remedy}") from None
-
-
-OptimizerField = Annotated[
-    Optimizer | None,
-    BeforeValidator(_optimizer, json_schema_input_type=OptimizerName | Optimizer | None),
-    Field(
-        description="Its name, or what it keeps; by default adamw of a model with attention, else "
-        "sgd_momentum."
-    ),
-]
-"""Of a body; None where nothing is said."""
 
 
 def graph_named(session: Session, name: str, batch_size: int | None) -> ModelGraph:
@@ -72,6 +60,56 @@ def cluster_named(session: Session, name: str) -> Cluster:
 def estimated_profile(graph: ModelGraph, cluster: Cluster) -> Profile:
     """A roofline for the cluster's fastest device type; the simulators stretch it for others."""
     return estimate_profile(graph, cluster.fastest_device_type)
+
+
+def ranked_domain(session: Session, spec: RankSpec) -> Domain:
+    """
+    Raises:
+        NotFound: no such graph or cluster. InvalidInput: what does not fit the graph.
+        NotSupported: a pin that cannot be run.
+    """
+    domain = domain_named(session, spec, spec.cluster, spec.profile)
+    check_counts(spec.space)
+    check_pins(spec.space, domain)
+    return domain
+
+
+def domain_named(
+    session: Session, spec: ModelSpec, cluster_name: str, profile: Profile | None = None
+) -> Domain:
+    """
+    Raises:
+        NotFound: no such graph or cluster. InvalidInput: the profile is for another graph, or
+            nobody knows the optimizer.
+    """
+    graph = graph_named(session, spec.graph, spec.batch_size)
+    cluster = cluster_named(session, cluster_name)
+    profile = profile or estimated_profile(graph, cluster)
+    domain = Domain(graph, cluster, profile, spec.optimizer or usual_optimizer(graph))
+    check_optimizer(domain)
+    return domain
+
+
+def tuning_request(database: Database, spec: TuningSpec) -> TuningRequest:
+    """
+    Raises:
+        NotFound: no such graph or cluster.
+        InvalidInput: the profile is for another graph, or has no effect on kernels.
+        NotSupported: no worker has the GPUs that are asked for.
+    """
+    refuse_unused(spec.compute, {"profile": spec.profile})
+    with database.reading() as session:
+        request = TuningRequest(
+            domain=domain_named(session, spec, spec.cluster, spec.profile),
+            settings=spec.settings,
+            space=spec.space,
+            simulator=spec.simulator,
+            launcher=spec.launcher,
+            compute=spec.compute,
+            device=spec.compute_device,
+        )
+        refuse_without_gpus(session, request)
+    return at_scales(request, spec.byte_scale, spec.time_scale)
 
 
 def _unknown(thing: str, name: str, known: list[str]) -> NotFound:

@@ -9,14 +9,14 @@ from pydantic import TypeAdapter
 
 from autosync.api.engine.api_keys import KeyScope
 from autosync.api.http.access.browser_cookies import FORM_HEADER, SESSION_COOKIE
-from autosync.api.http.schemas import Problem
-from autosync.api.http.tuning_body import TuningBody
+from autosync.api.spec import TuningSpec
+from autosync.api.views.schemas import Problem
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
 from autosync.domain import Domain, Profile
 from autosync.environment import own_version
-from autosync.framework_settings.exported_settings import FrameworkSettings
+from autosync.exports.settings import FrameworkSettings
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
 from autosync.search.loop.settings import Settings
@@ -40,6 +40,7 @@ DOCUMENTS: dict[str, type[Any]] = {
         Space,
         Strategy,
         TrialResult,
+        TuningSpec,
     )
 }
 DESCRIPTION = """Give it a model and a cluster; it answers with the fastest exact way to keep the
@@ -129,7 +130,7 @@ def _build(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> dict[str
         title="AutoSync", version=own_version(), description=DESCRIPTION, routes=app.routes
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), Problem, TuningBody)
+    documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), Problem)
     for cls in documented:
         schema = TypeAdapter(cls).json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))

@@ -6,15 +6,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
 
-from autosync.api.http.prediction_bodies import (
-    CompareBody,
-    PredictionBody,
-    RankBody,
-    RentedCluster,
-    domain_named,
-    ranked_domain,
-)
-from autosync.api.http.schemas import (
+from autosync.api.http.named_documents import domain_named, ranked_domain
+from autosync.api.spec import CompareSpec, PredictionSpec, RankSpec, RentedCluster
+from autosync.api.views.schemas import (
     ComparedCluster,
     ComparedClusters,
     PredictedStrategies,
@@ -51,7 +45,7 @@ class TimeLimit:
         return self.placements_cut
 
 
-def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategies:
+def predicted_strategies(session: Session, body: RankSpec) -> PredictedStrategies:
     """
     Raises:
         NotFound, InvalidInput: as `ranked_domain`. NotSupported: it takes too long.
@@ -88,7 +82,7 @@ def predicted_strategies(session: Session, body: RankBody) -> PredictedStrategie
     )
 
 
-def compared_clusters(session: Session, body: CompareBody) -> ComparedClusters:
+def compared_clusters(session: Session, body: CompareSpec) -> ComparedClusters:
     """
     Raises:
         NotFound, InvalidInput: as `domain_named`. NotSupported: it takes too long.
@@ -103,7 +97,7 @@ def compared_clusters(session: Session, body: CompareBody) -> ComparedClusters:
 
 
 def _compared(
-    session: Session, body: CompareBody, rented: RentedCluster, limit: TimeLimit
+    session: Session, body: CompareSpec, rented: RentedCluster, limit: TimeLimit
 ) -> ComparedCluster:
     domain = domain_named(session, body, rented.cluster)
     ranked, ddp = _ranked(session, body, domain, Space(), limit)
@@ -122,7 +116,7 @@ def _compared(
 
 
 def _ranked(
-    session: Session, body: PredictionBody, domain: Domain, space: Space, limit: TimeLimit
+    session: Session, body: PredictionSpec, domain: Domain, space: Space, limit: TimeLimit
 ) -> "tuple[list[Candidate], Candidate]":
     """The candidates, the fastest first, and DDP.
 

@@ -1,5 +1,5 @@
 """Trials as a measured dataset: a ZIP, streamed, of the folder that `autosync simulator train` and
-`autosync dataset` read (`autosync.simulator.evaluation.measured_dataset` describes its tables).
+`autosync dataset` read (`autosync.simulator.runtime_dataset` describes its tables).
 
 A search's own picks are of origin `pick/SIMULATOR`; the confirmation's repeats are further passes.
 """

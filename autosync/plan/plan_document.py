@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from autosync.codes import Channel, Op, Order, Update
 from autosync.documents import STRICT, UNLESS_NO_ITEMS, UNLESS_NONE, content_hash
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import Placement
+from autosync.extensions.placement.document import PlacedModules
 from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable
 from autosync.population import Population
 from autosync.torch_engine import FullyShard
@@ -82,7 +82,7 @@ class Plan:
     messages: tuple[Message, ...]
     staleness: int = 0
     sharding: Annotated[FullyShard | None, UNLESS_NONE] = None
-    placement: Annotated[Placement, UNLESS_NO_ITEMS] = ()
+    placement: Annotated[PlacedModules, UNLESS_NO_ITEMS] = ()
     version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -145,7 +145,7 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         messages=tuple(_message(plans, row, team, place) for row in rows),
         staleness=int(population.staleness[index]),
         sharding=sharding,
-        placement=population.placements[population.placement[index]],
+        placement=population.placed_of(index),
     )
 
 

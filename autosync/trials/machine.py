@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -52,6 +53,32 @@ def outside_share(busy_seconds: float, own_seconds: float, total_seconds: float)
     if total_seconds <= 0:
         return 0.0
     return min(1.0, max(0.0, (busy_seconds - own_seconds) / total_seconds))
+
+
+PARENT, OWN, REAPED = 1, slice(11, 13), slice(13, 15)
+"""Fields of /proc/PID/stat behind the name: the parent; ticks of the process itself, in user and
+kernel mode; those of children that have ended."""
+
+
+def family_seconds() -> float:
+    """CPU seconds of this process, of its living descendants (a data loader's workers), and of
+    those that have ended."""
+    children = defaultdict(list)
+    ticks = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        process = int(stat.parent.name)
+        children[int(fields[PARENT])].append(process)
+        ticks[process] = sum(map(int, (*fields[OWN], *fields[REAPED])))
+    seconds, left = 0, [os.getpid()]
+    while left:
+        process = left.pop()
+        seconds += ticks.get(process, 0)
+        left += children[process]
+    return seconds / os.sysconf("SC_CLK_TCK")
 
 
 def usable_cores() -> int:
@@ -128,7 +155,7 @@ def software_versions() -> dict[str, str]:
 
 
 def killed_for_memory() -> int | None:
-    """Processes the kernel has killed for lack of memory since it started; None if not told."""
+    """Processes the kernel has killed for lack of memory since it started; None if not counted."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -137,7 +164,7 @@ def killed_for_memory() -> int | None:
 
 
 def speaks_of_memory(text: str) -> bool:
-    """Whether an error's words, or the end of what a process wrote, tell of a lack of memory."""
+    """Whether an error's words, or the end of what a process wrote, name a lack of memory."""
     return any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
 
 

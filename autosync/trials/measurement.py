@@ -1,14 +1,16 @@
-"""What one pass of a trial measured, and when it counts as disturbed."""
+"""From what the ranks of a pass answer to its measurement, and when it counts as disturbed."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autosync.bundle import Bundle
-from autosync.trials.contract import TrialError
+from autosync.trials.commands import MessagesTimed, PassDone
+from autosync.trials.contract import TrialError, TrialFailed, TrialRequest
+from autosync.trials.machine import outside_share
 from autosync.trials.measured_timeline import MeasuredTimeline
-from autosync.trials.trial_failure import TrialFailed
+from autosync.trials.timeline_recording import latest_starts, measured_timeline
 
 LOAD_LIMIT = 0.12
 """Share of the CPU used by others above which a pass is repeated (measured on the testbed)."""
@@ -22,7 +24,7 @@ class PassMeasurement:
     """One pass, in the domain's time. Fields are those of a `TrialResult`.
 
     overhead_seconds: wall time around its iterations, on this machine's clock.
-    peak_memory_bytes: None where a kernel does not tell.
+    peak_memory_bytes: None where a kernel does not report it.
     sent_bytes: by each node's NIC in one iteration; empty where it is not known.
     """
 
@@ -55,6 +57,67 @@ def relative_spread(periods: Sequence[float]) -> float:
     return float((high - low) / middle) if middle > 0 else 0.0
 
 
+def pass_measurement(
+    request: TrialRequest,
+    answers: Sequence[PassDone],
+    wall_seconds: float,
+    *,
+    time_scale: float = 1.0,
+    byte_scale: float = 1.0,
+    plan_index: Sequence[int] | None = None,
+    nics: Sequence[Hashable] = (),
+    versions: tuple[tuple[str, str], ...] = (),
+) -> PassMeasurement:
+    """answers: of all ranks, in rank order. wall_seconds: of the whole pass. plan_index: the place
+    in the requested plan of every message that was shipped; None where it was shipped whole. nics:
+    of every rank, the one whose bytes it counted; empty where NICs have no counters of their own.
+
+    Raises:
+        TrialFailed: the replicas ended unequal.
+    """
+    refuse_drift(request.bundle, [answer.digest for answer in answers])
+    measured = [answer.measured for answer in answers]
+    hosts = [answer.host for answer in answers]
+    latest = latest_starts([one.starts for one in measured], hosts)
+    periods = np.diff(latest)[request.warmup :] / time_scale
+    peaks = [answer.peak_memory_bytes for answer in answers if answer.peak_memory_bytes is not None]
+    sent = dict(zip(reversed(nics), (one.sent_bytes for one in reversed(measured)), strict=False))
+    recordings = [answer.recording for answer in answers if answer.recording is not None]
+    timeline = None
+    if len(recordings) == len(answers):
+        whole = range(len(request.bundle.plan.messages))
+        timeline = measured_timeline(
+            [one.starts for one in measured],
+            recordings,
+            hosts,
+            request.warmup,
+            time_scale,
+            whole if plan_index is None else plan_index,
+            byte_scale,
+        )
+    return PassMeasurement(
+        iteration_seconds=tuple(float(period) for period in periods),
+        load=outside_load(answers),
+        overhead_seconds=max(
+            0.0, wall_seconds - max(one.finished - one.starts[0] for one in measured)
+        ),
+        peak_memory_bytes=max(peaks) if len(peaks) == len(answers) else None,
+        sent_bytes=tuple(sent[nic] // request.iterations for nic in dict.fromkeys(nics)),
+        versions=versions,
+        timeline=timeline,
+    )
+
+
+def outside_load(answers: Sequence[PassDone]) -> float:
+    """The share of the CPU that others used, on the host where that is largest."""
+    loads = []
+    for host in {answer.host for answer in answers}:
+        here = [answer.measured for answer in answers if answer.host == host]
+        own_seconds = sum(one.cpu_seconds for one in here)
+        loads.append(outside_share(here[0].busy_seconds, own_seconds, here[0].total_seconds))
+    return max(loads)
+
+
 def may_drift(bundle: Bundle) -> bool:
     """Whether its replicas may end unequal, by late updates or by what encodings lose."""
     return bundle.plan.staleness > 0 or any(message.encoding for message in bundle.plan.messages)
@@ -71,3 +134,19 @@ def refuse_drift(bundle: Bundle, digests: Sequence[float]) -> None:
     if unequal and not may_drift(bundle):
         text = f"the replicas ended unequal: digests {digests}."
         raise TrialFailed(TrialError("crashed", text))
+
+
+def message_seconds(answers: Sequence[MessagesTimed]) -> list[float]:
+    """Seconds of each of a row of messages: from the latest start to the latest end over the
+    ranks of a host, on the host where that is longest. Hosts have clocks of their own.
+
+    answers: of all ranks.
+    """
+    partners = [answer for answer in answers if answer.started]
+    spans = []
+    for host in {answer.host for answer in partners}:
+        here = [answer for answer in partners if answer.host == host]
+        started = np.array([answer.started for answer in here])
+        ended = np.array([answer.ended for answer in here])
+        spans.append(ended.max(axis=0) - started.max(axis=0))
+    return [float(seconds) for seconds in np.max(spans, axis=0)]

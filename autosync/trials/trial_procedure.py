@@ -1,19 +1,15 @@
-"""The procedure of every trial, whatever ranks run it: passes until they are clean and agree.
+"""The procedure of every trial, whatever ranks run it: passes until they are clean and agree."""
 
-A pool brings a `TrialTransport`: how one pass reaches its ranks. Everything else is here, once.
-"""
-
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.trials.contract import TrialError, TrialRequest, TrialResult
+from autosync.trials.contract import TrialError, TrialFailed, TrialRequest, TrialResult
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_spread
 from autosync.trials.request_names import PREDICTED_WAITS
-from autosync.trials.trial_failure import TrialFailed
 
 UNSCHEDULED_PASSES = 2
 """Of a job that swaps: recorded before the optimizer has made its state, and with it."""
@@ -26,33 +22,44 @@ PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
 
 
-class TrialTransport(Protocol):
-    """How the passes of a trial reach the ranks of a pool."""
+@dataclass(kw_only=True)
+class TrialPool(ABC):
+    """Runs trials one at a time; a `contract.Pool`. What kind of ranks it has, and how a pass
+    reaches them, is a subclass's.
+
+    repeats: how often a contaminated pass is measured again. repeated: passes so far that were.
+    """
+
+    repeats: int
+    repeated: int = field(default=0, init=False)
+    _results: dict[str, TrialResult] = field(default_factory=dict, init=False)
 
     @property
+    @abstractmethod
     def description(self) -> str:
         """Where trials run, as results and reports repeat it."""
-        ...
 
     @property
-    def swaps(self) -> bool:
-        """Whether its ranks have activations and swap them; else what compute waits for them is
-        what the request says."""
-        ...
-
-    @property
+    @abstractmethod
     def world_size(self) -> int: ...
 
     @property
     def scales(self) -> tuple[float, float]:
         """Byte scale s and time scale k."""
-        ...
+        return 1.0, 1.0
+
+    @property
+    def swaps(self) -> bool:
+        """Whether its ranks have activations and swap them; else what compute waits for them is
+        what the request says."""
+        return True
 
     def prepare(self, request: TrialRequest) -> float:
         """Make the ranks and the plan ready for passes; the seconds that the plan took. Raises as
         `run_pass`."""
-        ...
+        return 0.0
 
+    @abstractmethod
     def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
         """Warm up and measure once. after_load: the pass before was disturbed by outside load.
 
@@ -60,29 +67,19 @@ class TrialTransport(Protocol):
             TrialFailed: a rank failed.
             AutosyncError: the plan cannot run here.
         """
-        ...
 
     def contamination(self, measured: PassMeasurement) -> float:
-        """How much others disturbed a pass; above 1 it is measured again."""
-        ...
+        """How much others disturbed a pass; above 1 it is measured again. By default by outside
+        load alone: how much periods spread is the job's own."""
+        return measured.load_excess
 
+    @abstractmethod
     def reset_ranks(self) -> None:
         """After a failure in the middle of a trial: what the ranks do for it still must end."""
-        ...
 
-
-@dataclass
-class TrialProcedure:
-    """Runs trials over a transport, one at a time.
-
-    repeats: how often a contaminated pass is measured again.
-    repeated: passes so far that were.
-    """
-
-    transport: TrialTransport
-    repeats: int
-    repeated: int = 0
-    _results: dict[str, TrialResult] = field(default_factory=dict)
+    @abstractmethod
+    def close(self) -> None:
+        """See `contract.Pool`."""
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Measure one strategy; a key that was run before is answered from memory. A cancelled
@@ -96,20 +93,20 @@ class TrialProcedure:
 
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
-            refuse_misfit(request, self.transport.world_size)
-            request = steadied(request, self.transport.swaps)
-            prepare_seconds = self.transport.prepare(request)
+            refuse_misfit(request, self.world_size)
+            request = steadied(request, self.swaps)
+            prepare_seconds = self.prepare(request)
             passes = self._passes(request)
         except TrialFailed as failure:
             if not failure.ranks_usable:
-                self.transport.reset_ranks()
+                self.reset_ranks()
             return self._failed(request, failure.error)
         except SynchronizationFailed:  # the pool is itself a rank, and another is gone for good
             raise
         except AutosyncError as error:
             return self._failed(request, TrialError("refused", str(error)))
         except BaseException:  # the ranks may still be at work on it
-            self.transport.reset_ranks()
+            self.reset_ranks()
             raise
         return self._succeeded(request, passes, prepare_seconds)
 
@@ -122,22 +119,22 @@ class TrialProcedure:
 
     def _clean_pass(self, request: TrialRequest) -> PassMeasurement:
         """One pass, repeated while it is contaminated; the least contaminated one."""
-        attempts = [self.transport.run_pass(request, after_load=False)]
-        while len(attempts) <= self.repeats and self.transport.contamination(attempts[-1]) > 1:
+        attempts = [self.run_pass(request, after_load=False)]
+        while len(attempts) <= self.repeats and self.contamination(attempts[-1]) > 1:
             loaded = attempts[-1].load > LOAD_LIMIT
-            attempts.append(self.transport.run_pass(request, after_load=loaded))
+            attempts.append(self.run_pass(request, after_load=loaded))
         self.repeated += len(attempts) > 1
-        return min(attempts, key=self.transport.contamination)
+        return min(attempts, key=self.contamination)
 
     def _failed(self, request: TrialRequest, error: TrialError) -> TrialResult:
-        byte_scale, time_scale = self.transport.scales
+        byte_scale, time_scale = self.scales
         return TrialResult(
             key=request.key,
             iteration_seconds=(),
             step_seconds=None,
             spread=None,
             error=error,
-            launcher=self.transport.description,
+            launcher=self.description,
             byte_scale=byte_scale,
             time_scale=time_scale,
         )
@@ -148,7 +145,7 @@ class TrialProcedure:
         periods = tuple(period for one in passes for period in one.iteration_seconds)
         peaks = [one.peak_memory_bytes for one in passes if one.peak_memory_bytes is not None]
         overhead_seconds = prepare_seconds + sum(one.overhead_seconds for one in passes)
-        byte_scale, time_scale = self.transport.scales
+        byte_scale, time_scale = self.scales
         return TrialResult(
             key=request.key,
             iteration_seconds=periods,
@@ -167,8 +164,8 @@ class TrialProcedure:
         )
 
     def _description(self, request: TrialRequest) -> str:
-        measured = request.bundle.strategy.swap is None or self.transport.swaps
-        return ", ".join([self.transport.description, *([] if measured else [PREDICTED_WAITS])])
+        measured = request.bundle.strategy.swap is None or self.swaps
+        return ", ".join([self.description, *([] if measured else [PREDICTED_WAITS])])
 
 
 def disagree(median_seconds: list[float]) -> bool:

@@ -6,9 +6,7 @@ from math import fsum
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
-from autosync.extensions.offload.swap_verification import check_swap
-from autosync.extensions.placement.placement_verification import check_placement
-from autosync.extensions.staleness.staleness_verification import check_staleness
+from autosync.extensions.registry import verification_of
 from autosync.strategy import ParameterServer, Strategy, Synchronizer, VariableChoice
 from autosync.verification.refusals import SHARE_TOLERANCE, variable_refusal
 from autosync.verification.shard_checks import check_exact, check_partition, check_shard
@@ -16,11 +14,13 @@ from autosync.verification.torch_verification import check_ddp, check_fully_shar
 
 
 def verify(
-    strategy: Strategy, domain: Domain, *, allow_lossy: bool = False, allow_staleness: bool = False
+    strategy: Strategy, domain: Domain, *, allow_lossy: bool = False, allow_inexact: bool = False
 ) -> None:
     """Refuse what cannot be on the domain or does not synchronize it.
 
     Owners may be dedicated server hosts, which can be predicted; see `check_runnable`.
+    allow_lossy: messages may lose information. allow_inexact: so may what an extension does, such
+    as late updates.
 
     Raises:
         InvalidStrategy: names the variable (or the field) and the reason.
@@ -35,16 +35,8 @@ def verify(
                 check_exact(variable, shard)
     _check_groups(strategy, domain)
     _check_schedule(strategy, domain)
-    check_swap(strategy)
-    if strategy.staleness and not allow_staleness:
-        raise InvalidStrategy(
-            f"the strategy lets a replica lag {strategy.staleness} iterations, which is not exact.",
-            thing="staleness",
-            value=strategy.staleness,
-            remedy="Allow staleness where the training can bear it, or use staleness 0.",
-        )
-    if strategy.staleness:
-        check_staleness(strategy, domain)
+    for entry in strategy.extensions:
+        verification_of(entry.key).verify(strategy, domain, allow_inexact)
 
 
 def _kinds_of(choice: VariableChoice) -> Iterable[Synchronizer]:
@@ -152,5 +144,3 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
         check_ddp(strategy, domain)
     if strategy.engine is not None:
         check_fully_shard(strategy, strategy.engine, domain)
-    if strategy.placement:
-        check_placement(strategy, domain)

@@ -7,7 +7,7 @@ domain and its limit goes.
 Takes the best strategy of the live contest's finals that tells its messages (torch's DDP does not)
 and records it a few times on the same testbed; the iteration of median length counts. Leave the
 machine alone meanwhile. What is done is a file of FOLDER and is not done again; the page is written
-by benchmarks.contest.contest_page.
+by benchmarks.contest.contest_tables.
 
 --strategy: a bundle's strategy instead, for one domain.
 """

@@ -10,7 +10,7 @@ other competitor and torch's DDP run again at its k times 1, 2 and 4, in interle
 strategy loses to its schedule or its bytes stays; what it loses to shared cores goes.
 
 Leave the machine alone meanwhile. What was measured is a line in a file of FOLDER and is not
-measured again; the page is written by benchmarks.contest.contest_page.
+measured again; the page is written by benchmarks.contest.contest_tables.
 """
 
 import argparse

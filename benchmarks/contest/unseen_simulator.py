@@ -10,13 +10,6 @@ from pathlib import Path
 
 from autosync.bundled_data import data_file, data_folder
 from autosync.domain import Domain
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
-from autosync.simulator.evaluation.pretraining import (
-    dataset_hash,
-    split_dataset,
-    train_simulator,
-)
 from autosync.simulator.learned.bundled_simulator import (
     FILE,
     LEARNED,
@@ -27,7 +20,13 @@ from autosync.simulator.learned.bundled_simulator import FOLDER as SIMULATORS
 from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.recipe import Recipe
+from autosync.simulator.learned.pretraining import (
+    dataset_hash,
+    split_dataset,
+    train_simulator,
+)
 from autosync.simulator.learned.transfer import source_of
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 
 SIMULATOR = "ensemble"
 """What `autosync tune` ranks with unless another is asked for."""

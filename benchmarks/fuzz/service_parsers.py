@@ -15,20 +15,20 @@ from autosync.api.db.database import Database, connect
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
-from autosync.api.http.prediction_bodies import RankBody, ranked_domain
-from autosync.api.http.tuning_body import TuningBody, tuning_request
+from autosync.api.http.named_documents import ranked_domain, tuning_request
 from autosync.api.http.uploading.upload_storage import read_tuning
-from autosync.api.views.cursors import read_cursor, written_cursor
+from autosync.api.spec import RankSpec, TuningSpec
+from autosync.api.views.paging import read_cursor, written_cursor
 from autosync.documents import from_json
-from autosync.simulator.evaluation.measured_dataset import load_dataset
 from autosync.simulator.learned.checkpoint import CheckpointCard, restore
 from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.runtime_dataset import load_dataset
 from benchmarks.fuzz.document_parsers import FOLDER
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
 from tests.api.checkpoints import checkpoint
 from tests.api.databases import migrated_file
 from tests.api.sample import finished
-from tests.simulator.evaluation.measurements import write_small
+from tests.simulator.measurements import write_small
 
 TOKEN = "open sesame"
 TUNING: dict[str, Any] = {
@@ -121,12 +121,12 @@ def service_parsers() -> list[FuzzedParser]:
     parsed_card = from_json(CheckpointCard, card, source="card")
 
     def read_rank(data: bytes) -> None:
-        body = from_json(RankBody, data, "body")
+        body = from_json(RankSpec, data, "body")
         with database.reading() as session:
             ranked_domain(session, body)
 
     def read_tuning_body(data: bytes) -> None:
-        body: TuningBody = read_tuning(data)
+        body: TuningSpec = read_tuning(data)
         tuning_request(database, body)
 
     def read_card_beside(data: bytes) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.simulator.cost.fitted_constants import load_constants
-from autosync.simulator.evaluation.metrics import pairs_ranked
+from autosync.simulator.ranking_accuracy import pairs_ranked
 from benchmarks.published.published_fit import LEFT_OUT_BY, fit_and_write, left_out_predictions
 from benchmarks.published.published_measurements import (
     DEVICE,

@@ -1,4 +1,5 @@
-"""Prints what ranking 30,000 proposals costs: seconds, and peak memory, by stage.
+"""Prints what ranking 30,000 proposals costs: seconds by stage, and peak memory; then strategies a
+second of neighbours and of a local search.
 
 python -m benchmarks.search.ranking_cost [bert_base bert_large ...] [--proposals 30000]
     [--threads 2]
@@ -8,6 +9,7 @@ import argparse
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -15,12 +17,16 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
+from autosync.search.edits.local_search import neighbours_of, searched_from
 from autosync.search.loop.ranking import CHUNK
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.timeline_simulator import simulate
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate
+
+CHILDREN = 8192
+KEPT = 256
 
 
 def domain_of(model: str, nodes: int, step_seconds: float) -> Domain:
@@ -81,6 +87,18 @@ def report(model: str, proposals: int, threads: int, nodes: int) -> None:
         f"  wall {wall:.2f} s (analytic alone about {wall - spent['timeline'] / threads:.2f} s), "
         f"peak memory {peak:.2f} GB"
     )
+    report_edits(domain, threads)
+
+
+def report_edits(domain: Domain, threads: int) -> None:
+    predict = partial(TimelineSimulator().predict, domain)
+    drawn = sample(domain, Space(), 0, CHUNK, seed=0)
+    best = drawn.take(np.argsort(predict(drawn))[:8])
+    for name, search in (("neighbours", neighbours_of), ("local search", searched_from)):
+        search(domain, Space(), best, predict, 8, 0, 8)  # compiles, or loads
+        began = time.perf_counter()
+        search(domain, Space(), best, predict, CHILDREN, 0, KEPT, threads)
+        print(f"  {name}: {CHILDREN / (time.perf_counter() - began):.0f} strategies a second")
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from torch import nn
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
-from autosync.extensions.staleness.clocked_attachment import ClockedAttachment
+from autosync.extensions.staleness.clocked import ClockedAttachment
+from autosync.extensions.staleness.document import late_by
 from autosync.runtime.attached_models import ATTACHED
 from benchmarks.measure import provenance
 from benchmarks.staleness.learning_tasks import TASKS
@@ -72,7 +73,7 @@ class LossCurve:
 def late_bundle(model: nn.Module, setting: Setting, world: int) -> Bundle:
     where = domain(model, world)
     case = Case(method=FORMS[setting.form], groups=world)
-    chosen = replace(strategy(case, where.graph, world), staleness=setting.staleness)
+    chosen = strategy(case, where.graph, world).carrying(*late_by(setting.staleness))
     return make_bundle(chosen, where)
 
 

@@ -8,12 +8,12 @@ compute is the limit of a plan that lags far enough, above 1 the links are. Nobo
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.extensions.staleness.lagging_designs import clocked_servers, pipelined_all_reduce
+from autosync.extensions.staleness.document import late_by
+from autosync.extensions.staleness.proposals import clocked_servers, pipelined_all_reduce
 from autosync.population import encode
 from autosync.search.cluster_probe import probe_costs
 from autosync.simulator.limit import iteration_limit
@@ -36,7 +36,7 @@ def ways_of(domain: Domain) -> list[Way]:
     found = [ddp_way(domain)]
     for name, build in BUILDERS.items():
         for staleness in STALENESS:
-            made = replace(build(domain), staleness=staleness)
+            made = build(domain).carrying(*late_by(staleness))
             found.append(Way(f"{name}, s = {staleness}", made))
     return found
 

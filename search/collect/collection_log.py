@@ -1,14 +1,18 @@
-"""What a collection has measured so far.
+"""What the folder of a collection holds: passes, strategies, and the domains they belong to.
 
-The dataset's tables are its checkpoint; since the last one every pass is appended to a log and
-synced, so that a collection stops anywhere and goes on. A line of the log is a row of the table
-(`autosync.simulator.evaluation.measured_dataset`), or
+The dataset's tables are the checkpoint. Since the last one every pass is appended to a log and
+synced, so that a collection can stop anywhere and resume. A line of the log is a row of the table
+(`autosync.simulator.runtime_dataset`), or
 
     {"strategy": document, "id": ...}    before the first pass of a strategy
     {"picks": [{"domain", "strategy_id", "origin", "round", "predicted_seconds"}]}
-                                         a round, stored whole before the first pass of it
-    {"void": [passes]}                   beside which the control drifted; measured again
-    {"forget": domain}                   all of which was measured anew, as another domain
+                                         a round of picks, stored whole before its first pass
+    {"void": [passes]}                   passes to measure again
+    {"forget": domain}                   a domain that was measured anew, as another domain
+
+targets/NAME.json is a target's domain with its probed costs. A target that is measured anew is
+probed anew, which makes another domain; until its passes are complete, the old domain is kept as
+NAME.json.replaced.
 """
 
 import json
@@ -24,8 +28,7 @@ from autosync.atomic_write import replaced_atomically
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.search.collect.collected_strategy import PICK_ORIGINS, CollectedStrategy
-from autosync.simulator.evaluation.measured_dataset import read_trials, write_dataset
+from autosync.simulator.runtime_dataset import read_trials, write_dataset
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
@@ -34,6 +37,24 @@ CONTROL = 0
 
 CONTROL_ORIGIN = "canary"
 """The origin of controls; the name is that of the datasets."""
+
+
+PICK_ORIGINS = ("pick/timeline", "pick/transferred", "pick/random")
+"""Origins of picks: strategies that a search chose (`benchmarks/picks.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedStrategy:
+    """A strategy to measure, and why. origin: `sampled`, the name of its design, or one of
+    `PICK_ORIGINS`.
+
+    round, predicted_seconds: of a pick, the round that chose it, from 1, and its predicted seconds.
+    """
+
+    origin: str
+    strategy: Strategy
+    round: int | None = None
+    predicted_seconds: float | None = None
 
 
 class PassKey(NamedTuple):
@@ -114,17 +135,13 @@ class CollectionLog:
     ) -> None:
         """Append one pass; controls (pass 0) are stored beside the others."""
         self._keep_strategy(collected.strategy)
-        row = _row(key, collected, measured_at, result)
-        self._append(row)
-        self._take(row)
+        self._write(_row(key, collected, measured_at, result))
 
     def record_round(self, domain: str, chosen: Sequence[CollectedStrategy]) -> None:
         """Append a round of picks, whole or not at all."""
         for one in chosen:
             self._keep_strategy(one.strategy)
-        line = {"picks": [_pick(domain, one) for one in chosen]}
-        self._append(line)
-        self._take(line)
+        self._write({"picks": [_pick(domain, one) for one in chosen]})
 
     def picks(self, domain: str) -> list[CollectedStrategy]:
         """Every pick of a domain, measured or still to be, in the order of their rounds."""
@@ -170,8 +187,7 @@ class CollectionLog:
     def void(self, keys: Sequence[PassKey]) -> None:
         """Forget these passes, which are measured again."""
         if keys:
-            self._append({"void": keys})
-            self._take({"void": keys})
+            self._write({"void": keys})
 
     def void_once(self, keys: Sequence[PassKey]) -> list[PassKey]:
         """Forget these passes but for those that were voided before. Returns the forgotten."""
@@ -186,8 +202,7 @@ class CollectionLog:
 
     def forget(self, domain: str) -> None:
         """Drop every pass of a domain."""
-        self._append({"forget": domain})
-        self._take({"forget": domain})
+        self._write({"forget": domain})
 
     def checkpoint(self, domains: Sequence[Domain]) -> None:
         """Write the dataset of everything so far, and begin a new log."""
@@ -247,15 +262,14 @@ class CollectionLog:
 
     def _keep_strategy(self, strategy: Strategy) -> None:
         if strategy.id not in self._strategies:
-            line = {"strategy": to_json(strategy), "id": strategy.id}
-            self._append(line)
-            self._take(line)
+            self._write({"strategy": to_json(strategy), "id": strategy.id})
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         with self._log.open("a") as file:
             file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
+        self._take(row)
 
 
 PICK = ("domain", "strategy_id", "origin", "round", "predicted_seconds")
@@ -297,3 +311,46 @@ def _row(
         "predicted_seconds": collected.predicted_seconds,
         "versions": ", ".join(f"{name} {version}" for name, version in result.versions),
     }
+
+
+_REPLACED = "json.replaced"
+
+
+def stored_domain(folder: Path, name: str, replaced: bool = False) -> Domain | None:
+    """The target's domain, where it has been probed. replaced: the domain that is measured anew."""
+    return _read(_domain_file(folder, name, replaced))
+
+
+def store_domain(folder: Path, name: str, domain: Domain) -> None:
+    file = _domain_file(folder, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_atomically(file) as draft:
+        draft.write_text(to_json(domain) + "\n")
+
+
+def mark_replaced(folder: Path, name: str) -> None:
+    """Set the target's domain aside, if there is one and none is set aside already."""
+    file, aside = _domain_file(folder, name), _domain_file(folder, name, replaced=True)
+    if file.exists() and not aside.exists():
+        file.rename(aside)
+
+
+def remove_replaced(folder: Path, name: str) -> None:
+    """Remove the domain that was set aside, once no pass belongs to it."""
+    if old := stored_domain(folder, name, replaced=True):
+        (folder / "domains" / f"{old.id}.json").unlink(missing_ok=True)
+        _domain_file(folder, name, replaced=True).unlink()
+
+
+def stored_domains(folder: Path) -> list[Domain]:
+    """The probed domains of all targets, including those that were set aside."""
+    files = [file for end in ("json", _REPLACED) for file in (folder / "targets").glob(f"*.{end}")]
+    return [domain for file in sorted(files) if (domain := _read(file))]
+
+
+def _domain_file(folder: Path, name: str, replaced: bool = False) -> Path:
+    return folder / "targets" / f"{name}.{_REPLACED if replaced else 'json'}"
+
+
+def _read(file: Path) -> Domain | None:
+    return from_json(Domain, file.read_text(), source=str(file)) if file.is_file() else None

@@ -15,7 +15,7 @@ from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
-from autosync.search.collect.collected_strategy import PICK_ORIGINS
+from autosync.search.collect.collection_log import PICK_ORIGINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CollectionTarget:
         reverse in the same time: on two cores 0.4 % at k = 4 with 1 + 3, 0.9 % at k = 2 with 2 + 5
         (benchmarks/repeatability.py, the transformer, a quiet hour).
     strategies: of this domain, where it is not the plan's number.
-    picks: strategies that searches choose, measured beside the others (`pick_rounds`).
+    picks: strategies that searches choose, measured and chosen by `benchmarks/picks.py`.
     """
 
     name: str

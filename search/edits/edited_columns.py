@@ -26,7 +26,7 @@ class EditedColumns(NamedTuple):
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
     idle_gather: NDArray[np.bool_]
-    staleness: NDArray[np.uint8]
+    extension: NDArray[np.uint16]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     variable: NDArray[np.uint16]

@@ -97,7 +97,7 @@ def edit_schedule(
             return False
         columns.order[i] = FIFO if to_fifo else PRIORITY
         return True
-    if columns.staleness[i] > 0:
+    if columns.extension[i] > 0:
         return False
     if kind == OVERLAP:
         if not (columns.overlap[i] or rules.overlap):

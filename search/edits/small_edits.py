@@ -13,7 +13,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.extensions.staleness.lagging_draws import kept_staleness
 from autosync.population import Population
 from autosync.search.edits.edited_columns import (
     ROW,
@@ -45,6 +44,7 @@ from autosync.search.edits.method_edits import (
     owner_links,
     switch_method,
 )
+from autosync.search.extension_proposals import kept_extensions
 from autosync.search.sampler.counter_random import draw, stream
 from autosync.search.sampler.drawn_columns import ShardColumns
 from autosync.search.sampler.sampling_tables import SamplerInputs, Tables, sampler_inputs
@@ -114,7 +114,7 @@ def make_edited(
     group_borders(tables, *counts, made.parts, shards, starts)
     most = np.maximum(parents.groups[base] + edits, tables.rules[0]["max_groups"])
     form_groups(tables, *counts, made.parts, starts, most, shards)
-    return replace(made, staleness=kept_staleness(made))
+    return replace(made, extension=kept_extensions(made))
 
 
 @cached_kernel

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.extensions.offload.swapped_designs import swapped_where_needed
 from autosync.population import encode
-from autosync.search.designs.design_table import hand_designed
-from autosync.search.designs.torch_engines import torch_designs
+from autosync.search.designs.design_table import hand_designed, torch_designs
 from autosync.search.loop.earlier_trials import EarlierTrials, designs_again
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator

@@ -154,9 +154,9 @@ def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float,
 
 
 def is_ddp(strategy: Strategy) -> bool:
-    """Whether it is torch's DDP as it comes: no communication hook packs its messages, and no
-    activations are swapped."""
-    if strategy.schedule.order != "ddp" or strategy.swap is not None:
+    """Whether it is torch's DDP as it comes: no communication hook packs its messages, and it
+    carries nothing of an extension."""
+    if strategy.schedule.order != "ddp" or strategy.extensions:
         return False
     shards = (shard for choice in strategy.choices for shard in choice.shards)
     return all(isinstance(shard, AllReduce) and shard.encoding == EXACT for shard in shards)

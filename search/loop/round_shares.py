@@ -3,8 +3,7 @@
 Trials are shared out, not predictions, so that a source whose predictions are too good leaves the
 others theirs. But a share must be earned: of what cannot be faster than the fastest measured, by
 its prediction and one standard deviation, little is tried. In the contest half of all trials went
-to random draws; on domains where searches from measured strategies lead, none was the fastest
-(`python -m benchmarks.contest.tuning_sources`).
+to random draws; on domains where searches from measured strategies lead, none was the fastest.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from autosync.search.loop.acquisition import OPTIMISM
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import Judge, Shortlist
 from autosync.search.loop.tuning_store import Source
-from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from autosync.simulator.simulator_contract import Learner
 
 INSURED_SHARE = 0.125

@@ -7,7 +7,6 @@ import numpy as np
 from autosync.bundle import make_bundle
 from autosync.cancellation import beside, check_cancelled
 from autosync.domain import Domain
-from autosync.extensions.offload.swapped_ranks import slowdown_of
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.loop.confirm import conclude, confirmation
@@ -17,7 +16,8 @@ from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Phase, Proposal, Store
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.explanation import predicted_slowdown
+from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -164,7 +164,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
         passes=2 if proposal.phase == "search" else 1,
         timeout_seconds=settings.timeout_seconds,
         record=proposal.phase == "confirm" and proposal.round == 0,
-        swap_slowdown=slowdown_of(strategy, domain) if strategy.swap is not None else 1.0,
+        swap_slowdown=predicted_slowdown(domain, strategy),
     )
 
 

@@ -47,8 +47,8 @@ SHARD_METHODS = 4
 IDLE_GATHERS = 5
 """Purpose of the random stream of when all-gathers leave."""
 
-STALENESS = 6
-"""Purpose of the random stream of how late updates are."""
+EXTENSIONS = 6
+"""Purpose of the random stream of what proposals carry of extensions."""
 
 PINNED = -1
 """Synchronizer of a variable whose choice the user pinned."""
@@ -139,17 +139,18 @@ def returns_alone(style: Style) -> bool:
 
 
 @njit(nogil=True, _nrt=False)
-def draw_staleness(rules: Record, staleness: NDArray[np.int64], name: np.uint64) -> int:
-    if not (rules.lags_reduced or rules.lags_owned):
+def draw_extension(rules: Record, extensions: NDArray[np.int64], name: np.uint64) -> int:
+    if not (rules.carries_reduced or rules.carries_owned):
         return 0
-    drawn: int = staleness[draw(name, 0, len(staleness))]
+    drawn: int = extensions[draw(name, 0, len(extensions))]
     return drawn
 
 
 @njit(nogil=True, _nrt=False)
-def lagging_style(rules: Record, style: Style, name: np.uint64) -> Style:
-    """The same cuts, all-reduced or owned throughout and sent as they are: what may be late."""
-    owned = rules.lags_owned and (not rules.lags_reduced or draw(name, 1, 2) == 0)
+def plain_style(rules: Record, style: Style, name: np.uint64) -> Style:
+    """The same cuts, all-reduced or owned throughout and sent as they are: of proposals that carry
+    something of an extension."""
+    owned = rules.carries_owned and (not rules.carries_reduced or draw(name, 1, 2) == 0)
     return Style(
         ALWAYS if owned else NEVER,
         NEVER,
@@ -253,10 +254,10 @@ def draw_choices(
     for i in range(len(indices)):
         name = stream(seed, indices[i], CHOICES)
         style = draw_style(rules, encodings, name)
-        late = stream(seed, indices[i], STALENESS)
-        choices.staleness[i] = draw_staleness(rules, tables.staleness, late)
-        if choices.staleness[i] > 0:
-            style = lagging_style(rules, style, late)
+        carried = stream(seed, indices[i], EXTENSIONS)
+        choices.extension[i] = draw_extension(rules, tables.extensions, carried)
+        if choices.extension[i] > 0:
+            style = plain_style(rules, style, carried)
         choices.order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
         choices.slice_bytes[i] = slices[draw(name, 10, len(slices))]
         choices.overlap[i] = rules.overlap and draw(name, 11, 3) > 0
@@ -265,7 +266,7 @@ def draw_choices(
             and choices.overlap[i]
             and draw(stream(seed, indices[i], IDLE_GATHERS), 0, 2) == 0
         )
-        if choices.staleness[i] > 0:
+        if choices.extension[i] > 0:
             choices.overlap[i] = choices.idle_gather[i] = False
         choices.layout[i] = draw(name, 12, rules.layouts)
         for v in range(len(variables)):

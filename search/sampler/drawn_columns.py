@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 class ChoiceColumns(NamedTuple):
     """What n proposals choose as a whole, and for each of V variables.
 
-    layout, order u8[n], slice_bytes i64[n], overlap, idle_gather bool[n], staleness u8[n]: as in
-        `Population`.
+    layout, order u8[n], slice_bytes i64[n], overlap, idle_gather bool[n]: as in `Population`.
+    extension u16[n]: index into `SamplerInputs.extensions`.
     axis i8[n, V], parts i32[n, V]: the partition of each variable.
     synchronizer i16[n, V]: an index into `Tables.synchronizers`, or -1 where it is pinned.
     flat_length i64[n, V]: elements of a shard of the flattened tensor (the last may be shorter);
@@ -22,7 +22,7 @@ class ChoiceColumns(NamedTuple):
     slice_bytes: NDArray[np.int64]
     overlap: NDArray[np.bool_]
     idle_gather: NDArray[np.bool_]
-    staleness: NDArray[np.uint8]
+    extension: NDArray[np.uint16]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
     synchronizer: NDArray[np.int16]
@@ -53,7 +53,7 @@ def empty_choices(proposals: int, variables: int) -> ChoiceColumns:
         slice_bytes=np.empty(proposals, dtype=np.int64),
         overlap=np.empty(proposals, dtype=np.bool_),
         idle_gather=np.empty(proposals, dtype=np.bool_),
-        staleness=np.zeros(proposals, dtype=np.uint8),
+        extension=np.zeros(proposals, dtype=np.uint16),
         axis=np.empty(shape, dtype=np.int8),
         parts=np.empty(shape, dtype=np.int32),
         synchronizer=np.empty(shape, dtype=np.int16),

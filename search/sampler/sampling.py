@@ -34,7 +34,7 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         raise InvalidInput(
             f"the seed is {seed}.", thing="seed", value=seed, remedy="Use 0 to 2**64 - 1."
         )
-    tables, options, layouts = sampler_inputs(domain, space)
+    tables, options, layouts, extensions = sampler_inputs(domain, space)
     key, n = np.uint64(seed), len(indices)
     choices = empty_choices(n, len(tables.variables))
     draw_choices(tables, key, indices, choices)
@@ -48,18 +48,14 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         layouts=layouts,
         options=options,
         engines=(None,),
-        placements=((),),
+        extensions=extensions,
         layout=choices.layout,
         engine=np.zeros(n, dtype=np.uint8),
-        placement=np.zeros(n, dtype=np.uint16),
+        extension=choices.extension,
         order=choices.order,
         slice_bytes=choices.slice_bytes,
         overlap=choices.overlap,
         idle_gather=choices.idle_gather,
-        staleness=choices.staleness,
-        swap_bytes=np.zeros(n, dtype=np.int64),
-        swap_state=np.zeros(n, dtype=np.bool_),
-        swap_values=np.zeros(n, dtype=np.bool_),
         axis=choices.axis,
         parts=choices.parts,
         position=np.zeros(len(shards.variable), dtype=np.int32),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autosync.codes import Method
 from autosync.domain import MAX_DIMS, Domain
 from autosync.errors import InvalidStrategy
-from autosync.extensions.staleness.lagging_draws import forms_that_lag
+from autosync.extensions.registry import Entries
 from autosync.population import Option, synchronizer_row
 from autosync.search.domain_facts import (
     factor_costs,
@@ -18,6 +18,7 @@ from autosync.search.domain_facts import (
     ring_orders,
     server_weights,
 )
+from autosync.search.extension_proposals import Drawn, drawn_extensions
 from autosync.search.sampler.server_draws import alias_table
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice
@@ -106,13 +107,14 @@ RULES = np.dtype(
         ("adjacent_merge", np.bool_),
         ("shard_methods", np.bool_),
         ("idle_gathers", np.bool_),
-        ("lags_reduced", np.bool_),
-        ("lags_owned", np.bool_),
+        ("carries_reduced", np.bool_),
+        ("carries_owned", np.bool_),
     ],
     align=True,
 )
 """What may be drawn. owners: parameter servers; reduces, scatters: the two collectives. orders:
-explicit orders of a ring. lags_reduced, lags_owned: all-reduced and owned proposals may lag."""
+explicit orders of a ring. carries_reduced, carries_owned: all-reduced and owned proposals may carry
+something of an extension."""
 
 SYNCHRONIZER = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
 PIN = np.dtype(
@@ -135,7 +137,7 @@ class Tables(NamedTuple):
     ready_order i64[V]: variables in the order in which their gradients become ready.
     weight, log_weight f64[S]: each server's part of the cluster's NIC bandwidth.
     alias_chance f64[S], alias i64[S]: to draw a server by its weight.
-    slice_bytes, encodings, staleness i64[]: what to draw from. low_rank bool[E]: which encodings
+    slice_bytes, encodings, extensions i64[]: what to draw from. low_rank bool[E]: which encodings
     are PowerSGD.
     """
 
@@ -150,7 +152,7 @@ class Tables(NamedTuple):
     alias: NDArray[np.int64]
     slice_bytes: NDArray[np.int64]
     encodings: NDArray[np.int64]
-    staleness: NDArray[np.int64]
+    extensions: NDArray[np.int64]
     low_rank: NDArray[np.bool_]
 
 
@@ -160,6 +162,7 @@ class SamplerInputs(NamedTuple):
     tables: Tables
     options: tuple[Option, ...]
     layouts: tuple[tuple[Replica, ...], ...]
+    extensions: tuple[Entries, ...]
 
 
 @lru_cache(maxsize=8)
@@ -182,11 +185,13 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     pins = _pins(domain, space.pins, variables, options)
     layouts = replica_layouts(domain, space)
     drawn = [encodings.index(encoding) for encoding in dict.fromkeys(space.encodings)]
+    carried = drawn_extensions(domain, space)
+    extensions = ((), *(each for each in dict.fromkeys(carried.entries) if each))
     weight = server_weights(domain)
     alias_chance, alias = alias_table(weight)
     tables = Tables(
         variables=variables,
-        rules=_rules(domain, space, len(layouts), len(options), len(orders), pins),
+        rules=_rules(domain, space, len(layouts), len(options), len(orders), pins, carried),
         synchronizers=np.array(synchronizers, dtype=SYNCHRONIZER),
         pins=pins,
         ready_order=np.array(domain.graph.gradient_order, dtype=np.int64),
@@ -196,10 +201,10 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
         alias=alias,
         slice_bytes=np.array(space.slice_bytes, dtype=np.int64),
         encodings=np.array(drawn, dtype=np.int64),
-        staleness=np.array(space.staleness, dtype=np.int64),
+        extensions=np.array([extensions.index(each) for each in carried.entries], dtype=np.int64),
         low_rank=np.array([encoding.name == "powersgd" for encoding in encodings]),
     )
-    return SamplerInputs(tables, tuple(options), layouts)
+    return SamplerInputs(tables, tuple(options), layouts, extensions)
 
 
 def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
@@ -226,7 +231,13 @@ def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
 
 
 def _rules(
-    domain: Domain, space: Space, layouts: int, options: int, orders: int, pins: NDArray[np.void]
+    domain: Domain,
+    space: Space,
+    layouts: int,
+    options: int,
+    orders: int,
+    pins: NDArray[np.void],
+    carried: Drawn,
 ) -> NDArray[np.void]:
     rules = np.zeros(1, dtype=RULES)
     rules["layouts"], rules["options"], rules["orders"] = layouts, options, orders
@@ -239,7 +250,7 @@ def _rules(
     several = any(node.ranks > 1 for node in domain.cluster.nodes)
     rules["hierarchy"] = space.hierarchical and several
     rules["priority"], rules["overlap"] = space.priority, space.overlap_forward
-    rules["lags_reduced"], rules["lags_owned"] = forms_that_lag(domain, space)
+    rules["carries_reduced"], rules["carries_owned"] = carried.reduced, carried.owned
     for switch in ("load_balance", "adjacent_merge", "shard_methods", "idle_gathers"):
         rules[switch] = getattr(space, switch)
     return rules

@@ -29,7 +29,7 @@ def draw_shard_methods(
     variables, rules, encodings = tables.variables, tables.rules[0], len(tables.low_rank)
     for i in range(len(indices)):
         style = draw_style(rules, tables.encodings, stream(seed, indices[i], CHOICES))
-        if not style.shard_methods or choices.staleness[i] > 0:
+        if not style.shard_methods or choices.extension[i] > 0:
             continue
         name, row = stream(seed, indices[i], SHARD_METHODS), shards.first[i]
         for v in range(len(variables)):

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
+from autosync.simulator.extension_prediction import restated_strategies
 from autosync.simulator.learned.calibration import (
     UNCALIBRATED,
     UNTRIED_MARGIN,
@@ -93,8 +94,9 @@ class LearnedSimulator:
 
     def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
         """Learn from measured strategies, `step_seconds` `(strategies,)`; those under torch's
-        `fully_shard`, or with placed modules, teach nothing about the others."""
-        own = np.flatnonzero((population.engine == 0) & (population.placement == 0))
+        `fully_shard`, or in a domain of their own (`restated_strategies`), teach nothing about the
+        others."""
+        own = np.flatnonzero((population.engine == 0) & ~restated_strategies(population))
         if not len(own):
             return
         population, step_seconds = population.take(own), step_seconds[own]
@@ -113,7 +115,7 @@ class LearnedSimulator:
 
 def _foreign(population: Population) -> NDArray[np.int64]:
     """Strategies that no model judges."""
-    return np.flatnonzero((population.engine > 0) | (population.placement > 0))
+    return np.flatnonzero((population.engine > 0) | restated_strategies(population))
 
 
 def _joined(parts: Sequence[tuple[F64, ...]], columns: int) -> list[F64]:

@@ -6,12 +6,10 @@ import numpy as np
 
 from autosync.codes import Channel, Op, Update
 from autosync.domain import Domain
-from autosync.extensions.offload.swapped_ranks import swap_slowdown
-from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.bucket_work import update_seconds_of_buckets
+from autosync.simulator.cost.compute_time import compute_factors, update_seconds_of_buckets
+from autosync.simulator.extension_prediction import restated_domain, slowdown
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
 from autosync.simulator.timeline.intervals import F64, union
@@ -90,7 +88,7 @@ def simulate_trace(
     played = play_one(plans, population, domain, index)
     domain = restated_domain(domain, population, index)
     factors = compute_factors(domain, population.layouts[population.layout[index]])
-    factors = factors * swap_slowdown(domain, population, plans, index)
+    factors = factors * slowdown(domain, population, plans, index)
     if played.spans:  # collectives in both passes: ranks go on together
         once = [
             ComputeInterval(rank, *span)

@@ -5,21 +5,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.extensions.offload.swapped_ranks import swap_slowdown, swap_slowdowns
-from autosync.extensions.placement.placed_domain import restated_domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.backends import backend_of
-from autosync.simulator.compute_time import slowest_factors
-from autosync.simulator.cost.bucket_work import (
+from autosync.simulator.cost.compute_time import (
     rebuild_seconds_of_buckets,
+    slowest_factors,
     update_seconds_of_buckets,
 )
-from autosync.simulator.cost.message_traffic import SERVER_OPERATIONS
-from autosync.simulator.cost.network import Network, network_of
+from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
+from autosync.simulator.extension_prediction import (
+    carried_predictions,
+    restated_domain,
+    restated_strategies,
+    slowdown,
+    slowdowns,
+)
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import play
@@ -56,27 +59,21 @@ def simulate(
     """Seconds an iteration in steady state, `(strategies,)`.
 
     Collectives wait for the slowest rank, and whatever it waits for the others have: its clock is
-    never overtaken, so it alone is played. Without staleness the first iteration is the steady
-    state already (see `event_loop`). With a staleness of s the sums of an iteration that ends c
-    seconds after its compute are needed s iterations later: c may take s of them, as long as
-    compute and the busiest link allow. Servers with clocks are sent updates when a step has ended,
-    so c is all that the messages take without compute beside them. Startups of messages are not
-    among what is busy.
-
-    Where activations are swapped, the time that compute waits for them is spread over it evenly.
+    never overtaken, so it alone is played. Without extensions the first iteration is the steady
+    state already (see `event_loop`). What compute waits for extensions is spread over it evenly.
 
     iterations: how many to play; all are alike.
 
     Raises:
-        InvalidStrategy: messages of a plan wait for each other in a circle, or it swaps within a
-            budget that holds no training step.
+        InvalidStrategy: messages of a plan wait for each other in a circle, or an extension
+            cannot run it so.
     """
     if iterations < 1:
         raise ValueError(f"iterations is {iterations}; at least one must be played.")
     issued, on_wire, arrived = np.empty((3, plans.messages))
     periods = np.empty(len(plans))
     factors = slowest_factors(domain, population.layouts)[population.layout]
-    factors = factors * swap_slowdowns(domain, population, plans)
+    factors = factors * slowdowns(domain, population, plans)
     messages, costs, compute, in_flight = arguments(plans, domain)
     every = np.arange(len(plans))
     play(messages, costs, compute, in_flight, every, factors, issued, on_wire, arrived, periods)
@@ -84,7 +81,7 @@ def simulate(
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[index]), shard_ranks)
         periods[index] = own.step_seconds
-    for index in np.flatnonzero(population.placement).tolist():
+    for index in np.flatnonzero(restated_strategies(population)).tolist():
         periods[index] = play_one(plans, population, domain, index).step_seconds
     if not np.isfinite(periods).all():
         index = int(np.flatnonzero(~np.isfinite(periods))[0])
@@ -94,33 +91,9 @@ def simulate(
             value=index,
             remedy="Compile the strategy again.",
         )
-    if not population.staleness.any():
-        return periods
-    profile = domain.profile
-    compute_seconds = factors * profile.compute_seconds + profile.update_seconds
-    beyond_compute = periods - compute_seconds
-    owned = population.method == Method.PARAMETER_SERVER
-    clocked = np.logical_or.reduceat(owned, population.first[:-1]) & (population.staleness > 0)
-    if clocked.any():
-        alone = np.empty(len(plans))
-        idle = _no_compute(compute)
-        behind = np.flatnonzero(clocked)
-        play(messages, costs, idle, in_flight, behind, factors, issued, on_wire, arrived, alone)
-        beyond_compute = np.where(clocked, alone, beyond_compute)
-    exposed = beyond_compute / np.maximum(population.staleness, 1)
-    lagging = np.maximum(_least_seconds(plans, domain, compute_seconds), exposed)
-    return np.where(population.staleness > 0, lagging, periods)
-
-
-def _no_compute(compute: ComputeArrays) -> ComputeArrays:
-    return compute._replace(
-        forward_start=np.zeros_like(compute.forward_start),
-        forward=0.0,
-        backward=0.0,
-        ready=np.zeros_like(compute.ready),
-        update=np.zeros_like(compute.update),
-        rebuild=np.zeros_like(compute.rebuild),
-    )
+    for prediction, _ in carried_predictions(population):
+        periods = prediction.step_seconds(domain, population, plans, factors, periods)
+    return periods
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +120,7 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
     one = messages._replace(first=plans.first[index : index + 2])
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
-    factors = factors * swap_slowdown(domain, population, plans, index)
+    factors = factors * slowdown(domain, population, plans, index)
     if population.engine[index]:
         shard_ranks = _shard_ranks(population, index)
         own = play_sharded(plans, index, costs, compute, float(factors[0]), shard_ranks)
@@ -164,20 +137,6 @@ def _shard_ranks(population: Population, index: int) -> int:
     engine: FullyShard | None = population.engines[population.engine[index]]
     assert engine is not None
     return engine.shard_ranks
-
-
-def _least_seconds(
-    plans: PlanTable, domain: Domain, compute_seconds: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """`(strategies,)`: what an iteration takes however far messages lag behind.
-
-    The busiest link is held for b seconds. Of compute c that runs meanwhile, a slowdown of s
-    lengthens every second to 1 + s: with all b beside compute that adds b s / (1 + s); what of b
-    is not beside compute adds itself, which is more.
-    """
-    busiest = busiest_link_seconds(plans, network_of(domain.cluster, plans.teams))
-    slowdown = domain.cluster.compute_slowdown
-    return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))
 
 
 def busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:

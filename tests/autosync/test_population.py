@@ -5,6 +5,7 @@ import pytest
 
 from autosync.codes import Method, Order
 from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.extensions.staleness.document import Staleness
 from autosync.population import BY_ROW, BY_STRATEGY, Option, concatenate, decode, encode
 from autosync.strategy import (
     AllGather,
@@ -42,7 +43,7 @@ RICH = Strategy(
     ),
     (Replica(0, 0.25), Replica(1, 0.75)),
     Schedule("explicit", 1024, True, (4, 3, 2, 1, 0)),
-    staleness=1,
+    extensions=(Staleness(1),),
 )
 PLAIN = Strategy(
     tuple(
@@ -65,7 +66,7 @@ def test_encode_lays_strategies_out_as_rows() -> None:
     assert population.server[17:].tolist() == [1, -1, -1, -1, -1]
     assert population.position[17:].tolist() == [4, 3, 2, 1, 0]
     assert population.order.tolist() == [Order.FIFO, Order.EXPLICIT]
-    assert population.staleness.tolist() == [0, 1]
+    assert [population.extensions[c] for c in population.extension] == [(), (Staleness(1),)]
     options = [population.options[code] for code in population.option[17:]]
     assert options[0] == Option(hierarchical=True, encoding=Encoding("powersgd", 2))
     assert options[1] == Option(device_order=(1, 0))
@@ -92,10 +93,10 @@ def test_an_empty_population() -> None:
 
 
 def test_take_picks_strategies_in_order() -> None:
-    population = encode([PLAIN, RICH, replace(PLAIN, staleness=3)], DOMAIN)
+    population = encode([PLAIN, RICH, PLAIN.carrying(Staleness(3))], DOMAIN)
     taken = population.take([2, 1, 1])
     assert [decode(taken, i, DOMAIN) for i in range(3)] == [
-        replace(PLAIN, staleness=3),
+        PLAIN.carrying(Staleness(3)),
         RICH,
         RICH,
     ]
@@ -103,7 +104,7 @@ def test_take_picks_strategies_in_order() -> None:
 
 
 def test_between_is_what_take_picks_of_neighbours() -> None:
-    population = encode([PLAIN, RICH, replace(PLAIN, staleness=3), RICH], DOMAIN)
+    population = encode([PLAIN, RICH, PLAIN.carrying(Staleness(3)), RICH], DOMAIN)
     for start, stop in ((0, 4), (1, 3), (2, 2)):
         part, taken = population.between(start, stop), population.take(range(start, stop))
         for name in ("first", *BY_STRATEGY, *BY_ROW):

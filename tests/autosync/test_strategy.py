@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from autosync.documents import from_json, to_data, to_json
 from autosync.errors import InvalidInput, InvalidStrategy
+from autosync.extensions.staleness.document import Staleness, late_by
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -79,7 +80,7 @@ def test_identity_sees_every_choice() -> None:
         replace(STRATEGY, schedule=replace(STRATEGY.schedule, overlap_forward=False)),
         replace(STRATEGY, schedule=replace(STRATEGY.schedule, slice_bytes=2048)),
         replace(STRATEGY, schedule=replace(STRATEGY.schedule, gather="when_idle")),
-        replace(STRATEGY, staleness=1),
+        STRATEGY.carrying(Staleness(1)),
         replace(STRATEGY, choices=(first, merged, rest[1])),
         replace(STRATEGY, replicas=STRATEGY.replicas[::-1]),
     ]
@@ -148,7 +149,7 @@ def test_unknown_fields_and_kinds_are_refused() -> None:
 @pytest.mark.parametrize("staleness", [-1, -3, 256])
 def test_staleness_is_refused_where_a_population_could_not_hold_it(staleness: int) -> None:
     with pytest.raises(InvalidStrategy, match=f"staleness is {staleness}"):
-        replace(STRATEGY, staleness=staleness)
+        STRATEGY.carrying(*late_by(staleness))
     data = to_json(STRATEGY).replace('"staleness":0', f'"staleness":{staleness}')
     with pytest.raises(InvalidStrategy, match=f"staleness is {staleness}"):
         from_json(Strategy, data)

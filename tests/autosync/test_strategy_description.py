@@ -1,7 +1,8 @@
 from dataclasses import replace
 
-from autosync.extensions.placement.placed_module import evenly, in_proportion
+from autosync.extensions.placement.document import evenly, in_proportion
 from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.staleness.document import Staleness
 from autosync.search.designs import known_designs
 from autosync.strategy import (
     AllReduce,
@@ -84,9 +85,9 @@ def test_options_show() -> None:
 
 
 def test_how_late_updates_are() -> None:
-    reduced = replace(known_designs.all_reduce_5mb(DOMAIN), staleness=1)
+    reduced = known_designs.all_reduce_5mb(DOMAIN).carrying(Staleness(1))
     assert describe(reduced).endswith("; gradients applied 1 iteration later")
-    owned = replace(known_designs.ps_load_balanced(DOMAIN), staleness=4)
+    owned = known_designs.ps_load_balanced(DOMAIN).carrying(Staleness(4))
     assert describe(owned).endswith("; values at most 4 iterations old")
 
 

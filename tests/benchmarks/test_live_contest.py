@@ -16,16 +16,16 @@ from autosync.search.collect.collection_plan import CollectionTarget, domain_of,
 from autosync.search.designs import known_designs
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
 from autosync.simulator.learned.bundled_simulator import FILE, LEARNED
 from autosync.simulator.learned.checkpoint import read_card
 from autosync.simulator.limit import iteration_limit
+from autosync.simulator.runtime_dataset import MeasuredDomain
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
-from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import usable_cores
+from autosync.trials.scales import CORES_A_RANK, cores_a_rank
 from autosync.units import MIB
 from autosync.verification import verify
 from benchmarks.contest import leftover

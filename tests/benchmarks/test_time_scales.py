@@ -1,6 +1,5 @@
 """Answers of the contest at slower time scales: who runs, what is kept, what the table says."""
 
-import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,8 @@ import pytest
 
 from autosync.errors import AutosyncError
 from autosync.trials.contract import Workload
-from benchmarks.contest import contest_page, contest_words, live_tables, time_scales
+from benchmarks.contest import live_tables, time_scales
+from benchmarks.contest.contest_tables import contest_tables
 from benchmarks.contest.live_contest import final_line
 from benchmarks.contest.live_records import ContestFacts, stored_strategies
 from benchmarks.contest.time_scales import ScaleResult
@@ -69,16 +69,9 @@ def test_the_answer_runs_beside_ddp_and_the_best_other(
     assert f"| {result.share_of_limit(12):.1%} |" in lines[2]
 
 
-def test_a_contest_on_another_machine_has_its_own_section(folder: Path, tmp_path: Path) -> None:
-    records, page = tmp_path / "records", tmp_path / "page.md"
-    contest_page.write_page(records, page)
-    title = f"## {contest_page.SLOWER}\n\n"
-    assert page.read_text().endswith(f"{title}{contest_page.UNKNOWN[contest_page.SLOWER]}\n")
-    shutil.copytree(folder / "live", records / contest_words.SLOWER_CORES / "live")
-    contest_page.write_page(records, page)
-    _, _, section = page.read_text().partition(title)
-    assert GIVEN.name in section
-    assert "after the live contest" not in section
+def test_tables_are_of_the_records_that_there_are(folder: Path, tmp_path: Path) -> None:
+    assert "holds no records" in contest_tables(tmp_path / "nothing")
+    assert f"| {GIVEN.name} |" in contest_tables(folder)
 
 
 def test_averages_name_the_domains_that_are_not_in_them() -> None:

@@ -19,7 +19,7 @@ from tests.autosync.interop.test_gpu_topology import DGX_A100
 from tests.autosync.interop.test_resource_specs import TWO_NODES
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.packaging.test_documentation import ROOT, pages
-from tests.simulator.evaluation.measurements import write_small
+from tests.simulator.measurements import write_small
 from tests.torchvision_operators import declare_operators
 
 declare_operators()  # transformers imports torchvision where it is installed

@@ -8,6 +8,7 @@ import pytest
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Link
 from autosync.domain import Domain
+from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.simulator.limit import iteration_limit, least_transfer
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -92,7 +93,7 @@ def test_what_may_lag_is_bound_by_compute_and_bytes_alone() -> None:
     assert bound.schedule_seconds == 0.0
     assert bound.seconds == max(bound.compute_seconds, bound.transfer_seconds)
     assert bound.seconds < iteration_limit(domain).seconds
-    strategies = [replace(strategy_of(domain, way), staleness=4) for way in (AllReduce, one_owner)]
+    strategies = [strategy_of(domain, way).carrying(Staleness(4)) for way in (AllReduce, one_owner)]
     predicted = TimelineSimulator().predict(domain, encode(strategies, domain))
     assert (predicted >= bound.seconds * (1 - 1e-9)).all()
 

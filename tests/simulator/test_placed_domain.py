@@ -5,16 +5,15 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.extensions.placement.module_borders import moved_shares
-from autosync.extensions.placement.placed_domain import domain_with_placement
-from autosync.extensions.placement.placed_memory import placed_holdings
-from autosync.extensions.placement.placed_module import (
+from autosync.extensions.placement.document import (
     PlacedModule,
-    Placement,
+    PlacedModules,
     evenly,
     in_proportion,
 )
+from autosync.extensions.placement.module_borders import moved_shares
 from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.prediction import domain_with_placement, placed_holdings
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.simulator.analytic import AnalyticSimulator
@@ -33,7 +32,7 @@ def placed(domain: Domain, *placement: object) -> Strategy:
     return with_placement(all_reduce_per_variable(domain), domain, placement)  # type: ignore[arg-type]
 
 
-def seconds(domain: Domain, placement: Placement) -> tuple[float, float]:
+def seconds(domain: Domain, placement: PlacedModules) -> tuple[float, float]:
     """Of layer 1, forward and backward, with its deals."""
     made = domain_with_placement(domain, even_replicas(domain.world_size), placement)
     return made.profile.forward_seconds[1], made.profile.backward_seconds[1]

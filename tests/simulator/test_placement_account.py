@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.extensions.placement.placed_module import PlacedModule, evenly, in_proportion
+from autosync.extensions.placement.document import PlacedModule, evenly, in_proportion
 from autosync.extensions.placement.placed_strategy import with_placement
-from autosync.extensions.placement.placement_account import (
+from autosync.extensions.placement.prediction import (
     PlacedAccount,
+    account_in_words,
     placement_accounts,
-    placement_words,
 )
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.simulator.explanation import explain
@@ -62,13 +62,15 @@ def test_what_is_where_the_replicas_have_it_is_not_dealt() -> None:
 
 def test_words_name_the_heaviest_and_add_up_the_rest() -> None:
     found = accounts(*(evenly(f"layer{index}", [index]) for index in range(LAYERS - 1)))
-    words = placement_words(found, most=1)
+    words = account_in_words(found, most=1)
     assert len(words) == 2
     assert words[1].startswith("2 more: 8.0 MB of gradients no longer travel, ")
 
 
 def test_an_explanation_has_them() -> None:
     plain = all_reduce_per_variable(THREE)
-    assert explain(THREE, plain).placed == ()
+    assert explain(THREE, plain).extensions == ()
     told = explain(THREE, with_placement(plain, THREE, (evenly("layer1", [1]),)))
-    assert [each.placed.module for each in told.placed] == ["layer1"]
+    ((key, words),) = told.extensions
+    assert key == "placement"
+    assert words.startswith("layer1 (1.0 MB")

@@ -8,10 +8,12 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
-from autosync.extensions.offload.idle_tensors import idle_activations
-from autosync.extensions.offload.swap_budget import swap_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.prediction import (
+    idle_activations,
+    swap_budget_bytes,
+    swaps_of_ranks,
+)
 from autosync.graph import Operation
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
@@ -53,7 +55,7 @@ def four(
 
 def within(domain: Domain, budget_bytes: int | None) -> Strategy:
     plain = strategy_of(domain, lambda v: AllReduce(0))
-    return plain if budget_bytes is None else replace(plain, swap=Swap(budget_bytes))
+    return plain if budget_bytes is None else plain.carrying(Offload(budget_bytes))
 
 
 def peak(domain: Domain, budget_bytes: int | None) -> float:
@@ -111,7 +113,7 @@ def test_what_compute_waits_for_lengthens_the_iteration() -> None:
     strategies = [within(domain, None), within(domain, least), within(domain, 10**9)]
     population = encode(strategies, domain)
     plans = compile_plans_fast(population, domain)
-    swap = Swap(least)
+    swap = Offload(least)
     stalled = swaps_of_ranks(memory_of(domain), plans, population, 1, swap)[0].stall_seconds
     assert stalled > 0
     plain, swapped, roomy = AnalyticSimulator().predict(domain, population)

@@ -8,9 +8,8 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
-from autosync.extensions.offload.idle_tensors import idle_states
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.prediction import idle_states, swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.memory_check import check_memory, fitting_rows
@@ -51,11 +50,11 @@ def heavy(
     )
 
 
-def within(domain: Domain, swap: Swap | None) -> Strategy:
-    return replace(strategy_of(domain, lambda v: AllReduce(0)), swap=swap)
+def within(domain: Domain, swap: Offload | None) -> Strategy:
+    return strategy_of(domain, lambda v: AllReduce(0)).carrying(*([swap] if swap else []))
 
 
-def peak(domain: Domain, swap: Swap | None) -> float:
+def peak(domain: Domain, swap: Offload | None) -> float:
     population = encode([within(domain, swap)], domain)
     (peaks,) = memory_of(domain).peak_bytes(compile_plans_fast(population, domain), population)
     assert (peaks == peaks[0]).all()
@@ -84,21 +83,21 @@ def test_peaks_with_and_without_state() -> None:
     # the fullest moment.
     domain = heavy()
     assert peak(domain, None) == pytest.approx(4 * MODEL + 4 * OUTPUT + GRADIENT, abs=300)
-    assert peak(domain, Swap(1)) == pytest.approx(4 * MODEL + 3 * OUTPUT + GRADIENT, abs=300)
-    assert peak(domain, Swap(1, True)) == pytest.approx(4 * MODEL + STEP, abs=300)
-    assert peak(domain, Swap(10**9, True)) == peak(domain, None)
+    assert peak(domain, Offload(1)) == pytest.approx(4 * MODEL + 3 * OUTPUT + GRADIENT, abs=300)
+    assert peak(domain, Offload(1, True)) == pytest.approx(4 * MODEL + STEP, abs=300)
+    assert peak(domain, Offload(10**9, True)) == peak(domain, None)
 
 
 def test_what_leaves_behind_an_update_and_returns_for_the_next_takes_the_link() -> None:
     domain = heavy(operation_seconds=1e-5)
-    least = int(np.ceil(peak(domain, Swap(1, True))))
-    activations = int(np.ceil(peak(domain, Swap(1))))
+    least = int(np.ceil(peak(domain, Offload(1, True))))
+    activations = int(np.ceil(peak(domain, Offload(1))))
     chosen = [
         None,
-        Swap(least, True),
-        Swap(activations),
-        Swap(activations, True),
-        Swap(10**9, True),
+        Offload(least, True),
+        Offload(activations),
+        Offload(activations, True),
+        Offload(10**9, True),
     ]
     population = encode([within(domain, swap) for swap in chosen], domain)
     plans = compile_plans_fast(population, domain)
@@ -128,10 +127,10 @@ def test_a_budget_that_only_state_away_fits_is_told_so() -> None:
         check_memory(within(domain, None), domain)
     assert "activations and optimizer state swapped" in refused.value.remedy
     assert '{"budget_bytes": 36900000, "optimizer_state": true}' in refused.value.remedy
-    check_memory(within(domain, Swap(36_900_000, True)), domain)
+    check_memory(within(domain, Offload(36_900_000, True)), domain)
     with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
-        check_memory(within(domain, Swap(36_900_000)), domain)
-    both = [within(domain, Swap(36_900_000, state)) for state in (False, True)]
+        check_memory(within(domain, Offload(36_900_000)), domain)
+    both = [within(domain, Offload(36_900_000, state)) for state in (False, True)]
     assert fitting_rows(domain, encode(both, domain)).tolist() == [1]
 
 

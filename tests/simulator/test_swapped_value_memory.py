@@ -7,9 +7,8 @@ import pytest
 
 from autosync.domain import Domain, Optimizer
 from autosync.errors import BudgetTooSmall, InvalidStrategy
-from autosync.extensions.offload.idle_tensors import idle_values
-from autosync.extensions.offload.swap_choice import Swap
-from autosync.extensions.offload.swapped_ranks import swaps_of_ranks
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.prediction import idle_tensors, idle_values, swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.memory_check import check_memory
@@ -87,20 +86,20 @@ def test_peaks_with_and_without_values() -> None:
     # place of four. With state away as well the step is the fullest moment, which needs everything.
     domain = heavy()
     least = 3 * MODEL + VALUE + 3 * OUTPUT + GRADIENT
-    assert peak(domain, Swap(1, values=True)) == pytest.approx(least, abs=300)
-    assert peak(domain, Swap(1, True, True)) == pytest.approx(4 * MODEL + STEP, abs=300)
-    assert peak(domain, Swap(10**9, True, True)) == peak(domain, None)
+    assert peak(domain, Offload(1, values=True)) == pytest.approx(least, abs=300)
+    assert peak(domain, Offload(1, True, True)) == pytest.approx(4 * MODEL + STEP, abs=300)
+    assert peak(domain, Offload(10**9, True, True)) == peak(domain, None)
 
 
 def test_transfers_of_values_take_the_link() -> None:
     domain = by_sgd(heavy(operation_seconds=1e-5))
-    least = int(np.ceil(peak(domain, Swap(1, values=True))))
-    chosen = [None, Swap(least, values=True), Swap(10**9), Swap(10**9, values=True)]
+    least = int(np.ceil(peak(domain, Offload(1, values=True))))
+    chosen = [None, Offload(least, values=True), Offload(10**9), Offload(10**9, values=True)]
     population = encode([within(domain, swap) for swap in chosen], domain)
     plans = compile_plans_fast(population, domain)
     memory = memory_of(domain)
-    tight, *_ = swaps_of_ranks(memory, plans, population, 1, Swap(least, values=True))
-    activations = 1 + int(memory.idle.at(1.0).tensor.max())
+    tight, *_ = swaps_of_ranks(memory, plans, population, 1, Offload(least, values=True))
+    activations = 1 + int(idle_tensors(domain)[0].at(1.0).tensor.max())
     away = tight.schedule.spans.tensor[~tight.schedule.kept]
     assert (away >= activations).any()
     assert tight.stall_seconds > 0
@@ -118,6 +117,6 @@ def test_a_budget_that_only_values_away_fit_is_told_so() -> None:
         check_memory(within(domain, None), domain)
     assert "activations and values swapped" in refused.value.remedy
     assert '{"budget_bytes": 27000000, "values": true}' in refused.value.remedy
-    check_memory(within(domain, Swap(27_000_000, values=True)), domain)
+    check_memory(within(domain, Offload(27_000_000, values=True)), domain)
     with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
-        check_memory(within(domain, Swap(27_000_000)), domain)
+        check_memory(within(domain, Offload(27_000_000)), domain)

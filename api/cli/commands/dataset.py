@@ -43,13 +43,15 @@ def describe(
     """
     from dataclasses import asdict
 
-    from autosync.simulator.evaluation.dataset_frames import summaries
-    from autosync.simulator.evaluation.datasheet import datasheet_text as text_of
+    from autosync.simulator.dataset_description import datasheet as text_of
+    from autosync.simulator.dataset_description import summaries
+    from autosync.simulator.runtime_dataset import load_dataset, read_trials
 
+    measured, trials = load_dataset(folder), read_trials(folder)
     if datasheet is not None:
-        write_text(datasheet, text_of(folder))
+        write_text(datasheet, text_of(measured, trials))
         say(f"[dim]written to {datasheet}[/]")
-    found = summaries(folder)
+    found = summaries(measured, trials)
     if json:
         print_json([asdict(each) for each in found])
         return
@@ -94,7 +96,7 @@ def export_folder(
 
     Example: `autosync dataset export datasets/runtimes published`
     """
-    from autosync.simulator.evaluation.published_layout import export_dataset
+    from autosync.simulator.published_dataset import export_dataset
 
     done = export_dataset(folder, target)
     for place, domain in done.places.items():
@@ -136,7 +138,7 @@ def import_folder(
     """
     from collections import Counter
 
-    from autosync.simulator.evaluation.published_import import import_dataset, read_facts
+    from autosync.simulator.published_dataset import import_dataset, read_facts
 
     done = import_dataset(folder, target, read_facts(facts), allow_lossy=allow_lossy)
     out.print(
@@ -164,9 +166,12 @@ def export_one(
 
     Example: `autosync dataset export-strategy best.json resnet50 example-4x1 -o strategy`
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.interop.strategy_export import export_strategy
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_strategy,
+    )
+    from autosync.interop.autodist_strategy import export_strategy
 
     domain = load_domain(model, cluster, batch, ProfileChoice())
     write_bytes(output, export_strategy(load_strategy(strategy), domain, allow_lossy=allow_lossy))
@@ -192,10 +197,9 @@ def import_one(
 
     Example: `autosync dataset import-strategy strategy resnet50 example-4x1 -o mine.json`
     """
-    from autosync.api.cli.arguments.document_arguments import read_bytes
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain, read_bytes
     from autosync.documents import to_json
-    from autosync.interop.strategy_import import import_strategy
+    from autosync.interop.autodist_strategy import import_strategy
     from autosync.strategy_description import describe as sentence
 
     domain = load_domain(model, cluster, batch, ProfileChoice())

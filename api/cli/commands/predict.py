@@ -9,7 +9,6 @@ from autosync.api.cli.completion import complete_design
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
-    SIMULATOR_HELP,
     Batch,
     ClusterName,
     DatabaseUrl,
@@ -19,6 +18,7 @@ from autosync.api.cli.options import (
     Model,
     Optimizer,
     ProfileFile,
+    SimulatorName,
     StepSeconds,
 )
 
@@ -58,7 +58,7 @@ def predict(
             "rtx-2080-ti), none, or a name."
         ),
     ] = "auto",
-    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "timeline",
+    simulator: SimulatorName = "timeline",
     device: DeviceType = None,
     efficiency: Efficiency = None,
     profile: ProfileFile = None,
@@ -78,8 +78,11 @@ def predict(
     """
     from dataclasses import asdict
 
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.arguments.simulator_arguments import load_simulator
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_simulator,
+    )
     from autosync.api.cli.domain_summary import describe_domain
     from autosync.api.cli.prediction_answers import answer_all, calibrate
 
@@ -133,8 +136,7 @@ def _say_constants(cluster: "Cluster", calibration: "Calibration") -> None:
 def _asked(domain: "Domain", names: list[str]) -> "list[StrategyToPredict]":
     """The named strategies; all hand-designed ones when none is named."""
     from autosync.api.cli.prediction_answers import StrategyToPredict
-    from autosync.search.designs.design_table import hand_designed
-    from autosync.search.designs.torch_engines import torch_designs
+    from autosync.search.designs.design_table import hand_designed, torch_designs
     from autosync.search.space import Space
 
     if not names:
@@ -150,23 +152,22 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
         InvalidInput, InvalidStrategy, NotSupported: it does not apply to this domain; says why.
         NotFound: nothing goes by that name; suggests what was probably meant.
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy, unknown_name
+    from autosync.api.cli.arguments.domain_arguments import load_strategy, unknown_name
     from autosync.api.cli.prediction_answers import StrategyToPredict
-    from autosync.search.designs.design_table import BUILDERS
+    from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
     from autosync.search.designs.published_methods import METHODS, method_named
-    from autosync.search.designs.torch_engines import TORCH_BUILDERS
     from autosync.verification import verify
 
-    engine, designs = "", BUILDERS | TORCH_BUILDERS
+    engine, designs = "", DESIGNS | TORCH_DESIGNS
     if name.lower() in map(str.lower, METHODS):
         method = method_named(name)
         strategy, engine = method.build(domain), method.engine
     elif name in designs:
-        strategy = designs[name].build(domain)
+        strategy = designs[name](domain)
     elif Path(name).is_file():
         strategy = load_strategy(Path(name))
     else:
         known = [*designs, *METHODS]
         raise unknown_name("strategy", name, known, "A strategy file will do too.")
-    verify(strategy, domain, allow_lossy=True, allow_staleness=True)
+    verify(strategy, domain, allow_lossy=True, allow_inexact=True)
     return StrategyToPredict(name, strategy, engine)

@@ -19,6 +19,7 @@ NAMES = (
     "Space",
     "Strategy",
     "TrialResult",
+    "TuningSpec",
 )
 """Of `autosync.api.http.openapi.DOCUMENTS`, which takes longer to load."""
 
@@ -32,7 +33,7 @@ def schema(
 
     Example: `autosync schema Strategy > strategy.schema.json`
     """
-    from autosync.api.cli.arguments.document_arguments import unknown_name
+    from autosync.api.cli.arguments.domain_arguments import unknown_name
     from autosync.api.http.openapi import schema_of
 
     spelled = {known.lower(): known for known in NAMES}

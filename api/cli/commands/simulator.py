@@ -91,15 +91,15 @@ def train(
             value=None,
             remedy="Give both, or neither to train the next version of a database.",
         )
-    from autosync.simulator.evaluation.measured_dataset import load_dataset
-    from autosync.simulator.evaluation.pretraining import (
+    from autosync.simulator.learned.checkpoint import save_checkpoint
+    from autosync.simulator.learned.models.recipe import Recipe
+    from autosync.simulator.learned.pretraining import (
         dataset_hash,
         split_dataset,
         train_simulator,
     )
-    from autosync.simulator.learned.checkpoint import save_checkpoint
-    from autosync.simulator.learned.models.recipe import Recipe
     from autosync.simulator.learned.transfer import source_of
+    from autosync.simulator.runtime_dataset import load_dataset
 
     check_writable(output)
     measured = load_dataset(folder)
@@ -180,7 +180,7 @@ def promote(
     Example: `autosync simulator promote 3`
     """
     from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_versions import promote as use
+    from autosync.api.engine.simulator_store import promote as use
 
     with opened(db) as database:
         use(database, number)
@@ -202,7 +202,7 @@ def add(
 
     Example: `autosync simulator add five-clusters trained.safetensors`
     """
-    from autosync.api.cli.arguments.document_arguments import read_bytes
+    from autosync.api.cli.arguments.domain_arguments import read_bytes
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.simulator_store import store_simulator
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -11,11 +11,8 @@ from autosync.api.cli.completion import complete_cluster, complete_model, comple
 from autosync.api.cli.console import print_json, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
-    SIMULATOR_HELP,
     BackendName,
     Batch,
-    Compute,
-    ComputeDevice,
     DatabaseUrl,
     DeviceType,
     Efficiency,
@@ -30,17 +27,33 @@ from autosync.api.cli.options import (
     set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable, write_text
+from autosync.api.cli.spec_options import Advanced, advanced_from, spec_options
+from autosync.api.spec import TuningSpec, checked
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.search.loop.settings import Acquisition, Settings
-from autosync.trials.request_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
     from autosync.api.engine.tuning_request import TuningRequest
 
-DEFAULTS = Settings()
+ASKED = (
+    "budget",
+    "launcher",
+    "byte_scale",
+    "time_scale",
+    "compute",
+    "compute_device",
+    "proposals",
+    "repeats",
+    "iterations",
+    "warmup",
+    "seed",
+    "probe",
+    "simulator",
+)
+"""Fields of the specification that are options."""
 
 
+@spec_options(TuningSpec, ASKED)
 def tune(
     model: Annotated[
         str | None,
@@ -60,28 +73,9 @@ def tune(
             autocompletion=complete_cluster,
         ),
     ] = None,
-    budget: Annotated[int, typer.Option(help="Strategies tried.")] = 24,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
     ] = Path("best.json"),
-    launcher: Annotated[
-        LauncherName,
-        typer.Option(
-            help="Where trials run: an emulated cluster with shaped links (testbed), this "
-            "machine's loopback (local), the former where it is possible (auto), or the "
-            "cluster's own hosts (command, ray)."
-        ),
-    ] = "auto",
-    byte_scale: Annotated[
-        float | None,
-        typer.Option(help="Share of its bytes every message carries.", show_default="by cluster"),
-    ] = None,
-    time_scale: Annotated[
-        float | None,
-        typer.Option(help="How many times slower everything runs.", show_default="by cluster"),
-    ] = None,
-    compute: Compute = "waited",
-    compute_device: ComputeDevice = "cpu",
     backend: BackendName = None,
     share_gpus: ShareGpus = False,
     resume: Annotated[
@@ -101,41 +95,7 @@ def tune(
             autocompletion=complete_tuning,
         ),
     ] = None,
-    proposals: Annotated[int, typer.Option(help="Strategies sampled a round.")] = 30_000,
-    repeats: Annotated[int, typer.Option(help="Interleaved repeats of the confirmation.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Of the whole search.")] = 0,
-    probe: Annotated[
-        bool, typer.Option(help="Measure first what messages cost, unless CLUSTER says.")
-    ] = True,
-    simulator: Annotated[str, typer.Option(metavar="NAME", help=SIMULATOR_HELP)] = "ensemble",
-    alpha: Annotated[
-        float,
-        typer.Option(
-            min=0, help="How much strategies of a round shall differ, against predicted time."
-        ),
-    ] = DEFAULTS.alpha,
-    acquisition: Annotated[
-        Acquisition, typer.Option(help="How doubt in a prediction counts.")
-    ] = DEFAULTS.acquisition,
-    first_designs: Annotated[
-        int, typer.Option(min=1, help="Hand-designed strategies tried at once, DDP among them.")
-    ] = DEFAULTS.first_designs,
-    design_share: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Of later trials, for designs that may be the fastest."),
-    ] = DEFAULTS.design_share,
-    refined_share: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Of trials, for local searches from the fastest measured."),
-    ] = DEFAULTS.refined_share,
-    neighbour_share: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Of trials, for neighbours of the fastest measured."),
-    ] = DEFAULTS.neighbour_share,
-    least_gain: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="End the search below this expected gain (a share)."),
-    ] = DEFAULTS.least_gain,
+    advanced: Advanced = None,
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
     optimizer: Optimizer = None,
@@ -148,6 +108,7 @@ def tune(
     ray_address: RayAddress = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
     json: Json = False,
+    **asked: Any,
 ) -> None:
     """Find the fastest strategy for a model on a cluster by measuring, and write its bundle.
 
@@ -166,37 +127,29 @@ def tune(
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
     from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.earlier_tunings import beginning_from
     from autosync.api.cli.open_database import opened
-    from autosync.api.cli.tuning_start import request_at_scales, resumed_tuning, started_tuning
+    from autosync.api.cli.tuning_start import (
+        beginning_from,
+        requested,
+        resumed_tuning,
+        started_tuning,
+    )
     from autosync.api.engine.request_checks import refuse_unused
 
     check_writable(output)
     set_up_launchers(prefix, python, ray_address, share_gpus)
-    settings = Settings(
-        budget=budget,
-        proposals=proposals,
-        repeats=repeats,
-        alpha=alpha,
-        acquisition=acquisition,
-        first_designs=first_designs,
-        design_share=design_share,
-        refined_share=refined_share,
-        neighbour_share=neighbour_share,
-        least_gain=least_gain,
-        seed=seed,
-        probe=probe,
+    spec = checked(
+        TuningSpec, {"graph": "", "cluster": "", **asked, "advanced": advanced_from(advanced)}
     )
     request: TuningRequest | None = None
     if model is not None and cluster is not None:
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
-        refuse_unused(compute, {"--profile": profile or None, **estimate})
+        refuse_unused(spec.compute, {"--profile": profile or None, **estimate})
         choice = ProfileChoice(profile, device, efficiency, step_seconds)
         domain = load_domain(model, cluster, batch, choice, optimizer)
         if backend is not None:
             domain = replace(domain, cluster=domain.cluster.on_backend(backend))
-        where = (launcher, compute, compute_device)
-        request = request_at_scales(domain, settings, simulator, where, byte_scale, time_scale)
+        request = requested(domain, spec)
     elif resume is None:
         raise InvalidInput(
             "MODEL and CLUSTER are missing.",
@@ -223,8 +176,8 @@ def tune(
 
 
 def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
+    from autosync.api.cli.console import log_to_file
     from autosync.api.cli.in_process_tuning import run_here
-    from autosync.api.cli.logs import log_to_file
     from autosync.api.cli.progress import compilation_lines
     from autosync.api.cli.stop_signals import leave_when_overdue, stopped_by_signals
     from autosync.api.db.database import masked

@@ -30,8 +30,11 @@ def verify(
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_strategy,
+    )
     from autosync.errors import NotSupported
     from autosync.simulator.memory_check import check_memory
     from autosync.strategy_description import describe
@@ -40,7 +43,7 @@ def verify(
 
     loaded = load_strategy(strategy)
     domain = load_domain(model, cluster, batch, ProfileChoice(), optimizer)
-    check(loaded, domain, allow_lossy=allow_lossy, allow_staleness=allow_staleness)
+    check(loaded, domain, allow_lossy=allow_lossy, allow_inexact=allow_staleness)
     check_memory(loaded, domain)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
     try:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
@@ -10,13 +10,12 @@ from autosync.api.db.tables import STATES
 from autosync.api.engine.registry import SIMULATORS
 from autosync.api.http.dependencies import ClientName, Reading, UploadsDep
 from autosync.api.http.page_templates import show
-from autosync.api.http.tuning_body import TuningForm
+from autosync.api.spec import TuningSpec, checked
 from autosync.api.views import stored_documents
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
-from autosync.api.views.dashboard.tuning_list import TuningFilter, tuning_list
-from autosync.api.views.dashboard.tuning_order import NEWEST as NEWEST_FIRST
-from autosync.api.views.dashboard.tuning_order import ORDERS
-from autosync.api.views.document_schemas import Simulators
+from autosync.api.views.dashboard.tuning_list import NEWEST as NEWEST_FIRST
+from autosync.api.views.dashboard.tuning_list import ORDERS, TuningFilter, tuning_list
+from autosync.api.views.schemas import Simulators
 from autosync.errors import AutosyncError
 from autosync.optimizers import OPTIMIZERS
 
@@ -27,6 +26,7 @@ SCALES = (
     *((str(1 / 2**i), f"1/{2**i}") for i in range(1, 7)),
 )
 FORM = {
+    **dict.fromkeys(TuningSpec.model_fields, ""),
     "graph": "resnet50",
     "cluster": "example-4x1",
     "launcher": "auto",
@@ -35,10 +35,19 @@ FORM = {
 BUNDLED_SIMULATORS = Simulators(items=[], bundled=list(SIMULATORS), next=None)
 """Of a form in which nobody has looked for others."""
 
-FilledForm = Annotated[TuningForm, Form()]
 Words = Annotated[str, Query(max_length=200)]
 
 router = APIRouter(include_in_schema=False)
+
+
+async def _filled(request: Request) -> dict[str, str]:
+    """Fields of the form, empty where the default is meant."""
+    form = await request.form()
+    given = {name: form.get(name, "") for name in TuningSpec.model_fields}
+    return {name: value if isinstance(value, str) else "" for name, value in given.items()}
+
+
+FilledForm = Annotated[dict[str, str], Depends(_filled)]
 
 
 def _wanted(
@@ -81,10 +90,11 @@ def start(
     request: Request, uploads: UploadsDep, client: ClientName, session: Reading, form: FilledForm
 ) -> Response:
     try:
-        asked = form.body().model_dump_json(exclude_unset=True)
+        given = {name: value for name, value in form.items() if value}
+        asked = checked(TuningSpec, given).model_dump_json(exclude_unset=True)
         tuning_id = uploads.tuning(asked.encode(), client)
     except AutosyncError as error:
-        shown = _index(session, form.model_dump(), TuningFilter(), True, error)
+        shown = _index(session, form, TuningFilter(), True, error)
         return show(request, "home/index.html", shown, 422)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 

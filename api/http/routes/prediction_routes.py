@@ -5,20 +5,20 @@ from fastapi import APIRouter
 from autosync.api.http.dependencies import OneAtATime, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.http.prediction_answers import compared_clusters, predicted_strategies
-from autosync.api.http.prediction_bodies import CompareBody, RankBody
-from autosync.api.http.schemas import ComparedClusters, PredictedStrategies
+from autosync.api.spec import CompareSpec, RankSpec
+from autosync.api.views.schemas import ComparedClusters, PredictedStrategies
 
 router = APIRouter(prefix="/v1", tags=["predictions"])
 
 
 @router.post("/rank", responses=refusals(404, 409))
-def post_rank(body: RankBody, session: Reading, turn: OneAtATime) -> PredictedStrategies:
+def post_rank(body: RankSpec, session: Reading, turn: OneAtATime) -> PredictedStrategies:
     """The best strategies by prediction: hand-designed ones, sampled ones and torch's DDP."""
     return predicted_strategies(session, body)
 
 
 @router.post("/compare", responses=refusals(404, 409))
-def post_compare(body: CompareBody, session: Reading, turn: OneAtATime) -> ComparedClusters:
+def post_compare(body: CompareSpec, session: Reading, turn: OneAtATime) -> ComparedClusters:
     """The same model on several clusters, each with its best strategy by prediction: what it costs
     to train a million samples there."""
     return compared_clusters(session, body)

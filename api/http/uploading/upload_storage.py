@@ -10,7 +10,8 @@ from autosync.api.db.document_store import DocumentRow, cluster_row, graph_row, 
 from autosync.api.db.tables import GraphRow
 from autosync.api.engine.service_limits import ServiceLimits, check_cluster, check_graph
 from autosync.api.engine.submission import Submission, enqueue, submitted_before
-from autosync.api.http.tuning_body import TuningBody, tuning_request
+from autosync.api.http.named_documents import tuning_request
+from autosync.api.spec import TuningSpec
 from autosync.cluster_file import parse_cluster
 from autosync.documents import from_json
 from autosync.errors import InvalidInput
@@ -57,9 +58,9 @@ def start_tuning(
     return enqueue(database, tuning_request(database, asked), submission)
 
 
-def read_tuning(body: bytes) -> TuningBody:
+def read_tuning(body: bytes) -> TuningSpec:
     """Raises InvalidInput; names the field, its value and what was expected."""
-    return from_json(TuningBody, body, "body", "GET /docs shows what this request takes.")
+    return from_json(TuningSpec, body, "body", "GET /docs shows what this request takes.")
 
 
 def graph_bytes(database: Database, name: str) -> int:
@@ -78,7 +79,7 @@ def _stored(database: Database, row: DocumentRow) -> StoredRow:
     return StoredRow(row.id, str(row.columns["name"]), new)
 
 
-def _digest(asked: TuningBody) -> str:
+def _digest(asked: TuningSpec) -> str:
     """Equal for bodies that ask for the same in other words, or in another order."""
     return hashlib.sha256(asked.model_dump_json(exclude_unset=True).encode()).hexdigest()[:32]
 

@@ -5,18 +5,18 @@ Loads the compiled simulator: import it only when asked for.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.api.views import timeline_views
-from autosync.api.views.dashboard.compared_fact import ComparedFact
 from autosync.api.views.dashboard.domain_limits import limit_of
 from autosync.api.views.dashboard.remembered import remembered
 from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, label_of
+from autosync.api.views.dashboard.tuning_comparison import ComparedFact
 from autosync.api.views.timeline_schemas import Timeline
-from autosync.extensions.placement.placement_account import placement_words
 from autosync.search.loop.outcome import DDP, is_ddp
 from autosync.simulator.explanation import Explanation, explain
 from autosync.strategy import Strategy
@@ -99,8 +99,8 @@ def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
         "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
         "Peak memory, measured": lambda a: _megabytes(a.peak_memory_bytes),
     }
-    if any(account.prediction.placed for account in accounts):
-        named["Placed modules"] = _placed
+    carried = {key for account in accounts for key, _ in account.prediction.extensions}
+    named |= {key.capitalize(): partial(_extension, key) for key in sorted(carried)}
     return [
         ComparedFact(name, tuple(words(each) for each in accounts)) for name, words in named.items()
     ]
@@ -144,8 +144,8 @@ def _busiest(account: StrategyAccount) -> str:
     return f"{prediction.busiest}, {share:.0%} of the iteration"
 
 
-def _placed(account: StrategyAccount) -> str:
-    return "; ".join(placement_words(account.prediction.placed)) or "none"
+def _extension(key: str, account: StrategyAccount) -> str:
+    return "; ".join(words for own, words in account.prediction.extensions if own == key) or "none"
 
 
 def _megabytes(size: float | None) -> str:

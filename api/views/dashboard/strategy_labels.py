@@ -11,15 +11,13 @@ from sqlalchemy.orm import Session
 from autosync.api.db.tables import StrategyRow
 from autosync.api.views.dashboard.remembered import remembered
 from autosync.documents import from_json
+from autosync.extensions.registry import verification_of
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Strategy
 from autosync.strategy_description import (
     engine_name,
-    has_clocks,
     hook_name,
-    lag_in_words,
     method,
-    swapped_in_words,
 )
 from autosync.units import MIB
 
@@ -34,8 +32,8 @@ IN_NAME = 2
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """kind: engine, method, cut, order, slices, overlap, shares, staleness or swap. differs: from
-    torch's DDP."""
+    """kind: engine, method, cut, order, slices, overlap, gather, shares or the key of an
+    extension. differs: from torch's DDP."""
 
     kind: str
     text: str
@@ -90,10 +88,9 @@ def label_of(strategy: Strategy) -> StrategyLabel:
         if is_ddp(strategy):
             return StrategyLabel("DDP", "", (messages,))
         hook = [f"{name} hook"] if (name := hook_name(strategy)) else []
-        swapped = ["swapped"] if strategy.swap is not None else []
-        hooks = [Chip("engine", each) for each in hook]
-        chips = (*hooks, messages, *_swap(strategy))
-        return StrategyLabel(", ".join(["DDP", *hook, *swapped]), strategy.id[:6], chips)
+        hooks, carried = [Chip("engine", each) for each in hook], _extensions(strategy)
+        names = ["DDP", *hook, *(chip.text for chip in carried)]
+        return StrategyLabel(", ".join(names), strategy.id[:6], (*hooks, messages, *carried))
     methods = [name for name, _ in variables.most_common()]
     return StrategyLabel(
         _short_name(methods, strategy),
@@ -135,17 +132,10 @@ def _rest(strategy: Strategy) -> list[Chip]:
     shares = [replica.share for replica in strategy.replicas]
     uneven = max(shares) - min(shares) > 1e-6
     chips = [Chip("shares", f"shares {min(shares):.0%} to {max(shares):.0%}")] if uneven else []
-    if strategy.staleness:
-        form = "clocks" if has_clocks(strategy) else "pipelined"
-        chips.append(Chip("staleness", f"{form}: {lag_in_words(strategy)}"))
-    chips += _swap(strategy)
-    if strategy.placement:
-        chips.append(Chip("placement", f"{len(strategy.placement)} placed"))
-    return chips
+    return chips + _extensions(strategy)
 
 
-def _swap(strategy: Strategy) -> list[Chip]:
-    if strategy.swap is None:
-        return []
-    budget = f"{strategy.swap.budget_bytes / 1e9:.3g} GB"
-    return [Chip("swap", f"{swapped_in_words(strategy.swap)} swapped, {budget}")]
+def _extensions(strategy: Strategy) -> list[Chip]:
+    return [
+        Chip(entry.key, verification_of(entry.key).label(strategy)) for entry in strategy.extensions
+    ]

@@ -1,20 +1,19 @@
 """Designs that fit the devices' memory only where something is swapped to host memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.extensions.offload.swap_budget import swap_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap, forms_within
-from autosync.extensions.offload.swapped_ranks import swap_slowdowns
+from autosync.extensions.offload.document import Offload, forms_within
+from autosync.extensions.offload.prediction import idle_tensors, swap_budget_bytes
+from autosync.extensions.offload.verification import check_swap
 from autosync.population import encode
 from autosync.search.space import Space
+from autosync.simulator.extension_prediction import slowdowns
 from autosync.simulator.memory_check import fitting_rows
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
-from autosync.verification import check_swap
 
 Named = Sequence[tuple[str, Strategy]]
 
@@ -51,10 +50,10 @@ def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple
         (design, f"{name}{ending}", swapped)
         for design, (name, strategy) in enumerate(named)
         for ending, swap in _choices(budget, domain)
-        if _can_swap(swapped := replace(strategy, swap=swap))
+        if _can_swap(swapped := strategy.carrying(swap))
     ]
-    slowdowns = _slowdowns(domain, [strategy for _, _, strategy in made])
-    order = sorted(slowdowns, key=slowdowns.__getitem__)
+    waits = _slowdowns(domain, [strategy for _, _, strategy in made])
+    order = sorted(waits, key=waits.__getitem__)
     found: list[list[tuple[str, Strategy]]] = [[] for _ in named]
     for place in order:
         design, name, strategy = made[place]
@@ -69,9 +68,9 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Swap]]:
+def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Offload]]:
     """Where there is something of it to move."""
-    has_state, has_values = domain.optimizer.state_tensors, len(memory_of(domain).values)
+    has_state, has_values = domain.optimizer.state_tensors, len(idle_tensors(domain)[2])
     return [
         (ENDINGS[swap.optimizer_state, swap.values], swap)
         for swap in forms_within(budget_bytes)
@@ -86,10 +85,12 @@ def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:
     population = encode(strategies, domain)
     plans = compile_plans_fast(population, domain)
     peaks = memory_of(domain).peak_bytes(plans, population).max(axis=1)
-    holds = [place for place, peak in enumerate(peaks) if peak <= population.swap_bytes[place]]
+    swaps = [strategy.extension(Offload) for strategy in strategies]
+    both = enumerate(zip(peaks.tolist(), swaps, strict=True))
+    holds = [place for place, (peak, swap) in both if swap and peak <= swap.budget_bytes]
     of_those = population.take(holds)
-    slowdowns = swap_slowdowns(domain, of_those, compile_plans_fast(of_those, domain))
-    return dict(zip(holds, slowdowns.tolist(), strict=True))
+    waits = slowdowns(domain, of_those, compile_plans_fast(of_those, domain))
+    return dict(zip(holds, waits.tolist(), strict=True))
 
 
 def _can_swap(strategy: Strategy) -> bool:

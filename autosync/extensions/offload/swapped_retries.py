@@ -7,6 +7,7 @@ that own variables, and not of all that lies between them.
 from dataclasses import replace
 
 from autosync.domain import Domain
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.swapped_designs import plain_name, swapped_forms
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
@@ -33,7 +34,7 @@ def retried_with_swap(
     ]
     named: dict[str, tuple[str, Strategy]] = {}
     for candidate in without_room:
-        plain = replace(candidate.strategy, swap=None)
+        plain = candidate.strategy.without(Offload)
         named.setdefault(plain.id, (plain_name(candidate.origin), plain))
     known = {proposal.candidate.strategy.id for proposal in stored}
     failed = {candidate.strategy.id for candidate in without_room}
@@ -56,7 +57,7 @@ def retried_with_swap(
 def _that_holds_least(forms: list[tuple[str, Strategy]], domain: Domain) -> tuple[str, Strategy]:
     """Where a form that waits less had no room; of equal ones the one that waits least."""
     swaps = [(strategy, strategy.swap) for _, strategy in forms]
-    tight = [replace(each, swap=replace(swap, budget_bytes=1)) for each, swap in swaps if swap]
+    tight = [each.carrying(replace(swap, budget_bytes=1)) for each, swap in swaps if swap]
     peaks = most_peak_bytes(domain, tight)
     return forms[peaks.index(min(peaks))]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import PlacedModule, evenly, in_proportion
+from autosync.extensions.placement.document import PlacedModule, evenly, in_proportion
 from autosync.search.domain_facts import rank_speeds
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.placement.device_sets import module_places
+from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.placeable_modules import PlaceableModule, modules_to_place
-from autosync.extensions.placement.placed_module import Placement
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
 from autosync.strategy import Strategy
@@ -65,7 +65,7 @@ def _candidates(domain: Domain, most: int, left_alone: Collection[str]) -> list[
 
 
 def _neighbours(
-    domain: Domain, base: Strategy, placement: Placement, module: str
+    domain: Domain, base: Strategy, placement: PlacedModules, module: str
 ) -> Iterator[Strategy]:
     """The strategy with the module in other places, and with it unplaced."""
     others = tuple(

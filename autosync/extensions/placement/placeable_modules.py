@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
+from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.module_borders import data_bytes
-from autosync.extensions.placement.placed_module import evenly
-from autosync.extensions.placement.placement_verification import check_module
+from autosync.extensions.placement.verification import check_module
 
 
 @dataclass(frozen=True, slots=True)

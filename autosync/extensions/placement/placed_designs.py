@@ -14,8 +14,7 @@ from autosync.extensions.placement.greedy_placement import place_greedily
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.placement_judge import PlacementJudge, Stop, no_stop
 from autosync.population import encode
-from autosync.search.designs.design_table import hand_designed, lies_in
-from autosync.search.designs.fitting_designs import check_any_fits
+from autosync.search.designs.design_table import check_any_fits, hand_designed, lies_in
 from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.settings import Settings
@@ -233,7 +232,7 @@ def _is_sound(strategy: Strategy, domain: Domain, space: Space) -> bool:
     """Whether it places anything, runs and lies in the space."""
     try:
         lossy = len(space.encodings) > 1
-        verify(strategy, domain, allow_lossy=lossy, allow_staleness=space.may_lag)
+        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
     except (InvalidStrategy, NotSupported):
         return False
     return bool(strategy.placement) and lies_in(strategy, space)

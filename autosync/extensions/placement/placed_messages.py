@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autosync.codes import Channel
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import placed_module
+from autosync.extensions.placement.document import placed_module
 from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable, Teams
 from autosync.population import Population
 
@@ -46,7 +46,7 @@ def _teams_of_rows(
 ) -> NDArray[np.int64]:
     """Of each message, the index of the ranks that hold its variables in `teams`, to which they are
     added; -1 where all ranks do."""
-    placement = population.placements[population.placement[index]]
+    placement = population.placed_of(index)
     known: dict[tuple[int, ...], int] = {}
     found = np.full(len(rows), -1, dtype=np.int64)
     for place, row in enumerate(rows.tolist()):

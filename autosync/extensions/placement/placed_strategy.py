@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import Placement, placed_module
-from autosync.search.designs.explicit_order import ordered
+from autosync.extensions.placement.document import PlacedModules, Placement, placed_module
+from autosync.search.designs.building_blocks import ordered
 from autosync.strategy import AllGather, AllReduce, Strategy, VariableChoice, whole
 
 
-def with_placement(strategy: Strategy, domain: Domain, placement: Placement) -> Strategy:
+def with_placement(strategy: Strategy, domain: Domain, placement: PlacedModules) -> Strategy:
     """Variables that some ranks do not hold are all-reduced whole by those that do, a message a
     module (gathered where their gradients are sparse); all others stay as they are.
 
@@ -31,7 +31,8 @@ def with_placement(strategy: Strategy, domain: Domain, placement: Placement) -> 
         shard = AllGather(group) if variable.sparse else AllReduce(group)
         choices.append(VariableChoice(variable.name, whole(variable.shape), (shard,)))
         keys.append([min(own)])
-    made = replace(strategy, choices=tuple(choices), placement=placement, name="")
+    made = replace(strategy.without(Placement), choices=tuple(choices), name="")
+    made = made.carrying(Placement(placement)) if placement else made
     if strategy.schedule.order == "explicit":
         made = ordered(made, keys)
     return made.canonical()

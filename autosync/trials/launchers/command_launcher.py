@@ -16,13 +16,12 @@ from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
-from autosync.trials.pool.worker_contract import Answers
 from autosync.trials.pool.worker_process import (
+    Answers,
     WorkerProcess,
     carried_environment,
     worker_arguments,
 )
-from autosync.trials.pool.worker_transport import WorkerTransport
 
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
 HARMLESS_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -72,7 +71,7 @@ class CommandLauncher:
             for rank, node in enumerate(nodes)
         )
         program = places[0].prefix_words("")[0]
-        transport = WorkerTransport(
+        return ProcessPool(
             workload=workload,
             place=f"command ({PurePath(program).name}, {len(cluster.nodes)} hosts)",
             places=places,
@@ -80,8 +79,8 @@ class CommandLauncher:
             links="cluster",
             workloads=self.workloads,
             share_gpus=self.share_gpus,
+            repeats=self.repeats,
         )
-        return ProcessPool(transport, self.repeats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ import sys
 import traceback
 from typing import Any
 
-from autosync.trials.worker import commands, worker_main
+from autosync.trials import commands
+from autosync.trials.worker import worker_main
 from autosync.units import MIB
 
 LOADED = ("autosync.trials.worker.rank", "torch._dynamo")

@@ -1,26 +1,56 @@
-"""ProcessPool: the Pool protocol over worker processes, whatever prefix starts them."""
+"""A pool of worker processes: the local, testbed, command and ray launchers open it."""
 
 import os
 import re
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
+from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import REPEATS_VARIABLE
-from autosync.errors import InvalidInput
-from autosync.trials.contract import TrialRequest, TrialResult, Workload
-from autosync.trials.pool.worker_answers import message_seconds
-from autosync.trials.pool.worker_group import A
-from autosync.trials.pool.worker_transport import Links, WorkerTransport
-from autosync.trials.trial_procedure import TrialProcedure
-from autosync.trials.worker.commands import (
+from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.commands import (
     Command,
     MessagesTimed,
+    PassDone,
+    RunPass,
     StretchesTimed,
     TimeMessages,
     TimeStretches,
 )
+from autosync.trials.contract import (
+    OnWait,
+    TrialError,
+    TrialFailed,
+    TrialRequest,
+    TrialResult,
+    Workload,
+)
+from autosync.trials.machine import wait_until_quiet
+from autosync.trials.measurement import (
+    LOAD_LIMIT,
+    PassMeasurement,
+    message_seconds,
+    pass_measurement,
+)
+from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
+from autosync.trials.pool.worker_group import A, WorkerGroup
+from autosync.trials.pool.worker_process import Place
+from autosync.trials.scales import refuse_other_graph, scaled_bundle, surviving_messages
+from autosync.trials.shared_gpu import CudaMps
+from autosync.trials.trial_procedure import TrialPool
+
+Links = Literal["loopback", "shaped", "cluster"]
+"""What messages travel over: this machine's loopback, links shaped to the rates that the cluster
+file states, or the cluster's own."""
+
+QUIET_SECONDS = 15.0
+"""The longest wait for outside load to pass before a pass is repeated."""
+
 
 REPEATS = 2
 """How often a contaminated pass is measured again, unless the environment says otherwise."""
@@ -47,39 +77,58 @@ def usual_repeats() -> int:
 
 
 @dataclass
-class ProcessPool:
-    """Runs trials one at a time on warm workers; safe to share between threads.
+class ProcessPool(TrialPool):
+    """Runs trials on warm workers, started lazily and again after a failure; safe to share between
+    threads.
 
-    repeats: how often a contaminated pass is measured again.
+    place: where trials run, in words. places: one per rank.
+    host: address of rank 0 as the others see it. links: between the workers.
+    workloads: `name=package.module:function` entries registered at the workers' start.
+    share_gpus: whether ranks may share a GPU. mps: runs for as long as a group of workers.
+    machine_lock: shared with the other pools that measure on this machine.
+    on_wait: receives a message where another pool holds that lock for long.
     on_close: takes down what the launcher built for the workers.
     """
 
-    transport: WorkerTransport
-    repeats: int = field(default_factory=usual_repeats)
+    workload: Workload
+    place: str
+    places: tuple[Place, ...]
+    host: str
+    links: Links
+    workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
+    mps: CudaMps | None = None
+    machine_lock: MachineLock | None = None
+    on_wait: OnWait | None = None
     on_close: Callable[[], None] | None = None
-    procedure: TrialProcedure = field(init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _running: bool = False
-
-    def __post_init__(self) -> None:
-        self.procedure = TrialProcedure(self.transport, self.repeats)
+    repeats: int = field(default_factory=usual_repeats, kw_only=True)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _cancelled: threading.Event = field(default_factory=threading.Event, init=False)
+    _running: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
+    _load_may_pass: bool = field(default=True, init=False)
+    _group: WorkerGroup | None = field(default=None, init=False)
+    _unsent: Bundle | None = field(default=None, init=False)
+    _sharing: str = field(default="", init=False)
 
     @property
     def description(self) -> str:
-        return self.transport.description
+        """Where trials run, on what, and how ranks share it, once workers have said."""
+        return ", ".join(filter(None, (self.place, self.workload.compute_words, self._sharing)))
 
     @property
-    def workload(self) -> Workload:
-        return self.transport.workload
+    def swaps(self) -> bool:
+        """A replay's variables are the model's, but it has no activations."""
+        return self.workload.name != "replay"
+
+    @property
+    def world_size(self) -> int:
+        return self.workload.domain.world_size
 
     @property
     def scales(self) -> tuple[float, float]:
         """Byte scale s and time scale k."""
-        return self.transport.scales
-
-    @property
-    def links(self) -> Links:
-        return self.transport.links
+        return self.workload.byte_scale, self.workload.time_scale
 
     @property
     def shaped(self) -> bool:
@@ -91,13 +140,18 @@ class ProcessPool:
         """Whether messages show the cluster's links, emulated or real."""
         return self.links != "loopback"
 
+    @property
+    def busy(self) -> bool:
+        """Whether a trial runs."""
+        return self._running
+
     def run(self, request: TrialRequest) -> TrialResult:
         """Measure one strategy; a key that was run before is answered from memory."""
         with self._lock:
-            self.transport.cancelled.clear()
+            self._cancelled.clear()
             self._running = True
             try:
-                return self.procedure.run(request)
+                return super().run(request)
             finally:
                 self._running = False
 
@@ -108,27 +162,22 @@ class ProcessPool:
             TrialFailed: they could not start.
         """
         with self._lock:
-            self.transport.cancelled.clear()
-            with self.transport.machine_held():
-                self.transport.warm_group()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a trial runs."""
-        return self._running
+            self._cancelled.clear()
+            with self._machine_held():
+                self._warm_group()
 
     def cancel(self) -> None:
         """Stop the trial that runs now, from another thread; its workers die with it."""
         if self._running:
-            self.transport.cancelled.set()
+            self._cancelled.set()
 
     def close(self) -> None:
         self.cancel()
         with self._lock:
-            self.transport.closed = True
+            self._closed = True
             on_close, self.on_close = self.on_close, None
             try:
-                self.transport.reset_ranks()
+                self.reset_ranks()
             finally:
                 if on_close is not None:
                     on_close()
@@ -140,7 +189,7 @@ class ProcessPool:
         self.close()
 
     def worker_pids(self) -> list[int]:
-        return self.transport.pids()
+        return self._group.pids() if self._group is not None else []
 
     def time_messages(
         self, kind: MessageKind, size_bytes: int, workers: tuple[int, ...], repeats: int
@@ -156,16 +205,158 @@ class ProcessPool:
         return self.ask(TimeStretches(repeats), StretchesTimed, timeout_seconds)
 
     def ask(self, command: Command, answered_by: type[A], timeout_seconds: float) -> list[A]:
-        """What every rank answers to one command that is no trial; see `worker.commands`.
+        """What every rank answers to one command that is no trial; see `trials.commands`.
 
         Raises:
             TrialFailed: a worker failed or hung.
         """
         with self._lock:
-            self.transport.cancelled.clear()
+            self._cancelled.clear()
             try:
-                with self.transport.machine_held():
-                    return self.transport.warm_group().ask(command, answered_by, timeout_seconds)
+                with self._machine_held():
+                    return self._warm_group().ask(command, answered_by, timeout_seconds)
             except BaseException:  # the ranks may still be at work on it
-                self.transport.reset_ranks()
+                self.reset_ranks()
                 raise
+
+    def prepare(self, request: TrialRequest) -> float:
+        """Start the workers where there are none, and scale the plan for them."""
+        if self._closed:
+            raise InvalidInput("this pool is closed.", thing="pool")
+        if request.bundle.strategy.swap is not None:
+            self._refuse_swapping_kernels()
+        with self._machine_held():
+            group = self._warm_group()
+        begun = time.monotonic()
+        self._unsent = self._shipped(request.bundle, group)
+        return time.monotonic() - begun
+
+    def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
+        """Where this machine was loaded before, it may first become quiet, if it does so soon; a
+        load that has outlasted such a wait is not waited for again until it has gone."""
+        group = self._warm_group()
+        command = RunPass(
+            request.key,
+            request.warmup,
+            request.iterations,
+            request.record,
+            self._unsent,
+            request.swap_slowdown,
+        )
+        self._unsent = None  # the later passes of a trial run the same plan
+        with self._machine_held():
+            if after_load and self._load_may_pass and self.machine_lock is not None:
+                self._load_may_pass = wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS, self._cancelled)
+            begun = time.monotonic()
+            answers = group.ask(command, PassDone, request.timeout_seconds)
+            wall_seconds = time.monotonic() - begun
+        measured = pass_measurement(
+            request,
+            answers,
+            wall_seconds,
+            time_scale=self.workload.time_scale,
+            byte_scale=self.workload.byte_scale,
+            plan_index=self._plan_index(request, group),
+            nics=self._nics(group),
+            versions=group.versions,
+        )
+        self._load_may_pass |= measured.load <= LOAD_LIMIT
+        return measured
+
+    def _plan_index(self, request: TrialRequest, group: WorkerGroup) -> tuple[int, ...] | None:
+        """See `pass_measurement`; only a recorded timeline needs it."""
+        if not (request.record and group.scaled):
+            return None
+        graph = self.workload.domain.graph
+        return surviving_messages(request.bundle.plan, graph, self.workload.byte_scale)
+
+    def _nics(self, group: WorkerGroup) -> tuple[int, ...]:
+        """The node of each rank, where each node's NIC has a counter of its own: links are
+        emulated, or every node is a host and gloo sends. Other traffic of such a host is counted
+        as well."""
+        nodes = len(self.workload.domain.cluster.nodes)
+        by_gloo = self.links == "cluster" and self.workload.backend == "gloo"
+        if self.shaped or (by_gloo and len(set(group.hosts)) == nodes > 1):
+            return tuple(place.node for place in self.places)
+        return ()
+
+    def _refuse_swapping_kernels(self) -> None:
+        """Predicted waits for swapped tensors can lengthen compute that sleeps, not kernels.
+
+        Raises:
+            NotSupported: a replay runs kernels.
+        """
+        if not self.swaps and self.workload.compute == "kernels":
+            raise NotSupported(
+                "the strategy swaps activations: a replay has none, and its kernels take what they "
+                "take, so that what they would wait for transfers is not measured.",
+                thing="swap.budget_bytes",
+                value=self.workload.compute,
+                remedy="Replay with --compute waited, or tune in the "
+                "running job (autosync.tune), which swaps.",
+            )
+
+    def contamination(self, measured: PassMeasurement) -> float:
+        """Replayed iterations take equally long: others cause a spread, as they cause load."""
+        return measured.disturbance
+
+    def reset_ranks(self) -> None:
+        """Kill the workers; the next trial starts others."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.begin_kill()
+        try:
+            if self.mps is not None:  # before ranks are waited for that are within its kernels
+                self.mps.stop()
+        finally:
+            if group is not None:
+                group.kill()
+
+    def _warm_group(self) -> WorkerGroup:
+        """The workers, started where there are none.
+
+        Raises:
+            TrialFailed: a worker could not start.
+        """
+        if self._group is None:
+            self._group = WorkerGroup(
+                self.workload,
+                self.places,
+                self.host,
+                self.workloads,
+                self._cancelled,
+                self.share_gpus,
+            )
+            try:
+                if self.mps is not None:
+                    self.mps.start()
+                self._group.start()
+            except BaseException:  # whatever it was, half a group is none
+                self.reset_ranks()
+                raise
+            self._sharing = self._group.sharing
+        return self._group
+
+    @contextmanager
+    def _machine_held(self) -> Iterator[None]:
+        """No other pool measures on this machine meanwhile.
+
+        Raises:
+            TrialFailed: the trial was cancelled while it waited; its workers are as they were.
+        """
+        if self.machine_lock is None:
+            yield
+            return
+        try:
+            with self.machine_lock.held(self._cancelled, self.on_wait):
+                yield
+        except WaitCancelled:
+            text = "the trial was cancelled while it waited for another measurement."
+            raise TrialFailed(TrialError("cancelled", text), ranks_usable=True) from None
+
+    def _shipped(self, bundle: Bundle, group: WorkerGroup) -> Bundle:
+        """The bundle for the variables that the workers train."""
+        if group.scaled:
+            return scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
+        refuse_other_graph(bundle, self.workload.domain)
+        return bundle

@@ -8,24 +8,21 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from autosync.cancellation import check_cancelled
-from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, Workload
-from autosync.trials.gpus import local_ranks, refuse_shared_gpus
-from autosync.trials.machine import speaks_of_memory
-from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
-from autosync.trials.shared_gpu import sharing_words
-from autosync.trials.trial_failure import TrialFailed
-from autosync.trials.worker.commands import (
+from autosync.trials.commands import (
     Answer,
     Command,
     CommandFailed,
     GroupJoined,
     JoinGroup,
-    PassDone,
-    RunPass,
     StartWorker,
     WorkerStarted,
     command_line,
 )
+from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, TrialFailed, Workload
+from autosync.trials.gpus import local_ranks, refuse_shared_gpus
+from autosync.trials.machine import speaks_of_memory
+from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.shared_gpu import sharing_words
 
 START_SECONDS = 120.0
 """Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
@@ -103,10 +100,6 @@ class WorkerGroup:
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}
         self.versions = tuple(sorted((joined[0].versions | shared).items()))
-
-    def run_pass(self, command: RunPass, timeout_seconds: float) -> list[PassDone]:
-        """One pass on every rank; see `ask`."""
-        return self.ask(command, PassDone, timeout_seconds)
 
     def ask(self, command: Command, answered_by: type[A], timeout_seconds: float) -> list[A]:
         """One command to every rank; their answers in rank order.
@@ -189,7 +182,7 @@ class WorkerGroup:
 
     def _written(self, rank: int, tail: str) -> str:
         """What the command that should start a worker wrote, as long as that has never answered:
-        ssh, say, tells why it cannot reach the host."""
+        ssh, for instance, says why it cannot reach the host."""
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         if rank in self._heard_once or not lines:
             return ""

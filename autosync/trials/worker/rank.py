@@ -2,38 +2,23 @@
 
 import gc
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.transport.initial_values import share_initial_values
-from autosync.trials.contract import Workload
-from autosync.trials.device_clock import DeviceMoment, clock_origin, moment_now, on_host_clock
-from autosync.trials.gpus import gpu_versions, nccl_host, peak_bytes, reset_peak, take_gpu
-from autosync.trials.iteration_recording import RankRecording
-from autosync.trials.machine import (
-    cpu_ticks,
-    host_id,
-    interface_towards,
-    network_bytes,
-    software_versions,
-)
-from autosync.trials.measurement import may_drift
-from autosync.trials.shared_gpu import mps_running
-from autosync.trials.trial_attachment import ReusedGroups, TrialAttachment, attach, replica_digest
-from autosync.trials.worker.commands import (
+from autosync.trials.commands import (
     Answer,
     Command,
     GroupJoined,
     JoinGroup,
-    MeasuredIterations,
     PassDone,
     RunPass,
     StartWorker,
@@ -42,8 +27,27 @@ from autosync.trials.worker.commands import (
     TimeStretches,
     WorkerStarted,
 )
+from autosync.trials.contract import Workload
+from autosync.trials.gpus import (
+    gpu_versions,
+    moment_now,
+    nccl_host,
+    peak_bytes,
+    reset_peak,
+    take_gpu,
+)
+from autosync.trials.machine import host_id, interface_towards, software_versions
+from autosync.trials.measurement import may_drift
+from autosync.trials.session import (
+    ReusedGroups,
+    TrialAttachment,
+    attach,
+    measure_iterations,
+    replica_digest,
+)
+from autosync.trials.shared_gpu import mps_running
+from autosync.trials.timeline_recording import RankRecording
 from autosync.trials.worker.replay_compute import sharpen_timer
-from autosync.trials.worker.stretch_times import time_stretches
 from autosync.trials.worker.timed_messages import MessageGroups, time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
@@ -51,6 +55,7 @@ from autosync.trials.worker.training_job import (
     builders,
     current_device,
     find_builder,
+    time_stretches,
 )
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -155,28 +160,33 @@ class Rank:
         if isinstance(job, ReplayJob):
             job.wait_for_swaps(command.swap_slowdown)
         recording = RankRecording() if command.record else None
+        trace = recording.trace if recording else None
         reset_peak(self._device)
         try:
-            self._attached = attach(
-                job.model,
-                job.optimizer,
-                bundle,
-                workload.byte_scale,
-                self._groups,
-                recording.trace if recording else None,
+            attached = self._attached = attach(
+                job.model, job.optimizer, bundle, workload.byte_scale, self._groups, trace
             )
         except AutosyncError:
             self._groups.close()  # a refused plan may have left them half connected
             raise
-        measured = measure_iterations(
-            job, self._attached, command.warmup, command.iterations, recording, self._device
-        )
+        with without_collection():
+            measured = measure_iterations(
+                lambda _: train_step(job, attached.model, recording, self._device),
+                attached,
+                command.warmup,
+                command.iterations,
+                self._device,
+                recording,
+                os.environ["GLOO_SOCKET_IFNAME"],
+            )
         self.take_plan_off()
+        engine, warmup = bundle.plan.engine, command.warmup
         return PassDone(
             measured=measured,
+            host=host_id(),
             peak_memory_bytes=peak_bytes(self._device),
             digest=replica_digest(job.model),
-            recording=recording.recorded(bundle.plan.engine, command.warmup) if recording else None,
+            recording=recording.recorded(measured.starts, engine, warmup) if recording else None,
         )
 
     def take_plan_off(self) -> None:
@@ -202,8 +212,8 @@ class Rank:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """A garbage collection in the middle of an iteration is nobody's communication time."""
+def without_collection() -> Iterator[None]:
+    """A garbage collection within an iteration would be measured as communication."""
     gc.disable()
     try:
         yield
@@ -211,55 +221,15 @@ def _without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def measure_iterations(
-    job: TrainingJob,
-    attached: TrialAttachment,
-    warmup: int,
-    iterations: int,
-    recording: RankRecording | None,
-    device: torch.device,
-) -> MeasuredIterations:
-    """Run the warm-up and the iterations, and measure the latter.
-
-    Ranks need not meet before: periods count from the latest start of an iteration. On a GPU all
-    are moments of the device's own stream, and the host runs ahead of it as in training: it waits
-    for the device before the first iteration and after the last. So there the warm-up is counted,
-    too, and its share of the bytes taken off."""
-    in_host_memory = device.type == "cpu"
-    counted = iterations if in_host_memory else warmup + iterations
-    origin = clock_origin(device)
-    interfaces = os.environ["GLOO_SOCKET_IFNAME"]
-    starts: list[DeviceMoment] = []
-    forwards: list[DeviceMoment] = []
-    backwards: list[DeviceMoment] = []
-    with _without_collection():
-        for iteration in range(warmup + iterations):
-            if iteration == warmup + iterations - counted:
-                begun = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
-            starts.append(moment_now(device))
-            job.optimizer.zero_grad(set_to_none=True)
-            loss = job.loss(attached.model)
-            if recording:
-                forwards.append(moment_now(device))
-            loss.backward()
-            if recording:
-                backwards.append(moment_now(device))
-            job.optimizer.step()
-        starts.append(moment_now(device))
-        attached.flush()
-        if not in_host_memory:
-            torch.cuda.synchronize()
-        finished = time.monotonic()
-        ended = (time.process_time(), cpu_ticks(), network_bytes(interfaces))
+def train_step(
+    job: TrainingJob, model: nn.Module, recording: RankRecording | None, device: torch.device
+) -> None:
+    """One iteration. model: the job's own, or what wraps it."""
+    job.optimizer.zero_grad(set_to_none=True)
+    loss = job.loss(model)
     if recording:
-        recording.set_phases(
-            on_host_clock(origin, forwards), on_host_clock(origin, backwards), in_host_memory
-        )
-    return MeasuredIterations(
-        starts=tuple(on_host_clock(origin, starts)),
-        finished=finished,
-        cpu_seconds=ended[0] - begun[0],
-        busy_seconds=ended[1].busy_seconds - begun[1].busy_seconds,
-        total_seconds=ended[1].total_seconds - begun[1].total_seconds,
-        sent_bytes=(ended[2] - begun[2]) * iterations // counted,
-    )
+        recording.forwards.append(moment_now(device))
+    loss.backward()
+    if recording:
+        recording.backwards.append(moment_now(device))
+    job.optimizer.step()

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from autosync.cluster import MessageKind
 from autosync.errors import InvalidInput
+from autosync.trials.commands import MessagesTimed, TimeMessages
 from autosync.trials.machine import host_id
-from autosync.trials.worker.commands import MessagesTimed, TimeMessages
 
 KINDS: tuple[MessageKind, ...] = (
     "all_reduce",

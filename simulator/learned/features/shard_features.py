@@ -17,7 +17,8 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.plan.compiler_arrays import encoding_code
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
+from autosync.simulator.extension_prediction import extension_features
 from autosync.simulator.learned.features.feature_names import DIMS, DTYPES, SHARD_COLUMNS
 from autosync.simulator.learned.features.shard_traffic import ShardTraffic, traffic_of
 from autosync.simulator.learned.features.what_if import TimelineTimes
@@ -274,10 +275,11 @@ def _schedule_columns(shards: _ShardFacts, lead: I64, member: I64) -> Columns:
         "sliced": np.where(slice_bytes > 0, 2.0 - np.clip(_size(slice_bytes), 0.0, 2.0), 0.0),
         "buckets": np.log2(1.0 + _sum(member, shards.travel.buckets)),
         "overlap": population.overlap[strategy],
-        "staleness": population.staleness[strategy],
         "slowest_replica": slowest[population.layout[strategy]],
         "share_squares": squares[population.layout[strategy]],
     }
+    for name, column in extension_features(population).items():
+        columns[name] = column[strategy]
     for order in Order:
         columns[f"order_{order.name.lower()}"] = population.order[strategy] == order
     return columns

@@ -83,8 +83,7 @@ def features_of_plans(
     with_shards: also of each shard set, for the LSTM and the GAT; the others need sums only.
     """
     times = timeline_times(plans, population, domain)
-    special = ("engine", "staleness", "placement")  # messages do not tell of these
-    plain = not any(getattr(population, column).any() for column in special)
+    plain = not (population.engine.any() or population.extension.any())  # else not told by messages
     known = plain and np.isfinite(times.seconds).all()  # what is not sound is refused by name
     predicted = TimelineSimulator().predict_plans
     base = times.seconds if known else predicted(domain, population, plans)

@@ -8,9 +8,9 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.analytic import analytic_seconds
-from autosync.simulator.compute_time import compute_seconds
-from autosync.simulator.cost.message_traffic import SERVER_OPERATIONS
-from autosync.simulator.cost.network import network_of
+from autosync.simulator.cost.compute_time import compute_seconds
+from autosync.simulator.cost.network import SERVER_OPERATIONS, network_of
+from autosync.simulator.extension_prediction import extension_features
 from autosync.simulator.learned.features.feature_names import (
     COUNTED_CHANNELS,
     SIDES,
@@ -76,9 +76,9 @@ def _raw_columns(
         "shards": np.log1p(np.diff(population.first).astype(np.float64)),
         "sliced": (population.slice_bytes > 0).astype(np.float64),
         "overlap": population.overlap.astype(np.float64),
-        "staleness": population.staleness.astype(np.float64),
         "log_compute": np.log(layouts[population.layout] / compute),
     }
+    columns |= extension_features(population)
     for order in Order:
         columns[f"order_{order.name.lower()}"] = (population.order == order).astype(np.float64)
     return columns

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.extensions.offload.swapped_ranks import swap_slowdowns
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import Network, network_of
+from autosync.simulator.extension_prediction import slowdowns
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
 from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.timeline_arrays import (
@@ -121,7 +121,7 @@ def _changed(
 
 def _inputs(plans: PlanTable, population: Population, domain: Domain) -> TimelineInputs:
     computing = slowest_factors(domain, population.layouts)[population.layout]
-    factors = computing * swap_slowdowns(domain, population, plans)
+    factors = computing * slowdowns(domain, population, plans)
     return TimelineInputs(*arguments(plans, domain), factors, factors - computing)
 
 

@@ -8,7 +8,7 @@ from autosync.strategy import Strategy
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop.protos import parsed
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.evaluation.measurements import write_small
+from tests.simulator.measurements import write_small
 
 
 def test_a_dataset_out_and_back(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from autosync.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
-from autosync.extensions.staleness.lagging_designs import clocked_servers, pipelined_all_reduce
+from autosync.extensions.staleness.document import Staleness
+from autosync.extensions.staleness.proposals import clocked_servers, pipelined_all_reduce
 from autosync.graph import ModelGraph
-from autosync.interop.onnx_messages import OnnxNode
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.strategy import Schedule
 from tests.api.cli.command import autosync, small_inputs
@@ -77,14 +77,16 @@ def test_a_ranked_strategy_follows_the_printed_schema(
 def test_late_updates_verify_where_they_are_allowed(folder: Path) -> None:
     domain = domain_of(load_graph(folder), load_cluster(folder / "pair.yaml"))
     for build in (pipelined_all_reduce, clocked_servers):
-        late = replace(build(domain), staleness=2)
+        late = build(domain).carrying(Staleness(2))
         (folder / "late.json").write_text(to_json(late))
         command = ("verify", "late.json", "chain.json", "pair.yaml")
         refused = autosync(folder, *command, code=2)
         assert "lets a replica lag 2 iterations" in refused.stderr
         assert "Allow staleness" in refused.stderr
         assert "Sound" in autosync(folder, *command, "--allow-staleness").stdout
-    mixed = replace(all_reduce_5mb(domain), staleness=2, schedule=Schedule(overlap_forward=True))
+    mixed = replace(all_reduce_5mb(domain), schedule=Schedule(overlap_forward=True)).carrying(
+        Staleness(2)
+    )
     (folder / "late.json").write_text(to_json(mixed))
     refused = autosync(folder, *command, "--allow-staleness", code=2)
     assert "run into the next forward pass" in " ".join(refused.stderr.split())
@@ -248,8 +250,8 @@ def test_import_of_a_function_of_ones_own(folder: Path) -> None:
 
 
 def test_import_of_an_onnx_file(folder: Path) -> None:
-    node = OnnxNode(("x", "w"), ("y",), "product", "MatMul")
-    odd = OnnxNode(("y",), ("z",), "", "Frobnicate")
+    node = onnx_files.node("MatMul", "x w", "y", "product")
+    odd = onnx_files.node("Frobnicate", "y", "z")
     file = onnx_files.model(
         (node, odd), (onnx_files.value("x", ("batch", 8)),), (onnx_files.weight("w", 8, 16),)
     )

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autosync.api.cli.arguments.simulator_arguments import load_simulator
+from autosync.api.cli.arguments.domain_arguments import load_simulator
 from autosync.api.cli.commands.simulator import app
 from autosync.api.cli.open_database import uses_bundled_simulator
 from autosync.api.db import connect, migrate
 from autosync.api.engine.registry import BUNDLED_VERSION
-from autosync.api.engine.simulator_versions import promote
+from autosync.api.engine.simulator_store import promote
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.models.linear_model import LinearModel
 from tests.api.checkpoints import checkpoint
 from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of
-from tests.simulator.evaluation.test_run import measured, write
+from tests.simulator.measurements import measured, write
 
 
 def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:

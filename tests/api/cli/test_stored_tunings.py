@@ -11,7 +11,7 @@ from autosync.api.cli.main import app
 from autosync.api.db import Database
 from autosync.api.engine.submission import enqueue
 from autosync.bundle import Evidence, load_bundle
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.document import Offload
 from tests.api.cli.command import completed
 from tests.api.databases import opened
 from tests.api.http.serving import served
@@ -153,11 +153,11 @@ def test_a_bundle_that_swaps(
     run(*chosen, "-o", "plain.json")
     run(*chosen, "--swap-gb", "15.5")
     plain, swapping = load_bundle("plain.json"), load_bundle("best.json")
-    assert swapping.strategy.swap == Swap(15_500_000_000)
+    assert swapping.strategy.swap == Offload(15_500_000_000)
     run(*chosen, "--swap-gb", "15.5", "--swap-state")
-    assert load_bundle("best.json").strategy.swap == Swap(15_500_000_000, optimizer_state=True)
+    assert load_bundle("best.json").strategy.swap == Offload(15_500_000_000, optimizer_state=True)
     run(*chosen, "--swap-gb", "15.5", "--swap-state", "--swap-values")
-    assert load_bundle("best.json").strategy.swap == Swap(15_500_000_000, True, values=True)
+    assert load_bundle("best.json").strategy.swap == Offload(15_500_000_000, True, values=True)
     assert "without a budget" in refused(*chosen, "--swap-state")
     assert "--swap-values was given without a budget" in refused(*chosen, "--swap-values")
     assert swapping.plan == plain.plan

@@ -1,5 +1,6 @@
 """Options of `autosync tune` that steer the search reach its settings."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 
 from autosync.api.cli.commands import tune as tune_command
+from autosync.api.spec import TuningSpec
 from autosync.cluster import Backend
 from autosync.domain import Domain
 from autosync.environment import SHARE_GPUS_VARIABLE
+from autosync.errors import InvalidInput
 from autosync.search.loop.settings import Settings
 from tests.api.cli.command import small_inputs
 
@@ -24,11 +27,11 @@ def requested(
     """What a tuning would be requested with; nothing is stored or run."""
     found: list[tuple[Domain, Settings]] = []
 
-    def request(domain: Domain, settings: Settings, *others: object) -> None:
-        found.append((domain, settings))
+    def request(domain: Domain, spec: TuningSpec) -> None:
+        found.append((domain, spec.settings))
         raise Requested
 
-    monkeypatch.setattr("autosync.api.cli.tuning_start.request_at_scales", request)
+    monkeypatch.setattr("autosync.api.cli.tuning_start.requested", request)
     monkeypatch.chdir(folder)
     model, cluster, *_ = small_inputs(folder)
     with pytest.raises(Requested):
@@ -47,10 +50,22 @@ def test_the_searchs_options_reach_the_settings(
         "refined_share": 0.125,
         "neighbour_share": 0.25,
         "least_gain": 0.01,
-        "proposals": 7,
     }
-    assert requested(monkeypatch, tmp_path, **stated)[1] == Settings(**stated)
+    file = tmp_path / "advanced.json"
+    file.write_text(json.dumps(stated))
+    for advanced in (json.dumps(stated), str(file)):
+        found = requested(monkeypatch, tmp_path, proposals=7, iterations=3, advanced=advanced)[1]
+        assert found == Settings(proposals=7, iterations=3, **stated)
     assert requested(monkeypatch, tmp_path)[1] == Settings()
+
+
+@pytest.mark.parametrize(
+    ("advanced", "words"),
+    [("{", "cannot be read"), ("nowhere.json", "cannot be read"), ('{"luck": 1}', "luck")],
+)
+def test_an_advanced_document_that_is_none_is_refused(advanced: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        tune_command.tune("resnet50", "example-4x1", advanced=advanced)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

@@ -13,12 +13,9 @@ import pandas as pd
 import pytest
 
 from autosync import Client
-from autosync.api.client.request_options import PredictionOptions, RankOptions, TuningOptions
 from autosync.api.client.service_errors import ServiceError, ServiceUnreachable
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
-from autosync.api.http.prediction_bodies import CompareBody, RankBody
-from autosync.api.http.tuning_body import TuningBody
 from autosync.bundle import load_bundle
 from autosync.domain import Optimizer
 from autosync.errors import AutosyncError, InvalidInput
@@ -160,16 +157,6 @@ def call_the_rest(client: Client, folder: Path) -> None:
     assert len(rows) == len(pd.read_parquet(folder / "runtimes.parquet")) > 0
     with pytest.raises(InvalidInput, match="no format of runtimes"):
         client.runtimes.save(folder / "runtimes.xlsx")
-
-
-def test_options_are_those_of_the_service() -> None:
-    given = {"graph", "cluster", "clusters"}
-    for options, body in (
-        (TuningOptions, TuningBody),
-        (RankOptions, RankBody),
-        (PredictionOptions, CompareBody),
-    ):
-        assert set(options.__annotations__) == set(body.model_fields) - given, options
 
 
 def test_a_refusal_has_the_services_words(client: Client) -> None:

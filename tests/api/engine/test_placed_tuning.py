@@ -44,7 +44,7 @@ def test_placements_are_measured_and_told_in_words(sqlite: Database) -> None:
         answer = client.get(f"/tunings/{tuning_id}/why", params={"strategy": placed[0].strategy_id})
         assert answer.status_code == 200
         assert "of gradients no longer travel" in answer.text
-        assert "Placed modules" in answer.text
+        assert "Placement" in answer.text
 
 
 def test_kernels_and_placements_do_not_go_together(sqlite: Database) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput, InvalidStrategy, NotSupported
-from autosync.interop.strategy_export import export_strategy
-from autosync.interop.strategy_import import import_strategy
-from autosync.search.designs.design_table import BUILDERS
+from autosync.extensions.staleness.document import Staleness
+from autosync.interop.autodist_strategy import export_strategy, import_strategy
+from autosync.search.designs.design_table import DESIGNS
 from autosync.search.designs.known_designs import ddp, ps_pieces_4mb_priority, zero1
 from autosync.strategy import (
     AllGather,
@@ -210,7 +210,7 @@ def test_mixed_staleness_is_refused() -> None:
     message.node_config[1].PSSynchronizer.sync = True
     message.node_config[1].PSSynchronizer.staleness = 2
     with pytest.raises(NotSupported, match="staleness 0 and 2"):
-        import_strategy(message.SerializeToString(), domain, allow_staleness=True)
+        import_strategy(message.SerializeToString(), domain, allow_inexact=True)
 
 
 def test_other_variables_are_refused_by_name() -> None:
@@ -338,7 +338,7 @@ def test_beyond_reach_is_refused_by_name_and_reason() -> None:
         "v0 is all-reduced along an explicit ring": with_shard(
             AllReduce(9, device_order=(0, 2, 1, 3))
         ),
-        "staleness is only for variables with a server": replace(plain, staleness=1),
+        "staleness is only for variables with a server": plain.carrying(Staleness(1)),
     }
     for why, strategy in refused.items():
         with pytest.raises(NotSupported, match=why):
@@ -373,7 +373,7 @@ OWN_BUILDERS = (
 @pytest.mark.parametrize("builder", OWN_BUILDERS)
 def test_what_autodists_own_builders_make_is_within_reach(builder: str) -> None:
     domain = small(ranks_per_node=2, sparse=(0,))
-    strategy = BUILDERS[builder].build(domain)
+    strategy = DESIGNS[builder](domain)
     assert import_strategy(export_strategy(strategy, domain), domain).id == strategy.id
 
 
@@ -393,3 +393,16 @@ def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
     del written[data.draw(st.integers(0, len(written))) :]
     with suppress(AutosyncError):
         import_strategy(bytes(written), small())
+
+
+def test_fields_that_are_not_known_are_refused() -> None:
+    """One of a later AutoDist could change what a strategy means; so could another wire type."""
+    domain = small()
+    message = all_reduced(domain)
+    for odd, named in ((b"\x32\x00", "number 6 of Strategy"), (b"\x08\x01", "number 1 of")):
+        with pytest.raises(InvalidInput, match=f"not known: {named}"):
+            import_strategy(message.SerializeToString() + odd, domain)
+    node = message.node_config[0]
+    node.AllReduceSynchronizer.MergeFromString(b"\x78\x01")
+    with pytest.raises(InvalidInput, match="number 15 of AllReduceSynchronizer"):
+        import_strategy(message.SerializeToString(), domain)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from autosync.cluster import Device
 from autosync.domain import Domain
+from autosync.extensions.staleness.document import late_by
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
@@ -229,7 +230,7 @@ def strategy(case: Case, graph: ModelGraph, world: int) -> Strategy:
     replicas = even_replicas(world)
     if case.shares:
         replicas = tuple(Replica(rank, share) for rank, share in enumerate(case.shares))
-    return Strategy(tuple(choices), replicas, case.schedule, case.staleness)
+    return Strategy(tuple(choices), replicas, case.schedule, extensions=late_by(case.staleness))
 
 
 def for_one(made: Plan) -> Plan:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
-from autosync.extensions.placement.placed_module import evenly
+from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.designs.torch_engines import fsdp2

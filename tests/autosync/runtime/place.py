@@ -15,7 +15,7 @@ from autosync.plan import Plan
 from autosync.runtime.attachment import Attachment, attach
 from autosync.runtime.device.streams import ONE_ORDER, STAGED, Streams
 from autosync.trials.request_names import ComputeDevice
-from autosync.trials.trial_attachment import ReusedGroups
+from autosync.trials.session import ReusedGroups
 
 Module = TypeVar("Module", bound=nn.Module)
 

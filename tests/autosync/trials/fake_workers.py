@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosync.trials.contract import ErrorKind, Workload
-from autosync.trials.pool.process_pool import REPEATS, ProcessPool
-from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
-from autosync.trials.pool.worker_transport import WorkerTransport
-from autosync.trials.worker.commands import (
+from autosync.trials.commands import (
     Answer,
     Command,
     CommandFailed,
@@ -21,6 +17,9 @@ from autosync.trials.worker.commands import (
     WorkerStarted,
     read_command,
 )
+from autosync.trials.contract import ErrorKind, Workload
+from autosync.trials.pool.process_pool import REPEATS, ProcessPool
+from autosync.trials.pool.worker_process import Answers, WorkerAnswer, WorkerExit
 from tests.autosync.trials.strategies import small_domain
 
 SENT_BYTES = 70
@@ -47,13 +46,13 @@ class FakeWorkers:
 
     def pool(self, **others: Any) -> ProcessPool:
         fields: dict[str, Any] = {"host": "", "links": "loopback", **others}
-        transport = WorkerTransport(
+        return ProcessPool(
             workload=Workload(small_domain(), byte_scale=0.5),
             place="fake workers",
             places=(FakePlace(self, 0), FakePlace(self, 1)),
+            repeats=REPEATS,  # passes of fake workers take no time
             **fields,
         )
-        return ProcessPool(transport, REPEATS)  # passes of fake workers take no time
 
 
 @dataclass
@@ -99,6 +98,7 @@ class FakeWorker:
                 total_seconds=1.0,
                 sent_bytes=SENT_BYTES * command.iterations,
             ),
+            host=self.group.hosts[self.rank],
             peak_memory_bytes=1,
             digest=1.0,
         )

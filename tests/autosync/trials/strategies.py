@@ -2,6 +2,7 @@
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
+from autosync.extensions.staleness.document import late_by
 from autosync.strategy import (
     AllReduce,
     ParameterServer,
@@ -53,4 +54,4 @@ def lagging(domain: Domain, shard: Synchronizer, staleness: int) -> Bundle:
         VariableChoice(v.name, whole(v.shape), (shard,)) for v in domain.graph.variables
     )
     replicas = even_replicas(domain.world_size)
-    return make_bundle(Strategy(choices, replicas, staleness=staleness), domain)
+    return make_bundle(Strategy(choices, replicas, extensions=late_by(staleness)), domain)

@@ -1,13 +1,15 @@
-"""Which interface leads to other hosts, and what it has sent."""
+"""Which interface leads to other hosts, what it has sent, and whose CPU time it is."""
 
 import socket
+import subprocess
+import sys
 from ipaddress import IPv4Address
 
 import pytest
 
 from autosync.errors import NotSupported
 from autosync.trials import machine
-from autosync.trials.machine import interface_towards, network_bytes
+from autosync.trials.machine import family_seconds, interface_towards, network_bytes
 
 
 @pytest.fixture
@@ -40,3 +42,23 @@ def test_bytes_are_of_the_named_interfaces() -> None:
         sender.sendto(b"x" * 1000, ("127.0.0.1", 9))
     assert network_bytes("lo") >= before + 1000
     assert network_bytes("no-such") == 0
+
+
+BURN = "import time\nwhile time.process_time() < 0.5: pass"
+"""Half a second of CPU time, however long that takes beside others."""
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_what_a_job_started_is_its_own(reaped: bool) -> None:
+    before = family_seconds()
+    waits = "" if reaped else "\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN + waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as helper:
+        assert helper.stdout is not None
+        helper.stdout.readline()  # a line, or the end
+        if reaped:
+            helper.wait()
+        used_seconds = family_seconds() - before
+        helper.communicate(b"\n")
+    assert used_seconds >= 0.25

@@ -9,16 +9,22 @@ import pytest
 
 from autosync.bundle import with_swap
 from autosync.strategy import AllReduce
-from autosync.trials.contract import ErrorKind, TrialError, TrialRequest, TrialResult, Workload
-from autosync.trials.live.live_job import LiveJob
-from autosync.trials.live.live_transport import LiveTransport
+from autosync.trials.contract import (
+    ErrorKind,
+    TrialError,
+    TrialFailed,
+    TrialRequest,
+    TrialResult,
+    Workload,
+)
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job_pool import JobPool
 from autosync.trials.measurement import PassMeasurement
-from autosync.trials.pool import worker_transport
+from autosync.trials.pool import process_pool
 from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.request_names import PREDICTED_WAITS
-from autosync.trials.trial_failure import TrialFailed
-from autosync.trials.trial_procedure import TrialProcedure
+from autosync.trials.trial_procedure import TrialPool
 from tests.autosync.trials.fake_workers import SENT_BYTES, FakeWorkers
 from tests.autosync.trials.strategies import ddp, lagging, small_domain
 
@@ -35,7 +41,7 @@ def test_a_loaded_pass_is_measured_again_and_the_quiet_one_counts() -> None:
     assert result.step_seconds == pytest.approx(0.02)
     assert result.load == 0.0
     assert len(result.iteration_seconds) == 3
-    assert pool.procedure.repeated == 1
+    assert pool.repeated == 1
 
 
 def test_where_load_stays_the_least_loaded_of_three_counts() -> None:
@@ -49,7 +55,7 @@ def test_a_quiet_pass_is_measured_once() -> None:
     group = FakeWorkers([(0.01, 0.1)])
     pool = group.pool()
     assert run(pool).error is None
-    assert pool.procedure.repeated == 0
+    assert pool.repeated == 0
     assert [worker.trials for worker in group.workers] == [1, 1]
 
 
@@ -60,14 +66,6 @@ def test_passes_that_disagree_are_followed_by_one_more() -> None:
     result = run(differing.pool(), passes=2)
     assert len(result.iteration_seconds) == 9
     assert result.step_seconds == pytest.approx(0.0105)
-
-
-def test_periods_that_spread_are_contaminated_too() -> None:
-    def disturbance(*periods: float) -> float:
-        return PassMeasurement(periods, 0.0, 0.0, 0).disturbance
-
-    assert disturbance(1.0, 1.01, 1.02) < 1
-    assert disturbance(1.0, 1.0, 1.2) > 1
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def quiet_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[Any]]:
             asked.append(given)
             return becomes_quiet
 
-        monkeypatch.setattr(worker_transport, "wait_until_quiet", wait)
+        monkeypatch.setattr(process_pool, "wait_until_quiet", wait)
         return asked
 
     return waits
@@ -111,35 +109,43 @@ def test_a_load_that_stays_is_waited_for_once_until_it_has_gone(
 
 
 @dataclass
-class ScriptedTransport:
+class ScriptedPool(TrialPool):
     """Answers with these passes, one after another; an exception is raised."""
 
     script: list[PassMeasurement | Exception]
     prepare_seconds: float = 0.0
-    description: str = "scripted"
-    world_size: int = 2
-    scales: tuple[float, float] = (1.0, 1.0)
-    swaps: bool = False
+    trains: bool = False
     resets: int = 0
-    asked: list[bool] = field(default_factory=list)
     warmups: list[int] = field(default_factory=list)
+    repeats: int = field(default=0, kw_only=True)
+
+    @property
+    def description(self) -> str:
+        return "scripted"
+
+    @property
+    def world_size(self) -> int:
+        return 2
+
+    @property
+    def swaps(self) -> bool:
+        return self.trains
 
     def prepare(self, request: TrialRequest) -> float:
         return self.prepare_seconds
 
     def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
-        self.asked.append(after_load)
         self.warmups.append(request.warmup)
         given = self.script.pop(0)
         if isinstance(given, Exception):
             raise given
         return given
 
-    def contamination(self, measured: PassMeasurement) -> float:
-        return measured.load_excess
-
     def reset_ranks(self) -> None:
         self.resets += 1
+
+    def close(self) -> None:
+        """Nothing was started."""
 
 
 def measured(load: float, overhead_seconds: float = 0.0) -> PassMeasurement:
@@ -151,19 +157,18 @@ def request(key: str = "a", passes: int = 1) -> TrialRequest:
 
 
 def test_what_the_workers_document_takes_is_overhead() -> None:
-    transport = ScriptedTransport([measured(0.0, 0.2), measured(0.0, 0.4)], prepare_seconds=1.0)
-    result = TrialProcedure(transport, 0).run(request(passes=2))
+    pool = ScriptedPool([measured(0.0, 0.2), measured(0.0, 0.4)], prepare_seconds=1.0)
+    result = pool.run(request(passes=2))
     assert result.overhead_seconds == pytest.approx((1.0 + 0.2 + 0.4) / 2)
 
 
 @pytest.mark.parametrize(("trains", "warmups"), [(False, [2, 5]), (True, [2, 14])])
 def test_a_plan_that_lags_warms_up_until_it_is_filled(trains: bool, warmups: list[int]) -> None:
-    transport = ScriptedTransport([measured(0.0), measured(0.0)], swaps=trains)
-    procedure = TrialProcedure(transport, 0)
+    pool = ScriptedPool([measured(0.0), measured(0.0)], trains=trains)
     for staleness in (0, 3):
         bundle = lagging(small_domain(), AllReduce(0), staleness)
-        procedure.run(TrialRequest(f"s = {staleness}", bundle, warmup=2))
-    assert transport.warmups == warmups
+        pool.run(TrialRequest(f"s = {staleness}", bundle, warmup=2))
+    assert pool.warmups == warmups
 
 
 @pytest.mark.parametrize(
@@ -172,11 +177,10 @@ def test_a_plan_that_lags_warms_up_until_it_is_filled(trains: bool, warmups: lis
 def test_what_swaps_warms_up_until_it_is_scheduled_and_says_what_is_not_measured(
     swaps: bool, launcher: str
 ) -> None:
-    transport = ScriptedTransport([measured(0.0), measured(0.0)], swaps=swaps)
-    procedure = TrialProcedure(transport, 0)
-    swapped = procedure.run(TrialRequest("swapped", with_swap(ddp(small_domain()), 10**9)))
-    plain = procedure.run(request("plain"))
-    assert transport.warmups == [4, 2]
+    pool = ScriptedPool([measured(0.0), measured(0.0)], trains=swaps)
+    swapped = pool.run(TrialRequest("swapped", with_swap(ddp(small_domain()), 10**9)))
+    plain = pool.run(request("plain"))
+    assert pool.warmups == [4, 2]
     assert (swapped.launcher, plain.launcher) == (launcher, "scripted")
 
 
@@ -192,7 +196,7 @@ def test_workers_are_told_how_long_swapping_lets_compute_wait() -> None:
 def test_kernels_do_not_wait_for_what_is_only_predicted() -> None:
     group = FakeWorkers([])
     pool = group.pool()
-    pool.transport.workload = Workload(small_domain(), compute="kernels")
+    pool.workload = Workload(small_domain(), compute="kernels")
     result = pool.run(TrialRequest("swapped", with_swap(ddp(pool.workload.domain), 10**9)))
     assert result.error is not None
     assert result.error.kind == "refused"
@@ -203,21 +207,20 @@ def test_kernels_do_not_wait_for_what_is_only_predicted() -> None:
 def test_a_cancelled_trial_was_not_run_and_other_results_stay() -> None:
     cancelled = TrialFailed(TrialError("cancelled", "by hand"), ranks_usable=True)
     crashed = TrialFailed(TrialError("crashed", "a rank"))
-    transport = ScriptedTransport([cancelled, crashed])
-    procedure = TrialProcedure(transport, 0)
-    assert procedure.run(request()).error == cancelled.error
-    assert transport.resets == 0
-    failed = procedure.run(request())
+    pool = ScriptedPool([cancelled, crashed])
+    assert pool.run(request()).error == cancelled.error
+    assert pool.resets == 0
+    failed = pool.run(request())
     assert failed.error == crashed.error
-    assert transport.resets == 1
-    assert procedure.run(request()) is failed
+    assert pool.resets == 1
+    assert pool.run(request()) is failed
 
 
 def test_what_is_no_failure_of_the_trial_is_raised_and_the_ranks_are_reset() -> None:
-    transport = ScriptedTransport([ZeroDivisionError()])
+    pool = ScriptedPool([ZeroDivisionError()])
     with pytest.raises(ZeroDivisionError):
-        TrialProcedure(transport, 0).run(request())
-    assert transport.resets == 1
+        pool.run(request())
+    assert pool.resets == 1
 
 
 def test_bytes_are_told_where_every_node_has_a_counter_of_its_own() -> None:
@@ -267,14 +270,14 @@ def test_only_what_all_refuse_alike_leaves_them_warm(
 
 def test_a_running_jobs_loaded_pass_is_measured_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = [measured(load) for load in (0.5, 0.3, 0.1, 0.5)]
-    monkeypatch.setattr(LiveTransport, "run_pass", lambda *_, **__: passes.pop(0))
-    monkeypatch.setattr(LiveTransport, "world_size", 2)
+    monkeypatch.setattr(JobPool, "run_pass", lambda *_, **__: passes.pop(0))
+    monkeypatch.setattr(JobPool, "world_size", 2)
     job: LiveJob = None  # type: ignore[assignment]  # no pass reaches it
-    result = TrialProcedure(LiveTransport(job, "job"), 1).run(request(passes=2))
+    result = JobPool(job, "job").run(request(passes=2))
     assert result.load == 0.3
     assert len(passes) == 1
 
 
 def test_how_much_periods_spread_is_a_running_jobs_own() -> None:
     job: LiveJob = None  # type: ignore[assignment]
-    assert LiveTransport(job, "job").contamination(PassMeasurement((1, 1, 9), 0.0, 0.0, 0)) == 0.0
+    assert JobPool(job, "job").contamination(PassMeasurement((1, 1, 9), 0.0, 0.0, 0)) == 0.0

@@ -7,6 +7,7 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.documents import from_data, to_data
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import (
@@ -252,10 +253,10 @@ def test_uneven_shares_pass() -> None:
 
 
 def test_staleness_is_refused_unless_allowed() -> None:
-    stale = replace(plain(), staleness=2)
+    stale = plain().carrying(Staleness(2))
     assert "staleness 0" in refused(stale, "lag 2 iterations").remedy
-    verify(stale, DOMAIN, allow_staleness=True)
-    verify(replace(served(), staleness=2), DOMAIN, allow_staleness=True)
+    verify(stale, DOMAIN, allow_inexact=True)
+    verify(served().carrying(Staleness(2)), DOMAIN, allow_inexact=True)
 
 
 def served() -> Strategy:
@@ -266,7 +267,7 @@ def served() -> Strategy:
 
 def lagging(strategy: Strategy, domain: Domain, words: str) -> None:
     with pytest.raises(InvalidStrategy, match=words) as caught:
-        verify(replace(strategy, staleness=2), domain, allow_lossy=True, allow_staleness=True)
+        verify(strategy.carrying(Staleness(2)), domain, allow_lossy=True, allow_inexact=True)
     assert caught.value.remedy
 
 

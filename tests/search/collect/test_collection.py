@@ -12,16 +12,20 @@ import pytest
 from autosync.cancellation import check_cancelled
 from autosync.cluster_file import save_cluster
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.search.collect.collected_strategy import CollectedStrategy
 from autosync.search.collect.collection import collect
-from autosync.search.collect.collection_log import CONTROL, CollectionLog, PassKey
+from autosync.search.collect.collection_log import (
+    CONTROL,
+    CollectedStrategy,
+    CollectionLog,
+    PassKey,
+)
+from autosync.search.collect.collection_passes import OccasionPasses, strategies_of
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget
-from autosync.search.collect.remaining_passes import OccasionPasses, strategies_of
-from autosync.simulator.evaluation.measured_dataset import load_dataset, read_trials
 from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.runtime_dataset import load_dataset, read_trials
 from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import grid_cluster
 from tests.search.collect.scripted_launcher import (
     COUNT,
@@ -111,7 +115,7 @@ def test_a_third_pass_where_two_disagree_and_its_median_counts(tmp_path: Path) -
     assert (domain.label_seconds <= fastest).all()
 
 
-@pytest.mark.parametrize("dies_after", [0, 1, 19, 20, 21, 22, 30, 51, 53])
+@pytest.mark.parametrize("dies_after", [0, 1, 20, 21, 51])
 def test_a_killed_collection_goes_on_where_it_stopped(tmp_path: Path, dies_after: int) -> None:
     plan = prepared(tmp_path)
     dying = ScriptedLauncher(steady, dies_after)

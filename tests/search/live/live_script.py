@@ -27,13 +27,11 @@ from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.live.control_group import open_control
-from autosync.trials.live.live_cluster import measure_cluster
-from autosync.trials.live.live_commands import Verdict
-from autosync.trials.live.live_graph import record_job
-from autosync.trials.live.live_job import LiveJob
-from autosync.trials.live.live_pool import JobPool
-from autosync.trials.live.live_transport import serve
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job_cluster import measure_cluster
+from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
+from autosync.trials.live.step_graph import record_job
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 6, 4

@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import load_bundle
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap, budget_within
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.document import Offload, budget_within
+from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, blocks
@@ -72,7 +72,7 @@ def least_bytes(batches: list[Tensor]) -> int:
     with Arena(ROOMY) as arena:
         arena.count(model.parameters())
         network = DistributedDataParallel(model)
-        swapper = swap_to_host(model, Swap(ROOMY))
+        swapper = swap_to_host(model, Offload(ROOMY))
         trained(network, optimizer, batches)
     assert swapper.recorded is not None
     return on_any_rank(least_budget_bytes(swapper.recorded.moments))
@@ -112,7 +112,7 @@ def tuned(batches: list[Tensor], memory_bytes: int, out: Path) -> dict[str, Any]
         trained(network, optimizer, batches)  # too much of it were an error
     dist.barrier()  # rank 0 has written the bundle before it went on
     bundle = load_bundle(out)
-    plain = replace(bundle, strategy=replace(bundle.strategy, swap=None))
+    plain = replace(bundle, strategy=bundle.strategy.without(Offload))
     twin, twin_optimizer = made()
     trained(*autosync.distribute(twin, twin_optimizer, plain), batches)
     model.state_dict()  # waits for what is on its way

@@ -12,7 +12,7 @@ from autosync.bundle import make_bundle, save_bundle
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.document import Offload
 from autosync.population import Population
 from autosync.search.loop.earlier_trials import (
     EarlierTrials,
@@ -57,7 +57,7 @@ def twice_as_slow(strategy: Strategy) -> float:
 def test_a_budget_that_holds_no_step_any_more_is_left_out() -> None:
     earlier = first_tuning()
     plain = next(trial for trial in earlier.trials if is_ddp(trial.strategy))
-    swapped = [replace(plain.strategy, swap=Swap(budget)) for budget in (1, 10**12)]
+    swapped = [plain.strategy.carrying(Offload(budget)) for budget in (1, 10**12)]
     trials = tuple(replace(plain, strategy=each) for each in (plain.strategy, *swapped))
     kept = usable(EarlierTrials(trials), DOMAIN, Space())
     assert [trial.strategy for trial in kept.trials] == [plain.strategy, swapped[1]]

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 
 from autosync.codes import Method
 from autosync.domain import Domain
-from autosync.extensions.staleness.lagging_draws import kept_staleness
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.edits.local_search import refined
 from autosync.search.edits.small_edits import make_edited, parents_of
+from autosync.search.extension_proposals import kept_extensions
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
@@ -42,7 +42,7 @@ SPACE = Space(whole_below_bytes=1000, staleness=LATE, shard_methods=True, idle_g
 def checked(population: Population, domain: Domain) -> set[int]:
     """The staleness of all, each of which runs."""
     for index in range(len(population)):
-        verify(decode(population, index, domain), domain, allow_lossy=True, allow_staleness=True)
+        verify(decode(population, index, domain), domain, allow_lossy=True, allow_inexact=True)
     return set(population.staleness.tolist())
 
 
@@ -57,7 +57,7 @@ def test_both_forms_are_drawn_as_often() -> None:
     late = np.flatnonzero(drawn.staleness)
     owned = [methods(drawn, int(i)) == {Method.PARAMETER_SERVER} for i in late]
     assert 0.4 < np.mean(owned) < 0.6
-    assert np.array_equal(kept_staleness(drawn), drawn.staleness)
+    assert np.array_equal(kept_extensions(drawn), drawn.extension)
 
 
 def test_what_does_not_lag_is_drawn_as_without() -> None:
@@ -65,7 +65,7 @@ def test_what_does_not_lag_is_drawn_as_without() -> None:
         sample(DOMAIN, space, 0, 300, 5) for space in (SPACE, replace(SPACE, staleness=(0,)))
     )
     rows = np.flatnonzero(drawn.staleness == 0)
-    assert_same(drawn.take(rows), without.take(rows))
+    assert_same(drawn.take(rows), replace(without.take(rows), extensions=drawn.extensions))
 
 
 @settings(deadline=None, max_examples=40)
@@ -145,7 +145,7 @@ def test_a_refined_design_still_runs() -> None:
     for seed in range(4):
         better = refined(design, DOMAIN, SPACE, seed, 256)
         assert better.staleness == 1
-        verify(better, DOMAIN, allow_staleness=True)
+        verify(better, DOMAIN, allow_inexact=True)
 
 
 def test_a_tuning_proposes_both_forms() -> None:

@@ -419,7 +419,7 @@ def test_uneven_shares_follow_the_devices_in_whole_samples() -> None:
     assert set(drawn.layout) == {0, 1}
 
 
-LATER = ("idle_gather", "engine", "swap_bytes", "swap_state", "swap_values", "placement")
+LATER = ("idle_gather", "engine", "extension")
 """Columns that came later count where they say something."""
 
 
@@ -427,6 +427,9 @@ def digest(population: Population) -> str:
     sha = hashlib.sha256()
     for field in fields(Population):
         column = getattr(population, field.name)
+        if field.name == "axis":  # behind a column of zeros, when these digests were written
+            sha.update(f"staleness uint8 {population.order.shape}".encode())
+            sha.update(bytes(len(population)))
         if field.name in LATER and not column.any():
             continue
         if isinstance(column, np.ndarray):

@@ -12,10 +12,6 @@ from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
-from autosync.simulator.evaluation.measured_dataset import load_dataset
-from autosync.simulator.evaluation.measured_domain import MeasuredDomain
-from autosync.simulator.evaluation.metrics import pairwise_accuracy
-from autosync.simulator.evaluation.pretraining import dataset_hash, split_trials
 from autosync.simulator.learned.bundled_simulator import (
     FILE,
     FOLDER,
@@ -26,6 +22,9 @@ from autosync.simulator.learned.checkpoint import load_checkpoint, read_card
 from autosync.simulator.learned.models.ensemble_model import EnsembleModel
 from autosync.simulator.learned.models.gaussian_model import GaussianModel
 from autosync.simulator.learned.models.source_trials import kept_trials
+from autosync.simulator.learned.pretraining import dataset_hash, split_trials
+from autosync.simulator.ranking_accuracy import pairwise_accuracy
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 CARD = read_card(data_file(FOLDER, FILE))

@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
-from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.calibration import UNTRIED_MARGIN
 from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
 from autosync.simulator.learned.features.domain_descriptor import (
@@ -34,6 +33,7 @@ from autosync.simulator.learned.transfer import (
     source_of,
     transferred,
 )
+from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autosync.cluster import Backend
 from autosync.domain import Domain
+from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.simulator.explanation import explain
 from autosync.simulator.timeline.intervals import union
@@ -88,7 +89,7 @@ def test_owners_send_what_they_updated_after_the_stretched_step() -> None:
 
 def test_staleness_leaves_what_messages_take_from_compute() -> None:
     domain = domain_with(10.0, 1, 1, 1, 1)
-    late = replace(strategy_of(domain, lambda v: AllReduce(0)), staleness=9)
+    late = strategy_of(domain, lambda v: AllReduce(0)).carrying(Staleness(9))
     # 60 ms on the wire beside compute, which does 40 ms of its work meanwhile.
     assert period(domain, late) == pytest.approx([0.120 + 0.020])
 

@@ -7,6 +7,7 @@ import pytest
 
 from autosync.cluster import Cluster
 from autosync.domain import Domain
+from autosync.extensions.staleness.document import Staleness, late_by
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Replica, Schedule
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, period, random_strategy, strategy_of
@@ -146,7 +147,7 @@ def test_updates_take_time_where_they_happen() -> None:
 def test_staleness_spreads_what_compute_does_not_hide() -> None:
     domain = domain_with(10.0)
     prompt = strategy_of(domain, lambda v: AllReduce(0))
-    late = dataclasses.replace(prompt, staleness=1)
+    late = prompt.carrying(Staleness(1))
     assert period(domain, prompt, late) == pytest.approx([0.180, 0.120])
 
 
@@ -154,7 +155,7 @@ def test_lagging_further_than_the_link_is_busy_gains_nothing() -> None:
     """12 ms of compute and 60 on the link: one iteration of lag lets the link work all the time."""
     domain = domain_with(1.0)
     prompt = strategy_of(domain, lambda v: AllReduce(0))
-    late = [dataclasses.replace(prompt, staleness=s) for s in (1, 4, 16)]
+    late = [prompt.carrying(*late_by(s)) for s in (1, 4, 16)]
     assert period(domain, prompt, *late) == pytest.approx([0.072, 0.060, 0.060, 0.060])
 
 
@@ -163,7 +164,7 @@ def test_clocks_answer_while_the_next_iterations_compute() -> None:
     more, but no fewer seconds an iteration than the link is busy, or than compute takes."""
     domain, computing = domain_with(5.0), domain_with(50.0)
     prompt = strategy_of(domain, lambda v: ParameterServer(0, 0))
-    late = [dataclasses.replace(prompt, staleness=s) for s in (1, 2, 4)]
+    late = [prompt.carrying(*late_by(s)) for s in (1, 2, 4)]
     assert period(domain, prompt, *late) == pytest.approx([0.300, 0.240, 0.120, 0.120])
     assert period(computing, *late) == pytest.approx([0.600] * 3)
 
@@ -172,7 +173,7 @@ def test_replicas_update_however_late_their_gradients_are() -> None:
     domain = domain_with(10.0)
     profile = dataclasses.replace(domain.profile, update_seconds=0.008)
     domain = dataclasses.replace(domain, profile=profile)
-    late = dataclasses.replace(strategy_of(domain, lambda v: AllReduce(0)), staleness=1)
+    late = strategy_of(domain, lambda v: AllReduce(0)).carrying(Staleness(1))
     assert period(domain, late) == pytest.approx([0.120 + 0.008])
 
 

@@ -6,8 +6,9 @@ from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.dashboard.headline import headline
 from autosync.api.views.dashboard.strategy_labels import label_of, strategy_labels
-from autosync.api.views.tuning_schemas import Tuning
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.api.views.schemas import Tuning
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.staleness.document import Staleness
 from autosync.search.designs.known_designs import all_reduce_5mb, ps_load_balanced
 from autosync.search.loop.outcome import is_ddp
 from autosync.simulator.limit import iteration_limit
@@ -39,7 +40,7 @@ def test_a_chip_says_what_is_late_and_by_how_much() -> None:
         (all_reduce_5mb(domain), "pipelined: gradients applied 2 iterations later"),
         (ps_load_balanced(domain), "clocks: values at most 2 iterations old"),
     ):
-        (chip,) = (c for c in label_of(replace(made, staleness=2)).chips if c.kind == "staleness")
+        (chip,) = (c for c in label_of(made.carrying(Staleness(2))).chips if c.kind == "staleness")
         assert chip.text == words
         assert chip.differs
 
@@ -47,11 +48,11 @@ def test_a_chip_says_what_is_late_and_by_how_much() -> None:
 def test_a_swapped_ddp_is_not_called_ddp_alone() -> None:
     known = [candidate.strategy for candidate in candidates(domain_of(), 12)]
     ddp = next(strategy for strategy in known if is_ddp(strategy))
-    label = label_of(replace(ddp, swap=Swap(2_000_000_000)))
-    assert label.name == "DDP, swapped"
+    label = label_of(ddp.carrying(Offload(2_000_000_000)))
+    assert label.name == "DDP, activations swapped, 2 GB"
     assert label.mark
     assert [chip.text for chip in label.chips if chip.differs] == ["activations swapped, 2 GB"]
-    label = label_of(replace(ddp, swap=Swap(2_000_000_000, optimizer_state=True)))
+    label = label_of(ddp.carrying(Offload(2_000_000_000, optimizer_state=True)))
     (chip,) = (chip.text for chip in label.chips if chip.differs)
     assert chip == "activations and optimizer state swapped, 2 GB"
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from autosync.extensions.dynamic.input_graphs import InputGraphs
-from autosync.extensions.dynamic.tree_lstm import ChildSumTreeLSTM
+from autosync.extensions.dynamic.lstm import ChildSumTreeLSTM
 from tests.autosync.extensions.dynamic.drawn_graphs import random_binary_trees
 
 WORDS, CLASSES = 11, 3

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from autosync.extensions.dynamic.input_graphs import InputGraphs
-from autosync.extensions.dynamic.sequence_lstm import SequenceLSTM
-from autosync.extensions.dynamic.tree_lstm import BinaryTreeLSTM, ChildSumTreeLSTM
+from autosync.extensions.dynamic.lstm import BinaryTreeLSTM, ChildSumTreeLSTM, SequenceLSTM
 
 State = tuple[Tensor, Tensor]
 """h and c of a vertex, `(cells,)` each."""

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
-from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import (
     BATCH,
     MODELS,
@@ -35,10 +35,7 @@ def follows(run: Trained) -> bool:
     swapper = run.swapper
     assert swapper is not None
     assert swapper.schedule is not None
-    last = swapper._current
-    return (
-        isinstance(last, ScheduledPass) and not last.deviated and swapper.schedule.moved_bytes > 0
-    )
+    return swapper.is_following and swapper.schedule.moved_bytes > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -79,7 +76,7 @@ def test_bytes_really_leave() -> None:
         storages.append(weakref.ref(output.untyped_storage()))
 
     with Arena(ROOMY) as arena:
-        swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
+        swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
         begin = arena.allocated_bytes()
         model.get_submodule("0.0").register_forward_hook(note)  # whose output GELU keeps
         loss = model(batch_of(0)).square().mean()
@@ -124,7 +121,7 @@ def test_forward_passes_without_backward_change_nothing() -> None:
         model, optimizer = make("convolutions")
         with Arena(ROOMY):
             if swap:
-                swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
+                swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
             for step in range(3):
                 model(batch_of(50 + step))  # nobody asks for its gradient
                 model.eval()
@@ -158,8 +155,7 @@ def test_two_forward_passes_of_one_backward_pass() -> None:
     assert swapper is not None
     assert swapper.schedule is not None
     assert swapper.schedule.moved_bytes > 0
-    assert isinstance(swapper._current, ScheduledPass)
-    assert not swapper._current.deviated
+    assert swapper.is_following
 
 
 def test_backward_may_run_twice() -> None:
@@ -167,7 +163,7 @@ def test_backward_may_run_twice() -> None:
         model, _ = make("attention")
         with Arena(ROOMY):
             if swap:
-                swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
+                swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
             for step in range(3):
                 loss = model(batch_of(step)).square().mean()
                 loss.backward(retain_graph=True)
@@ -182,7 +178,7 @@ def test_gradients_of_gradients() -> None:
         model, _ = make("attention")
         with Arena(ROOMY):
             if swap:
-                swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
+                swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
             for step in range(3):
                 batch = batch_of(step).requires_grad_()
                 (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
@@ -212,7 +208,7 @@ def test_what_backward_needs_is_not_changed_unnoticed(smallest_bytes: int) -> No
     with Arena(ROOMY):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             model(batch_of(0)).sum().backward()
-        swapper = swap_to_host(model, Swap(ROOMY), smallest_bytes=smallest_bytes)
+        swapper = swap_to_host(model, Offload(ROOMY), smallest_bytes=smallest_bytes)
         loss = model(batch_of(0)).sum()
         if smallest_bytes == ROOMY:
             with pytest.raises(InvalidInput, match="changed in place"):
@@ -234,7 +230,7 @@ def test_a_budget_that_holds_no_step_is_refused_after_the_first() -> None:
 def test_taken_off_it_leaves_the_model_as_it_was() -> None:
     model, optimizer = make("blocks")
     with Arena(ROOMY):
-        swapper = swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
+        swapper = swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
         train_step(model, optimizer, batch_of(0))
         swapper.remove()
         train_step(model, optimizer, batch_of(1))
@@ -245,7 +241,7 @@ def test_taken_off_it_leaves_the_model_as_it_was() -> None:
 def test_a_forward_pass_that_fails_leaves_no_hook_behind() -> None:
     model, optimizer = make("blocks")
     with Arena(ROOMY):
-        swap_to_host(model, Swap(ROOMY), smallest_bytes=SMALLEST_BYTES)
+        swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
         with pytest.raises(RuntimeError, match="shape"):
             model(torch.zeros(3, 5))
         weight = torch.ones(BATCH, 32, requires_grad=True)
@@ -258,14 +254,14 @@ def test_a_forward_pass_that_fails_leaves_no_hook_behind() -> None:
 def test_host_memory_without_an_arena_is_refused() -> None:
     model, _ = make("blocks")
     with pytest.raises(NotSupported, match="on cpu") as refused:
-        swap_to_host(model, Swap(ROOMY))
+        swap_to_host(model, Offload(ROOMY))
     assert "Arena" in refused.value.remedy
 
 
 @pytest.mark.parametrize("swapped", ["optimizer_state", "values"])
 def test_without_an_optimizer_neither_state_nor_values_are_swapped(swapped: str) -> None:
     model, _ = make("blocks")
-    swap = Swap(ROOMY, optimizer_state=swapped == "optimizer_state", values=swapped == "values")
+    swap = Offload(ROOMY, optimizer_state=swapped == "optimizer_state", values=swapped == "values")
     with Arena(ROOMY), pytest.raises(InvalidInput, match="no optimizer was given") as refused:
         swap_to_host(model, swap, smallest_bytes=SMALLEST_BYTES)
     assert refused.value.thing == f"swap.{swapped}"

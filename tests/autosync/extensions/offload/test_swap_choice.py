@@ -6,29 +6,31 @@ import pytest
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
-from autosync.extensions.offload.swap_choice import Swap, forms_within
-from autosync.framework_settings.framework_table import settings_for
-from autosync.interop.strategy_export import export_strategy
+from autosync.exports.framework_table import settings_for
+from autosync.extensions.offload.document import Offload, forms_within
+from autosync.extensions.offload.verification import check_swap, swapped_in_words
+from autosync.extensions.staleness.document import Staleness
+from autosync.interop.autodist_strategy import export_strategy
 from autosync.population import concatenate, decode, encode
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Schedule, Strategy
-from autosync.strategy_description import describe, swapped_in_words
-from autosync.verification import check_swap, verify
+from autosync.strategy_description import describe
+from autosync.verification import verify
 from tests.domains import domain_of, layered_graph
 from tests.simulator.worked_examples import cluster_of, strategy_of
 
 DOMAIN = domain_of(layered_graph(), cluster_of())
 PLAIN = strategy_of(DOMAIN, lambda v: AllReduce(0))
-SWAPPED = replace(PLAIN, swap=Swap(3_000_000_000))
-WITH_STATE = replace(PLAIN, swap=Swap(3_000_000_000, optimizer_state=True))
-WITH_VALUES = replace(PLAIN, swap=Swap(3_000_000_000, values=True))
+SWAPPED = PLAIN.carrying(Offload(3_000_000_000))
+WITH_STATE = PLAIN.carrying(Offload(3_000_000_000, optimizer_state=True))
+WITH_VALUES = PLAIN.carrying(Offload(3_000_000_000, values=True))
 
 
 def test_strategies_without_it_keep_their_text() -> None:
     assert "swap" not in to_json(PLAIN)
     assert from_json(Strategy, to_json(SWAPPED)) == SWAPPED
     assert SWAPPED.id != PLAIN.id
-    assert replace(PLAIN, swap=Swap(1)).id != SWAPPED.id
+    assert PLAIN.carrying(Offload(1)).id != SWAPPED.id
 
 
 def test_strategies_that_swap_activations_alone_keep_their_text() -> None:
@@ -41,7 +43,7 @@ def test_strategies_that_swap_activations_alone_keep_their_text() -> None:
 @pytest.mark.parametrize("budget", [0, -5, 2**63])
 def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
     with pytest.raises(InvalidStrategy, match=f"budget_bytes is {budget}"):
-        Swap(budget)
+        Offload(budget)
     text = to_json(SWAPPED).replace("3000000000", str(budget))
     with pytest.raises(InvalidStrategy, match=f"budget_bytes is {budget}"):
         from_json(Strategy, text)
@@ -49,20 +51,19 @@ def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
 
 def test_populations_carry_it() -> None:
     each = encode([PLAIN, SWAPPED, WITH_STATE, WITH_VALUES], DOMAIN)
-    assert each.swap_bytes.tolist() == [0, *[3_000_000_000] * 3]
-    assert each.swap_state.tolist() == [False, False, True, False]
-    assert each.swap_values.tolist() == [False, False, False, True]
+    carried = [each.entry(row, Offload) for row in range(4)]
+    assert carried == [None, *SWAPPED.extensions, *WITH_STATE.extensions, *WITH_VALUES.extensions]
     joined = concatenate([each.take([1]), each.take([0, 2, 3])])
-    assert decode(joined, 3, DOMAIN).swap == WITH_VALUES.swap
-    assert decode(joined, 2, DOMAIN).swap == WITH_STATE.swap
-    assert decode(joined, 0, DOMAIN).swap == SWAPPED.swap
-    assert decode(joined, 1, DOMAIN).swap is None
+    assert decode(joined, 3, DOMAIN) == WITH_VALUES
+    assert decode(joined, 2, DOMAIN) == WITH_STATE
+    assert decode(joined, 0, DOMAIN) == SWAPPED
+    assert decode(joined, 1, DOMAIN).extensions == ()
 
 
 def test_it_is_sound_beside_this_runtime_and_ddp_but_not_under_fully_shard() -> None:
     verify(SWAPPED, DOMAIN)
     verify(replace(SWAPPED, schedule=Schedule("ddp")), DOMAIN)
-    sharded = replace(fully_sharded(DOMAIN, 4), swap=SWAPPED.swap)
+    sharded = fully_sharded(DOMAIN, 4).carrying(*SWAPPED.extensions)
     with pytest.raises(InvalidStrategy, match="fully_shard runs it"):
         verify(sharded, DOMAIN)
 
@@ -76,7 +77,7 @@ def test_it_is_told_in_words() -> None:
     assert describe(WITH_STATE) == words
     words = f"{describe(PLAIN)}; activations and values swapped to host memory within 3 GB"
     assert describe(WITH_VALUES) == words
-    assert swapped_in_words(Swap(1, True, True)) == "activations, optimizer state and values"
+    assert swapped_in_words(Offload(1, True, True)) == "activations, optimizer state and values"
 
 
 @pytest.mark.parametrize(
@@ -85,28 +86,28 @@ def test_it_is_told_in_words() -> None:
         (strategy_of(DOMAIN, lambda v: ReduceScatter(0, True)), "updated by all ranks in parts"),
         (strategy_of(DOMAIN, lambda v: ParameterServer(0, 0)), "updated by its parameter server"),
         (replace(PLAIN, schedule=Schedule(overlap_forward=True)), "run into the next forward"),
-        (replace(PLAIN, staleness=1), "its updates are late"),
+        (PLAIN.carrying(Staleness(1)), "its updates are late"),
     ],
 )
 def test_what_is_not_idle_between_steps_is_not_swapped(other: Strategy, why: str) -> None:
     for swapped, field in ((WITH_STATE, "optimizer_state"), (WITH_VALUES, "values")):
         with pytest.raises(InvalidStrategy, match=why) as refused:
-            check_swap(replace(other, swap=swapped.swap))
+            check_swap(other.carrying(*swapped.extensions))
         assert refused.value.thing == f"swap.{field}"
-    check_swap(replace(other, swap=SWAPPED.swap))
+    check_swap(other.carrying(*SWAPPED.extensions))
 
 
 def test_both_go_with_plans_that_update_everything_within_the_step() -> None:
     for swapped in (WITH_STATE, WITH_VALUES):
         returned = strategy_of(DOMAIN, lambda v: ParameterServer(0, 0, returns_gradients=True))
         for strategy in (PLAIN, strategy_of(DOMAIN, lambda v: ReduceScatter(0)), returned):
-            verify(replace(strategy, swap=swapped.swap), DOMAIN)
+            verify(strategy.carrying(*swapped.extensions), DOMAIN)
         verify(replace(swapped, schedule=Schedule("ddp")), DOMAIN)
 
 
 def test_activations_alone_are_the_first_of_all_forms() -> None:
     forms = forms_within(7)
-    assert forms[0] == Swap(7)
+    assert forms[0] == Offload(7)
     assert len(set(forms)) == 4
     assert {each.budget_bytes for each in forms} == {7}
 

@@ -9,23 +9,27 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput
-from autosync.extensions.offload.swap_budget import swap_budget_bytes
+from autosync.extensions.offload.prediction import swap_budget_bytes
 from autosync.extensions.offload.swapped_designs import (
     ENDINGS,
     plain_name,
     swapped_forms,
     swapped_where_needed,
 )
-from autosync.extensions.offload.swapped_ranks import slowdown_of
 from autosync.population import encode
-from autosync.search.designs.design_table import BUILDERS, hand_designed, lies_in
-from autosync.search.designs.fitting_designs import check_any_fits
-from autosync.search.designs.torch_engines import torch_designs
+from autosync.search.designs.design_table import (
+    DESIGNS,
+    check_any_fits,
+    hand_designed,
+    lies_in,
+    torch_designs,
+)
 from autosync.search.edits.local_search import refined
 from autosync.search.loop.earned_designs import known_designs
 from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.shortlists import parents_among
 from autosync.search.space import Space
+from autosync.simulator.explanation import predicted_slowdown
 from autosync.simulator.memory_check import check_memory, most_peak_bytes
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
@@ -117,7 +121,7 @@ def test_a_ranking_by_prediction_begins_with_what_fits_and_ends_with_ddp() -> No
 def test_waits_for_transfers_count_in_the_ranking() -> None:
     """Of two strategies alike but for the swapping that one device's memory asks for."""
     slow = four(0.0035, operation_seconds=1e-5)
-    plain = BUILDERS["ddp"].build(slow)
+    plain = DESIGNS["ddp"](slow)
     ((_, swapped),) = swapped_where_needed(slow, [("ddp", plain)], Space())
     without, with_waits = TimelineSimulator().predict(slow, encode([plain, swapped], slow))
     assert with_waits > without
@@ -149,9 +153,9 @@ def test_where_activations_alone_do_not_make_it_fit_more_is_swapped(
 def test_of_the_forms_that_fit_the_one_that_waits_least_is_proposed() -> None:
     """Outputs that are used again soon travel, or state or values that wait for longer."""
     domain = heavy(0.065, output_bytes=8_000_000)
-    plain = BUILDERS["all_reduce_per_variable"].build(domain)
+    plain = DESIGNS["all_reduce_per_variable"](domain)
     (forms,) = swapped_forms([("it", plain)], domain, Space())
-    waits = [slowdown_of(strategy, domain) for _, strategy in forms]
+    waits = [predicted_slowdown(domain, strategy) for _, strategy in forms]
     assert waits == sorted(waits)
     assert {name for name, _ in forms} == {f"it{ending}" for ending in ENDINGS.values()}
     assert swapped_where_needed(domain, [("it", plain)], Space()) == forms[:1]
@@ -179,6 +183,6 @@ def test_kernels_of_a_replay_are_never_asked_to_swap() -> None:
 
 def test_forms_without_state_and_large_values_have_no_second_name() -> None:
     tight = four(0.0035)  # plain SGD
-    forms = swapped_forms([("ddp", BUILDERS["ddp"].build(tight))], tight, Space())
+    forms = swapped_forms([("ddp", DESIGNS["ddp"](tight))], tight, Space())
     assert [[name for name, _ in each] for each in forms] == [["ddp_swapped"]]
     assert {plain_name(f"ddp{ending}") for ending in ENDINGS.values()} == {"ddp"}

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,14 +14,19 @@ import autosync
 from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.errors import AutosyncError, InvalidStrategy, NotSupported
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import HostSwapper
-from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swap_choice import Swap
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attachment_of
-from autosync.trials import trial_attachment
-from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
+from autosync.trials import session
+from tests.autosync.extensions.offload.swapped_training import (
+    ROOMY,
+    batch_of,
+    make,
+    moved_kinds,
+    train_step,
+)
 from tests.autosync.runtime.cases import domain, strategy
 from tests.autosync.runtime.distributing import DDP, PLANS
 from tests.autosync.runtime.ranks import Ranks
@@ -42,8 +46,10 @@ def bundle_of(
 ) -> Bundle:
     where = domain(model, world, CASES[case].ranks_per_node)
     plain = strategy(CASES[case], where.graph, world)
-    swap = None if budget_bytes is None else Swap(budget_bytes, with_state, with_values)
-    return make_bundle(replace(plain, swap=swap), where)
+    if budget_bytes is None:
+        return make_bundle(plain, where)
+    swapped = plain.carrying(Offload(budget_bytes, with_state, with_values))
+    return make_bundle(swapped, where)
 
 
 def train(
@@ -83,13 +89,12 @@ def follows(swapper: HostSwapper | None) -> bool:
     """The last pass went by a schedule that moves something; of state or values, where swapped."""
     if swapper is None or swapper.schedule is None or swapper.recorded is None:
         return False
-    last, schedule = swapper._current, swapper.schedule
-    moved = schedule.spans.tensor[~schedule.kept]
-    if not isinstance(last, ScheduledPass):
+    if not swapper.is_following:
         return False
+    moved = moved_kinds(swapper)
     if swapper.states.tensors or swapper.values.tensors:  # the next pass has begun
-        return swapper.deviations == 0 and bool((moved >= swapper.recorded.saved).any())
-    return not last.deviated and len(moved) > 0
+        return swapper.deviations == 0 and bool(moved - {"activation"})
+    return bool(moved)
 
 
 def is_swapping(model: nn.Module) -> bool:
@@ -213,9 +218,9 @@ def trial(
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model, optimizer = make("blocks")
     bundle = bundle_of(case, model, world, budget_bytes)
-    groups = trial_attachment.ReusedGroups()
+    groups = session.ReusedGroups()
     with Arena(ROOMY):
-        attached = trial_attachment.attach(model, optimizer, bundle, 1.0, groups)
+        attached = session.attach(model, optimizer, bundle, 1.0, groups)
         swapped = [is_swapping(model)]
         torch.manual_seed(rank)
         for step in range(4):
@@ -240,4 +245,4 @@ def test_a_trial_refuses_to_swap_from_host_memory() -> None:
     model, optimizer = make("blocks")
     bundle = bundle_of("all-reduce", model, 2, ROOMY)
     with pytest.raises(NotSupported, match="the model is on cpu"):
-        trial_attachment.attach(model, optimizer, bundle, 1.0, trial_attachment.ReusedGroups())
+        session.attach(model, optimizer, bundle, 1.0, session.ReusedGroups())

@@ -1,9 +1,9 @@
 """The plain proposer, where what is best is known."""
 
 from autosync.extensions.placement.device_sets import device_sets, module_places
+from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.greedy_placement import place_greedily
 from autosync.extensions.placement.placeable_modules import modules_to_place
-from autosync.extensions.placement.placed_module import evenly
 from autosync.extensions.placement.placement_judge import PlacementJudge
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule

@@ -1,7 +1,7 @@
 """A rank's own part of a plan."""
 
-from autosync.extensions.placement.held_plan import held_by
-from autosync.extensions.placement.placed_module import Placement, evenly
+from autosync.extensions.placement.attachment import held_by
+from autosync.extensions.placement.document import PlacedModules, evenly
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
@@ -12,7 +12,11 @@ from tests.placed_models import Wide, recorded
 WORLD = 3
 DOMAIN = recorded(Wide(), WORLD)
 NAMES = tuple(variable.name for variable in DOMAIN.graph.variables)
-PLACEMENT: Placement = (evenly("table", [1]), evenly("block", [0, 2]), evenly("last", [0, 1, 2]))
+PLACEMENT: PlacedModules = (
+    evenly("table", [1]),
+    evenly("block", [0, 2]),
+    evenly("last", [0, 1, 2]),
+)
 
 
 def plan(strategy: Strategy) -> Plan:

@@ -21,6 +21,7 @@ from autosync.extensions.placement.placed_designs import (
     refused_modules,
     unlike_shares,
 )
+from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear
 from autosync.search.loop.memory_store import MemoryStore
@@ -28,7 +29,7 @@ from autosync.search.loop.proposing import ROUND_TRIALS
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import FEWEST_TRIALS, recalibrated
+from autosync.simulator.fitting.iteration_costs import FEWEST_TRIALS, recalibrated
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Replica, Strategy, VariableChoice
@@ -139,7 +140,7 @@ def test_what_cannot_deal_proposes_nothing() -> None:
     bases = [all_reduce_5mb(SLOW)]
     assert not placed_candidates(SLOW, Space(), TimelineSimulator(), bases, SETTINGS)
     assert not may_be_placed(ddp(SLOW))
-    assert not may_be_placed(replace(all_reduce_5mb(SLOW), staleness=1))
+    assert not may_be_placed(all_reduce_5mb(SLOW).carrying(Staleness(1)))
     assert may_be_placed(all_reduce_5mb(SLOW))
 
 

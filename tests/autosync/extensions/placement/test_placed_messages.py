@@ -1,7 +1,7 @@
 """Messages of placed modules: whose they are, and where they stand."""
 
 from autosync.codes import Channel, Op
-from autosync.extensions.placement.placed_module import evenly
+from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import decode, encode

@@ -16,15 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
-from autosync.extensions.placement.placed_module import (
+from autosync.extensions.placement.document import (
     PlacedModule,
-    Placement,
+    PlacedModules,
     evenly,
     in_proportion,
     placed_module,
 )
 from autosync.extensions.placement.placed_strategy import with_placement
-from autosync.runtime.hooks.plain_copies import REDUCE
+from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica
 from autosync.verification import verify
@@ -35,7 +35,7 @@ from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, los
 STEPS = 3
 BATCH = 4
 
-PAIR: dict[str, Placement] = {
+PAIR: dict[str, PlacedModules] = {
     "one device": (evenly("block", [1]),),
     "its first device": (evenly("table", [0]),),
     "used twice": (evenly("twice", [1]),),
@@ -52,7 +52,7 @@ def make(kind: type[nn.Module] = Wide) -> nn.Module:
 
 
 def bundle(
-    placement: Placement, world: int, design: str = "groups", shares: tuple[float, ...] = ()
+    placement: PlacedModules, world: int, design: str = "groups", shares: tuple[float, ...] = ()
 ) -> Bundle:
     where = recorded(make(), world)
     strategy = with_placement(DESIGNS[design](where), where, placement)
@@ -112,7 +112,7 @@ def beside_ddp(rank: int, world: int, given: Bundle, kind: str) -> tuple[float, 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize("placement", PAIR.values(), ids=PAIR)
-def test_training_is_ddps(pair: Ranks, placement: Placement, kind: str) -> None:
+def test_training_is_ddps(pair: Ranks, placement: PlacedModules, kind: str) -> None:
     for whole, after in pair.run(beside_ddp, bundle(placement, 2), kind):
         assert whole < 3e-6
         assert after < 3e-6
@@ -158,7 +158,7 @@ def three() -> Iterator[Ranks]:
         yield made
 
 
-THREE: dict[str, Placement] = {
+THREE: dict[str, PlacedModules] = {
     "a subset": (evenly("block", [0, 2]),),
     "uneven subset": (PlacedModule("block", (1, 2), (0.3, 0.7)), evenly("table", [1])),
     "everything but one": (
@@ -172,7 +172,7 @@ THREE: dict[str, Placement] = {
 @pytest.mark.parametrize("shares", [(1 / 3,) * 3, (0.5, 0.3, 0.2)], ids=["even", "uneven"])
 @pytest.mark.parametrize("placement", THREE.values(), ids=THREE)
 def test_shares_weigh_as_in_one_process(
-    three: Ranks, placement: Placement, shares: tuple[float, ...]
+    three: Ranks, placement: PlacedModules, shares: tuple[float, ...]
 ) -> None:
     rows = (5, 3, 2)
     wanted = weighted_training(shares, rows)
@@ -202,7 +202,7 @@ def evaluated(rank: int, world: int, given: Bundle) -> tuple[float, float, bool]
 
 
 @pytest.mark.parametrize("placement", PAIR.values(), ids=PAIR)
-def test_evaluation_is_the_models_own(pair: Ranks, placement: Placement) -> None:
+def test_evaluation_is_the_models_own(pair: Ranks, placement: PlacedModules) -> None:
     for far, least, trains in pair.run(evaluated, bundle(placement, 2)):
         assert far < 1e-6
         assert least < 1e-6
@@ -330,7 +330,7 @@ def clipped(rank: int, world: int, given: Bundle, by: str) -> float:
 @pytest.mark.parametrize("by", ["distribute", "script"])
 @pytest.mark.parametrize("placement", [PAIR["several"], PAIR["uneven"]])
 def test_gradients_are_clipped_by_their_global_norm(
-    pair: Ranks, placement: Placement, by: str
+    pair: Ranks, placement: PlacedModules, by: str
 ) -> None:
     assert max(pair.run(clipped, bundle(placement, 2), by)) < 3e-6
 

@@ -16,7 +16,7 @@ import autosync
 from autosync.bundle import make_bundle
 from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.extensions.placement.placed_module import Placement, evenly, in_proportion
+from autosync.extensions.placement.document import PlacedModules, evenly, in_proportion
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.live import live_tuning
@@ -25,13 +25,11 @@ from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.trials.contract import TrialRequest
 from autosync.trials.live.control_group import open_control
-from autosync.trials.live.live_cluster import measure_cluster
-from autosync.trials.live.live_commands import Verdict
-from autosync.trials.live.live_graph import record_job
-from autosync.trials.live.live_job import LiveJob
-from autosync.trials.live.live_pool import JobPool
-from autosync.trials.live.live_transport import serve
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job_cluster import measure_cluster
+from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
+from autosync.trials.live.step_graph import record_job
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.search.live.live_script import fingerprint, summary
 
@@ -93,7 +91,7 @@ def pair() -> Iterator[Ranks]:
         yield made
 
 
-TRIALS: dict[str, Placement] = {
+TRIALS: dict[str, PlacedModules] = {
     "plain": (),
     "one device": (evenly("block", [1]),),
     "uneven": (in_proportion("block", [0, 1], [1.0, 3.0]), evenly("last", [0])),

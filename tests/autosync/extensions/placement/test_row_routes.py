@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from autosync.extensions.placement.placed_module import dealt_rows
+from autosync.extensions.placement.document import dealt_rows
 from autosync.extensions.placement.row_exchange import RowRoute, route_between
 
 DIVISIONS = [

@@ -1,13 +1,13 @@
 """What tests of both forms of staleness share."""
 
 import os
-from dataclasses import replace
 
 import torch
 from torch import nn
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
+from autosync.extensions.staleness.document import late_by
 from tests.autosync.runtime.cases import (
     Case,
     domain,
@@ -20,7 +20,7 @@ from tests.autosync.runtime.cases import (
 
 def lagging(case: Case, world: int, staleness: int, model: nn.Module | None = None) -> Bundle:
     where = domain(model or make_model(case.model), world)
-    return make_bundle(replace(strategy(case, where.graph, world), staleness=staleness), where)
+    return make_bundle(strategy(case, where.graph, world).carrying(*late_by(staleness)), where)
 
 
 def distributed(

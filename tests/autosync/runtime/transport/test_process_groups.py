@@ -11,8 +11,8 @@ import torch.distributed as dist
 from autosync.runtime.transport import process_groups
 from autosync.runtime.transport.nccl import WATCHDOG_GRACE, GroupIdentity, nccl_options
 from autosync.runtime.transport.process_groups import Groups
-from autosync.trials import trial_attachment
-from autosync.trials.trial_attachment import ReusedGroups
+from autosync.trials import session
+from autosync.trials.session import ReusedGroups
 from tests.autosync.runtime.ranks import Ranks, ranks
 
 Team = tuple[int, ...]
@@ -46,8 +46,8 @@ def kept(rank: int, world: int, most: int, most_bytes: int) -> list[list[Team]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Groups, "_new", counting)
         patch.setattr(process_groups, "free_memory_bytes", lambda device: 10_000 - taken[0])
-        patch.setattr(trial_attachment, "MOST_GROUPS", most)
-        patch.setattr(trial_attachment, "_most_bytes", lambda device: most_bytes)
+        patch.setattr(session, "MOST_GROUPS", most)
+        patch.setattr(session, "_most_bytes", lambda device: most_bytes)
         reused = ReusedGroups()
         found = []
         for team in (*TEAMS, *TEAMS):

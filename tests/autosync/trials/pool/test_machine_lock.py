@@ -217,7 +217,7 @@ def test_a_launcher_that_waits_for_nobody_stays_as_it_is() -> None:
 
 
 def test_cancelled_while_it_waits_it_costs_no_worker(pool: ProcessPool, lock: MachineLock) -> None:
-    pool.transport.machine_lock = lock
+    pool.machine_lock = lock
     before = pool.worker_pids()
     results: list[TrialResult] = []
     runner = threading.Thread(target=run, args=(pool, "gives up", results, 60.0))

@@ -15,11 +15,11 @@ from autosync.api.engine.registry import AutoLauncher
 from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.trials.contract import Workload, reporting_waits
+from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
-from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.testbed import namespaces
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
@@ -81,14 +81,14 @@ def test_nccl_sends_over_the_interface_of_its_node() -> None:
     for share_gpus in (False, True):
         launcher = TestbedLauncher(share_gpus=share_gpus, repeats=0, check=False)
         with launcher.open(workload) as pool:
-            for rank, place in enumerate(pool.transport.places):
+            for rank, place in enumerate(pool.places):
                 assert isinstance(place, LocalPlace)
                 assert place.nccl is not None
                 given = place.nccl(rank, place.interface)
                 assert given["NCCL_SOCKET_IFNAME"] == "=eth0"
                 assert given["NCCL_HOSTID"] == f"autosync-{rank}"
                 assert ("NCCL_MAX_CTAS" in given) == share_gpus
-            assert pool.transport.share_gpus == share_gpus
+            assert pool.share_gpus == share_gpus
 
 
 def test_links_that_are_off_are_no_reason_to_scale_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OWNER = """
 import subprocess, sys, time
 from autosync.trials.testbed import namespaces
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import grid_cluster
 made = namespaces.up(grid_cluster(2))
 if "heir" in sys.argv:
@@ -216,7 +216,7 @@ def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
     )
     launcher = TestbedLauncher(check=False)
     with launcher.open(Workload(domain_of(cluster=cluster))) as pool:
-        places = pool.transport.places
+        places = pool.places
         prefixes = [place.prefix for place in places if isinstance(place, LocalPlace)]
         assert prefixes[0] == prefixes[1] != prefixes[2] == prefixes[3]
         assert "intra-node links shaped" in pool.description

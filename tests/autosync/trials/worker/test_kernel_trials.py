@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from autosync.cluster import Backend
+from autosync.trials.commands import StretchesTimed, TimeStretches
 from autosync.trials.contract import TrialRequest, Workload
-from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher
-from autosync.trials.pool.local_place import LocalPlace
+from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher, LocalPlace
+from autosync.trials.measurement import pass_measurement
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.pool.worker_answers import pass_measurement
 from autosync.trials.pool.worker_group import WorkerGroup
-from autosync.trials.probe.kernel_profile import profile_kernels
-from autosync.trials.worker.commands import StretchesTimed, TimeStretches
+from autosync.trials.probes import profile_kernels
 from tests.autosync.runtime.device.gpus import on_real_gpus
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
@@ -33,13 +32,13 @@ def digests(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> list[list[flo
     """Of the replicas after each of three trials, as the ranks answered."""
     seen: list[list[float]] = []
 
-    def noted(request: Any, workload: Any, group: Any, answers: Any, *others: Any) -> Any:
+    def noted(request: Any, answers: Any, *others: Any, **named: Any) -> Any:
         seen.append([answer.digest for answer in answers])
-        return pass_measurement(request, workload, group, answers, *others)
+        return pass_measurement(request, answers, *others, **named)
 
     domain = pool.workload.domain
     with monkeypatch.context() as patched:
-        patched.setattr("autosync.trials.pool.worker_transport.pass_measurement", noted)
+        patched.setattr("autosync.trials.pool.process_pool.pass_measurement", noted)
         for key, made in {"ddp": ddp(domain), "mixed": mixed(domain), "again": ddp(domain)}.items():
             result = pool.run(TrialRequest(key, made, warmup=1, iterations=3, record=True))
             assert result.error is None, result.error

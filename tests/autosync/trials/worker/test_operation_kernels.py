@@ -21,10 +21,10 @@ from autosync.trials.launchers.ray_launcher import (
     whole_above_one,
 )
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher, refuse_excess
-from autosync.trials.worker.kernel_compute import KernelCompute
-from autosync.trials.worker.operation_kernels import (
+from autosync.trials.worker.kernels import (
     MOST_ELEMENTS,
     Kernel,
+    KernelCompute,
     Product,
     Sweep,
     graph_kernels,
@@ -199,10 +199,10 @@ def test_a_machine_with_fewer_gpus_than_ranks_says_so_at_once(
         with pytest.raises(NotSupported, match=r"2 ranks would share 1 GPU of .*--share-gpus"):
             launcher.open(workload)
     with LocalLauncher(share_gpus=True).open(workload) as pool:
-        assert pool.transport.mps is not None
+        assert pool.mps is not None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with LocalLauncher().open(workload) as pool:
-        assert pool.transport.mps is None
+        assert pool.mps is None
 
 
 def test_nccl_takes_ranks_on_one_gpu_from_hosts_of_their_own() -> None:

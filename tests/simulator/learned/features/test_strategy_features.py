@@ -8,6 +8,7 @@ import pytest
 
 from autosync.cluster import Link
 from autosync.domain import Domain
+from autosync.extensions.staleness.document import Staleness
 from autosync.graph import ModelGraph, Variable
 from autosync.population import encode
 from autosync.simulator.learned.features.feature_names import SHARD_COLUMNS, SUMMARY_COLUMNS
@@ -123,7 +124,7 @@ CHANGES: dict[str, Callable[[Domain], tuple[Strategy, Strategy]]] = {
         reduced(d),
         replace(reduced(d), schedule=Schedule(overlap_forward=True)),
     ),
-    "staleness": lambda d: (reduced(d), replace(reduced(d), staleness=1)),
+    "staleness": lambda d: (reduced(d), reduced(d).carrying(Staleness(1))),
     "shares": lambda d: (
         reduced(d),
         replace(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from autosync.simulator.evaluation.metrics import pairwise_accuracy
 from autosync.simulator.learned.features import strategy_features
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
@@ -23,6 +22,7 @@ from autosync.simulator.learned.models.recipe import ModelKind, NetworkKind, Rec
 from autosync.simulator.learned.models.trees_model import TreesModel
 from autosync.simulator.learned.networks import network_training
 from autosync.simulator.learned.networks.network_training import TrainingSettings
+from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.simulator_contract import Learner
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies

@@ -1,0 +1,338 @@
+"""What placed modules change in a prediction: who computes what and when, what is dealt, and the
+memory of each rank.
+
+Every deal is a collective within the script's own passes, so ranks go on together from one to the
+next: a placed module takes as long as the slowest of its ranks, whoever else waits for it. Seconds
+are stated so that the slowest replica, which the timeline plays, takes them. Not known here: that
+deals share links with gradients that travel meanwhile; and updates are counted as if one rank held
+all variables.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.cluster import Cluster, MessageKind
+from autosync.domain import Domain
+from autosync.extensions.placement.document import PlacedModule, PlacedModules, Placement
+from autosync.extensions.placement.module_borders import data_bytes, deals_of, moved_shares
+from autosync.extensions.placement.verification import modules_of
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.profiling import reach_variables
+from autosync.simulator.activation_memory import activation_curve
+from autosync.simulator.backends.message_edges import Edges
+from autosync.simulator.cost.compute_time import compute_factors
+from autosync.simulator.cost.link_resources import (
+    Resources,
+    connection_seconds,
+    load_of,
+    resources_of,
+)
+from autosync.simulator.cost.network import startup_seconds
+from autosync.simulator.extension_prediction import Prediction, Rows
+from autosync.simulator.gradient_memory import most_living
+from autosync.simulator.peak_memory import DomainMemory
+from autosync.simulator.plan_memory import PlanMemory
+from autosync.simulator.saved_tensors import storages_of
+from autosync.strategy import Replica, Strategy
+
+F64 = NDArray[np.float64]
+
+OF_MODULES = 2
+"""First row of an activation curve that holds a placed module's activations."""
+
+
+class PlacementPrediction(Prediction):
+    restates_domains = True
+
+    def restated(self, domain: Domain, population: Population, index: int) -> Domain:
+        placement = population.entry(index, Placement)
+        assert placement is not None
+        layout = population.layouts[population.layout[index]]
+        return domain_with_placement(domain, layout, placement.modules)
+
+    def peak_bytes(
+        self,
+        memory: DomainMemory,
+        plans: PlanTable,
+        population: Population,
+        rows: Rows,
+        batch_scale: float,
+        found: F64,
+    ) -> F64:
+        """Ranks hold the variables of the modules that are placed on them, and the activations of
+        the samples that they compute there."""
+        part = PlanMemory(memory.domain, plans, population)
+        held, kept = part.held_bytes(), part.gradients_beside_buffers()
+        shares, peaks = part.shares(), np.empty_like(found)
+        for place, row in enumerate(rows):
+            placement = population.entry(row, Placement)
+            assert placement is not None
+            of_row = shares[population.layout[row]]
+            own = _peaks_without_plans(memory, placement.modules, of_row, kept[[row]], batch_scale)
+            peaks[place] = own + held[row]
+        return peaks
+
+    def account(self, domain: Domain, strategy: Strategy) -> list[str]:
+        return account_in_words(placement_accounts(domain, strategy))
+
+
+PREDICTION = PlacementPrediction()
+
+
+def domain_with_placement(
+    domain: Domain, layout: Sequence[Replica], placement: PlacedModules
+) -> Domain:
+    """layout: of the replicas. Compute seconds of placed modules are those of their ranks, and the
+    deals are added to the operations at their borders."""
+    slowest = float(compute_factors(domain, tuple(layout)).max())
+    forward = np.array(domain.profile.forward_seconds)
+    backward = np.array(domain.profile.backward_seconds)
+    trained = reach_variables(domain.graph)
+    replicas = np.zeros(domain.world_size)
+    for replica in layout:
+        replicas[replica.rank] = replica.share
+    where = resources_of(domain.cluster)
+    for placed in placement:
+        _stretch(domain, placed, slowest, forward, backward)
+        _add_deals(domain, placed, where, replicas, slowest, trained, forward, backward)
+    profile = replace(
+        domain.profile,
+        forward_seconds=tuple(forward.tolist()),
+        backward_seconds=tuple(backward.tolist()),
+        note=f"{domain.profile.note}; {len(placement)} modules placed",
+    )
+    return replace(domain, profile=profile)
+
+
+def _stretch(
+    domain: Domain, placed: PlacedModule, slowest: float, forward: F64, backward: F64
+) -> None:
+    operations = list(domain.borders.of(placed.module).operations)
+    devices = domain.cluster.device_of_rank()
+    own = max(
+        share * domain.world_size * domain.profile.factor_on(devices[rank])
+        for rank, share in zip(placed.ranks, placed.shares, strict=True)
+    )
+    forward[operations] *= own / slowest
+    backward[operations] *= own / slowest
+
+
+def _add_deals(
+    domain: Domain,
+    placed: PlacedModule,
+    where: Resources,
+    replicas: F64,
+    slowest: float,
+    trained: list[bool],
+    forward: F64,
+    backward: F64,
+) -> None:
+    cluster = domain.cluster
+    there, back = (partial(deal_seconds, cluster, where, *e) for e in _divisions(placed, replicas))
+    reports = _startup_seconds(cluster, "all_gather")
+    batch = float(domain.world_size)  # the graph's bytes are one replica's
+    for deal in deals_of(domain.graph, domain.borders.of(placed.module), trained):
+        seconds = (there if deal.inward else back)(deal.size_bytes * batch)
+        passed = backward if deal.is_backward else forward
+        passed[deal.operation] += (seconds + reports * deal.counted) / slowest
+
+
+def _divisions(placed: PlacedModule, replicas: F64) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
+    """Shares of all ranks, before and after a deal: to the module, and back."""
+    own = np.zeros(len(replicas))
+    own[list(placed.ranks)] = placed.shares
+    return (replicas, own), (own, replicas)
+
+
+def deal_seconds(
+    cluster: Cluster, where: Resources, source: F64, target: F64, size_bytes: float
+) -> float:
+    """Of an all-to-all that turns the division `source` of a batch into `target`, `(world,)` shares
+    each. size_bytes: of the whole batch."""
+    moved = moved_shares(source, target) * size_bytes
+    np.fill_diagonal(moved, 0.0)
+    sender, receiver = np.nonzero(moved)
+    edges = Edges(sender, receiver, moved[sender, receiver], 0.0, 1.0)
+    on_links = float(load_of(edges, where).max())
+    seconds = max(on_links, connection_seconds(cluster, edges, where))
+    copies = cluster.cost("all_to_all").seconds_per_byte * float(moved.sum(axis=1).max())
+    return seconds + copies + _startup_seconds(cluster, "all_to_all")
+
+
+def _startup_seconds(cluster: Cluster, kind: MessageKind) -> float:
+    """Of one step among all ranks."""
+    latency = float(cluster.latency_seconds().max())
+    return startup_seconds(cluster, kind, cluster.world_size, latency)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedHoldings:
+    """rows: of the activation curve, by operation: a placed module's activations with batch
+    dimension have one of their own. held bool[world, V]: whether a rank holds a variable.
+    shares f64[world, modules]: of the batch that each rank computes in each module, over the even
+    one. dealt_bytes f64[world]: what a rank keeps until backward beside what the curve counts,
+    since a deal writes its samples to a new tensor, those that stay on their rank as well.
+    """
+
+    rows: tuple[int, ...]
+    held: NDArray[np.bool_]
+    shares: F64
+    dealt_bytes: F64
+
+
+def placed_holdings(
+    domain: Domain, placement: PlacedModules, replicas: F64, on_gpu: bool
+) -> PlacedHoldings:
+    """replicas: each rank's share of the batch over the even one, `(world,)`. on_gpu: as
+    `storages_of` has it."""
+    graph, world = domain.graph, domain.world_size
+    storages = storages_of(graph, reach_variables(graph), on_gpu)
+    keepers: list[set[int]] = [set() for _ in graph.operations]
+    for index, kept in enumerate(storages.keeps):
+        for root in kept:
+            keepers[root].add(index)
+    rows = [int(operation.has_batch_dimension) for operation in graph.operations]
+    held = np.ones((world, len(graph.variables)), dtype=np.bool_)
+    shares = np.zeros((world, len(placement)))
+    dealt = np.zeros(world)
+    for number, placed in enumerate(placement):
+        borders = domain.borders.of(placed.module)
+        for index in borders.operations:
+            if graph.operations[index].has_batch_dimension:
+                rows[index] = OF_MODULES + number
+        absent = [rank for rank in range(world) if rank not in placed.ranks]
+        held[np.ix_(absent, borders.variables)] = False
+        shares[list(placed.ranks), number] = np.multiply(placed.shares, world)
+        inside, own = set(borders.operations), shares[:, number]
+        for source in sorted({source for source, _ in borders.entering}):
+            size = graph.operations[source].output_bytes
+            keeping = keepers[storages.root[source]]
+            dealt += _added(size, own, replicas, keeping & inside, keeping - inside)
+        for index in borders.leaving:
+            size = graph.operations[index].output_bytes
+            keeping = keepers[storages.root[index]]
+            dealt += _added(size, replicas, own, keeping - inside, keeping & inside)
+        # the script's own batch is not in the curve, and stays
+        dealt += own * sum(data_bytes(graph, index) for index in borders.from_data)
+    return PlacedHoldings(tuple(rows), held, shares, dealt)
+
+
+def _added(
+    size_bytes: float, copied: F64, before: F64, of_copy: set[int], of_original: set[int]
+) -> F64:
+    """What a deal adds to a value that the curve counts before it, `(world,)`.
+
+    copied, before: each rank's share of the batch behind the deal and before it. of_copy,
+    of_original: operations that keep the one or the other. Where none keeps the original, its copy
+    stands in its place; that a rank keeps less then is left out, since not all moments have it.
+    """
+    if not of_copy:
+        return np.zeros(len(copied))
+    more: F64 = copied if of_original else np.maximum(copied - before, 0.0)
+    return size_bytes * more
+
+
+def _peaks_without_plans(
+    memory: DomainMemory,
+    modules: PlacedModules,
+    shares: F64,
+    kept: NDArray[np.bool_],
+    batch_scale: float,
+) -> F64:
+    """`(world,)`, without what `PlanMemory` counts.
+
+    shares: of the ranks, over the even one. kept: `(1, V)`.
+    """
+    domain, sizes = memory.domain, memory.domain.variables.size_bytes
+    holdings = placed_holdings(domain, modules, shares, memory.on_gpu)
+    curve = activation_curve(domain.graph, memory.on_gpu, holdings.rows)
+    copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
+    found = np.empty(domain.world_size)
+    for rank, held in enumerate(holdings.held):
+        gradients = np.where(held, memory.gradient_bytes, 0.0)
+        batches = np.concatenate((shares[[rank]], holdings.shares[rank]))
+        of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
+        own = replace(curve, held=np.stack((curve.held[0], of_batch)))
+        living = float(most_living(own, gradients, kept, batch_scale)[0])
+        compute = living + batch_scale * holdings.dealt_bytes[rank]
+        step = float(gradients[kept[0]].sum()) + memory.step_bytes()
+        absent = float((copies * sizes)[~held].sum())
+        found[rank] = domain.graph.size_bytes - absent + max(compute, step)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAccount:
+    """world_size: of the cluster. variable_bytes: of the module's values.
+
+    unsent_bytes: of gradients, an iteration and over all links: a ring all-reduce of B bytes among
+    n ranks sends 2 (n - 1) B (Patarasu and Yuan 2009), which the module's own ranks alone now do.
+    dealt_bytes: of samples and their gradients that go from one rank to another, an iteration.
+    """
+
+    placed: PlacedModule
+    world_size: int
+    variable_bytes: int
+    unsent_bytes: int
+    dealt_bytes: int
+
+    def __str__(self) -> str:
+        travel = [f"{_size(self.dealt_bytes)} of samples and their gradients are dealt"]
+        if self.unsent_bytes:
+            travel.insert(0, f"{_size(self.unsent_bytes)} of gradients no longer travel")
+        place = self.placed.place(self.world_size)
+        return (
+            f"{self.placed.module} ({_size(self.variable_bytes)} of variables) on {place}: "
+            f"{', '.join(travel)} an iteration"
+        )
+
+
+def placement_accounts(domain: Domain, strategy: Strategy) -> tuple[PlacedAccount, ...]:
+    """Of each placed module, in the strategy's order."""
+    world = domain.world_size
+    replicas = np.zeros(world)
+    for replica in strategy.replicas:
+        replicas[replica.rank] = replica.share
+    trained = reach_variables(domain.graph)
+    found = []
+    for placed in modules_of(strategy):
+        borders = domain.borders.of(placed.module)
+        own = np.zeros(world)
+        own[list(placed.ranks)] = placed.shares
+        inward, outward = _moved(replicas, own), _moved(own, replicas)
+        dealt = sum(
+            (inward if deal.inward else outward) * deal.size_bytes * world
+            for deal in deals_of(domain.graph, borders, trained)
+        )
+        size = sum(domain.graph.variables[index].size_bytes for index in borders.variables)
+        unsent = 2 * (world - len(placed.ranks)) * size
+        found.append(PlacedAccount(placed, world, size, unsent, round(dealt)))
+    return tuple(found)
+
+
+def _moved(source: F64, target: F64) -> float:
+    """The share of the batch that changes ranks."""
+    shares = moved_shares(source, target)
+    return float(shares.sum() - np.trace(shares))
+
+
+def account_in_words(accounts: Sequence[PlacedAccount], most: int = 8) -> list[str]:
+    """A sentence a module, those with the most bytes first; the rest together."""
+    by_bytes = sorted(accounts, key=lambda each: -each.variable_bytes)
+    words = [str(each) for each in by_bytes[:most]]
+    if rest := by_bytes[most:]:
+        unsent, dealt = sum(e.unsent_bytes for e in rest), sum(e.dealt_bytes for e in rest)
+        words.append(
+            f"{len(rest)} more: {_size(unsent)} of gradients no longer travel, {_size(dealt)} are "
+            "dealt an iteration"
+        )
+    return words
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.1f} kB"

@@ -1,0 +1,35 @@
+"""What a strategy says of staleness: by how many iterations its updates may be late."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from autosync.documents import STRICT
+from autosync.errors import InvalidStrategy
+
+MAX_STALENESS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """All-reduced gradients are applied `iterations` later; values of parameter servers are at most
+    so old. A synchronous strategy has no such entry."""
+
+    iterations: int
+    key: ClassVar[str] = "staleness"
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.iterations <= MAX_STALENESS:
+            raise InvalidStrategy(
+                f"staleness is {self.iterations} iterations.",
+                thing="staleness",
+                value=self.iterations,
+                remedy=f"Use 1 to {MAX_STALENESS}; a synchronous strategy has none, or 0 in JSON.",
+            )
+
+
+def late_by(iterations: int) -> tuple[Staleness, ...]:
+    """The entry of a strategy; none where it is synchronous."""
+    return (Staleness(iterations),) if iterations else ()

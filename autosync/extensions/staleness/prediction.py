@@ -1,0 +1,121 @@
+"""What late updates change: seconds an iteration, and the memory of gradients under way."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.codes import Method, Op
+from autosync.domain import Domain
+from autosync.extensions.registry import entry_of
+from autosync.extensions.staleness.document import Staleness
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.simulator.cost.network import network_of
+from autosync.simulator.extension_prediction import Prediction
+from autosync.simulator.plan_memory import PlanMemory
+from autosync.simulator.timeline.event_loop import play
+from autosync.simulator.timeline.timeline_arrays import ComputeArrays
+from autosync.simulator.timeline.timeline_simulator import arguments, busiest_link_seconds
+
+F64 = NDArray[np.float64]
+
+
+def iterations_of(population: Population) -> NDArray[np.int64]:
+    """`(n,)`: by how many iterations each strategy's updates may be late; 0 of synchronous ones."""
+    found = [entry_of(entries, Staleness) for entries in population.extensions]
+    late = [entry.iterations if entry is not None else 0 for entry in found]
+    return np.array(late, dtype=np.int64)[population.extension]
+
+
+class StalenessPrediction(Prediction):
+    keeps_gradients = True
+
+    def step_seconds(
+        self,
+        domain: Domain,
+        population: Population,
+        plans: PlanTable,
+        factors: F64,
+        periods: F64,
+    ) -> F64:
+        """With a staleness of s the sums of an iteration that ends c seconds after its compute are
+        needed s iterations later: c may take s of them, as long as compute and the busiest link
+        allow. Servers with clocks are sent updates when a step has ended, so c is all that the
+        messages take without compute beside them. Startups of messages are not among what is busy.
+        """
+        late = iterations_of(population)
+        compute_seconds = factors * domain.profile.compute_seconds + domain.profile.update_seconds
+        beyond_compute = periods - compute_seconds
+        owned = population.method == Method.PARAMETER_SERVER
+        clocked = np.logical_or.reduceat(owned, population.first[:-1]) & (late > 0)
+        if clocked.any():
+            messages, costs, compute, in_flight = arguments(plans, domain)
+            issued, on_wire, arrived = np.empty((3, plans.messages))
+            alone, rows = np.empty(len(plans)), np.flatnonzero(clocked)
+            idle = _no_compute(compute)
+            play(messages, costs, idle, in_flight, rows, factors, issued, on_wire, arrived, alone)
+            beyond_compute = np.where(clocked, alone, beyond_compute)
+        exposed = beyond_compute / np.maximum(late, 1)
+        lagging = np.maximum(_least_seconds(plans, domain, compute_seconds), exposed)
+        return np.where(late > 0, lagging, periods)
+
+    def held_bytes(self, part: PlanMemory, found: F64) -> F64:
+        """Pipelined: optimizer state, and a slot of all buckets for each iteration that may be
+        under way (`gradient_pipeline`). With clocks each rank has the whole state, the values
+        before a step, and for each iteration that may be under way its updates and room for the
+        answers (`server_client`); an owner its values, in the type of sums, and for each other rank
+        an update and an answer (`shard_server`)."""
+        late = iterations_of(part.population)[:, None]
+        slots = late + 1.0  # iterations that may be under way at once
+        pipelined = (slots + part.domain.optimizer.state_tensors) * part.model_bytes
+        pushes, peers = part.plans.operation == Op.PUSH, part.domain.world_size - 1
+        everywhere = part.domain.optimizer.state_tensors + 1 + 2 * slots
+        owned = part.at_owner(pushes, part.sum_bytes + 2 * peers * part.flat_bytes)
+        clocked = everywhere * part.model_bytes + owned
+        held = np.where(_has_clocks(part.plans)[:, None], clocked, pipelined)
+        return np.where(late > 0, held, found)
+
+    def behind_backward_bytes(
+        self, part: PlanMemory, gradient_bytes: F64, step_bytes: float, found: F64
+    ) -> F64:
+        """Of pipelined gradients the step has views of late sums, or tensors made of them while
+        this iteration's gradients are still there."""
+        kept = np.where(part.gradients_beside_buffers(), gradient_bytes, 0.0).sum(axis=1)
+        joined = np.where(part.whole_in_a_bucket, 0.0, gradient_bytes).sum(axis=1)
+        pipelined = np.maximum(joined + step_bytes, joined + kept)
+        is_pipelined = (iterations_of(part.population) > 0) & ~_has_clocks(part.plans)
+        return np.where(is_pipelined[:, None], pipelined[:, None], found)
+
+    def features(self, population: Population) -> dict[str, F64]:
+        return {"staleness": iterations_of(population).astype(np.float64)}
+
+
+PREDICTION = StalenessPrediction()
+
+
+def _has_clocks(plans: PlanTable) -> NDArray[np.bool_]:
+    """`(n,)`: whether owners hold the values; else gradients are pipelined."""
+    strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
+    return np.isin(np.arange(len(plans)), strategy[plans.operation == Op.PUSH])
+
+
+def _no_compute(compute: ComputeArrays) -> ComputeArrays:
+    return compute._replace(
+        forward_start=np.zeros_like(compute.forward_start),
+        forward=0.0,
+        backward=0.0,
+        ready=np.zeros_like(compute.ready),
+        update=np.zeros_like(compute.update),
+        rebuild=np.zeros_like(compute.rebuild),
+    )
+
+
+def _least_seconds(plans: PlanTable, domain: Domain, compute_seconds: F64) -> F64:
+    """`(n,)`: what an iteration takes however far messages lag behind.
+
+    The busiest link is held for b seconds. Of compute c that runs meanwhile, a slowdown of s
+    lengthens every second to 1 + s: with all b beside compute that adds b s / (1 + s); what of b
+    is not beside compute adds itself, which is more.
+    """
+    busiest = busiest_link_seconds(plans, network_of(domain.cluster, plans.teams))
+    slowdown = domain.cluster.compute_slowdown
+    return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))

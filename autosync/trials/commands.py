@@ -1,0 +1,254 @@
+"""What a pool asks of its ranks, and what they answer.
+
+    StartWorker   -> WorkerStarted
+    JoinGroup     -> GroupJoined
+    RunPass       -> PassDone
+    TimeMessages  -> MessagesTimed
+    TimeStretches -> StretchesTimed
+
+To worker processes they travel as JSON lines: `{"command": {"op": ...}}`, `{"answer": {"reply":
+...}}`, so that other output of a program is not taken for one. Whatever goes wrong there is
+answered by `CommandFailed`. The ranks of a running job receive `RunPass` and `TimeMessages` as
+objects (`live.job_pool`).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field
+
+from autosync.bundle import Bundle
+from autosync.cluster import MessageKind
+from autosync.documents import adapter, from_json, to_json
+from autosync.extensions.placement.module_borders import DealOperation
+from autosync.trials.contract import ErrorKind, Workload
+
+
+class OnWire:
+    """Fields that are unknown are refused. Not the configuration of documents: the digest of a
+    diverged replica may be NaN."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker(OnWire):
+    """Build the job of the workload. host: rank 0's address as the others see it."""
+
+    rank: int
+    local_rank: int
+    host: str
+    workload: Workload
+    op: Literal["start"] = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted(OnWire):
+    """port: of the store that rank 0 has opened; 0 on the others. scaled: whether the job's
+    variables are scaled by the byte scale. gpu: the UUID of the rank's, empty in host memory.
+    nccl_host: what NCCL takes for the rank's host. mps: whether the rank runs by CUDA MPS."""
+
+    port: int
+    scaled: bool
+    gpu: str = ""
+    nccl_host: str = ""
+    mps: bool = False
+    reply: Literal["started"] = "started"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(OnWire):
+    """Meet the other ranks in rank 0's store. peer: a host other than rank 0's; empty where there
+    is none."""
+
+    host: str
+    port: int
+    world_size: int
+    peer: str
+    op: Literal["join"] = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined(OnWire):
+    """host: the identity of the kernel that the rank runs on. versions: by name."""
+
+    host: str
+    versions: dict[str, str]
+    reply: Literal["joined"] = "joined"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPass(OnWire):
+    """One pass of a trial. bundle: None for the plan of the pass before. swap_slowdown: see
+    `TrialRequest`. timeout_seconds: no iteration begins later; None where the pool kills ranks."""
+
+    key: str
+    warmup: int
+    iterations: int
+    record: bool
+    bundle: Bundle | None = None
+    swap_slowdown: float = 1.0
+    timeout_seconds: float | None = None
+    op: Literal["pass"] = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredIterations(OnWire):
+    """starts: on the host's `time.monotonic()`, of all forward passes and one moment after the last
+    iteration. finished: when the last synchronization ended. cpu_seconds: of this process, and in a
+    running job of all that it started; busy_seconds, total_seconds: of its machine, all during the
+    measured iterations, as are sent_bytes."""
+
+    starts: tuple[float, ...]
+    finished: float
+    cpu_seconds: float
+    busy_seconds: float
+    total_seconds: float
+    sent_bytes: int
+
+
+class RecordedMessage(NamedTuple):
+    """iteration: counted from the first of the warm-up. message: index into the shipped plan."""
+
+    iteration: int
+    message: int
+    queued_seconds: float
+    started_seconds: float
+    ended_seconds: float
+
+
+class RecordedDeal(NamedTuple):
+    """Of a placed module; as `execution_trace.DealEvent`."""
+
+    operation: DealOperation
+    started_seconds: float
+    ended_seconds: float
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPass:
+    """What a rank noted in one pass, on its host's `time.monotonic()`.
+
+    forwards, backwards: when each iteration's forward and backward pass ended. waits: (begin, end)
+    of where the script stood still for messages. messages: of the measured iterations; None under
+    torch's own engines. deals: in order, of all iterations.
+    """
+
+    forwards: tuple[float, ...]
+    backwards: tuple[float, ...]
+    waits: tuple[tuple[float, float], ...]
+    messages: tuple[RecordedMessage, ...] | None
+    deals: tuple[RecordedDeal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone(OnWire):
+    """host: the identity of the rank's kernel. digest: differs between replicas that are unequal
+    once the plan is off. peak_memory_bytes: None where the kernel does not say. recording: where
+    it was asked for and the iterations have one forward pass and one update each. nic: of the
+    running job's host whose counter `sent_bytes` comes from; empty where messages need not pass it.
+    """
+
+    measured: MeasuredIterations
+    host: str
+    peak_memory_bytes: int | None
+    digest: float
+    recording: RecordedPass | None = None
+    nic: str = ""
+    reply: Literal["pass"] = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMessages(OnWire):
+    """Time `repeats` messages of one kind among the ranks `workers`."""
+
+    kind: MessageKind
+    size_bytes: int
+    workers: tuple[int, ...]
+    repeats: int
+    op: Literal["messages"] = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesTimed(OnWire):
+    """started, ended: of each message, on the host's `time.monotonic()`; empty on a rank that
+    took no part."""
+
+    host: str
+    started: tuple[float, ...]
+    ended: tuple[float, ...]
+    reply: Literal["messages"] = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeStretches(OnWire):
+    """Time the stretches of a replay, all ranks computing at once."""
+
+    repeats: int
+    op: Literal["stretches"] = "stretches"
+
+
+@dataclass(frozen=True, slots=True)
+class StretchesTimed(OnWire):
+    """operations, backward: of each stretch, the operation that its seconds count for, and whether
+    it is one of the backward pass. seconds: medians. update_seconds: of the optimizer's step."""
+
+    operations: tuple[int, ...]
+    backward: tuple[bool, ...]
+    seconds: tuple[float, ...]
+    update_seconds: float
+    device: str
+    reply: Literal["stretches"] = "stretches"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailed(OnWire):
+    kind: ErrorKind
+    message: str
+    reply: Literal["error"] = "error"
+
+
+Command = StartWorker | JoinGroup | RunPass | TimeMessages | TimeStretches
+Answer = WorkerStarted | GroupJoined | PassDone | MessagesTimed | StretchesTimed | CommandFailed
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine(OnWire):
+    command: Annotated[Command, Field(discriminator="op")]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLine(OnWire):
+    answer: Annotated[Answer, Field(discriminator="reply")]
+
+
+def build_adapters() -> None:
+    """What else the first line would wait for."""
+    adapter(CommandLine)
+    adapter(AnswerLine)
+
+
+def command_line(command: Command) -> str:
+    return adapter(CommandLine).dump_json(CommandLine(command)).decode()
+
+
+def read_command(line: str) -> Command:
+    """Raises InvalidInput for an unknown command or a damaged line: names what is wrong."""
+    return from_json(CommandLine, line, "worker command").command
+
+
+def answer_line(answer: Answer) -> str:
+    return to_json(AnswerLine(answer))
+
+
+def read_answer(line: str) -> Answer | None:
+    """None where the line is no answer.
+
+    Raises:
+        InvalidInput: it is a damaged one.
+    """
+    if not line.startswith('{"answer"'):
+        return None
+    return from_json(AnswerLine, line, "worker answer").answer

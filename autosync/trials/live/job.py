@@ -1,0 +1,158 @@
+"""A running training job as a workload, and what is refused before its first trial: what
+`distribute` would refuse after the last one, and what trials cannot put back."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.distributed import check_distributable
+from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unheld
+from autosync.runtime.hooks.torch_compile import is_compiled
+from autosync.runtime.torch_engines import check_options
+from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
+from autosync.runtime.updates.optimizers import check_one_backward
+from autosync.trials.live.control_group import ControlGroup
+from autosync.trials.live.snapshot import Snapshot
+from autosync.trials.session import ReusedGroups, RunningJob
+from autosync.trials.worker.timed_messages import MessageGroups
+
+Step = Callable[..., object]
+"""One whole training iteration: forward, backward, `optimizer.step()`. Called as
+`step(model, optimizer)`, or `step(model, optimizer, batch)` where the job has batches."""
+
+OptimizerOrSeveral = Optimizer | Sequence[Optimizer]
+
+
+@dataclass(slots=True)
+class LiveJob:
+    """The user's job on this rank.
+
+    optimizer: as the script gave it, one or a list of several; the step is given the same.
+    before: its state, restored after every trial. timeout: of a collective within a trial.
+    ddp_options: of DistributedDataParallel, where a trial runs it.
+    stated_device_type: what the user calls this rank's GPU; None to go by its name.
+    batches: this rank's sample of its stream of data, as many as every other rank's; none where the
+        step has its own.
+    """
+
+    step: Step
+    model: nn.Module
+    optimizer: OptimizerOrSeveral
+    before: Snapshot
+    control: ControlGroup
+    timeout: timedelta
+    max_grad_norm: float | None = None
+    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    stated_device_type: str | None = None
+    batches: Sequence[Any] = ()
+    group: Any = None
+    reused_groups: ReusedGroups = field(default_factory=ReusedGroups)
+    message_groups: MessageGroups = field(default_factory=MessageGroups)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return given_optimizers(self.optimizer)
+
+    @property
+    def as_running(self) -> RunningJob:
+        """For `session.attach`."""
+        return RunningJob(self.group, self.max_grad_norm, self.ddp_options)
+
+    @property
+    def takes_unused(self) -> bool:
+        """Whether a step may leave parameters without a gradient."""
+        finders = ("find_unused_parameters", "static_graph")
+        return any(self.ddp_options.get(name) for name in finders)
+
+    def run_step(self, model: nn.Module, iteration: int) -> None:
+        """Iterations with the same number have the same batch, on the bare model and in trials."""
+        if self.batches:
+            batch = self.batches[iteration % len(self.batches)]
+            self.step(model, self.optimizer, batch)
+        else:
+            self.step(model, self.optimizer)
+
+    def renew_groups(self) -> None:
+        """Process groups of the trials to come. Every rank calls this at the same time."""
+        self.end_groups()
+        self.group = dist.new_group(timeout=self.timeout)
+        self.message_groups = MessageGroups(self.timeout)
+
+    def abort_groups(self) -> None:
+        """What is in flight on the trials' groups fails."""
+        self.reused_groups.close()
+        self.message_groups.close()
+        if self.group is not None:
+            with contextlib.suppress(RuntimeError):  # it may have failed already
+                self.group._get_backend(self.device).abort()
+
+    def end_groups(self) -> None:
+        """Peers that wait for this rank fail at once, not after the timeout: with the last
+        reference to a group its connections close."""
+        self.abort_groups()
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+            self.group = None
+
+
+def check_tunable(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    others: Sequence[object],
+    max_grad_norm: float | None,
+    ddp_options: Mapping[str, Any],
+) -> None:
+    """Warns of parameters that no optimizer holds.
+
+    Raises:
+        InvalidInput: the model or an optimizer is distributed already; an optimizer trains what is
+            not the model's; an option is none of DistributedDataParallel's; one of `others` has no
+            state to put back.
+        NotSupported: the model, or a module of it, is compiled; an option of DDP's contradicts
+            every plan; the gradients of several optimizers are to be clipped; a step() needs a
+            closure.
+    """
+    check_distributable(model, optimizers)
+    check_one_backward(optimizers)
+    check_max_norm(max_grad_norm)
+    _refuse_compiled(model)
+    check_options(ddp_options, "autosync")
+    if max_grad_norm and len(optimizers) > 1:
+        raise clipping_of_several()
+    for place, other in enumerate(others):
+        if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+            kind = type(other).__name__
+            raise InvalidInput(
+                f"others[{place}] ({kind}) has no state_dict and load_state_dict, so trials could "
+                "not put it back.",
+                thing=f"others[{place}]",
+                value=kind,
+                remedy="Give what has both: schedulers, gradient scalers.",
+            )
+    warn_unheld(model, optimizers)
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if is_compiled(module):
+            which = f"module {name!r} of the model" if name else "the model"
+            raise NotSupported(
+                f"{which} is compiled: the hooks that record its iterations would tear the "
+                "compiled region apart, also after the tuning.",
+                thing="model",
+                value=name or type(model).__name__,
+                remedy="Tune the plain model with save=..., and give autosync.distribute the "
+                "compiled one with that bundle.",
+            )

@@ -1,0 +1,317 @@
+"""Graph and profile of a running job's own step: recorded with hooks, timed where it runs.
+
+Operations are the calls of modules that own variables, each lasting until the next one begins;
+what has no variables belongs to the operation before it. That is as fine as synchronization can
+use: a message waits for gradients and gates forwards. A model whose forward pass depends on its
+input runs other modules from one batch to the next: iterations are united as the importer unites
+several example inputs.
+"""
+
+import gc
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autosync.domain import Optimizer, Profile
+from autosync.errors import NotSupported
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.document import Offload, budget_within
+from autosync.graph import ModelGraph, Operation, Variable
+from autosync.importing.several_examples import RecordedGraph, united_graph
+from autosync.runtime.updates.optimizers import ELEMENTWISE
+from autosync.torch_dtypes import DTYPE_NAMES
+from autosync.trials.contract import LACKS_ROOM
+from autosync.trials.gpus import seconds_since
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job_cluster import device_memory_gb
+from autosync.trials.live.recorded_step import (
+    Tape,
+    add_unused,
+    adopt_orphans,
+    finish_order,
+    last_consumers,
+    operation_names,
+    record_tape,
+    refuse_odd_step,
+)
+from autosync.trials.trial_procedure import UNSCHEDULED_PASSES
+from autosync.trials.worker.worker_main import error_kind
+
+WARM_UP, ITERATIONS = 1, 3
+"""Iterations before the recorded ones, and the fewest of those; where the job has several batches,
+each of them is recorded once."""
+
+PLAIN = "plain iterations"
+SWAPPED = "iterations, which wait for swapped activations (a plain one has no room),"
+WITH_STATE = (
+    "iterations, which wait for swapped activations and optimizer state (for want of room),"
+)
+WITH_VALUES = (
+    "iterations, which wait for swapped activations, optimizer state and values (for want of room),"
+)
+"""How iterations were recorded, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """step_seconds: of a whole plain iteration on this rank."""
+
+    graph: ModelGraph
+    profile: Profile
+    optimizer: Optimizer
+    step_seconds: float
+
+
+def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
+    """Run plain local iterations of the job's step; its state is restored. Where they run other
+    modules, the graph has all of them, with the share of the iterations that ran each. Where the
+    device has no room for a plain iteration, activations are swapped, else optimizer state as well,
+    else values too.
+
+    batch_size: of one rank; by default the leading dimension of the model's first tensor.
+
+    Raises:
+        InvalidInput: step does not run the model it is given, or not once.
+        NotSupported: a parameter's type cannot be synchronized.
+    """
+    named = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
+    _refuse_types(named)
+    tapes, optimizer, how = _recorded_with_room(job, named)
+    for tape in tapes:
+        refuse_odd_step(tape, list(named), job.takes_unused)
+        add_unused(tape, len(named))
+    size = batch_size or tapes[-1].batch_size or 1
+    graph = _graph(job.model, named, tapes, size)
+    profile, step_seconds = _profile(graph, tapes, device_type, how)
+    return RecordedJob(graph, profile, optimizer, step_seconds)
+
+
+def _recorded(
+    job: LiveJob, named: dict[str, nn.Parameter], warm_up: int
+) -> tuple[list[Tape], Optimizer]:
+    for _ in range(warm_up):
+        record_tape(job, named, 0)
+    iterations = max(ITERATIONS, len(job.batches))
+    tapes = [record_tape(job, named, iteration) for iteration in range(iterations)]
+    return tapes, _optimizer_document(job)
+
+
+def _recorded_with_room(
+    job: LiveJob, named: dict[str, nn.Parameter]
+) -> tuple[list[Tape], Optimizer, str]:
+    """And how they ran: as they are, else with more and more swapped within the device's memory,
+    where a limit of it is known."""
+    ways: list[tuple[str, Offload | None]] = [(PLAIN, None)]
+    memory_gb = device_memory_gb(job.device)
+    if memory_gb is not None:
+        budget = budget_within(memory_gb * 1e9)
+        ways += [
+            (SWAPPED, Offload(budget)),
+            (WITH_STATE, Offload(budget, optimizer_state=True)),
+            (WITH_VALUES, Offload(budget, optimizer_state=True, values=True)),
+        ]
+    *others, (last, most) = ways
+    for how, swap in others:
+        try:
+            return *_recorded_within(job, named, swap), how
+        except Exception as error:  # of any type: the step is the user's own
+            if error_kind(error) not in LACKS_ROOM:
+                raise
+        gc.collect()  # what the iteration that failed has left
+        if job.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return *_recorded_within(job, named, most), last
+
+
+def _recorded_within(
+    job: LiveJob, named: dict[str, nn.Parameter], swap: Offload | None
+) -> tuple[list[Tape], Optimizer]:
+    swapper = None if swap is None else swap_to_host(job.model, swap, job.optimizers)
+    try:
+        return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
+    except Exception as error:
+        _clear_frames(error)  # they hold memory that swapped values need to come back
+        raise
+    finally:
+        try:
+            if swapper is not None:
+                swapper.remove(keep_state=False)
+        finally:
+            job.before.restore()
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Of an error and of those that it was raised beside; what they say, and where, stays."""
+    raised: BaseException | None = error
+    while raised is not None:
+        traceback.clear_frames(raised.__traceback__)
+        raised = raised.__context__
+
+
+def _refuse_types(named: dict[str, nn.Parameter]) -> None:
+    for name, parameter in named.items():
+        if parameter.dtype not in DTYPE_NAMES:
+            raise NotSupported(
+                f"parameter {name!r} is {parameter.dtype}.",
+                thing=f"parameter {name}",
+                value=str(parameter.dtype),
+                remedy=f"Supported: {', '.join(DTYPE_NAMES.values())}.",
+            )
+
+
+def _graph(
+    model: nn.Module, named: dict[str, nn.Parameter], tapes: list[Tape], batch_size: int
+) -> ModelGraph:
+    """tapes: with all variables in `ready`, those without a gradient last (`add_unused`)."""
+    adopt_orphans(tapes)
+    name = type(model).__name__.lower()
+    graph = united_graph([_tape_graph(named, tape, name, batch_size) for tape in tapes], name)
+    shares = {each.frequency for each in graph.operations} | {v.frequency for v in graph.variables}
+    examples = 1 if shares == {1.0} else len(tapes)
+    return replace(graph, examples=examples, uncalled=_uncalled(named, tapes))
+
+
+def _tape_graph(
+    named: dict[str, nn.Parameter], tape: Tape, name: str, batch_size: int
+) -> RecordedGraph:
+    order = finish_order(tape)
+    after = last_consumers(tape.calls, order)
+    rows = {variable: call.rows for call in tape.calls for variable in call.variables}
+    operations = tuple(
+        Operation(
+            name=operation,
+            type=call.type,
+            forward_flops=0,
+            backward_flops=0,
+            output_bytes=call.output_bytes,
+            has_batch_dimension=True,
+            inputs=(index - 1,) if index else (),
+            variables=call.variables,
+        )
+        for index, (operation, call) in enumerate(
+            zip(operation_names(tape), tape.calls, strict=True)
+        )
+    )
+    graph = ModelGraph(
+        name=name,
+        batch_size=batch_size,
+        operations=operations,
+        variables=tuple(
+            _variable(key, parameter, tape.touched.get(v, 0), rows.get(v, 0))
+            for v, (key, parameter) in enumerate(named.items())
+        ),
+        backward_order=tuple(order),
+        gradient_order=tuple(tape.ready),
+        gradient_after=tuple(after.get(v, order[-1]) for v in range(len(named))),
+    )
+    unreached = frozenset(key for v, key in enumerate(named) if v not in tape.gradients)
+    return RecordedGraph(graph, unreached)
+
+
+def _uncalled(named: Iterable[str], tapes: Sequence[Tape]) -> tuple[str, ...]:
+    """Modules around these variables that no iteration has called."""
+    paths = (name.split(".")[:-1] for name in named)
+    around = dict.fromkeys(".".join(path[: i + 1]) for path in paths for i in range(len(path)))
+    called = {name for tape in tapes for name in tape.called}
+    return tuple(name for name in around if name not in called)
+
+
+def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:
+    return Variable(
+        name,
+        tuple(parameter.shape),
+        DTYPE_NAMES[parameter.dtype],
+        sparse=touched > 0,
+        touched_rows=touched,
+        factor_rows=rows if parameter.dim() == 2 and not touched else 0,
+    )
+
+
+def _profile(
+    graph: ModelGraph, tapes: list[Tape], device_type: str, how: str
+) -> tuple[Profile, float]:
+    """Medians over the tapes that have an operation, times its frequency; and the whole iteration,
+    of other lengths where operations are left out: the mean, else the median.
+
+    how: the iterations ran, in words.
+    """
+    times = [_times(tape) for tape in tapes]
+    always = all(operation.frequency == 1.0 for operation in graph.operations)
+    whole = [each.whole for each in times]
+    profile = Profile(
+        device=device_type,
+        batch_size=graph.batch_size,
+        forward_seconds=_expected(graph, [each.forward for each in times]),
+        backward_seconds=_expected(graph, [each.backward for each in times]),
+        update_seconds=float(np.median([each.update for each in times])),
+        source="measured",
+        note=f"median of {len(tapes)} {how} on rank 0 of the running job",
+    )
+    return profile, float(np.median(whole) if always else np.mean(whole))
+
+
+def _expected(graph: ModelGraph, measured: list[dict[str, float]]) -> tuple[float, ...]:
+    """Seconds of each operation in an iteration: 0 in those that leave it out. measured: of every
+    tape, by the operation's name."""
+    found = []
+    for operation in graph.operations:
+        name = operation.name.partition(" (")[0]  # as in a tape: see `united_graph`
+        ran = [seconds[name] for seconds in measured if name in seconds]
+        found.append(operation.frequency * float(np.median(ran)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _TapeTimes:
+    """Forward and backward seconds of every call, the update's, the iteration's."""
+
+    forward: dict[str, float]
+    backward: dict[str, float]
+    update: float
+    whole: float
+
+
+def _times(tape: Tape) -> _TapeTimes:
+    assert tape.forward_ended is not None  # refused before
+    assert tape.ended is not None
+    moments = [*(call.begun for call in tape.calls), tape.forward_ended, tape.ended]
+    *starts, forward_end, whole = seconds_since(tape.begun, moments)
+    starts[0] = 0.0
+    forward = np.maximum(np.diff([*starts, forward_end]), 0.0)
+    ready = dict(zip(tape.ready, seconds_since(tape.begun, list(tape.ready.values())), strict=True))
+    order = finish_order(tape)
+    ends = dict.fromkeys(range(len(starts)), forward_end)
+    for variable, operation in last_consumers(tape.calls, order).items():
+        ends[operation] = max(ends[operation], ready[variable])
+    backward = [0.0] * len(starts)
+    now = forward_end
+    for operation in order:
+        backward[operation] = max(0.0, ends[operation] - now)
+        now = max(now, ends[operation])
+    updates = seconds_since(tape.begun, tape.update)
+    names = operation_names(tape)
+    return _TapeTimes(
+        dict(zip(names, map(float, forward), strict=True)),
+        dict(zip(names, backward, strict=True)),
+        updates[-1] - updates[0],
+        whole,
+    )
+
+
+def _optimizer_document(job: LiveJob) -> Optimizer:
+    """After a recorded step, when the optimizer has made its state."""
+    state_tensors = [
+        sum(isinstance(value, Tensor) and value.shape == key.shape for value in state.values())
+        for optimizer in job.optimizers
+        for key, state in optimizer.state.items()
+    ]
+    kinds = [type(optimizer) for optimizer in job.optimizers]
+    return Optimizer(
+        "+".join(kind.__name__.lower() for kind in kinds),
+        all(kind in ELEMENTWISE for kind in kinds),
+        max(state_tensors, default=0),
+    )

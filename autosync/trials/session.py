@@ -1,0 +1,410 @@
+"""One rank's part in a trial: attach a bundle to a model, warm up, measure iterations, detach.
+
+Worker processes and the ranks of a running job use the same functions. They differ in what they run
+(a replay, a registered workload, the user's own step) and in what follows a failure.
+"""
+
+import copy
+import gc
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from autosync.bundle import Bundle
+from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.staleness.attachment import attach as attach_lagging
+from autosync.plan import Plan
+from autosync.runtime import attachment as runtime
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.hooks.optimizer_coverage import given_optimizers
+from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
+from autosync.runtime.transport.agreement import ranks_meet
+from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
+from autosync.runtime.updates.clipping import clip_before_step
+from autosync.torch_engine import FullyShard
+from autosync.trials.commands import MeasuredIterations
+from autosync.trials.gpus import DeviceMoment, clock_origin, moment_now, on_host_clock
+from autosync.trials.machine import cpu_ticks, network_bytes
+from autosync.trials.timeline_recording import RankRecording
+
+MOST_GROUPS = 24
+"""Process groups that a worker keeps connected for the plans to come; each holds a thread pool
+and a connection to every peer, and plans with rings of their own each bring new ones."""
+
+MOST_GPU_SHARE = 1 / 16
+"""Of a GPU's memory, what the communicators of those groups may hold."""
+
+
+@runtime_checkable
+class ShardedForm(Protocol):
+    """A model that stands in for another, and takes another form where parameters come and go."""
+
+    def sharded_form(
+        self, units: Sequence[Sequence[str]]
+    ) -> tuple[nn.Module, list[list[nn.Module]]]:
+        """A copy with the same names of parameters, and the modules that hold those of each
+        unit."""
+        ...
+
+
+class ReusedGroups:
+    """The process groups that the engine runs plan after plan on."""
+
+    def __init__(self) -> None:
+        self._groups: Groups | None = None
+        self._meshes: dict[int, DeviceMesh] = {}
+
+    def get(self, group: dist.ProcessGroup | None, device: torch.device | None = None) -> Groups:
+        """A collective: every rank asks before every plan. Groups that are too many, or hold too
+        much of a GPU, end on all ranks at once, least recently used first: ranks are in different
+        numbers of teams, so they agree on the last plan whose groups end.
+
+        group, device: as for `open_groups`, where no groups are open.
+        """
+        if self._groups is None:
+            assert group is not None  # the ranks joined before their first trial
+            self._groups = open_groups(group, device)
+        elif self._groups.made:
+            self._end_unused(self._groups)
+        self._groups.plan += 1
+        return self._groups
+
+    def _end_unused(self, groups: Groups) -> None:
+        newest = groups.newest_beyond(MOST_GROUPS, _most_bytes(groups.device))
+        agreed = torch.tensor([newest], device="cpu")
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        with ranks_meet():
+            control = groups.get("control", tuple(range(len(groups.ranks))), "gloo")
+            control.allreduce([agreed], options).wait()
+        groups.end_unused_since(int(agreed))
+
+    def mesh(self, sharding: FullyShard, device: torch.device) -> DeviceMesh:
+        """Of all ranks; its process groups are opened once for each size of shard groups."""
+        from autosync.runtime.torch_engines import mesh_of  # loads DTensors
+
+        group = dist.group.WORLD
+        assert group is not None
+        if sharding.shard_ranks not in self._meshes:
+            self._meshes[sharding.shard_ranks] = mesh_of(sharding, group, device)
+        return self._meshes[sharding.shard_ranks]
+
+    def close(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
+
+
+def _most_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.mem_get_info(device)[1] * MOST_GPU_SHARE)
+
+
+@dataclass(slots=True)
+class TrialAttachment:
+    """A bundle under a model.
+
+    model: to run forward on. detach: leaves the job's own model and optimizer as they were, their
+        values updated; of the optimizer's state what some rank owned is gone on every rank.
+    abandon: after a failure, let go of everything without waiting for other ranks.
+    flush: finishes what is in flight.
+    """
+
+    model: nn.Module
+    detach: Callable[[], None]
+    abandon: Callable[[], None]
+    flush: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """What `attach` needs to know where the model is the user's own, in a running job.
+
+    group: of all ranks, for the messages of trials. ddp_options: of DistributedDataParallel.
+    """
+
+    group: Any
+    max_grad_norm: float | None = None
+    ddp_options: Mapping[str, Any] | None = None
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    bundle: Bundle,
+    byte_scale: float,
+    groups: ReusedGroups,
+    trace: ExecutionTrace | None = None,
+    running: RunningJob | None = None,
+) -> TrialAttachment:
+    """Synchronize `model` as the bundle says, on groups that trials share, and swap what the
+    strategy does; of a model that stands in for another nothing is swapped.
+
+    trace: receives the plan's messages; torch's own DDP and plans that lag add nothing to it.
+    running: of a running job, whose state is put back after the trial. By default the model is a
+        worker's, on the default process group.
+
+    Raises:
+        NotSupported: the optimizer, the model or the backend cannot do what the plan asks;
+            activations are to be swapped and the model is on no GPU; or torch's `fully_shard` would
+            shard a running job's own parameters, which cannot be undone.
+    """
+    swap = None if isinstance(model, ShardedForm) else bundle.strategy.swap
+    if swap is not None:
+        check_swappable(model, model)
+    attached = _attach(model, optimizer, bundle, byte_scale, groups, trace, running)
+    if swap is not None:
+        _add_swapping(attached, model, given_optimizers(optimizer), swap, keep_state=not running)
+    return attached
+
+
+def _add_swapping(
+    attached: TrialAttachment,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    swap: Offload,
+    keep_state: bool,
+) -> None:
+    """Until it is detached or abandoned. keep_state: see `HostSwapper.remove`."""
+    try:
+        swapper = swap_to_host(model, swap, optimizers)
+    except AutosyncError:  # an arena does not hold the model
+        attached.abandon()
+        raise
+
+    def without_swapping(let_go: Callable[[], None]) -> Callable[[], None]:
+        def both() -> None:
+            try:
+                swapper.remove(keep_state=keep_state)
+            finally:
+                let_go()
+
+        return both
+
+    attached.detach = without_swapping(attached.detach)
+    attached.abandon = without_swapping(attached.abandon)
+
+
+def _attach(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    bundle: Bundle,
+    byte_scale: float,
+    groups: ReusedGroups,
+    trace: ExecutionTrace | None,
+    running: RunningJob | None,
+) -> TrialAttachment:
+    plan = bundle.plan
+    names = tuple(variable.name for variable in bundle.variables)
+    if plan.engine == "ddp":
+        return _attach_ddp(model, given_optimizers(optimizer), plan, byte_scale, running)
+    if plan.sharding is not None:
+        if running is not None:
+            raise NotSupported(
+                "torch's fully_shard cannot be tried on a running job's model: it cannot be taken "
+                "off.",
+                thing="plan.engine",
+                value="fully_shard",
+                remedy="Measure it by `autosync tune`, or give autosync.distribute its bundle.",
+            )
+        (only,) = given_optimizers(optimizer)
+        return _attach_fully_shard(model, only, bundle, plan.sharding, groups)
+    if plan.staleness and running is None:  # a running job's are refused by the engine below
+        (only,) = given_optimizers(optimizer)
+        lagging = attach_lagging(
+            model, only, plan, names, working_group(None), share_values=False, agreed=True
+        )
+
+        def stop_lagging() -> None:
+            lagging.detach(keep_state=False)
+
+        return TrialAttachment(model, stop_lagging, stop_lagging, lagging.flush)
+    group = running.group if running else None
+    device = next(model.parameters()).device
+    attachment = runtime.attach(
+        model,
+        optimizer,
+        plan,
+        names,
+        group,
+        max_grad_norm=running.max_grad_norm if running else None,
+        share_values=False,
+        groups=groups.get(group, device) if running else groups.get(dist.group.WORLD),
+        trace=trace,
+        agreed=True,  # whoever leads the trials sends every rank the same plan
+    )
+
+    def detach() -> None:
+        attachment.detach(keep_state=False)
+
+    def abandon() -> None:
+        monitor = attachment.engine.monitor
+        with monitor.condition:
+            if monitor.failure is None:
+                monitor.failure = SynchronizationFailed("the trial was abandoned.")
+            monitor.condition.notify_all()
+        attachment.detach()
+        if attachment.placed is not None:
+            attachment.placed.renew()
+
+    return TrialAttachment(model, detach, abandon, attachment.engine.flush)
+
+
+def _attach_ddp(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    plan: Plan,
+    byte_scale: float,
+    running: RunningJob | None,
+) -> TrialAttachment:
+    """Replicas are equal: a replay starts so, and a running job begins with its restored state."""
+    group = running.group if running else None
+    network = wrap_in_ddp(
+        model,
+        plan.bucket_bytes,
+        group,
+        share_values=False,
+        byte_scale=byte_scale,
+        options=running.ddp_options if running else None,
+    )
+    add_hook(network, plan, group)
+    alive = weakref.ref(network)
+    max_norm = running.max_grad_norm if running else None
+    clips = [clip_before_step(model, one, max_norm) for one in optimizers if max_norm]
+
+    def abandon() -> None:
+        attached.model = model
+        while clips:
+            clips.pop().remove()
+        gc.collect()  # the reducer is in a reference cycle, and its hooks live as long as it
+
+    def detach() -> None:
+        abandon()
+        if running is not None and alive() is not None:
+            raise NotSupported(
+                "step keeps a reference to the model it was given, so torch's DDP cannot be "
+                "taken off again.",
+                thing="step",
+                remedy="Use the model within the step only; keep the original one elsewhere.",
+            )
+
+    attached = TrialAttachment(network, detach, abandon)
+    del network  # the attachment alone holds it
+    return attached
+
+
+def _attach_fully_shard(
+    model: nn.Module,
+    optimizer: Optimizer,
+    bundle: Bundle,
+    sharding: FullyShard,
+    groups: ReusedGroups,
+) -> TrialAttachment:
+    """torch's FSDP2 on a copy of the model, for it cannot be taken off: a trial's updates
+    are lost."""
+    from autosync.runtime import torch_engines
+
+    names = [variable.name for variable in bundle.variables]
+    if isinstance(model, ShardedForm):
+        held: dict[int, list[str]] = {}
+        for name, choice in zip(names, bundle.strategy.choices, strict=True):
+            held.setdefault(sharding.unit_of(choice.variable), []).append(name)
+        held.pop(len(sharding.units), None)  # the root
+        copied, units = model.sharded_form(list(held.values()))
+        before = dict(zip(names, map(model.get_parameter, names), strict=True))
+    else:
+        copied = copy.deepcopy(model)
+        units = torch_engines.unit_modules(copied, sharding, {name: name for name in names})
+        before = torch_engines.named_values(model)
+    device = next(iter(before.values())).device
+    torch_engines.apply_fully_shard(copied, units, sharding, groups.mesh(sharding, device))
+    give_back = torch_engines.retarget(optimizer, before, torch_engines.named_values(copied))
+    held_model = [copied]
+
+    def detach() -> None:
+        give_back()
+        held_model.clear()
+        gc.collect()  # its hooks and its units refer to each other
+
+    return TrialAttachment(copied, detach, detach)
+
+
+def replica_digest(model: nn.Module) -> float:
+    """Differs between replicas that have drifted apart: first and last element of every tensor."""
+    flat = [value.detach().view(-1) for value in model.parameters()]
+    return float(torch.cat([ends[:: max(1, len(ends) - 1)] for ends in flat]).double().sum())
+
+
+class IterationsTookTooLong(Exception):
+    """The iterations of a trial took longer than they may."""
+
+
+def measure_iterations(
+    iterate: Callable[[int], None],
+    attached: TrialAttachment,
+    warmup: int,
+    iterations: int,
+    device: torch.device,
+    recording: RankRecording | None = None,
+    interfaces: str = "",
+    own_seconds: Callable[[], float] = time.process_time,
+    timeout_seconds: float = math.inf,
+) -> MeasuredIterations:
+    """Run the warm-up and the iterations, and measure the latter.
+
+    Ranks need not meet before: periods count from the latest start of an iteration. On a GPU all
+    are moments of the device's own stream, and the host runs ahead of it as in training: it waits
+    for the device before the first iteration and after the last. So there the warm-up is counted,
+    too, and its share of the bytes taken off.
+
+    iterate: runs the iteration of that number, and notes in `recording` when its passes end.
+    interfaces: of the network, whose bytes are counted; see `machine.network_bytes`.
+    own_seconds: CPU seconds of this rank so far. timeout_seconds: no iteration begins later.
+
+    Raises:
+        IterationsTookTooLong: as said.
+    """
+    on_gpu = device.type == "cuda"
+    counted = warmup + iterations if on_gpu else iterations
+    origin = clock_origin(device)
+    starts: list[DeviceMoment] = []
+    started = time.monotonic()
+    for iteration in range(warmup + iterations):
+        if time.monotonic() - started > timeout_seconds:
+            raise IterationsTookTooLong(
+                f"{iteration} steps have taken {timeout_seconds:.3g} s, all that they may."
+            )
+        if iteration == warmup + iterations - counted:
+            begun = own_seconds(), cpu_ticks(), network_bytes(interfaces)
+        starts.append(moment_now(device))
+        iterate(iteration)
+    starts.append(moment_now(device))
+    attached.flush()
+    if on_gpu:
+        torch.cuda.synchronize()
+    finished = time.monotonic()
+    ended = own_seconds(), cpu_ticks(), network_bytes(interfaces)
+    if recording is not None:
+        recording.read_clock(origin, device)
+    return MeasuredIterations(
+        starts=tuple(on_host_clock(origin, starts)),
+        finished=finished,
+        cpu_seconds=ended[0] - begun[0],
+        busy_seconds=ended[1].busy_seconds - begun[1].busy_seconds,
+        total_seconds=ended[1].total_seconds - begun[1].total_seconds,
+        sent_bytes=(ended[2] - begun[2]) * iterations // counted,
+    )

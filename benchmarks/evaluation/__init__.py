@@ -1,0 +1,1 @@
+"""How well simulators rank strategies and domains that they have not seen: a table a question."""

@@ -1,0 +1,300 @@
+"""A running job's step as a graph: what hooks on its modules record."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autosync.documents import from_json, to_json
+from autosync.errors import InvalidStrategy
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.document import RESERVE, Offload, budget_within
+from autosync.extensions.offload.schedule import least_budget_bytes
+from autosync.extensions.placement.document import evenly
+from autosync.extensions.placement.module_borders import borders_of, module_of
+from autosync.extensions.placement.placeable_modules import modules_to_place
+from autosync.extensions.placement.verification import check_module
+from autosync.graph import ModelGraph, Operation
+from autosync.trials.live.control_group import ControlGroup
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.recorded_step import (
+    Call,
+    Tape,
+    adopt_orphans,
+    finish_order,
+)
+from autosync.trials.live.snapshot import take_snapshot
+from autosync.trials.live.step_graph import RecordedJob, record_job
+from tests.domains import domain_of, grid_cluster
+
+BATCH = 2
+
+
+class Outer(nn.Module):
+    """Owns a variable, and a module with variables that it calls twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.inner = nn.Linear(8, 8)
+        self.narrow = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = self.inner(self.inner(x * self.scale))
+        found: Tensor = torch.cat([self.narrow(scaled)] * 4, dim=1)
+        return found
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(BATCH, 8)).sum().backward()
+    optimizer.step()
+
+
+def recorded(model: nn.Module) -> ModelGraph:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
+    before = take_snapshot(model, [optimizer])
+    job = LiveJob(step, model, optimizer, before, control, timedelta(seconds=1))
+    return record_job(job, None, "cpu").graph
+
+
+def test_a_module_that_holds_others_has_its_own_output() -> None:
+    graph = recorded(Outer())
+    operations = graph.operations
+    row_bytes = BATCH * 4
+    assert [(each.type, each.output_bytes) for each in operations] == [
+        ("outer", 12 * row_bytes),
+        ("linear", 8 * row_bytes),
+        ("linear", 8 * row_bytes),
+        ("linear", 3 * row_bytes),
+    ]
+    assert [module_of(each) for each in operations] == ["", "inner", "inner", "narrow"]
+    assert borders_of(graph, "inner").operations == (1, 2)
+    assert borders_of(graph, "narrow").entering == ((2, 3),)
+
+
+class Containers(nn.Module):
+    """A list of blocks and a table of heads, of which nobody calls the containers themselves; and
+    an attention whose projection nobody calls, for it reads the values itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)
+        )
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.heads = nn.ModuleDict({"wide": nn.Linear(8, 8), "narrow": nn.Linear(8, 3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        x = x.unsqueeze(1)
+        x = self.attention(x, x, x)[0].squeeze(1)
+        out: Tensor = self.heads["narrow"](self.heads["wide"](x))
+        return out
+
+
+def test_modules_that_nobody_calls_are_known_and_not_proposed_for_placement() -> None:
+    graph = recorded(Containers())
+    assert graph.uncalled == ("blocks", "attention.out_proj", "heads")
+    domain = domain_of(graph, grid_cluster(2))
+    found = [each.name for each in modules_to_place(domain)]
+    assert set(graph.uncalled).isdisjoint(found)
+    assert {"first", "blocks.0", "blocks.0.0", "blocks.1", "heads.wide"} <= set(found)
+    with pytest.raises(InvalidStrategy, match="'blocks' is never called") as refused:
+        check_module(evenly("blocks", [0]), domain)
+    assert "such as 'blocks.0.0'" in refused.value.remedy
+
+
+def test_a_graph_in_which_all_are_called_keeps_its_text() -> None:
+    graph = recorded(Outer())
+    assert graph.uncalled == ()
+    assert "uncalled" not in to_json(graph)
+    other = recorded(Containers())
+    assert from_json(ModelGraph, to_json(other)) == other
+
+
+class Exits(nn.Module):
+    """Leaves after as many blocks as its input says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, depth: int) -> Tensor:
+        for block in self.blocks[:depth]:
+            x = torch.tanh(block(x))
+        found: Tensor = self.head(x)
+        return found
+
+
+def exiting_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, int]
+) -> None:
+    optimizer.zero_grad()
+    model(*batch).square().sum().backward()
+    optimizer.step()
+
+
+def recorded_exits(depths: list[int]) -> RecordedJob:
+    model = Exits()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
+    job = LiveJob(
+        exiting_step,
+        model,
+        optimizer,
+        take_snapshot(model, [optimizer]),
+        control,
+        timedelta(seconds=1),
+        ddp_options={"find_unused_parameters": True},
+        batches=[(torch.ones(2, 4), depth) for depth in depths],
+    )
+    return record_job(job, None, "cpu")
+
+
+def path_of(operation: Operation) -> str:
+    return operation.name.rpartition(".")[0]
+
+
+def test_parts_have_the_frequency_of_the_batches_that_run_them() -> None:
+    found = recorded_exits([1, 3, 2, 1])
+    graph = found.graph
+    frequency = {path_of(o): o.frequency for o in graph.operations}
+    assert frequency == {"blocks.0": 1.0, "blocks.1": 0.5, "blocks.2": 0.25, "head": 1.0}
+    assert [path_of(o) for o in graph.operations] == list(frequency)
+    gradients = {v.name: v.frequency for v in graph.variables}
+    assert gradients == {
+        f"{module}.{kind}": share
+        for module, share in (("blocks.0", 1), ("blocks.1", 0.5), ("blocks.2", 0.25), ("head", 1))
+        for kind in ("weight", "bias")
+    }
+    order = [graph.variables[v].name.rpartition(".")[0] for v in graph.gradient_order]
+    assert list(dict.fromkeys(order)) == ["head", "blocks.2", "blocks.1", "blocks.0"]
+    backward = [path_of(graph.operations[o]) for o in graph.backward_order]
+    assert backward == ["head", "blocks.2", "blocks.1", "blocks.0"]
+    for variable, operation in enumerate(graph.gradient_after):
+        assert graph.variables[variable].name.startswith(path_of(graph.operations[operation]))
+    assert all(seconds > 0 for seconds in found.profile.forward_seconds)
+
+
+def test_a_model_that_is_always_the_same_has_no_frequencies() -> None:
+    graph = recorded_exits([2, 2, 2]).graph
+    names = [path_of(o) for o in graph.operations]
+    assert names == ["blocks.0", "blocks.1", "head"]
+    assert {o.frequency for o in graph.operations} == {1.0}
+    assert {v.frequency for v in graph.variables} == {1.0}
+
+
+def test_orders_of_a_recorded_step() -> None:
+    """A tied variable (0) completes with its first call; 4 is read without a call of its own."""
+    calls = [
+        Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
+    ]
+    tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
+    adopt_orphans([tape])
+    assert calls[1].variables == (1, 2, 4)
+    assert finish_order(tape) == [3, 2, 1, 0]
+
+
+ROOMY = 1 << 33
+ROWS = 2048
+
+
+def wide() -> tuple[nn.Module, torch.optim.Optimizer]:
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
+    model = nn.Sequential(*layers)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def wide_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(ROWS, 256)).square().mean().backward()
+    optimizer.step()
+
+
+def least_bytes(with_state: bool, with_values: bool) -> int:
+    model, optimizer = wide()
+    with Arena(ROOMY):
+        swapper = swap_to_host(model, Offload(ROOMY, with_state, with_values), [optimizer])
+        for _ in range(4):
+            wide_step(model, optimizer)
+    assert swapper.recorded is not None
+    return least_budget_bytes(swapper.recorded.moments)
+
+
+def rest_of(arena: Arena) -> Tensor:
+    return torch.empty(arena.budget_bytes - arena.allocated_bytes(), dtype=torch.uint8)
+
+
+def memory_for_values() -> int:
+    """Bytes of a device on which a step of `wide` has room with all swapped, and not with less."""
+    return int(least_bytes(True, True) * 1.02 / (1 - RESERVE))
+
+
+@pytest.mark.parametrize("held_by_script", [False, True])
+def test_a_step_that_fails_while_values_are_away_is_told_and_what_can_be_is_put_back(
+    held_by_script: bool,
+) -> None:
+    model, optimizer = wide()
+    values = [value.detach().clone() for value in model.parameters()]
+    kept: list[Tensor] = []
+
+    def fails(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        network.eval()
+        optimizer.zero_grad()
+        loss = network(torch.ones(ROWS, 256)).square().mean()
+        if not all(value.untyped_storage().nbytes() for value in network.parameters()):
+            if held_by_script:
+                del loss  # and what it refers to
+                kept.append(rest_of(arena))
+            else:
+                everything = rest_of(arena)  # noqa: F841  # which this frame holds
+            raise LookupError("no such sample")
+        loss.backward()
+        optimizer.step()
+
+    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
+    with Arena(memory_for_values()) as arena:
+        arena.count(model.parameters())
+        before = take_snapshot(model, [optimizer])
+        job = LiveJob(fails, model, optimizer, before, control, timedelta(seconds=1))
+        expected = RuntimeError if held_by_script else LookupError  # no room for values ever
+        with pytest.raises(expected, match=r"are in host memory|no such sample"):
+            record_job(job, None, "arena")
+    assert model.training
+    if not held_by_script:
+        assert all(map(torch.equal, values, model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("with_state", "with_values"), [(False, False), (True, False), (True, True)]
+)
+def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(
+    with_state: bool, with_values: bool
+) -> None:
+    least = least_bytes(with_state, with_values)
+    memory = int(least * 1.02 / (1 - RESERVE))
+    assert budget_within(memory) >= least
+    if with_state:
+        assert budget_within(memory) < least_bytes(with_values, False)
+    model, optimizer = wide()
+    values = [value.detach().clone() for value in model.parameters()]
+    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
+    with Arena(memory) as arena:
+        arena.count(model.parameters())
+        before = take_snapshot(model, [optimizer])
+        job = LiveJob(wide_step, model, optimizer, before, control, timedelta(seconds=1))
+        recorded = record_job(job, None, "arena")
+    assert ("optimizer state" in recorded.profile.note) is with_state
+    assert ("and values" in recorded.profile.note) is with_values
+    assert "swapped activations" in recorded.profile.note
+    assert recorded.optimizer.state_tensors == 2
+    assert all(map(torch.equal, values, model.parameters()))
+    assert not any(optimizer.state.values())

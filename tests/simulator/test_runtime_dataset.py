@@ -1,0 +1,102 @@
+"""The folder of a dataset: written, read back, damaged."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from autosync.errors import InvalidInput, NotFound
+from autosync.population import decode
+from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, write_dataset
+from tests.simulator.measurements import measured, rows_of, write, write_small
+
+
+@pytest.fixture(scope="module")
+def domains() -> list[MeasuredDomain]:
+    return [measured(gbps, seed) for seed, gbps in enumerate((0.5, 0.956, 1.5))]
+
+
+def test_a_dataset_comes_back_as_it_was_written(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    write(tmp_path, domains)
+    found = {each.domain.id: each for each in load_dataset(tmp_path)}
+    for each in domains:
+        back = found[each.domain.id]
+        seconds = {
+            decode(each.population, i, each.domain).id: each.step_seconds[i]
+            for i in range(len(each))
+        }
+        assert len(back) == len(seconds)
+        for index in range(len(back)):
+            identity = decode(back.population, index, back.domain).id
+            assert back.step_seconds[index] == seconds[identity]
+        assert back.noise == pytest.approx(each.noise, rel=0.2)
+
+
+def test_failed_strategies_are_left_out_and_counted(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    table = rows_of(domains[0])
+    lost = table["strategy_id"].iloc[3]
+    table.loc[(table["strategy_id"] == lost) & (table["pass"] == 2), "step_seconds"] = np.nan
+    write_dataset(tmp_path, [domains[0].domain], table)
+    [back] = load_dataset(tmp_path)
+    assert (len(back), back.failed) == (59, 1)
+
+
+def test_what_was_measured_once_so_far_counts_and_the_noise_is_that_of_the_others(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    each = domains[0]
+    table = rows_of(each)
+    waiting = set(table["strategy_id"].iloc[:5])
+    table = table[~(table["strategy_id"].isin(waiting) & (table["pass"] == 2))]
+    write_dataset(tmp_path, [each.domain], table)
+    [back] = load_dataset(tmp_path)
+    assert back.second_seconds is not None
+    assert (len(back), int(np.isnan(back.second_seconds).sum())) == (60, 5)
+    assert np.isfinite(back.label_seconds).all()
+    assert back.noise == pytest.approx(each.noise, rel=0.2)
+
+
+def test_what_is_missing_is_named(domains: list[MeasuredDomain], tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"trials\.parquet"):
+        load_dataset(tmp_path)
+    table = rows_of(domains[0])
+    with pytest.raises(InvalidInput, match="'spread'"):
+        write_dataset(tmp_path, [domains[0].domain], table.drop(columns="spread"))
+    with pytest.raises(InvalidInput, match="was not given"):
+        write_dataset(tmp_path, [domains[1].domain], table)
+    write_dataset(tmp_path, [domains[0].domain], table)
+    (tmp_path / "domains" / f"{domains[0].domain.id}.json").unlink()
+    with pytest.raises(NotFound, match=domains[0].domain.id):
+        load_dataset(tmp_path)
+
+
+def test_measurements_must_fit_their_strategies(domains: list[MeasuredDomain]) -> None:
+    each = domains[0]
+    with pytest.raises(InvalidInput, match="60 strategies have 3"):
+        MeasuredDomain(each.domain, each.population, np.ones(3))
+    with pytest.raises(InvalidInput, match="positive"):
+        MeasuredDomain(each.domain, each.population, np.zeros(60))
+
+
+def test_a_strategy_that_stands_twice_is_named(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    file = tmp_path / "strategies.parquet"
+    strategies = pd.read_parquet(file)
+    pd.concat([strategies, strategies.head(1)]).to_parquet(file, index=False)
+    with pytest.raises(InvalidInput, match="a strategy of a domain twice"):
+        load_dataset(tmp_path)
+
+
+def test_what_pandas_wrote_of_its_columns_may_be_damaged(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    file = tmp_path / "trials.parquet"
+    damaged = {b"pandas": b'{"columns": [{"name": "domain"}], "index_columns": []}'}
+    pq.write_table(pq.read_table(file).replace_schema_metadata(damaged), file)
+    with pytest.raises(InvalidInput, match=r"trials\.parquet.* is no Parquet table"):
+        load_dataset(tmp_path)
