@@ -32,8 +32,7 @@ from autosync.importing.training_step import loss_of, module_arguments
 from autosync.models import bundled, spec_of
 from autosync.population import encode
 from autosync.profiling import estimate_profile
-from autosync.search.designs.design_table import BUILDERS
-from autosync.search.designs.torch_engines import TORCH_BUILDERS
+from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
@@ -45,7 +44,7 @@ MODELS = (
     "resnet50:8", "vgg16:4", "densenet121:8", "bert_3l:16", "bert_6l:8", "bert_base:4",
     "transformer:8", "gpt2:1", "ncf_dense:256",
 )  # fmt: skip
-DESIGNS = (
+NAMES = (
     "ddp", "all_reduce_25mb", "priority_sliced", "reduce_scatter_25mb", "dear", "zero1",
     "ps_one_server", "ps_load_balanced", "fsdp2", "zero2", "ddp_bf16", "ddp_fp16", "ddp_powersgd",
 )  # fmt: skip
@@ -75,12 +74,12 @@ def main() -> None:
         domain = domain_of(model, int(batch), options.optimizer, backend=options.backend)
         table.add(named, measure.alone(domain), predicted_alone(domain))
     model, batch = options.strategies.split(":")
-    for designs, ranks in ((DESIGNS, 1), (HYBRID, 2)):
+    for designs, ranks in ((NAMES, 1), (HYBRID, 2)):
         domain = domain_of(model, int(batch), options.optimizer, ranks, options.backend)
         for name in designs:
             if options.designs is not None and name not in options.designs:
                 continue
-            strategy = (BUILDERS | TORCH_BUILDERS)[name].build(domain)
+            strategy = (DESIGNS | TORCH_DESIGNS)[name](domain)
             measured, told = measure.on_ranks(domain, strategy), predicted_on(domain, strategy)
             for rank, both in enumerate(zip(measured, told, strict=True)):
                 table.add(f"{options.strategies} {name}, rank {rank}", *both)
@@ -169,7 +168,7 @@ def predicted_on(domain: Domain, strategy: Strategy) -> list[float]:
 
 def predicted_alone(domain: Domain) -> float:
     """Torch's DDP without its buckets."""
-    return predicted_on(domain, BUILDERS["ddp"].build(domain))[0] - domain.graph.size_bytes
+    return predicted_on(domain, DESIGNS["ddp"](domain))[0] - domain.graph.size_bytes
 
 
 def optimizer_for(model: nn.Module, name: str) -> torch.optim.Optimizer:

@@ -39,7 +39,7 @@ from autosync.extensions.offload.transfer_clock import stall_seconds
 from autosync.models import spec_of
 from autosync.population import encode
 from autosync.profiling import measure_profile
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
 from benchmarks.measure import provenance
@@ -158,7 +158,7 @@ def fits(of_batch: OfBatch, swap: Offload, swapped: bool, batch: int) -> bool:
 def held_alone(memory: DomainMemory) -> F64:
     """Of a model without ranks, moment by moment: what torch's DDP holds without its buckets."""
     domain = memory.domain
-    population = encode([BUILDERS["ddp"].build(domain)], domain)
+    population = encode([DESIGNS["ddp"](domain)], domain)
     plans = compile_plans_fast(population, domain)
     (held,) = memory.moment_bytes(plans, population, [0])
     alone: F64 = held[0] - domain.graph.size_bytes

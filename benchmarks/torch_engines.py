@@ -10,7 +10,7 @@ does on GPUs is predicted from torch's sources and was not measured.
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.cluster_probe import probe_costs
-from autosync.search.designs import torch_engines
+from autosync.search.designs.design_table import torch_designs
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Encoding
@@ -23,7 +23,7 @@ SPACE = Space(encodings=(Encoding(), Encoding("bf16")))
 
 
 def ways_of(domain: Domain) -> list[Way]:
-    designs = torch_engines.torch_designs(domain, SPACE)
+    designs = torch_designs(domain, SPACE)
     return [ddp_way(domain), *(Way(name, strategy) for name, strategy in designs)]
 
 

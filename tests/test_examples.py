@@ -6,7 +6,7 @@ import pytest
 
 from autosync.bundle import make_bundle, save_bundle
 from autosync.domain import Domain
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from tests.example_scripts import example_domain, losses
 
 
@@ -24,7 +24,7 @@ def before() -> list[float]:
 def test_after_trains_as_before(
     tmp_path: Path, domain: Domain, before: list[float], name: str
 ) -> None:
-    strategy = BUILDERS[name].build(domain)
+    strategy = DESIGNS[name](domain)
     save_bundle(make_bundle(strategy, domain), tmp_path / "best.json")
     after = losses("after.py", str(tmp_path / "best.json"))
     assert len(before) == 2

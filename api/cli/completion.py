@@ -38,11 +38,10 @@ def complete_device(incomplete: str) -> list[str]:
 
 def complete_design(incomplete: str) -> list[str]:
     """Hand-designed strategies and published methods."""
-    from autosync.search.designs.design_table import BUILDERS
+    from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
     from autosync.search.designs.published_methods import METHODS
-    from autosync.search.designs.torch_engines import TORCH_BUILDERS
 
-    names = (*BUILDERS, *TORCH_BUILDERS, *METHODS)
+    names = (*DESIGNS, *TORCH_DESIGNS, *METHODS)
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 

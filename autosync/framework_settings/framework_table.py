@@ -5,9 +5,10 @@ from collections.abc import Callable
 from autosync.domain import Domain
 from autosync.framework_settings.ddp_export import ddp_settings
 from autosync.framework_settings.deepspeed_export import deepspeed_settings
-from autosync.framework_settings.exported_settings import FrameworkSettings, refused
+from autosync.framework_settings.exported_settings import FrameworkSettings
 from autosync.framework_settings.framework_names import FrameworkName
 from autosync.framework_settings.fsdp2_export import fsdp2_settings
+from autosync.framework_settings.gradient_messages import refuse_extensions
 from autosync.framework_settings.horovod_export import horovod_settings
 from autosync.strategy import Strategy
 
@@ -36,12 +37,6 @@ def settings_for(framework: FrameworkName, strategy: Strategy, domain: Domain) -
         InvalidStrategy: the strategy is for another graph.
         NotSupported: the framework cannot run it; names the variable and why.
     """
-    if strategy.placement and framework != "autosync":
-        raise refused(
-            framework,
-            f"module {strategy.placement[0].module!r} lives on ranks of its own, and there "
-            "every rank holds the whole model",
-            thing="placement",
-            value=[placed.module for placed in strategy.placement[:8]],
-        )
+    if framework != "autosync":
+        refuse_extensions(strategy, framework)
     return EXPORTS[framework](strategy, domain)

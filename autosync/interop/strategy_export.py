@@ -5,6 +5,9 @@ from typing import NoReturn
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
+from autosync.extensions.registry import verification_of
+from autosync.extensions.staleness.document import Staleness
+from autosync.extensions.staleness.verification import iterations_of
 from autosync.graph import Variable
 from autosync.interop.autodist_messages import (
     AllReduceSynchronizer,
@@ -80,18 +83,17 @@ def _check_schedule_and_shares(strategy: Strategy) -> None:
         _refuse("schedule", "cuts messages into slices")
     if schedule.overlap_forward:
         _refuse("schedule", "runs into the next forward pass")
-    if strategy.placement:
-        _refuse("placement", "puts modules on ranks of their own")
     shares = [replica.share for replica in strategy.replicas]
     if max(shares) - min(shares) > SHARE_TOLERANCE:
         _refuse("replicas", "have uneven shares of the batch")
-    if strategy.swap is not None:
-        _refuse("swap", "moves activations to host memory")
+    for entry in strategy.without(Staleness).extensions:
+        words = verification_of(entry.key).describe(strategy, None)
+        _refuse(entry.key, f"has {'; '.join(words)}")
 
 
 class _Writing:
     def __init__(self, strategy: Strategy, names: DeviceNames) -> None:
-        self.staleness = strategy.staleness
+        self.staleness = iterations_of(strategy)
         self.names = names
         self.groups: dict[int, int] = {}
         self.members: dict[int, int] = {}

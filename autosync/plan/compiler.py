@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.domain import Domain
+from autosync.extensions.placement.document import Placement
 from autosync.extensions.placement.placed_messages import with_placed_messages
 from autosync.plan.compiler_arrays import (
     FIRST_SERVER,
@@ -60,7 +61,9 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
     )
     if population.engine.any():
         plans = with_sharded_messages(plans, population, domain)
-    return with_placed_messages(plans, population, domain) if population.placement.any() else plans
+    if population.carrying(Placement).any():
+        plans = with_placed_messages(plans, population, domain)
+    return plans
 
 
 def _allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, Scratch]:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.extensions.offload.swap_device import check_swappable
 from autosync.extensions.offload.verification import check_swap
@@ -111,7 +112,7 @@ def distribute(
         check_options(options, shipped.plan.engine)
         if shipped.plan.engine == "autosync":
             check_one_backward(optimizers)
-        if shipped.strategy.swap is not None:
+        if shipped.strategy.extension(Offload) is not None:
             check_swap(shipped.strategy)
             check_swappable(network, model)
     warn_unheld(network, optimizers)
@@ -169,6 +170,7 @@ def distribute(
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
+    swap = shipped.strategy.extension(Offload)
     attachment = attach(
         network,
         optimizer,
@@ -177,7 +179,7 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
-        compare_values=not (shipped.strategy.swap and shipped.strategy.swap.values),
+        compare_values=swap is None or not swap.values,
         called=model,
     )
     attachment.handles += beside()
@@ -191,7 +193,7 @@ def _beside_the_plan(
     watch: Callable[[], Removable],
 ) -> list[Removable]:
     """What a bundle puts on a model whichever engine synchronizes it."""
-    swap = shipped.strategy.swap
+    swap = shipped.strategy.extension(Offload)
     swapper = [swap_to_host(model, swap, optimizers)] if swap is not None else []
     return [watch(), *swapper]
 

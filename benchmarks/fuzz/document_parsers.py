@@ -14,7 +14,7 @@ from autosync.plan import compile_plans
 from autosync.population import encode
 from autosync.profiling import estimate_profile
 from autosync.search.collect.collection_plan import load_plan
-from autosync.search.designs.design_table import BUILDERS, fitted
+from autosync.search.designs.design_table import DESIGNS, fitted
 from autosync.search.space import Space
 from autosync.strategy import Strategy
 from autosync.trials.commands import (
@@ -40,7 +40,7 @@ DATASETS = Path(__file__).parents[2] / "datasets"
 COLLECTION = DATASETS / "runtimes/plan.yaml"
 VERSION_1 = Path(__file__).parents[2] / "tests/autosync/plan/bundle_version_1.json"
 LIMITS = ServiceLimits()
-DESIGNS = ("ddp", "all_reduce_5mb", "ps_load_balanced", "ps_partitioned", "zero1", "parallax")
+SUBMITTED = ("ddp", "all_reduce_5mb", "ps_load_balanced", "ps_partitioned", "zero1", "parallax")
 FOLDER = TemporaryDirectory(prefix="fuzzed-")
 
 
@@ -114,7 +114,7 @@ DOMAIN = domain_of(chain_graph(sparse=(2,), factor_rows=8))
 
 
 def document_parsers() -> list[FuzzedParser]:
-    built = (fitted(DOMAIN, Space(), BUILDERS[name].build) for name in DESIGNS)
+    built = (fitted(DOMAIN, Space(), DESIGNS[name]) for name in SUBMITTED)
     strategies = [strategy for strategy in built if strategy is not None]
     bundles = [make_bundle(each, DOMAIN) for each in strategies[:3]]
     clusters = [path.read_bytes() for path in sorted((DATASETS / "clusters").glob("*.yaml"))[:8]]

@@ -15,7 +15,7 @@ from autosync.bundled_data import data_folder
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.collect.collection_log import stored_domain
-from autosync.search.designs.design_table import BUILDERS, fitted
+from autosync.search.designs.design_table import DESIGNS, fitted
 from autosync.search.edits.local_search import refined
 from autosync.search.loop.refined_designs import RACED
 from autosync.search.sampler.sampling import sample
@@ -52,8 +52,8 @@ def timed(work: Callable[[], Strategy | None]) -> tuple[Strategy | None, float]:
 def report(name: str, domain: Domain, samples: int, seeds: int) -> None:
     designs: dict[str, Strategy] = {}
     spent: dict[str, float] = {}
-    for design, builder in BUILDERS.items():
-        strategy, spent[design] = timed(partial(fitted, domain, Space(), builder.build))
+    for design, build in DESIGNS.items():
+        strategy, spent[design] = timed(partial(fitted, domain, Space(), build))
         if strategy is not None:
             designs[design] = strategy
     seconds = dict(zip(designs, predicted(domain, list(designs.values())), strict=True))

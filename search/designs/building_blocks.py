@@ -1,6 +1,6 @@
-"""What hand-designed strategies are built of: choices per variable, cuts, owners and groups."""
+"""What designs are built of: choices of each variable, cuts, owners, groups and explicit orders."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -24,12 +24,14 @@ from autosync.strategy import (
 )
 
 TAIL_PART = 8
-"""A last group below this part of the limit joins the one before where tails are folded: a message
-in two halves pays its startup twice, however few bytes it holds."""
+"""Where tails are folded, a last group below 1/`TAIL_PART` of the limit joins the group before
+it: a message that is reduce-scattered and all-gathered pays its startup twice."""
 
 MAX_PARTS = 40
 """AutoSync's published sampler cuts into at most 40 parts; a prime vocabulary would need 30,521."""
 
+Design = Callable[[Domain], Strategy]
+"""Raises NotSupported where it does not apply to the domain."""
 Cut = Callable[[Variable], Partition]
 Choices = Mapping[int, VariableChoice]
 """Choices by the variable's index. Groups are numbered last, by `assemble`."""
@@ -234,3 +236,47 @@ class _OpenGroup:
             return True
         full_bytes = limit_bytes > 0 and self.size_bytes >= limit_bytes
         return full_bytes or (limit_shards > 0 and self.shards >= limit_shards)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedMessage:
+    """A message in the order of sending: elements of variables, by index, all alike."""
+
+    synchronizer: Synchronizer
+    elements: tuple[tuple[int, int], ...]
+
+
+def strategy_of(domain: Domain, messages: Sequence[OrderedMessage]) -> Strategy:
+    """The strategy of these messages, sent in their order and into the next forward pass.
+
+    A variable's parts lie in it in the order of sending.
+    """
+    shards: dict[int, list[tuple[int, int]]] = {}
+    for number, message in enumerate(messages):
+        for index, length in message.elements:
+            shards.setdefault(index, []).append((length, number))
+    choices = []
+    for index, variable in enumerate(domain.graph.variables):
+        parts = shards[index]
+        lengths = tuple(length for length, _ in parts)
+        partition = whole(variable.shape) if len(parts) == 1 else Partition(-1, lengths)
+        synchronizers = tuple(
+            replace(messages[number].synchronizer, group=number) for _, number in parts
+        )
+        choices.append(VariableChoice(variable.name, partition, synchronizers))
+    replicas = even_replicas(domain.world_size)
+    strategy = Strategy(tuple(choices), replicas, Schedule(overlap_forward=True))
+    keys = [[number for _, number in shards[index]] for index in range(len(choices))]
+    return ordered(strategy, keys).canonical()
+
+
+def ordered(strategy: Strategy, keys: Sequence[Sequence[float]]) -> Strategy:
+    """The strategy with its shards in the order of their keys, given variable by variable; equal
+    keys in the order of the graph."""
+    flat = [key for of_variable in keys for key in of_variable]
+    places = sorted(range(len(flat)), key=flat.__getitem__)
+    positions = [0] * len(flat)
+    for position, place in enumerate(places):
+        positions[place] = position
+    schedule = replace(strategy.schedule, order="explicit", positions=tuple(positions))
+    return replace(strategy, schedule=schedule)

@@ -1,172 +1,85 @@
-"""The table of hand-designed strategies, and those of them that fit a domain and a space."""
+"""The table of designs, and those of them that fit a domain and a space."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 from autosync.domain import Domain
-from autosync.errors import InvalidStrategy, NotSupported
-from autosync.search.designs import known_designs, pace
-from autosync.search.designs.explicit_order import ordered
-from autosync.search.designs.horovod import horovod_strategy
-from autosync.search.designs.list_schedule import hierarchical_list_schedule, list_schedule
-from autosync.search.designs.mg_wfbp import mg_wfbp_strategy
-from autosync.search.designs.server_placement import (
-    byteps_least_busy_link,
-    ps_least_busy_link,
-)
+from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
+from autosync.population import encode
+from autosync.search.designs import known_designs as known
+from autosync.search.designs import list_schedule, pace, published_methods, torch_engines
+from autosync.search.designs.building_blocks import Design, ordered
 from autosync.search.domain_facts import replica_layouts
-from autosync.search.extension_proposals import proposer_of, proposers
+from autosync.search.extension_proposals import (
+    Stop,
+    fitting_forms,
+    no_stop,
+    proposer_of,
+    proposers,
+)
 from autosync.search.space import Space
+from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.verification import verify
 
+_HAND_DESIGNED: tuple[Design, ...] = (
+    known.ddp,
+    known.all_reduce_per_variable,
+    known.all_reduce_one_bucket,
+    known.all_reduce_5mb,
+    known.all_reduce_25mb,
+    known.all_reduce_chunk128,
+    published_methods.mg_wfbp,
+    published_methods.horovod,
+    pace.pace,
+    pace.pace_unfused,
+    pace.pace_hierarchical,
+    pace.pace_factors,
+    list_schedule.list_schedule,
+    list_schedule.hierarchical_list_schedule,
+    known.tree_all_reduce,
+    known.priority_sliced,
+    known.reduce_scatter_25mb,
+    known.dear,
+    known.dear_sliced,
+    known.dear_idle,
+    known.zero1,
+    known.zero1_overlap,
+    known.ps_one_server,
+    known.ps_load_balanced,
+    known.ps_partitioned,
+    known.ps_uneven_partitioned,
+    known.ps_bandwidth_weighted,
+    known.ps_least_busy_link,
+    known.ps_pieces_4mb_priority,
+    known.byteps,
+    known.byteps_least_busy_link,
+    known.hierarchical_ps,
+    known.hierarchical_all_reduce,
+    known.hierarchical_sliced,
+    known.parallax,
+    known.poseidon,
+    known.factors_all_reduce,
+    known.factors_dear,
+    known.partitioned_all_reduce,
+    known.random_axis_partition_ar,
+)
+DESIGNS: dict[str, Design] = {design.__name__: design for design in _HAND_DESIGNED}
+"""All hand-designed strategies by their names, DDP first. What each does, its docstring says."""
 
-class Builder(NamedTuple):
-    build: Callable[[Domain], Strategy]
-    sentence: str
-
-
-BUILDERS: dict[str, Builder] = {
-    "ddp": Builder(known_designs.ddp, "Keep torch's DistributedDataParallel and its own buckets."),
-    "all_reduce_per_variable": Builder(
-        known_designs.all_reduce_per_variable, "One all-reduce a variable, as gradients get ready."
-    ),
-    "all_reduce_one_bucket": Builder(
-        known_designs.all_reduce_one_bucket, "One all-reduce of everything, after backward."
-    ),
-    "all_reduce_5mb": Builder(known_designs.all_reduce_5mb, "All-reduce in groups of 5 MiB."),
-    "all_reduce_25mb": Builder(known_designs.all_reduce_25mb, "All-reduce in groups of 25 MiB."),
-    "all_reduce_chunk128": Builder(
-        known_designs.all_reduce_chunk128,
-        "All-reduce in groups of 128 variables (AutoDist's AllReduce).",
-    ),
-    "mg_wfbp": Builder(
-        mg_wfbp_strategy,
-        "All-reduces, merged with the next while the wait is shorter than a startup (MG-WFBP).",
-    ),
-    "horovod": Builder(
-        horovod_strategy,
-        "All-reduces of what is ready when a cycle of 5 ms begins, up to 64 MiB (Horovod).",
-    ),
-    "pace": Builder(
-        pace.pace_strategy,
-        "All-reduces fused by PACE's max-min program, interrupted where that ends soonest.",
-    ),
-    "pace_unfused": Builder(
-        pace.pace_unfused,
-        "One all-reduce an operation, interrupted by those with a longer tail (PACE's schedule).",
-    ),
-    "pace_hierarchical": Builder(pace.pace_hierarchical, "PACE over hierarchical all-reduces."),
-    "pace_factors": Builder(
-        pace.pace_factors, "Factors where they are fewer bytes, else PACE, in one schedule."
-    ),
-    "list_schedule": Builder(
-        list_schedule,
-        "All-reduces of about 4 MiB, of those ready the highest upward rank first (HeteroG).",
-    ),
-    "hierarchical_list_schedule": Builder(
-        hierarchical_list_schedule, "The same over hierarchical all-reduces."
-    ),
-    "tree_all_reduce": Builder(
-        known_designs.tree_all_reduce, "Tree all-reduce in groups of 25 MiB."
-    ),
-    "priority_sliced": Builder(
-        known_designs.priority_sliced,
-        "All-reduce cut into 4 MiB slices, nearest next use first, into the next forward.",
-    ),
-    "reduce_scatter_25mb": Builder(
-        known_designs.reduce_scatter_25mb,
-        "Reduce-scatter and all-gather in groups of 25 MiB, in backward.",
-    ),
-    "dear": Builder(
-        known_designs.dear,
-        "Reduce-scatter in backward, all-gather into the next forward, 25 MiB (DeAR).",
-    ),
-    "dear_sliced": Builder(
-        known_designs.dear_sliced, "DeAR in 4 MiB slices, nearest next use first."
-    ),
-    "dear_idle": Builder(
-        known_designs.dear_idle,
-        "The same, but all-gathers leave while the wire is idle, in backward, too.",
-    ),
-    "zero1": Builder(
-        known_designs.zero1,
-        "Reduce-scatter, each replica updates its part, all-gather of values (ZeRO-1).",
-    ),
-    "zero1_overlap": Builder(
-        known_designs.zero1_overlap,
-        "ZeRO-1 whose all-gather runs into the next forward, nearest use first.",
-    ),
-    "ps_one_server": Builder(
-        known_designs.ps_one_server, "Everything owned by the first rank (AutoDist's PS)."
-    ),
-    "ps_load_balanced": Builder(
-        known_designs.ps_load_balanced,
-        "Whole variables to the owner with the fewest bytes (PSLoadBalancing).",
-    ),
-    "ps_partitioned": Builder(
-        known_designs.ps_partitioned,
-        "Axis 0 cut by its smallest divisor, fewest bytes first (PartitionedPS).",
-    ),
-    "ps_uneven_partitioned": Builder(
-        known_designs.ps_uneven_partitioned,
-        "Axis 0 cut by its smallest non-divisor (UnevenPartitionedPS).",
-    ),
-    "ps_bandwidth_weighted": Builder(
-        known_designs.ps_bandwidth_weighted,
-        "4 MiB pieces owned in proportion to bandwidth, merged by owner.",
-    ),
-    "ps_least_busy_link": Builder(
-        ps_least_busy_link,
-        "4 MiB pieces, each to the owner that leaves the busiest link least busy, merged by owner.",
-    ),
-    "ps_pieces_4mb_priority": Builder(
-        known_designs.ps_pieces_4mb_priority,
-        "4 MiB pieces on balanced owners, nearest use first (ByteScheduler).",
-    ),
-    "byteps": Builder(
-        known_designs.byteps, "The same, but owners return average gradients, at once (BytePS)."
-    ),
-    "byteps_least_busy_link": Builder(
-        byteps_least_busy_link, "Owners as in ps_least_busy_link, gradients returned as by BytePS."
-    ),
-    "hierarchical_ps": Builder(
-        known_designs.hierarchical_ps,
-        "4 MiB pieces, summed inside each node before they travel to the owner.",
-    ),
-    "hierarchical_all_reduce": Builder(
-        known_designs.hierarchical_all_reduce,
-        "Reduce inside each node, all-reduce between nodes, 25 MiB.",
-    ),
-    "hierarchical_sliced": Builder(
-        known_designs.hierarchical_sliced,
-        "Hierarchical all-reduce in slices, nearest next use first.",
-    ),
-    "parallax": Builder(
-        known_designs.parallax, "Sparse gradients to owners, dense ones all-reduced (Parallax)."
-    ),
-    "poseidon": Builder(
-        known_designs.poseidon,
-        "Factors where Poseidon's rule prefers them, else owners of 2 MiB pieces.",
-    ),
-    "factors_all_reduce": Builder(
-        known_designs.factors_all_reduce,
-        "Factors where they are fewer bytes, else sliced all-reduce.",
-    ),
-    "factors_dear": Builder(
-        known_designs.factors_dear, "Factors where they are fewer bytes, else DeAR."
-    ),
-    "partitioned_all_reduce": Builder(
-        known_designs.partitioned_all_reduce,
-        "Axis 0 cut by its smallest divisor, all-reduced (PartitionedAR).",
-    ),
-    "random_axis_partition_ar": Builder(
-        known_designs.random_axis_partition_ar,
-        "A random axis cut, all-reduced (RandomAxisPartitionAR).",
-    ),
-}
-"""All hand-designed strategies, DDP first."""
+_BY_TORCH: tuple[Design, ...] = (
+    torch_engines.fsdp2,
+    torch_engines.zero2,
+    torch_engines.hsdp,
+    torch_engines.hsdp_zero2,
+    torch_engines.ddp_bf16,
+    torch_engines.ddp_fp16,
+    torch_engines.ddp_powersgd,
+)
+TORCH_DESIGNS: dict[str, Design] = {design.__name__: design for design in _BY_TORCH}
+"""What torch itself runs, beside DDP as it comes."""
 
 UNEVEN = ("all_reduce_25mb", "priority_sliced", "dear", "ps_bandwidth_weighted")
 """Those also tried with proportional shares, where the space allows them."""
@@ -174,11 +87,11 @@ UNEVEN = ("all_reduce_25mb", "priority_sliced", "dear", "ps_bandwidth_weighted")
 
 def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     """Those that run on this domain and lie in the space, pins applied; DDP always, first."""
-    found = [("ddp", known_designs.ddp(domain))]
-    for name, builder in BUILDERS.items():
+    found = [("ddp", known.ddp(domain))]
+    for name, build in DESIGNS.items():
         if name == "ddp":
             continue
-        strategy = fitted(domain, space, builder.build)
+        strategy = fitted(domain, space, build)
         if strategy is None:
             continue
         found.append((name, strategy))
@@ -193,7 +106,18 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     return found
 
 
-def fitted(domain: Domain, space: Space, build: Callable[[Domain], Strategy]) -> Strategy | None:
+def torch_designs(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
+    """Those that run on this domain and lie in the space; PowerSGD of the ranks that it allows."""
+    designs = dict(TORCH_DESIGNS)
+    for encoding in space.encodings:
+        if encoding.name == "powersgd" and encoding.rank != torch_engines.POWERSGD_RANK:
+            hooked = partial(torch_engines.ddp_hooked, encoding=encoding)
+            designs[f"ddp_powersgd_{encoding.rank}"] = hooked
+    built = {name: fitted(domain, space, build) for name, build in designs.items()}
+    return [(name, strategy) for name, strategy in built.items() if strategy is not None]
+
+
+def fitted(domain: Domain, space: Space, build: Design) -> Strategy | None:
     """What is built, pins applied; None where it does not run on the domain (no node has several
     ranks, say) or does not lie in the space."""
     try:
@@ -270,3 +194,37 @@ def _encodings(strategy: Strategy, pinned: set[str]) -> set[Encoding]:
     """Of the messages of unpinned variables, but for what is sent as it is."""
     shards = (s for c in strategy.choices if c.variable not in pinned for s in c.shards)
     return {getattr(shard, "encoding", EXACT) for shard in shards} - {EXACT}
+
+
+def check_any_fits(domain: Domain, space: Space, stop: Stop = no_stop) -> None:
+    """stop: ends what extensions look for where no design fits.
+
+    Raises:
+        InvalidInput: nothing fits; says which strategy needs least, how much that is, and what
+            would make it fit.
+    """
+    devices = device_memory_bytes(domain)
+    memory = memory_of(domain)
+    if memory.most_bytes(1.0) <= devices.min():
+        return
+    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
+    named += fitting_forms(domain, named, space)
+    population = encode([strategy for _, strategy in named], domain)
+    if len(fitting_rows(domain, population)):
+        return
+    if any(each.can_fit(domain, space, stop) for each in proposers()):
+        return
+    plans = compile_plans_fast(population, domain)
+    excess = (memory.peak_bytes(plans, population) / devices).max(axis=1)
+    name, strategy = named[int(excess.argmin())]
+    try:
+        check_memory(strategy, domain)
+    except InvalidStrategy as error:
+        raise InvalidInput(
+            f"none of {len(named)} designed strategies fits the devices of cluster "
+            f"{domain.cluster.name!r} (predicted). "
+            f"{name} needs least: {error.message}",
+            thing="memory",
+            value=error.value,
+            remedy=error.remedy,
+        ) from None

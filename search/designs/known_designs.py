@@ -1,7 +1,12 @@
-"""Hand-designed strategies, one function each: torch's DDP, and what published systems do."""
+"""Hand-designed strategies: torch's DDP, and what published systems do.
+
+A design is a function of the domain; `design_table` lists all of them.
+"""
 
 import random
 from dataclasses import replace
+
+import numpy as np
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
@@ -9,6 +14,7 @@ from autosync.framework_settings.bucket_filling import ddp_buckets
 from autosync.graph import Variable
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs.building_blocks import (
+    MAX_PARTS,
     Choices,
     assemble,
     by_divisor,
@@ -22,7 +28,7 @@ from autosync.search.designs.building_blocks import (
     returning_gradients,
     uncut,
 )
-from autosync.search.domain_facts import factor_costs
+from autosync.search.domain_facts import factor_costs, owner_loads, pulled_bytes, sent_bytes
 from autosync.strategy import (
     AllReduce,
     ParameterServer,
@@ -39,12 +45,13 @@ from autosync.units import MIB
 
 OVERLAPPED = Schedule("priority", overlap_forward=True)
 AT_ONCE = replace(OVERLAPPED, gather="when_idle")
-HALVES_BYTES = 25 * MIB
-"""Of messages in two halves: DeAR's default buffer."""
 SLICED = Schedule("priority", slice_bytes=4 * MIB, overlap_forward=True)
+SCATTER_BYTES = 25 * MIB
+"""Of messages that are reduce-scattered and all-gathered: DeAR's default buffer."""
 
 
 def ddp(domain: Domain) -> Strategy:
+    """torch's DistributedDataParallel with its own buckets."""
     buckets = ddp_buckets(domain.graph, (DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES))
     group = {index: number for number, bucket in enumerate(buckets) for index in bucket}
     return Strategy(
@@ -58,82 +65,128 @@ def ddp(domain: Domain) -> Strategy:
 
 
 def all_reduce_per_variable(domain: Domain) -> Strategy:
+    """One all-reduce a variable, as gradients become ready."""
     return assemble(domain, collective(domain, AllReduce(0)))
 
 
 def all_reduce_one_bucket(domain: Domain) -> Strategy:
-    return assemble(domain, collective(domain, AllReduce(0)), limit_bytes=1 << 62)
+    """One all-reduce of all gradients, after backward."""
+    return all_reduce_fused(domain, 1 << 62)
 
 
 def all_reduce_5mb(domain: Domain) -> Strategy:
+    """All-reduces of groups of 5 MiB."""
     return all_reduce_fused(domain, 5 * MIB)
 
 
 def all_reduce_25mb(domain: Domain) -> Strategy:
+    """All-reduces of groups of 25 MiB."""
     return all_reduce_fused(domain, 25 * MIB)
 
 
 def all_reduce_fused(domain: Domain, buffer_bytes: int) -> Strategy:
-    """All-reduces fused in a buffer of any size."""
+    """All-reduces of groups that fill a buffer."""
     return assemble(domain, collective(domain, AllReduce(0)), limit_bytes=buffer_bytes)
 
 
 def all_reduce_chunk128(domain: Domain) -> Strategy:
+    """All-reduces of groups of 128 variables (AutoDist's AllReduce)."""
     return assemble(domain, collective(domain, AllReduce(0)), limit_shards=128)
 
 
 def tree_all_reduce(domain: Domain) -> Strategy:
+    """Tree all-reduces of groups of 25 MiB."""
     return assemble(domain, collective(domain, AllReduce(0, "tree")), limit_bytes=25 * MIB)
 
 
+def hierarchical_all_reduce(domain: Domain) -> Strategy:
+    """Reduced in each node, all-reduced between nodes, in groups of 25 MiB."""
+    choices = collective(domain, AllReduce(0, "hierarchical"))
+    return assemble(domain, choices, limit_bytes=25 * MIB)
+
+
 def priority_sliced(domain: Domain) -> Strategy:
+    """All-reduces in 4 MiB slices, nearest next use first, into the next forward pass."""
     choices = collective(domain, AllReduce(0))
     return assemble(domain, choices, schedule=SLICED, limit_bytes=25 * MIB)
 
 
+def hierarchical_sliced(domain: Domain) -> Strategy:
+    """Hierarchical all-reduces in slices, nearest next use first."""
+    choices = collective(domain, AllReduce(0, "hierarchical"))
+    return assemble(domain, choices, schedule=SLICED, limit_bytes=25 * MIB)
+
+
+def partitioned_all_reduce(domain: Domain) -> Strategy:
+    """Axis 0 cut by its smallest divisor, all-reduced (AutoDist's PartitionedAR)."""
+    return assemble(domain, collective(domain, AllReduce(0), by_divisor), limit_shards=128)
+
+
+def random_axis_partition_ar(domain: Domain, seed: int = 0) -> Strategy:
+    """A random axis cut by its smallest divisor, all-reduced (AutoDist's RandomAxisPartitionAR)."""
+    rng = random.Random(seed)
+
+    def cut(variable: Variable) -> Partition:
+        axes = [axis for axis, size in enumerate(variable.shape) if size > 1]
+        if not axes:
+            return whole(variable.shape)
+        axis = rng.choice(axes)
+        size = variable.shape[axis]
+        parts = next((p for p in range(2, min(size, MAX_PARTS) + 1) if size % p == 0), 1)
+        return split(variable.shape, axis, parts)
+
+    return assemble(domain, collective(domain, AllReduce(0), cut), limit_shards=128)
+
+
 def reduce_scatter_25mb(domain: Domain) -> Strategy:
-    return halves(domain, collective(domain, ReduceScatter(0)))
+    """Reduce-scatter and all-gather in groups of 25 MiB, during backward."""
+    return scattered(domain, collective(domain, ReduceScatter(0)))
 
 
 def dear(domain: Domain) -> Strategy:
-    return dear_fused(domain, HALVES_BYTES)
+    """Reduce-scatter in backward, all-gather into the next forward pass, 25 MiB (DeAR)."""
+    return dear_fused(domain, SCATTER_BYTES)
 
 
 def dear_fused(domain: Domain, buffer_bytes: int) -> Strategy:
     """DeAR with a fusion buffer of another size."""
     choices = collective(domain, ReduceScatter(0))
-    return halves(domain, choices, Schedule("fifo", overlap_forward=True), buffer_bytes)
+    return scattered(domain, choices, Schedule("fifo", overlap_forward=True), buffer_bytes)
 
 
 def dear_sliced(domain: Domain) -> Strategy:
-    return halves(domain, collective(domain, ReduceScatter(0)), SLICED)
+    """DeAR in 4 MiB slices, nearest next use first."""
+    return scattered(domain, collective(domain, ReduceScatter(0)), SLICED)
 
 
 def dear_idle(domain: Domain) -> Strategy:
-    """No longer DeAR's rule: second halves do not wait for the end of backward."""
+    """`dear_sliced` whose all-gathers also start in backward, while the link is idle."""
     schedule = replace(SLICED, gather="when_idle")
-    return halves(domain, collective(domain, ReduceScatter(0)), schedule)
+    return scattered(domain, collective(domain, ReduceScatter(0)), schedule)
 
 
 def zero1(domain: Domain) -> Strategy:
-    return halves(domain, collective(domain, ReduceScatter(0, sharded_update=True)))
+    """Reduce-scatter, each replica updates its part, all-gather of values (ZeRO-1)."""
+    return scattered(domain, collective(domain, ReduceScatter(0, sharded_update=True)))
 
 
 def zero1_overlap(domain: Domain) -> Strategy:
-    return halves(domain, collective(domain, ReduceScatter(0, sharded_update=True)), OVERLAPPED)
+    """ZeRO-1 whose all-gather runs into the next forward pass, nearest use first."""
+    return scattered(domain, collective(domain, ReduceScatter(0, sharded_update=True)), OVERLAPPED)
 
 
-def halves(
+def scattered(
     domain: Domain,
     choices: Choices,
     schedule: Schedule | None = None,
-    limit_bytes: int = HALVES_BYTES,
+    limit_bytes: int = SCATTER_BYTES,
 ) -> Strategy:
-    """Messages that travel in two halves, in groups of 25 MiB without a tiny last one."""
+    """Reduce-scattered and all-gathered messages, without a tiny last one."""
     return assemble(domain, choices, schedule=schedule, limit_bytes=limit_bytes, fold_tails=True)
 
 
 def ps_one_server(domain: Domain) -> Strategy:
+    """The first rank owns every variable (AutoDist's PS)."""
     return assemble(
         domain,
         {
@@ -144,94 +197,79 @@ def ps_one_server(domain: Domain) -> Strategy:
 
 
 def ps_load_balanced(domain: Domain) -> Strategy:
+    """Whole variables, each to the owner with the fewest bytes (AutoDist's PSLoadBalancing)."""
     return assemble(domain, owned(domain, everything(domain)))
 
 
 def ps_partitioned(domain: Domain) -> Strategy:
+    """Axis 0 cut by its smallest divisor, fewest bytes first (AutoDist's PartitionedPS)."""
     return assemble(domain, owned(domain, everything(domain), by_divisor))
 
 
 def ps_uneven_partitioned(domain: Domain) -> Strategy:
+    """Axis 0 cut by its smallest non-divisor (AutoDist's UnevenPartitionedPS)."""
     return assemble(domain, owned(domain, everything(domain), by_non_divisor))
 
 
 def ps_bandwidth_weighted(domain: Domain) -> Strategy:
-    choices = owned(domain, everything(domain), into_pieces(4 * MIB), by_bandwidth=True)
-    return assemble(domain, choices, schedule=OVERLAPPED, limit_bytes=5 * MIB)
+    """4 MiB pieces owned in proportion to bandwidth, merged by owner."""
+    return assemble(domain, _balanced(domain), schedule=OVERLAPPED, limit_bytes=5 * MIB)
 
 
 def ps_pieces_4mb_priority(domain: Domain) -> Strategy:
-    choices = owned(domain, everything(domain), into_pieces(4 * MIB), by_bandwidth=True)
-    return assemble(domain, choices, schedule=OVERLAPPED)
+    """4 MiB pieces owned in proportion to bandwidth, nearest use first (ByteScheduler)."""
+    return assemble(domain, _balanced(domain), schedule=OVERLAPPED)
+
+
+def ps_least_busy_link(domain: Domain) -> Strategy:
+    """4 MiB pieces on the owners of `least_busy_link`, merged by owner."""
+    return assemble(domain, least_busy_link(domain), schedule=OVERLAPPED, limit_bytes=5 * MIB)
 
 
 def hierarchical_ps(domain: Domain) -> Strategy:
-    choices = owned(
-        domain, everything(domain), into_pieces(4 * MIB), by_bandwidth=True, hierarchical=True
-    )
+    """4 MiB pieces, summed in each node before they travel to the owner."""
+    choices = _balanced(domain, hierarchical=True)
     return assemble(domain, choices, schedule=OVERLAPPED, limit_bytes=5 * MIB)
 
 
 def byteps(domain: Domain) -> Strategy:
-    choices = owned(domain, everything(domain), into_pieces(4 * MIB), by_bandwidth=True)
-    return assemble(domain, returning_gradients(domain, choices), schedule=AT_ONCE)
+    """4 MiB pieces whose owners return average gradients at once (BytePS)."""
+    return assemble(domain, returning_gradients(domain, _balanced(domain)), schedule=AT_ONCE)
 
 
-def hierarchical_all_reduce(domain: Domain) -> Strategy:
-    choices = collective(domain, AllReduce(0, "hierarchical"))
-    return assemble(domain, choices, limit_bytes=25 * MIB)
-
-
-def hierarchical_sliced(domain: Domain) -> Strategy:
-    choices = collective(domain, AllReduce(0, "hierarchical"))
-    return assemble(domain, choices, schedule=SLICED, limit_bytes=25 * MIB)
+def byteps_least_busy_link(domain: Domain) -> Strategy:
+    """BytePS on the owners of `least_busy_link`."""
+    choices = returning_gradients(domain, least_busy_link(domain))
+    return assemble(domain, choices, schedule=AT_ONCE, limit_bytes=5 * MIB)
 
 
 def parallax(domain: Domain) -> Strategy:
+    """Sparse gradients to owners, dense ones all-reduced (Parallax)."""
+    sparse = sorted(set(everything(domain)) - set(dense(domain)))
     choices = collective(domain, AllReduce(0))
-    return assemble(domain, choices, owned(domain, sparse(domain)), limit_bytes=25 * MIB)
+    return assemble(domain, choices, owned(domain, sparse), limit_bytes=25 * MIB)
 
 
 def poseidon(domain: Domain) -> Strategy:
-    """Pairs of 2 MB, as Poseidon's key-value store keeps them."""
+    """Factors where Poseidon's rule prefers them, else owners of 2 MiB pieces, as large as the
+    pairs of Poseidon's key-value store."""
     named = [index for index in everything(domain) if _poseidon_prefers_factors(domain, index)]
     rest = [index for index in everything(domain) if index not in set(named)]
     return assemble(domain, owned(domain, rest, into_pieces(2 * MIB)), factored(domain, named))
 
 
 def factors_all_reduce(domain: Domain) -> Strategy:
+    """Factors where they are fewer bytes, else sliced all-reduces."""
     choices = collective(domain, AllReduce(0))
     return assemble(domain, choices, cheap_factors(domain), schedule=SLICED, limit_bytes=25 * MIB)
 
 
 def factors_dear(domain: Domain) -> Strategy:
+    """Factors where they are fewer bytes, else DeAR."""
     choices = collective(domain, ReduceScatter(0))
     return assemble(
         domain, choices, cheap_factors(domain), schedule=OVERLAPPED, limit_bytes=25 * MIB
     )
-
-
-def partitioned_all_reduce(domain: Domain) -> Strategy:
-    return assemble(domain, collective(domain, AllReduce(0), by_divisor), limit_shards=128)
-
-
-def random_axis_partition_ar(domain: Domain, seed: int = 0) -> Strategy:
-    rng = random.Random(seed)
-
-    def cut(variable: Variable) -> Partition:
-        axes = [axis for axis, size in enumerate(variable.shape) if size > 1]
-        if not axes:
-            return whole(variable.shape)
-        axis = rng.choice(axes)
-        size = variable.shape[axis]
-        parts = next((p for p in range(2, min(size, 40) + 1) if size % p == 0), 1)
-        return split(variable.shape, axis, parts)
-
-    return assemble(domain, collective(domain, AllReduce(0), cut), limit_shards=128)
-
-
-def sparse(domain: Domain) -> list[int]:
-    return sorted(set(everything(domain)) - set(dense(domain)))
 
 
 def cheap_factors(domain: Domain) -> Choices:
@@ -248,6 +286,49 @@ def cheap_factors(domain: Domain) -> Choices:
             "no variable of this graph is cheaper to send by its factors.", thing="factors"
         )
     return factored(domain, cheap)
+
+
+def least_busy_link(domain: Domain) -> Choices:
+    """Owners of 4 MiB pieces. The largest pieces first, each to the rank that leaves the busiest
+    link least busy; of equal ranks to the one with the least sum of squares.
+
+    In proportion to bandwidth a slow node owns less, but it sends and fetches all that it does not
+    own, as every node does: with P nodes, a share x holds a link of rate b for (1 + (P - 2) x) / b.
+    So the slowest node may best own nothing.
+    """
+    sent, pulled = sent_bytes(domain), pulled_bytes(domain)
+    loads = {sparse: owner_loads(domain, sparse) for sparse in (False, True)}
+    cut = into_pieces(4 * MIB)
+    partitions = {index: cut(domain.graph.variables[index]) for index in everything(domain)}
+    pieces = [
+        (length / sum(partition.lengths), index, part)
+        for index, partition in partitions.items()
+        for part, length in enumerate(partition.lengths)
+    ]
+    pieces.sort(key=lambda piece: (-piece[0] * sent[piece[1]], piece[1:]))
+    held = np.zeros(loads[False][0].shape[1])
+    owners = {index: [0] * len(partition.lengths) for index, partition in partitions.items()}
+    for share, index, part in pieces:
+        push, pull = loads[bool(domain.variables.sparse[index])]
+        after = held + share * (sent[index] * push + pulled[index] * pull)
+        busiest = after.max(axis=1)
+        best = np.flatnonzero(busiest <= busiest.min() * (1 + 1e-9))
+        owner = int(best[np.argmin((after[best] ** 2).sum(axis=1))])
+        owners[index][part], held = owner, after[owner]
+    return {
+        index: VariableChoice(
+            domain.graph.variables[index].name,
+            partition,
+            tuple(ParameterServer(owner, 0) for owner in owners[index]),
+        )
+        for index, partition in partitions.items()
+    }
+
+
+def _balanced(domain: Domain, hierarchical: bool = False) -> Choices:
+    """Owners of 4 MiB pieces in proportion to bandwidth."""
+    cut = into_pieces(4 * MIB)
+    return owned(domain, everything(domain), cut, by_bandwidth=True, hierarchical=hierarchical)
 
 
 def _poseidon_prefers_factors(domain: Domain, index: int) -> bool:

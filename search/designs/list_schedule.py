@@ -5,8 +5,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from autosync.domain import Domain
-from autosync.search.designs.building_blocks import assemble, collective
-from autosync.search.designs.explicit_order import ordered
+from autosync.search.designs.building_blocks import assemble, collective, ordered
 from autosync.search.designs.wire_estimates import (
     ready_seconds,
     tail_seconds,
@@ -18,10 +17,12 @@ from autosync.units import MIB
 
 
 def list_schedule(domain: Domain) -> Strategy:
+    """All-reduces of about 4 MiB; of those that are ready, the highest upward rank first."""
     return _scheduled(domain, AllReduce(0))
 
 
 def hierarchical_list_schedule(domain: Domain) -> Strategy:
+    """`list_schedule` over hierarchical all-reduces."""
     return _scheduled(domain, AllReduce(0, "hierarchical"))
 
 

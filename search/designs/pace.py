@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.search.designs.explicit_order import OrderedMessage, strategy_of
+from autosync.search.designs.building_blocks import OrderedMessage, strategy_of
 from autosync.search.designs.known_designs import cheap_factors
-from autosync.search.designs.tensor_fusion import max_min_partitions
 from autosync.search.designs.wire_estimates import (
     factor_bytes,
     ready_seconds,
@@ -27,11 +26,13 @@ from autosync.simulator.preemptive_schedule import (
 from autosync.strategy import AllGather, AllReduce, Factors, Strategy, Synchronizer
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 Operator = tuple[int, ...]
 """Variables that travel together, by index, in gradient-ready order."""
 
 
-def pace_strategy(domain: Domain) -> Strategy:
+def pace(domain: Domain) -> Strategy:
+    """All-reduces fused by the max-min program, interrupted where that ends soonest."""
     return _fused_and_scheduled(domain, AllReduce(0), {})
 
 
@@ -128,6 +129,31 @@ def fused_operators(
             best, soonest = begins, end
     parts = np.split(np.arange(len(chain)), best[1:])
     return [fused for part in parts for fused in _of_one_type(domain, [chain[i] for i in part])]
+
+
+def max_min_partitions(size_bytes: NDArray[np.float64]) -> list[I64]:
+    """For R of 1 to N, the chain of N tensors in R parts whose smallest part is largest.
+
+    Each as the places at which its parts begin. PACE, algorithm 1: best(i, R), of the tensors from
+    i on, is the largest min(bytes of a prefix, best(behind the prefix, R - 1)), of equal ones the
+    shortest prefix. O(N^3) in all, a row of N^2 at a time.
+    """
+    count = len(size_bytes)
+    total = np.concatenate(([0.0], np.cumsum(size_bytes)))
+    prefix = np.where(np.tri(count, k=-1), -np.inf, total[None, 1:] - total[:-1, None])
+    best = total[-1] - total[:-1]
+    cuts: list[I64] = []
+    partitions = [np.zeros(1, dtype=np.int64)]
+    for _ in range(1, count):
+        behind = np.append(best[1:], -np.inf)
+        smallest = np.minimum(prefix, behind[None, :])
+        cuts.append(smallest.argmax(axis=1) + 1)
+        best = smallest.max(axis=1)
+        begins = [0]
+        for cut in reversed(cuts):
+            begins.append(int(cut[begins[-1]]))
+        partitions.append(np.array(begins, dtype=np.int64))
+    return partitions
 
 
 def _gathered(domain: Domain) -> dict[int, Synchronizer]:

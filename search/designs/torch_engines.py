@@ -1,17 +1,14 @@
 """torch's own ways beside DDP as it comes: FSDP2, ZeRO-2, HSDP, and DDP with a communication hook.
 
-They stand in the same ranked lists as the strategies of this runtime, and torch itself runs them.
+torch itself runs them. They are ranked beside the strategies of this runtime.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.graph import Variable
-from autosync.search.designs import known_designs
-from autosync.search.designs.design_table import Builder, fitted
-from autosync.search.space import Space
+from autosync.search.designs.known_designs import ddp
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import EXACT, AllReduce, Encoding, Strategy
 
@@ -24,19 +21,39 @@ it (`min_compression_rate`)."""
 
 
 def fsdp2(domain: Domain) -> Strategy:
+    """torch's fully_shard: parameters, gradients and optimizer state in parts, gathered for each
+    pass (FSDP2, ZeRO-3)."""
     return fully_sharded(domain, domain.world_size, reshard_after_forward=True)
 
 
 def zero2(domain: Domain) -> Strategy:
+    """fully_shard whose gathered parameters stay from forward to backward (ZeRO-2)."""
     return fully_sharded(domain, domain.world_size, reshard_after_forward=False)
 
 
 def hsdp(domain: Domain) -> Strategy:
+    """fully_shard within each node, all-reduced between nodes (HSDP)."""
     return fully_sharded(domain, ranks_of_a_node(domain), reshard_after_forward=True)
 
 
 def hsdp_zero2(domain: Domain) -> Strategy:
+    """HSDP whose gathered parameters stay until backward."""
     return fully_sharded(domain, ranks_of_a_node(domain), reshard_after_forward=False)
+
+
+def ddp_bf16(domain: Domain) -> Strategy:
+    """torch's DDP with its bf16 compression hook (lossy)."""
+    return ddp_hooked(domain, Encoding("bf16"))
+
+
+def ddp_fp16(domain: Domain) -> Strategy:
+    """torch's DDP with its fp16 compression hook (lossy)."""
+    return ddp_hooked(domain, Encoding("fp16"))
+
+
+def ddp_powersgd(domain: Domain) -> Strategy:
+    """torch's DDP with its PowerSGD hook of rank `POWERSGD_RANK` (lossy)."""
+    return ddp_hooked(domain, Encoding("powersgd", POWERSGD_RANK))
 
 
 def ranks_of_a_node(domain: Domain) -> int:
@@ -55,10 +72,10 @@ def ranks_of_a_node(domain: Domain) -> int:
 def ddp_hooked(domain: Domain, encoding: Encoding) -> Strategy:
     """torch's DDP with one of torch's communication hooks: bf16, fp16 or PowerSGD.
 
-    What PowerSGD leaves out of a bucket (vectors, matrices that gain nothing) travels in a message
-    of its own.
+    Variables that PowerSGD does not compress (vectors, matrices that gain nothing) travel in a
+    message of their own.
     """
-    plain = known_designs.ddp(domain)
+    plain = ddp(domain)
     choices = []
     for variable, choice in zip(domain.graph.variables, plain.choices, strict=True):
         left_out = encoding.name == "powersgd" and not _gains(variable, encoding.rank)
@@ -74,47 +91,3 @@ def _gains(variable: Variable, rank: int) -> bool:
         return False
     rows, columns = variable.shape[0], variable.elements // variable.shape[0]
     return (rows + columns) * rank * LEAST_COMPRESSION < variable.elements
-
-
-def _hook(encoding: Encoding) -> Callable[[Domain], Strategy]:
-    return lambda domain: ddp_hooked(domain, encoding)
-
-
-TORCH_BUILDERS: dict[str, Builder] = {
-    "fsdp2": Builder(
-        fsdp2,
-        "torch's fully_shard: parameters, gradients and optimizer state in parts, gathered for "
-        "each pass (FSDP2, ZeRO-3).",
-    ),
-    "zero2": Builder(
-        zero2,
-        "fully_shard whose gathered parameters stay from forward to backward (ZeRO-2).",
-    ),
-    "hsdp": Builder(hsdp, "fully_shard within each node, all-reduced between nodes (HSDP)."),
-    "hsdp_zero2": Builder(hsdp_zero2, "HSDP whose gathered parameters stay until backward."),
-    "ddp_bf16": Builder(
-        _hook(Encoding("bf16")), "torch's DDP with its bf16 compression hook (lossy)."
-    ),
-    "ddp_fp16": Builder(
-        _hook(Encoding("fp16")), "torch's DDP with its fp16 compression hook (lossy)."
-    ),
-    "ddp_powersgd": Builder(
-        _hook(Encoding("powersgd", POWERSGD_RANK)),
-        f"torch's DDP with its PowerSGD hook of rank {POWERSGD_RANK} (lossy).",
-    ),
-}
-"""All that torch runs beside DDP as it comes."""
-
-
-def torch_designs(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
-    """Those that run on this domain and lie in the space; PowerSGD of the ranks that it allows."""
-    builders = {name: each.build for name, each in TORCH_BUILDERS.items()}
-    for encoding in space.encodings:
-        if encoding.name == "powersgd" and encoding.rank != POWERSGD_RANK:
-            builders[f"ddp_powersgd_{encoding.rank}"] = _hook(encoding)
-    found = []
-    for name, build in builders.items():
-        strategy = fitted(domain, space, build)
-        if strategy is not None:
-            found.append((name, strategy))
-    return found

@@ -97,3 +97,16 @@ def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, 
         network.link_seconds[kinds],
         network.seconds_per_byte[kinds],
     )
+
+
+def all_reduce_estimate(domain: Domain) -> tuple[float, float]:
+    """a and b of a + b M: seconds of an all-reduce of M bytes among all ranks, by itself."""
+    costs = network_of(domain.cluster, team_table(domain, ()))
+    kind = int(costs.kind_of(Op.ALL_REDUCE, ALL_RANKS))
+    a = costs.startup_seconds[kind] + costs.host_seconds[kind] + costs.link_seconds[kind]
+    b = (
+        costs.seconds_per_byte[kind]
+        + costs.copy_seconds_per_byte[kind]
+        + costs.host_seconds_per_byte[kind]
+    )
+    return float(a), float(b)

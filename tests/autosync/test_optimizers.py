@@ -11,7 +11,7 @@ from autosync.importing import import_module
 from autosync.models import bundled
 from autosync.optimizers import KINDS, OPTIMIZERS
 from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.simulator.memory_check import most_peak_bytes
 from autosync.trials.worker.training_job import make_optimizer
 
@@ -76,7 +76,7 @@ def test_state_counts_as_memory() -> None:
     peaks = {}
     for name in ("sgd", "sgd_momentum", "adamw"):
         domain = load_domain("resnet50", "example-4x1", None, ProfileChoice(), name)
-        strategy = BUILDERS["ddp"].build(domain)
+        strategy = DESIGNS["ddp"](domain)
         peaks[name] = most_peak_bytes(domain, [strategy])[0]
     size = bundled("resnet50").size_bytes
     assert peaks["sgd_momentum"] - peaks["sgd"] == pytest.approx(size)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autosync.population import decode, encode
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.runtime_dataset import SAMPLED, MeasuredDomain
@@ -22,7 +22,7 @@ def pool(name: str, seed: int, noise: float = 0.0) -> MeasuredPool:
     shapes = ((64, 2000), (500, 640), (128, 640), (1280,), (100, 1280))
     graph = replace(chain_graph(shapes), name=name)
     domain = domain_of(graph, grid_cluster(4, gbps=0.1 + 0.05 * seed))
-    designs = [BUILDERS[design].build(domain) for design in DESIGNED]
+    designs = [DESIGNS[design](domain) for design in DESIGNED]
     drawn = sample(domain, Space(whole_below_bytes=0), 0, 40, seed)
     everything = [*designs, *(decode(drawn, i, domain) for i in range(len(drawn)))]
     population = encode(everything, domain)

@@ -9,7 +9,7 @@ import pandas as pd
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.population import decode
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.runtime_dataset import COLUMNS, MeasuredDomain, write_dataset
@@ -38,7 +38,7 @@ def two_domains() -> list[Domain]:
 
 def strategies_of(domain: Domain) -> dict[str, Strategy]:
     """By origin."""
-    made = {name: BUILDERS[name].build(domain) for name in DESIGNED}
+    made = {name: DESIGNS[name](domain) for name in DESIGNED}
     population = sample(domain, Space(), 0, SAMPLED, seed=3)
     return made | {f"sampled {i}": decode(population, i, domain) for i in range(SAMPLED)}
 

@@ -12,9 +12,9 @@ from autosync.extensions.staleness.document import late_by
 from autosync.graph import Operation
 from autosync.plan import PlanTable
 from autosync.population import Population, concatenate, encode
-from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.design_table import hand_designed, torch_designs
 from autosync.search.designs.known_designs import ddp
-from autosync.search.designs.torch_engines import fsdp2, torch_designs, zero2
+from autosync.search.designs.torch_engines import fsdp2, zero2
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.activation_memory import activation_curve

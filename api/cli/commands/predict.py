@@ -133,8 +133,7 @@ def _say_constants(cluster: "Cluster", calibration: "Calibration") -> None:
 def _asked(domain: "Domain", names: list[str]) -> "list[StrategyToPredict]":
     """The named strategies; all hand-designed ones when none is named."""
     from autosync.api.cli.prediction_answers import StrategyToPredict
-    from autosync.search.designs.design_table import hand_designed
-    from autosync.search.designs.torch_engines import torch_designs
+    from autosync.search.designs.design_table import hand_designed, torch_designs
     from autosync.search.space import Space
 
     if not names:
@@ -152,17 +151,16 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
     """
     from autosync.api.cli.arguments.document_arguments import load_strategy, unknown_name
     from autosync.api.cli.prediction_answers import StrategyToPredict
-    from autosync.search.designs.design_table import BUILDERS
+    from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
     from autosync.search.designs.published_methods import METHODS, method_named
-    from autosync.search.designs.torch_engines import TORCH_BUILDERS
     from autosync.verification import verify
 
-    engine, designs = "", BUILDERS | TORCH_BUILDERS
+    engine, designs = "", DESIGNS | TORCH_DESIGNS
     if name.lower() in map(str.lower, METHODS):
         method = method_named(name)
         strategy, engine = method.build(domain), method.engine
     elif name in designs:
-        strategy = designs[name].build(domain)
+        strategy = designs[name](domain)
     elif Path(name).is_file():
         strategy = load_strategy(Path(name))
     else:

@@ -13,6 +13,7 @@ from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
+from autosync.simulator.extension_prediction import restates_domain
 from autosync.simulator.learned.pretraining import SplitTrials, joined_trials, split_trials
 
 FEWEST_OF_A_SOURCE = 8
@@ -106,7 +107,7 @@ def _split(
     names: Sequence[str] = sorted(
         name
         for name in seconds
-        if strategies[name].engine is None and not strategies[name].placement
+        if strategies[name].engine is None and not restates_domain(strategies[name].extensions)
     )
     population = encode([strategies[name] for name in names], domain)
     labels = np.array([float(np.median(seconds[name])) for name in names])

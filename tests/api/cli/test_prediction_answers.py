@@ -16,7 +16,7 @@ from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.search.designs.published_methods import method_named
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
@@ -41,8 +41,8 @@ def predicted(alone: Domain, *names: str, constants: str = "auto") -> list[Strat
     calibration = calibrate(alone, constants, compute_is_known=True)
     asked = []
     for name in names or METHODS:
-        if name in BUILDERS:
-            asked.append(StrategyToPredict(name, BUILDERS[name].build(calibration.domain)))
+        if name in DESIGNS:
+            asked.append(StrategyToPredict(name, DESIGNS[name](calibration.domain)))
         else:
             method = method_named(name)
             strategy = method.build(calibration.domain)

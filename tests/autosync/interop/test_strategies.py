@@ -14,7 +14,7 @@ from autosync.errors import AutosyncError, InvalidInput, InvalidStrategy, NotSup
 from autosync.extensions.staleness.document import Staleness
 from autosync.interop.strategy_export import export_strategy
 from autosync.interop.strategy_import import import_strategy
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.search.designs.known_designs import ddp, ps_pieces_4mb_priority, zero1
 from autosync.strategy import (
     AllGather,
@@ -374,7 +374,7 @@ OWN_BUILDERS = (
 @pytest.mark.parametrize("builder", OWN_BUILDERS)
 def test_what_autodists_own_builders_make_is_within_reach(builder: str) -> None:
     domain = small(ranks_per_node=2, sparse=(0,))
-    strategy = BUILDERS[builder].build(domain)
+    strategy = DESIGNS[builder](domain)
     assert import_strategy(export_strategy(strategy, domain), domain).id == strategy.id
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autosync.bundle import make_bundle, save_bundle
 from autosync.domain import Domain
-from autosync.search.designs.design_table import BUILDERS
+from autosync.search.designs.design_table import DESIGNS
 from autosync.strategy import Replica
 from tests.example_scripts import example_domain, losses
 
@@ -22,7 +22,7 @@ def domain() -> Domain:
 
 def shipped(domain: Domain, name: str, path: Path, shares: tuple[float, float]) -> str:
     replicas = tuple(Replica(rank, share) for rank, share in enumerate(shares))
-    strategy = replace(BUILDERS[name].build(domain), replicas=replicas)
+    strategy = replace(DESIGNS[name](domain), replicas=replicas)
     save_bundle(make_bundle(strategy, domain), path)
     return str(path)
 

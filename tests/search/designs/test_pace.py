@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from autosync.population import encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs import pace
 from autosync.search.designs.list_schedule import list_order, list_schedule
-from autosync.search.designs.tensor_fusion import max_min_partitions
+from autosync.search.designs.pace import max_min_partitions
 from autosync.search.designs.wire_estimates import ready_seconds, tail_seconds, wire_seconds
 from autosync.simulator.preemptive_schedule import longest_tail_first
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -73,7 +74,7 @@ def test_the_fusion_is_the_best_number_of_balanced_parts() -> None:
 def test_every_element_is_sent_once_and_sparse_gradients_whole() -> None:
     shapes = ((3000, 64), (64,), (512, 640), (128,), (1000, 512))
     domain = domain_of(chain_graph(shapes, (0,), 2), grid_cluster(2, 2), 1e-3)
-    for build in (pace.pace_strategy, pace.pace_unfused, pace.pace_hierarchical):
+    for build in (pace.pace, pace.pace_unfused, pace.pace_hierarchical):
         strategy = build(domain)
         verify(strategy, domain)
         assert [shard.kind for shard in strategy.choices[0].shards] == ["all_gather"]
@@ -97,7 +98,7 @@ def test_types_are_never_fused() -> None:
         for i, variable in enumerate(graph.variables)
     )
     domain = domain_of(replace(graph, variables=halves))
-    verify(pace.pace_strategy(domain), domain)
+    verify(pace.pace(domain), domain)
 
 
 def test_gradients_of_one_operation_are_one_operator() -> None:
@@ -111,7 +112,7 @@ def test_published_sizes_are_scheduled_at_once(model: str) -> None:
     """The timeline agrees that the optimal schedule beats sending in order of readiness."""
     graph = bundled(model)
     domain = Domain(graph, grid_cluster(4, 1, 23.9), profile_from_step_seconds(graph, 0.2, "cpu"))
-    fused = pace.pace_strategy(domain)
+    fused = pace.pace(domain)
     verify(fused, domain)
     in_order = replace(fused, schedule=replace(fused.schedule, order="fifo", positions=()))
     seconds = TimelineSimulator().predict(domain, encode([fused, in_order], domain))
@@ -143,3 +144,37 @@ def test_no_partition_is_left_out_that_could_be_the_best(monkeypatch: pytest.Mon
     monkeypatch.setattr(pace, "least_end", never)
     assert pace.fused_operators(domain, RING, chain) == fused
     assert len(scheduled) == len(chain)
+
+
+def largest_smallest(sizes: list[float], parts: int) -> float:
+    """Of every partition of the chain."""
+    return max(
+        min(sum(sizes[a:b]) for a, b in zip((0, *cut), (*cut, len(sizes)), strict=True))
+        for cut in combinations(range(1, len(sizes)), parts - 1)
+    )
+
+
+def test_partitions_are_the_best_of_all() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        sizes = rng.integers(1, 60, rng.integers(1, 9)).astype(float)
+        partitions = max_min_partitions(sizes)
+        assert len(partitions) == len(sizes)
+        for parts, begins in enumerate(partitions, 1):
+            assert len(begins) == parts
+            assert begins[0] == 0
+            assert (np.diff(begins) > 0).all()
+            smallest = np.add.reduceat(sizes, begins).min()
+            assert smallest == largest_smallest(sizes.tolist(), parts)
+
+
+def test_of_equal_partitions_the_first_part_is_shortest() -> None:
+    assert max_min_partitions(np.array([2.0, 1.0, 1.0, 2.0]))[1].tolist() == [0, 2]
+    assert max_min_partitions(np.array([5.0, 1.0, 1.0]))[1].tolist() == [0, 1]
+
+
+def test_the_longest_chain_of_a_bundled_model_is_partitioned() -> None:
+    sizes = np.random.default_rng(0).integers(1, 10**7, 400).astype(float)
+    partitions = max_min_partitions(sizes)
+    assert [len(begins) for begins in partitions] == list(range(1, 401))
+    assert partitions[-1].tolist() == list(range(400))

@@ -9,13 +9,19 @@ from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import encode
-from autosync.search.designs.mg_wfbp import all_reduce_estimate, mg_wfbp_strategy
-from autosync.search.designs.published_methods import METHODS, PIECE_BYTES, method_named
+from autosync.search.designs.published_methods import (
+    METHODS,
+    PIECE_BYTES,
+    horovod,
+    method_named,
+    mg_wfbp,
+)
+from autosync.search.designs.wire_estimates import all_reduce_estimate
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, play_one
 from autosync.strategy import AllReduce, ParameterServer, Strategy
 from autosync.verification import verify
-from tests.domains import chain_graph, domain_of
+from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import cluster_of, strategy_of
 
 SIZES = ((250_000,), (3_000_000,), (1000,), (500_000,), (70_000,), (1_250_000,))
@@ -46,7 +52,7 @@ def test_mg_wfbp_waits_for_the_next_gradient_while_that_takes_less_than_a_startu
         (11e-3, [0, 0, 0, 0, 0, 0]),  # greedy: each waits for one more, though it ends later
     ):
         domain = domain_with(cluster_of(backend="nccl", startup=startup))
-        strategy = mg_wfbp_strategy(domain)
+        strategy = mg_wfbp(domain)
         verify(strategy, domain)
         assert messages_of(strategy) == messages, startup
 
@@ -57,13 +63,13 @@ def test_mg_wfbp_sees_gradients_when_the_slowest_rank_has_them() -> None:
     slow = replace(cluster.nodes[0], devices=(device,))
     domain = domain_with(replace(cluster, nodes=(slow, *cluster.nodes[1:])))
     # every 12 ms: the first does not wait; behind its 86 ms all others are there
-    assert messages_of(mg_wfbp_strategy(domain)) == [0, 1, 1, 1, 1, 1]
+    assert messages_of(mg_wfbp(domain)) == [0, 1, 1, 1, 1, 1]
 
 
 def test_mg_wfbp_is_no_optimum_of_the_timeline() -> None:
     domain = domain_with(cluster_of(backend="nccl", startup=11e-3))
     first_alone = strategy_of(domain, lambda v: AllReduce(int(v == len(SIZES) - 1)))
-    greedy, better = seconds(domain, mg_wfbp_strategy(domain), first_alone)
+    greedy, better = seconds(domain, mg_wfbp(domain), first_alone)
     assert better < greedy
 
 
@@ -76,7 +82,7 @@ def test_what_mg_wfbp_estimates_is_an_all_reduce_by_itself() -> None:
 
 def test_mg_wfbp_merges_more_the_more_a_startup_costs() -> None:
     counts = [
-        len({shard.group for choice in mg_wfbp_strategy(domain).choices for shard in choice.shards})
+        len({shard.group for choice in mg_wfbp(domain).choices for shard in choice.shards})
         for startup in (0.0, 5e-3, 1.0)
         for domain in [domain_with(cluster_of(backend="nccl", startup=startup))]
     ]
@@ -86,7 +92,7 @@ def test_mg_wfbp_merges_more_the_more_a_startup_costs() -> None:
 
 def test_mg_wfbp_gathers_sparse_gradients_and_merges_on_either_side() -> None:
     graph = chain_graph(((8, 4),) * 5, sparse=(2,))
-    strategy = mg_wfbp_strategy(domain_of(graph, cluster_of(backend="nccl", startup=1.0)))
+    strategy = mg_wfbp(domain_of(graph, cluster_of(backend="nccl", startup=1.0)))
     verify(strategy, domain_of(graph, cluster_of(backend="nccl")))
     kinds = [(choice.shards[0].kind, choice.shards[0].group) for choice in strategy.choices]
     assert kinds[0] == kinds[1] == ("all_reduce", kinds[0][1])
@@ -162,3 +168,29 @@ def test_names_are_those_of_the_tables_in_any_case() -> None:
     assert method_named("mg-wfbp") is METHODS["MG-WFBP"]
     with pytest.raises(NotFound, match="WFBP-A2A"):
         method_named("WFBP")
+
+
+CHAIN = domain_of(chain_graph(((256, 256),) * 8), grid_cluster(4, 1, 1.0))
+"""Backward takes 2 ms an operation; 256 KiB take 3 ms."""
+
+
+def fused_by_horovod(fusion_bytes: int) -> list[int]:
+    """The size of each message in variables, in gradient-ready order, which groups follow."""
+    strategy = horovod(CHAIN, fusion_bytes)
+    groups = [strategy.choices[index].shards[0].group for index in CHAIN.graph.gradient_order]
+    sizes = [groups.count(group) for group in dict.fromkeys(groups)]
+    assert [group for group in dict.fromkeys(groups) for _ in range(groups.count(group))] == groups
+    return sizes
+
+
+def test_a_cycle_takes_what_has_become_ready_during_the_one_before() -> None:
+    sizes = fused_by_horovod(2**30)
+    assert sizes[0] == 1, "the first cycle finds one gradient"
+    assert sizes[1] == 2, "5 ms later two more are ready"
+    assert sum(sizes) == 8
+
+
+def test_a_buffer_holds_no_more_than_its_bytes() -> None:
+    assert max(fused_by_horovod(2 * 256 * 256 * 4)) == 2
+    assert fused_by_horovod(256 * 256 * 4) == [1] * 8
+    assert fused_by_horovod(1) == [1] * 8, "a larger tensor goes alone"

@@ -8,9 +8,12 @@ from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput
 from autosync.population import encode
-from autosync.search.designs.design_table import BUILDERS
-from autosync.search.designs.fitting_designs import check_any_fits
-from autosync.search.designs.torch_engines import TORCH_BUILDERS, torch_designs
+from autosync.search.designs.design_table import (
+    DESIGNS,
+    TORCH_DESIGNS,
+    check_any_fits,
+    torch_designs,
+)
 from autosync.search.edits.local_search import refined
 from autosync.search.loop.earned_designs import known_designs
 from autosync.search.loop.outcome import is_ddp
@@ -44,7 +47,7 @@ def test_lossy_ways_are_there_only_where_loss_is_allowed() -> None:
     assert names(DOMAIN, Space()) == exact
     assert names(DOMAIN, LOSSY) == [*exact, "ddp_bf16", "ddp_fp16", "ddp_powersgd_2"]
     assert names(DOMAIN, Space(sharded_parameters=False)) == []
-    assert not TORCH_BUILDERS.keys() & BUILDERS.keys()
+    assert not TORCH_DESIGNS.keys() & DESIGNS.keys()
     for _, strategy in torch_designs(DOMAIN, LOSSY):
         verify(strategy, DOMAIN, allow_lossy=True)
         assert not is_ddp(strategy)

@@ -10,7 +10,7 @@ from autosync.codes import Method
 from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed, lies_in
-from autosync.search.designs.server_placement import byteps_least_busy_link
+from autosync.search.designs.known_designs import byteps_least_busy_link
 from autosync.search.edits.edited_columns import child_of, columns_of
 from autosync.search.edits.message_edits import IDLE, ORDER, OVERLAP, SLICES
 from autosync.search.edits.method_edits import busy_seconds, owner_links
