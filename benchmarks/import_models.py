@@ -8,7 +8,7 @@ import sys
 import time
 
 from autosync.models import BUNDLED, bundled, spec_of
-from autosync.models.bundled_graphs import import_bundled
+from benchmarks.models import import_bundled
 
 
 def main(names: list[str]) -> None:
@@ -16,7 +16,7 @@ def main(names: list[str]) -> None:
     print("|---|---|---|---|---|---|")
     for spec in map(spec_of, names or list(BUNDLED)):
         start = time.perf_counter()
-        graph = import_bundled(spec, spec.batch_size)
+        graph = import_bundled(spec.name)
         imported = time.perf_counter()
         bundled(spec.name)
         read = time.perf_counter()

@@ -10,12 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autosync.importing.training_step import compute_loss
 from autosync.models import BUNDLED, ModelSpec, bundled, spec_of
+from benchmarks.models import build
 
 
 def torch_flops(spec: ModelSpec, batch_size: int) -> int:
     """Of one forward and backward pass, counted by torch on the meta device."""
     with torch.device("meta"):
-        module, inputs, loss = spec.build(batch_size)
+        module, inputs, loss = build(spec.name, batch_size)
         with FlopCounterMode(display=False) as counter:
             compute_loss(module, inputs, loss).backward()
     return int(counter.get_total_flops())

@@ -29,7 +29,7 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.importing.several_examples import moved_examples
 from autosync.importing.training_step import loss_of, module_arguments
-from autosync.models import bundled, spec_of
+from autosync.models import bundled
 from autosync.population import encode
 from autosync.profiling import estimate_profile
 from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
@@ -39,6 +39,7 @@ from autosync.strategy import Strategy
 from autosync.trials.request_names import BackendName
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from benchmarks.gpu.ranks import machine_facts, on_ranks, write_json
+from benchmarks.models import build
 
 MODELS = (
     "resnet50:8", "vgg16:4", "densenet121:8", "bert_3l:16", "bert_6l:8", "bert_base:4",
@@ -201,8 +202,7 @@ class Job:
     def __init__(self, domain: Domain, device: torch.device | None = None) -> None:
         """device: host memory by default."""
         torch.manual_seed(0)
-        spec = spec_of(domain.graph.name)
-        self.model, self.inputs, self.loss = spec.build(domain.batch_size)
+        self.model, self.inputs, self.loss = build(domain.graph.name, domain.batch_size)
         if device is not None:
             self.model.to(device)
             self.inputs = moved_examples(self.inputs, device)

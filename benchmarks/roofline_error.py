@@ -26,9 +26,9 @@ from autosync.graph import ModelGraph
 from autosync.importing import import_module
 from autosync.importing.several_examples import moved_examples
 from autosync.importing.training_step import loss_of, module_arguments
-from autosync.models import spec_of
 from autosync.profiling import LOOKUPS, MATRIX_PRODUCTS, estimate_profile, measure_profile
 from benchmarks.gpu.ranks import machine_facts, write_json
+from benchmarks.models import build
 
 MODELS = (
     "resnet50:2", "vgg16:1", "densenet121:2", "mobilenet_v2:2", "bert_3l:4", "transformer:2",
@@ -103,7 +103,7 @@ class Profiles:
 def profiles_of(named: str, device: str, iterations: int) -> Profiles:
     model, batch = named.split(":")
     torch.manual_seed(0)
-    module, inputs, loss = spec_of(model).build(int(batch))
+    module, inputs, loss = build(model, int(batch))
     graph = import_module(module, inputs, loss, name=model, batch_size=int(batch))
     place = torch.device(device)
     module.to(place)

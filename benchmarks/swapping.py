@@ -30,19 +30,18 @@ import torch
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
-from autosync.extensions.offload.idle_spans import F64, HostLink
 from autosync.extensions.offload.prediction import RankSwap, base_bytes, idle_spans, rank_swap
-from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.transfer_clock import stall_seconds
-from autosync.models import spec_of
+from autosync.extensions.offload.schedule import F64, HostLink, least_budget_bytes, stall_seconds
 from autosync.population import encode
 from autosync.profiling import measure_profile
 from autosync.search.designs.design_table import DESIGNS
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.peak_memory import DomainMemory, memory_of
 from benchmarks.measure import provenance
+from benchmarks.models import build
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
 
 T = TypeVar("T")
@@ -234,7 +233,7 @@ def predicted(domain: Domain, held: F64, swap: Offload, bytes_per_second: float)
 
 
 def profiled(domain: Domain) -> Domain:
-    module, inputs, loss = spec_of(domain.graph.name).build(domain.batch_size)
+    module, inputs, loss = build(domain.graph.name, domain.batch_size)
     profile = measure_profile(module, inputs, loss, domain.graph, iterations=3)
     return Domain(domain.graph, domain.cluster, profile, domain.optimizer)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Import the bundled models anew and write their graphs to datasets/models/.
 
-Run with the project's environment: `.venv/bin/python scripts/write_model_graphs.py [NAME ...]`.
+Run with the project's environment: `.venv/bin/python -m scripts.write_model_graphs [NAME ...]`.
 `--check` writes nothing, and fails where a stored graph is not what an import gives.
 """
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from autosync.documents import to_json
 from autosync.models import BUNDLED, ModelSpec, spec_of
-from autosync.models.bundled_graphs import import_bundled
+from benchmarks.models import import_bundled
 
 FOLDER = Path(__file__).resolve().parent.parent / "datasets" / "models"
 
 
 def graph_text(spec: ModelSpec) -> bytes:
     """What the compressed file holds."""
-    return (to_json(import_bundled(spec, spec.batch_size)) + "\n").encode()
+    return (to_json(import_bundled(spec.name)) + "\n").encode()
 
 
 def main(arguments: list[str]) -> int:

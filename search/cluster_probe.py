@@ -1,6 +1,6 @@
 """`autosync probe`: what messages cost on a cluster, alone and among others.
 
-First single messages (`autosync.trials.probe.message_samples`); then whole iterations of a model
+First single messages (`autosync.trials.probes`); then whole iterations of a model
 made for it, under strategies whose plans hold from one to hundreds of messages of each kind. The
 costs are fitted to both (`autosync.simulator.fitting`).
 """
@@ -19,11 +19,11 @@ from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.population import Population, encode
 from autosync.search.designs.building_blocks import Choices, assemble, collective, everything, owned
-from autosync.simulator.fitting.iteration_cost_fitting import CostFit, fit_costs
-from autosync.simulator.fitting.message_cost_fitting import with_message_costs
+from autosync.simulator.fitting.iteration_costs import CostFit, fit_costs
+from autosync.simulator.fitting.message_costs import with_message_costs
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
 from autosync.trials.contract import Launcher, Pool, TrialFailed, TrialRequest, Workload
-from autosync.trials.probe.message_samples import (
+from autosync.trials.probes import (
     REPEATS,
     brief_sizes,
     measure_messages,

@@ -7,7 +7,7 @@ from autosync.domain import Domain
 from autosync.search.designs.building_blocks import assemble, collective
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.fitting.overlap_slowdown import fit_overlap_slowdown
+from autosync.simulator.fitting.message_costs import fit_overlap_slowdown
 from autosync.strategy import AllReduce
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
 

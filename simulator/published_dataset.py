@@ -32,8 +32,13 @@ from autosync.documents import STRICT, from_data, from_json, to_json
 from autosync.domain import Domain, Profile
 from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported
 from autosync.graph import ModelGraph
-from autosync.interop.graph_item import MAX_GRAPH_BYTES, ImportedGraph, read_graph_item
-from autosync.interop.graph_item_export import write_graph_item
+from autosync.interop.autodist_graph import (
+    MAX_GRAPH_BYTES,
+    ImportedGraph,
+    read_graph_item,
+    write_graph_item,
+)
+from autosync.interop.autodist_strategy import MAX_STRATEGY_BYTES, export_strategy, import_strategy
 from autosync.interop.resource_spec import (
     Hardware,
     ResourceSpec,
@@ -41,8 +46,6 @@ from autosync.interop.resource_spec import (
     read_resource_spec,
     write_resource_spec,
 )
-from autosync.interop.strategy_export import export_strategy
-from autosync.interop.strategy_import import MAX_STRATEGY_BYTES, import_strategy
 from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.runtime_dataset import load_dataset, read_trials, write_dataset
 from autosync.strategy import Strategy

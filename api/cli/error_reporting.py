@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from autosync.api.cli.console import err
-from autosync.api.cli.logs import log_path
+from autosync.api.cli.console import err, log_path
 from autosync.errors import AutosyncError
 
 REFUSED = 2
@@ -46,7 +45,7 @@ def print_error(error: AutosyncError) -> None:
 
 
 def _database_trouble(error: Exception) -> AutosyncError | None:
-    from autosync.api.db.database_errors import database_trouble  # most commands never load it
+    from autosync.api.db.database import database_trouble  # most commands never load it
 
     return database_trouble(error)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx
 
-from autosync.api.cli.logs import log_path
+from autosync.api.cli.console import log_path
 from autosync.api.cli.open_database import has_keys
 from autosync.api.client.rest_client import Client
 from autosync.api.engine.api_keys import KEY
-from autosync.api.http.access.client_tokens import named_tokens
+from autosync.api.http.access.access_rules import named_tokens
 from autosync.environment import DATABASE_URL_VARIABLE, TOKEN_VARIABLE
 from autosync.errors import AutosyncError
 

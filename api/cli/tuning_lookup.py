@@ -10,7 +10,7 @@ from autosync.errors import InvalidInput, NotFound, NotSupported
 if TYPE_CHECKING:
     from autosync.api.db.database import Database
     from autosync.api.db.tables import TuningRow
-    from autosync.api.views.tuning_schemas import RankedStrategy
+    from autosync.api.views.schemas import RankedStrategy
 
 SHORTEST = 4
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from autosync.api.cli.console import milliseconds, out, print_table, warn
 
 if TYPE_CHECKING:
-    from autosync.api.views.tuning_schemas import (
+    from autosync.api.views.schemas import (
         RankedStrategies,
         RankedStrategy,
         Tuning,

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from autosync.api.client.rest_client import Client
     from autosync.api.client.tuning_events import ServiceEvent
     from autosync.api.db.database import Database
-    from autosync.api.views.tuning_schemas import RankedStrategies, Tuning
-    from autosync.framework_settings.exported_settings import FrameworkSettings
-    from autosync.framework_settings.framework_names import FrameworkName
+    from autosync.api.views.schemas import RankedStrategies, Tuning
+    from autosync.exports.settings import FrameworkName, FrameworkSettings
 
 LOOKED_THROUGH = 500
 """Tunings of a service among which the beginning of an id is looked for, the newest."""
@@ -137,14 +136,14 @@ class StoredTunings:
         return tuning_queue.cancel(self.database, tuning_id)
 
     def pause(self, tuning_id: str) -> str:
-        from autosync.api.engine import tuning_pauses
+        from autosync.api.engine import tuning_control
 
-        return tuning_pauses.pause(self.database, tuning_id)
+        return tuning_control.pause(self.database, tuning_id)
 
     def resume(self, tuning_id: str) -> str:
-        from autosync.api.engine import tuning_pauses
+        from autosync.api.engine import tuning_control
 
-        return tuning_pauses.resume(self.database, tuning_id)
+        return tuning_control.resume(self.database, tuning_id)
 
     def bundle(self, tuning_id: str, strategy_id: str | None) -> str:
         from autosync.api.cli.tuning_lookup import bundle_text
@@ -160,7 +159,7 @@ class StoredTunings:
     ) -> "FrameworkSettings":
         from autosync.api.views.exports import settings_document
         from autosync.documents import from_json
-        from autosync.framework_settings.exported_settings import FrameworkSettings
+        from autosync.exports.settings import FrameworkSettings
 
         with self.database.reading() as session:
             text = settings_document(session, tuning_id, framework, strategy_id)

@@ -17,14 +17,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from autosync.api.client.document_calls import ClusterCalls, GraphCalls, StrategyCalls
-from autosync.api.client.key_calls import KeyCalls
-from autosync.api.client.runtime_calls import RuntimeCalls
+from autosync.api.client.calls import (
+    ClusterCalls,
+    GraphCalls,
+    KeyCalls,
+    RuntimeCalls,
+    SimulatorCalls,
+    StrategyCalls,
+)
 from autosync.api.client.service_connection import ServiceConnection, plain
-from autosync.api.client.simulator_calls import SimulatorCalls
 from autosync.api.client.tuning_calls import TuningCalls
 from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.http.schemas import ComparedClusters, PredictedStrategies
+from autosync.api.views.schemas import ComparedClusters, PredictedStrategies
 from autosync.environment import TOKEN_VARIABLE
 from autosync.errors import InvalidInput
 

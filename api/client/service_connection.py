@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import httpx
 
 from autosync.api.client.service_errors import ServiceError, refusal_in, unreachable
-from autosync.api.views.response_model import Page
+from autosync.api.views.schemas import Page
 from autosync.documents import adapter, to_data
 
 Answer = TypeVar("Answer")

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosync.api.client.document_calls import ClusterCalls, GraphCalls
+from autosync.api.client.calls import ClusterCalls, GraphCalls
 from autosync.api.client.service_connection import ServiceConnection, given, plain
 from autosync.api.client.tuning_events import ServiceEvent, followed
-from autosync.api.http.schemas import ChangedTuning
-from autosync.api.views.response_model import State
-from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning, Tunings
+from autosync.api.views.schemas import (
+    ChangedTuning,
+    RankedStrategies,
+    State,
+    Trials,
+    Tuning,
+    Tunings,
+)
 from autosync.atomic_write import replaced_atomically
 from autosync.bundle import Bundle, read_bundle
 from autosync.cluster import Cluster
-from autosync.framework_settings.exported_settings import FrameworkSettings
-from autosync.framework_settings.framework_names import FrameworkName
+from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.graph import ModelGraph
 
 if TYPE_CHECKING:

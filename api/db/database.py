@@ -1,17 +1,83 @@
 """Connections: SQLite in WAL by default, PostgreSQL by URL; a transaction reads or writes."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy import URL, Connection, Double, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.functions import GenericFunction
 
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import InvalidInput, NotFound, NotSupported
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from autosync.api.db.tables import Base
+
+
+class now_seconds(GenericFunction[float]):  # noqa: N801  # a SQL function, named like one
+    """Seconds since 1970-01-01 UTC, to about a millisecond."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(now_seconds, "sqlite")
+def _sqlite(element: Any, compiler: Any, **options: Any) -> str:
+    # unixepoch('subsec') needs SQLite 3.42
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now_seconds, "postgresql")
+def _postgresql(element: Any, compiler: Any, **options: Any) -> str:
+    # now() stands still within a transaction
+    return "extract(epoch from clock_timestamp())::double precision"
+
+
+SQLITE_TROUBLES = {
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: its folder cannot be read or written to",
+    sqlite3.SQLITE_READONLY: "cannot be written to",
+    sqlite3.SQLITE_PERM: "may not be accessed",
+    sqlite3.SQLITE_FULL: "cannot grow: the disk is full",
+    sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error",
+    sqlite3.SQLITE_NOTADB: "is a file of another kind",
+    sqlite3.SQLITE_CORRUPT: "is damaged",
+    sqlite3.SQLITE_BUSY: "is locked by another process",
+}
+"""By primary result code (sqlite.org/rescode.html). Others, as of a missing table, are defects."""
+PRIMARY_CODE = 0xFF
+
+
+def database_trouble(error: Exception) -> NotSupported | None:
+    """What its operator can mend; None for any other error."""
+    if not isinstance(error, DatabaseError):
+        return None
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", 0) & PRIMARY_CODE
+        if code not in SQLITE_TROUBLES:
+            return None
+        return NotSupported(
+            f"the database {SQLITE_TROUBLES[code]} ({error.orig}).",
+            thing="database",
+            remedy="See to the file, its folder and the space left there, or name another with "
+            "--db. What was stored stays.",
+        )
+    if isinstance(error, OperationalError) and type(error.orig).__module__.startswith("psycopg"):
+        lines = str(error.orig).strip().splitlines() or ["no reason given"]
+        return NotSupported(
+            f"the database does not answer: {lines[0]}.",
+            thing="database",
+            remedy="See that it runs and that --db names it.",
+        )
+    return None
+
 
 BUSY_SECONDS = 30
 """How long a writer waits for another: longer than any transaction here takes."""
@@ -125,3 +191,37 @@ def _configure_sqlite(connection: Any, record: object) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get(WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+Row = TypeVar("Row", bound="Base")
+Found = TypeVar("Found")
+LONGEST_KEY = 80
+"""Characters of an unknown key that a refusal repeats."""
+
+
+def stored(session: "Session", table: type[Row], key: str, thing: str) -> Row:
+    """The row under `key`.
+
+    Raises:
+        NotFound: nothing here goes by that id.
+    """
+    row = session.get(table, key) if key.isalnum() else None  # PostgreSQL refuses some characters
+    return found(row, thing, key, f"GET /v1/{thing}s lists what there is.")
+
+
+def found(value: Found | None, thing: str, key: str, remedy: str, message: str = "") -> Found:
+    """The value, which was looked up under `key`.
+
+    Raises:
+        NotFound: there was none; says so, or `message`.
+    """
+    if value is None:
+        raise not_found(thing, key, remedy, message)
+    return value
+
+
+def not_found(thing: str, key: str, remedy: str, message: str = "") -> NotFound:
+    """Says that there is none, or `message`."""
+    shown = key[:LONGEST_KEY]
+    text = message or f"there is no {thing} {shown!r}."
+    return NotFound(text, thing=thing, value=shown, remedy=remedy)

@@ -46,7 +46,15 @@ def _run(connection: Connection, revision: str) -> None:
     config.attributes["connection"] = connection
     current = current_revision(connection)
     script = ScriptDirectory.from_config(config)
-    if current and current not in {step.revision for step in script.walk_revisions()}:
+    known = [step.revision for step in script.walk_revisions()]
+    if current and current < min(known):
+        raise NotFound(
+            f"the database is at schema revision {current}; this version reads {min(known)} on.",
+            thing="database",
+            value=current,
+            remedy=f"Open it once with an autosync of schema {min(known)}, or name a new database.",
+        )
+    if current and current not in known:
         raise NotFound(
             f"the database is at schema revision {current}, which this version does not know.",
             thing="database",

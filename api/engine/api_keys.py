@@ -1,24 +1,18 @@
-"""API keys: made, looked up, revoked. A key is `ID.SECRET`; the id names it in lists.
-
-The secret is drawn here, of 256 random bits, so that its SHA-256 tells no more about it than a
-guess would: salts and slow hashes are for passwords, which people choose. It is shown once, and
-only its hash is kept.
-"""
+"""Keys of clients, and browsers that logged in with one."""
 
 import hashlib
+import hmac
 import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.elements import ColumnElement
 
-from autosync.api.db.clock import now_seconds
-from autosync.api.db.database import Database
-from autosync.api.db.lookup import stored
-from autosync.api.db.tables import SCOPES, ApiKeyRow
+from autosync.api.db.database import Database, now_seconds, stored
+from autosync.api.db.tables import SCOPES, ApiKeyRow, BrowserSessionRow
 from autosync.errors import InvalidInput
 
 KeyScope = Literal["read", "tune", "admin"]
@@ -121,4 +115,57 @@ def _refused(thing: str, value: object, remedy: str) -> InvalidInput:
     shown = str(value)[:60]
     return InvalidInput(
         f"no key can have the {thing} {shown!r}.", thing=thing, value=shown, remedy=remedy
+    )
+
+
+SESSION_SECONDS = 12 * 3600
+
+
+def begin_session(
+    database: Database, cookie: str, *, key_id: str | None = None, token: str | None = None
+) -> None:
+    """With a key or a token. Sessions that have expired are forgotten."""
+    now = now_seconds()
+    row = BrowserSessionRow(
+        digest=digest_of(cookie),
+        key_id=key_id,
+        token_proof=None if token is None else proof_of(cookie, token),
+        expires_at=now + SESSION_SECONDS,
+    )
+    with database.writing() as session:
+        session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.expires_at < now))
+        session.add(row)
+
+
+def end_session(database: Database, cookie: str) -> None:
+    """The cookie is worth nothing from now on, wherever it was copied to."""
+    with database.writing() as session:
+        gone = BrowserSessionRow.digest == digest_of(cookie)
+        session.execute(delete(BrowserSessionRow).where(gone))
+
+
+def key_of_session(session: Session, cookie: str) -> ApiKeyRow | None:
+    """The key that the browser logged in with, while both live."""
+    return session.scalar(
+        select(ApiKeyRow)
+        .join(BrowserSessionRow, BrowserSessionRow.key_id == ApiKeyRow.id)
+        .where(*_living(cookie), lives())
+    )
+
+
+def token_proof_of_session(session: Session, cookie: str) -> str | None:
+    """Of the token that the browser logged in with, as `proof_of`."""
+    return session.scalar(select(BrowserSessionRow.token_proof).where(*_living(cookie)))
+
+
+def proof_of(cookie: str, token: str) -> str:
+    """That the browser showed this token. People choose tokens, and a bare hash of one could be
+    found by guessing; the cookie in it is as random as a key, and only the browser has it."""
+    return hmac.digest(cookie.encode(), token.encode(), "sha256").hex()
+
+
+def _living(cookie: str) -> tuple[ColumnElement[bool], ...]:
+    return (
+        BrowserSessionRow.digest == digest_of(cookie),
+        BrowserSessionRow.expires_at > now_seconds(),
     )

@@ -8,8 +8,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.loop.outcome import TuningEvent
 from autosync.trials.contract import Launcher
-from autosync.trials.probe.kernel_profile import profile_kernels
-from autosync.trials.probe.message_samples import timing_pool
+from autosync.trials.probes import profile_kernels, timing_pool
 
 
 def with_measured_costs(

@@ -20,8 +20,7 @@ from autosync.api.engine.service_limits import (
     check_settings,
     how_to_raise,
 )
-from autosync.api.engine.simulator_store import lock_simulator
-from autosync.api.engine.simulator_versions import version_in_use
+from autosync.api.engine.simulator_store import lock_simulator, version_in_use
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported

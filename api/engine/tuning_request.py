@@ -6,9 +6,9 @@ from autosync.domain import Domain
 from autosync.search.loop.earlier_trials import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
-from autosync.trials.automatic_scales import automatic_scales
 from autosync.trials.contract import Workload
 from autosync.trials.request_names import REAL_CLUSTERS, ComputeDevice, ComputeKind
+from autosync.trials.scales import automatic_scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from autosync.api.db.clock import now_seconds
-from autosync.api.db.database import Database
+from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.document_store import insert_new
 from autosync.api.db.tables import WorkerRow
 from autosync.api.engine.tuning_request import TuningRequest

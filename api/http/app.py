@@ -20,17 +20,14 @@ from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http import openapi, problems
 from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.access.authentication import Authentication
-from autosync.api.http.access.guard import Guard
-from autosync.api.http.access.scopes import authorized, scopes_of
+from autosync.api.http.access.guard import Guard, authorized, scopes_of
 from autosync.api.http.body_limits import BodyLimit
-from autosync.api.http.dependencies import READERS
-from autosync.api.http.event_feed import EventFeed
+from autosync.api.http.dependencies import READERS, refuse_unknown_parameters
+from autosync.api.http.entity_tags import KeptAnswers
+from autosync.api.http.event_stream import EventFeed
 from autosync.api.http.http_protocol import ProblemProtocol
-from autosync.api.http.kept_answers import KeptAnswers
 from autosync.api.http.page_templates import error_page
-from autosync.api.http.query_parameters import refuse_unknown_parameters
-from autosync.api.http.request_log import RequestLog, show_requests
-from autosync.api.http.request_metrics import RequestMetrics
+from autosync.api.http.request_log import RequestLog, RequestMetrics, show_requests
 from autosync.api.http.routes import (
     document_pages,
     document_routes,
@@ -44,7 +41,6 @@ from autosync.api.http.routes import (
     session_pages,
     simulator_pages,
     simulator_routes,
-    tuning_control_routes,
     tuning_pages,
     tuning_routes,
     version_routes,
@@ -56,7 +52,6 @@ STATIC = Path(__file__).parent / "static"
 API = (  # versions before the names of simulators
     document_routes,
     tuning_routes,
-    tuning_control_routes,
     version_routes,
     simulator_routes,
     runtime_routes,

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
@@ -12,9 +13,44 @@ from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
 from autosync.api.http.access.caller import Caller
-from autosync.api.http.event_feed import EventFeed
+from autosync.api.http.event_stream import EventFeed
 from autosync.api.http.uploading.uploads import Uploads
-from autosync.api.views.cursors import LONGEST_CURSOR
+from autosync.api.views.paging import LONGEST_CURSOR
+from autosync.errors import InvalidInput
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Of paths in the OpenAPI document, which says what each takes.
+
+    Raises:
+        InvalidInput: names the parameter.
+    """
+    if not request.query_params:
+        return
+    known = _known(request)
+    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if name not in known:
+            taken = f"It takes {', '.join(known)}." if known else "It takes none."
+            raise InvalidInput(
+                f"there is no query parameter {name[:80]!r} here.",
+                thing=name[:80],
+                value=request.query_params[name],
+                remedy=taken,
+            )
+        if times > 1:
+            raise InvalidInput(
+                f"the query parameter {name!r} is given {times} times.",
+                thing=name,
+                value=request.query_params.getlist(name),
+                remedy="Give it once.",
+            )
+
+
+def _known(request: Request) -> list[str]:
+    paths = request.app.openapi()["paths"]
+    operation = paths[request.scope["route"].path][request.method.lower()]
+    return [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+
 
 RETRY_SECONDS = 5
 READERS = 30
@@ -76,7 +112,7 @@ async def uploads_of(request: Request) -> Uploads:
 
 
 async def client_of(request: Request) -> str:
-    """Whose tunings these are (`autosync.api.http.access.caller`)."""
+    """Whose tunings these are (`autosync.api.http.access.guard`)."""
     return str(request.state.client)
 
 

@@ -9,14 +9,14 @@ from pydantic import TypeAdapter
 
 from autosync.api.engine.api_keys import KeyScope
 from autosync.api.http.access.browser_cookies import FORM_HEADER, SESSION_COOKIE
-from autosync.api.http.schemas import Problem
 from autosync.api.spec import TuningSpec
+from autosync.api.views.schemas import Problem
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
 from autosync.domain import Domain, Profile
 from autosync.environment import own_version
-from autosync.framework_settings.exported_settings import FrameworkSettings
+from autosync.exports.settings import FrameworkSettings
 from autosync.graph import ModelGraph
 from autosync.plan import Plan
 from autosync.search.loop.settings import Settings

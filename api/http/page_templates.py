@@ -21,7 +21,7 @@ from autosync.api.http.access.browser_cookies import (
 from autosync.api.http.charts.chart import bytes_in_words
 from autosync.api.views.dashboard.tuning_list import TuningFilter
 from autosync.environment import own_version
-from autosync.framework_settings.framework_names import TITLES
+from autosync.exports.settings import TITLES
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from sqlalchemy.orm import Session
 
 from autosync.api.http.named_documents import domain_named, ranked_domain
-from autosync.api.http.schemas import (
+from autosync.api.spec import CompareSpec, PredictionSpec, RankSpec, RentedCluster
+from autosync.api.views.schemas import (
     ComparedCluster,
     ComparedClusters,
     PredictedStrategies,
     PredictedStrategy,
 )
-from autosync.api.spec import CompareSpec, PredictionSpec, RankSpec, RentedCluster
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.space import Space

@@ -13,10 +13,10 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from autosync.api.db.database_errors import database_trouble
+from autosync.api.db.database import database_trouble
 from autosync.api.engine.service_limits import TryLater
 from autosync.api.http.access.caller import NotAllowed, NotAuthorized
-from autosync.api.http.schemas import Problem
+from autosync.api.views.schemas import Problem
 from autosync.documents import further_problems
 from autosync.errors import AutosyncError, NotFound, NotSupported
 

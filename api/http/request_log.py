@@ -5,11 +5,70 @@ import logging
 import re
 import time
 import uuid
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autosync.api.http.request_metrics import RequestMetrics
+BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Of one process, since it began. Seconds are to the first byte of the answer, since a stream
+    lasts as long as somebody listens. Used on the event loop alone."""
+
+    answered: Counter[Labels] = field(default_factory=Counter)
+    buckets: dict[str, list[int]] = field(default_factory=dict)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def count(self, method: str, path: str, status: int, seconds: float) -> None:
+        """path: as the route has it, without ids."""
+        self.answered[("method", method), ("path", path), ("status", str(status))] += 1
+        found = self.buckets.setdefault(path, [0] * (len(BUCKETS_SECONDS) + 1))
+        found[bisect_left(BUCKETS_SECONDS, seconds)] += 1
+        self.seconds[path] += seconds  # type: ignore[assignment]  # a Counter adds floats, too
+
+    def lines(self) -> Iterable[str]:
+        name = "autosync_http_requests_total"
+        yield from described(name, "counter", "Answered requests.")
+        for labels, times in sorted(self.answered.items()):
+            yield sample_line(name, times, labels)
+        name = "autosync_http_request_seconds"
+        yield from described(name, "histogram", "Seconds to the first byte of an answer.")
+        for path, counts in sorted(self.buckets.items()):
+            so_far = 0
+            for limit, times in zip((*BUCKETS_SECONDS, "+Inf"), counts, strict=True):
+                so_far += times
+                yield sample_line(f"{name}_bucket", so_far, (("path", path), ("le", str(limit))))
+            yield sample_line(f"{name}_sum", self.seconds[path], (("path", path),))
+            yield sample_line(f"{name}_count", so_far, (("path", path),))
+
+
+def gauge_lines(name: str, help_text: str, values: Mapping[Labels, float]) -> Iterable[str]:
+    yield from described(name, "gauge", help_text)
+    for labels, value in values.items():
+        yield sample_line(name, value, labels)
+
+
+def described(name: str, kind: str, help_text: str) -> Iterable[str]:
+    yield f"# HELP {name} {help_text}"
+    yield f"# TYPE {name} {kind}"
+
+
+def sample_line(name: str, value: float, labels: Labels = ()) -> str:
+    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"{name}{{{shown}}} {value:.10g}" if shown else f"{name} {value:.10g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
 
 ID_HEADER = "X-Request-ID"
 GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")

@@ -23,7 +23,7 @@ from autosync.api.http.charts.timeline_chart import (
 from autosync.api.views.dashboard.domain_limits import limit_of
 from autosync.api.views.dashboard.strategy_accounts import StrategyAccount
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
-from autosync.api.views.dashboard.trial_points import (
+from autosync.api.views.dashboard.trial_views import (
     TrialPoint,
     best_so_far,
     confirmed_speedups,
@@ -34,7 +34,7 @@ from autosync.api.views.dashboard.trial_points import (
     trial_points,
 )
 from autosync.api.views.rankings import baseline_strategy, ddp_strategy
-from autosync.api.views.tuning_schemas import Tuning, what_happened
+from autosync.api.views.schemas import Tuning, what_happened
 from autosync.search.loop.outcome import DDP
 from autosync.simulator.limit import Limit
 

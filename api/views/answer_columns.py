@@ -4,8 +4,8 @@ this is no part of what answers are."""
 from functools import cache
 from typing import Any
 
-from autosync.api.db.table_base import Base
-from autosync.api.views.response_model import ResponseModel
+from autosync.api.db.tables import Base
+from autosync.api.views.schemas import ResponseModel
 
 
 @cache

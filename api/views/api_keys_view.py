@@ -3,10 +3,10 @@
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from autosync.api.db.lookup import stored
+from autosync.api.db.database import stored
 from autosync.api.db.tables import ApiKeyRow
-from autosync.api.views.cursors import one_page, read_cursor
-from autosync.api.views.key_schemas import ApiKey, ApiKeys
+from autosync.api.views.paging import one_page, read_cursor
+from autosync.api.views.schemas import ApiKey, ApiKeys
 
 
 def api_keys(session: Session, limit: int | None = None, cursor: str | None = None) -> ApiKeys:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autosync.api.views.tuning_schemas import Tuning
+from autosync.api.views.schemas import Tuning
 from autosync.trials.request_names import (
     GPU_BY_MPS,
     GPU_IN_TURNS,

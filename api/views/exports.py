@@ -3,17 +3,17 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from autosync.api.db.database import found, stored
 from autosync.api.db.document_store import load_domain
-from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
 from autosync.api.engine.tuning_answer import measured_on
 from autosync.api.views.rankings import ddp_strategy, ranked_strategy
-from autosync.api.views.tuning_schemas import RankedStrategy
+from autosync.api.views.schemas import RankedStrategy
 from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
-from autosync.framework_settings.framework_names import FrameworkName
-from autosync.framework_settings.framework_table import settings_for
+from autosync.exports.framework_table import settings_for
+from autosync.exports.settings import FrameworkName
 from autosync.strategy import Strategy
 
 

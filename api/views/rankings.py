@@ -6,11 +6,11 @@ from typing import Any
 from sqlalchemy import ScalarSelect, Select, SQLColumnExpression, func, literal, select, tuple_
 from sqlalchemy.orm import Session
 
-from autosync.api.db.lookup import stored
+from autosync.api.db.database import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
 from autosync.api.views.answer_columns import shared_columns
-from autosync.api.views.cursors import one_page, read_cursor
-from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
+from autosync.api.views.paging import one_page, read_cursor
+from autosync.api.views.schemas import RankedStrategies, RankedStrategy, Tuning
 from autosync.search.loop.outcome import DDP, paired_speedup
 
 Speedup = tuple[float, float, float]

@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.clock import now_seconds
-from autosync.api.db.lookup import found, stored
+from autosync.api.db.database import found, now_seconds, stored
 from autosync.api.db.tables import (
     Base,
     ClusterRow,
@@ -22,12 +21,11 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.views.answer_columns import shared_columns, shared_names
+from autosync.api.views.paging import SortKey, sorted_page
 from autosync.api.views.rankings import ddp_error_of
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
-from autosync.api.views.response_model import ResponseModel
-from autosync.api.views.sort_orders import SortKey, sorted_page
-from autosync.api.views.time_left import TimeLeft
-from autosync.api.views.tuning_schemas import (
+from autosync.api.views.schemas import (
+    ResponseModel,
     Trial,
     Trials,
     Tuning,
@@ -35,6 +33,7 @@ from autosync.api.views.tuning_schemas import (
     TuningResult,
     Tunings,
 )
+from autosync.api.views.time_left import TimeLeft
 
 LATEST_EVENTS = 500
 """So many tell how long a trial takes; a tuning may have ten thousands."""

@@ -1,15 +1,37 @@
 """Whether the service is well, and how much it has to do."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from autosync.api.db.clock import now_seconds
-from autosync.api.db.tables import ACTIVE, TuningRow
+from autosync.api.db.database import now_seconds
+from autosync.api.db.tables import ACTIVE, STATES, TuningRow
 from autosync.api.engine.worker_registry import gpus_of_workers
-from autosync.api.views.response_model import ResponseModel
+from autosync.api.views.schemas import ResponseModel
 from autosync.environment import own_version
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCounts:
+    """tunings: by state. oldest_queued_seconds: how long the queue's oldest has waited."""
+
+    tunings: dict[str, int]
+    workers: int
+    oldest_queued_seconds: float
+
+
+def service_counts(session: Session) -> ServiceCounts:
+    query = select(TuningRow.state, func.count()).group_by(TuningRow.state)
+    found = dict(session.execute(query).all())
+    ready = readiness(session)
+    return ServiceCounts(
+        tunings={state: found.get(state, 0) for state in STATES},
+        workers=ready.workers,
+        oldest_queued_seconds=ready.oldest_queued_seconds,
+    )
+
 
 _REVISION = text("SELECT version_num FROM alembic_version")
 

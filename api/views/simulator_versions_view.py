@@ -3,11 +3,11 @@
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from autosync.api.db.lookup import not_found
+from autosync.api.db.database import not_found
 from autosync.api.db.tables import SimulatorRow, SimulatorTrainingRow, SimulatorVersionRow
-from autosync.api.engine.simulator_versions import version_in_use, versions
-from autosync.api.views.cursors import one_page, read_cursor
-from autosync.api.views.version_schemas import (
+from autosync.api.engine.simulator_store import version_in_use, versions
+from autosync.api.views.paging import one_page, read_cursor
+from autosync.api.views.schemas import (
     SimulatorTraining,
     SimulatorTrainings,
     SimulatorVersion,

@@ -6,13 +6,12 @@ from typing import TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.lookup import found, stored
+from autosync.api.db.database import found, stored
 from autosync.api.db.tables import ClusterRow, GraphRow, SimulatorRow, StrategyRow
 from autosync.api.engine.registry import SIMULATORS
-from autosync.api.engine.simulator_store import list_simulators
-from autosync.api.engine.simulator_versions import NAME_OF_VERSION
-from autosync.api.views.cursors import one_page, read_cursor
-from autosync.api.views.document_schemas import (
+from autosync.api.engine.simulator_store import NAME_OF_VERSION, list_simulators
+from autosync.api.views.paging import SortKey, one_page, read_cursor, sorted_page
+from autosync.api.views.schemas import (
     BundledModel,
     Clusters,
     ClusterSummary,
@@ -21,7 +20,6 @@ from autosync.api.views.document_schemas import (
     Simulators,
     TrainedSimulator,
 )
-from autosync.api.views.sort_orders import SortKey, sorted_page
 from autosync.cluster_file import bundled_clusters
 from autosync.models import BUNDLED
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from autosync.api.views.response_model import ResponseModel
+from autosync.api.views.schemas import ResponseModel
 from autosync.simulator.timeline.iteration_trace import ComputeInterval, DealInterval
 from autosync.simulator.timeline.trace_comparison import Difference
 

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotSupported
+from autosync.extras import needs
 from autosync.frameworks.bundle_options import BundleOptions
-from autosync.frameworks.extras import needs
 from autosync.runtime.attached_models import ATTACHED, REPLICATED
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.gradient_norm import clip_grad_norm_
@@ -24,7 +24,7 @@ from autosync.runtime.hooks.torch_compile import compiled_from
 from autosync.runtime.transport.agreement import refused_everywhere
 from autosync.runtime.transport.process_groups import working_group
 
-with needs("accelerate"):
+with needs("accelerate", "autosync.frameworks.accelerate"):
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.utils import DDPCommunicationHookType, DistributedType

@@ -1,9 +1,9 @@
 """`Trainer(strategy=AutoSyncStrategy("best.json"))` of `lightning.pytorch`."""
 
-from autosync.frameworks.extras import needs
+from autosync.extras import needs
 from autosync.frameworks.lightning_strategy import PlanStrategy
 
-with needs("lightning"):
+with needs("lightning", "autosync.frameworks.lightning"):
     from lightning.pytorch.strategies import DDPStrategy
 
 

@@ -1,9 +1,9 @@
 """`Trainer(strategy=AutoSyncStrategy("best.json"))` of `pytorch_lightning`."""
 
-from autosync.frameworks.extras import needs
+from autosync.extras import needs
 from autosync.frameworks.lightning_strategy import PlanStrategy
 
-with needs("pytorch_lightning"):
+with needs("pytorch_lightning", "autosync.frameworks.pytorch_lightning"):
     from pytorch_lightning.strategies import DDPStrategy
 
 

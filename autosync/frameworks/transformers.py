@@ -13,14 +13,14 @@ from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotSupported
+from autosync.extras import needs
 from autosync.frameworks import accelerate
-from autosync.frameworks.extras import needs
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.detachment import detach
+from autosync.runtime.distributed import detach
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 
-with needs("transformers"):
+with needs("transformers", "autosync.frameworks.transformers"):
     from transformers import Trainer
 
 SAVES = "_save_optimizer_and_scheduler"

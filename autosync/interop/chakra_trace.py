@@ -15,17 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosync.errors import InvalidInput
-from autosync.interop.chakra_messages import ChakraAttribute, ChakraMessage, ChakraMetadata
-from autosync.interop.protobuf_records import ValueBudget, decode
-from autosync.interop.protobuf_wire import Window, read_delimited
 from autosync.interop.traced_calls import BACKWARD, STEP, TracedCall, TracedSteps
 
 SCHEMAS = ("1.0.2", "1.0.3", "1.1.0", "1.1.1")
 """Of PyTorch's observer, as far as they are Chakra's 0.0.4 or 1.0.0."""
 MAX_NODES = 1_000_000
-MAX_VALUES = 8_000_000
+MAX_MESSAGE_BYTES = 1_000_000
 MAX_METADATA_BYTES = 65_536
-MAX_METADATA_VALUES = 1000
 USER_SCOPE = 7
 """torch's RecordScope of annotations: threads, steps, what `record_function` marks."""
 LONGEST_US = 1e12
@@ -66,7 +62,8 @@ RUNS_BACKWARD = {
 @dataclass(frozen=True, slots=True)
 class ChakraNode:
     """parent: the node that called it. own_us: its own duration, without what it called.
-    sequence: of the autograd node that it makes, or runs; -1 without."""
+    sequence: of the autograd node that it makes, or runs; -1 without. waits_for: ids of the nodes
+    before it. function: the id of the record function that it is part of, 0 without."""
 
     id: int
     name: str
@@ -75,17 +72,19 @@ class ChakraNode:
     sequence: int
     on_device: bool
     is_annotation: bool
+    waits_for: tuple[int, ...] = ()
+    function: int = 0
 
 
 def is_chakra_file(data: bytes) -> bool:
     """Whether the bytes begin with a Chakra file's metadata, and are no JSON."""
     if data[:64].lstrip()[:1] in (b"{", b"["):
         return False
+    from autosync.interop.protobuf_messages import parse_message, split_delimited
+
     try:
-        first = next(read_delimited(Window.of(data[:MAX_METADATA_BYTES]), "metadata"), None)
-        if first is None or first.begin == first.end:
-            return False
-        metadata = decode(ChakraMetadata, first, MAX_METADATA_VALUES)
+        first = next(split_delimited(data[:MAX_METADATA_BYTES], "metadata"), b"")
+        metadata = parse_message("Metadata", first, "metadata", MAX_METADATA_BYTES)
     except InvalidInput:
         return False
     return bool(metadata.version) or any(a.name == "schema" for a in metadata.attr)
@@ -97,44 +96,44 @@ def read_chakra_file(data: bytes, source: str) -> TracedSteps:
     Raises:
         InvalidInput: it is damaged, too large, or has no times.
     """
-    messages = read_delimited(Window.of(data, source), "ChakraMessage")
+    from autosync.interop.protobuf_messages import parse_message, split_delimited
+
+    messages = split_delimited(data, source)
     next(messages)  # the metadata
-    budget = ValueBudget(MAX_VALUES)
     nodes = []
-    for window in messages:
-        nodes.append(decode(ChakraMessage, window, budget))
-        if len(nodes) > MAX_NODES:
+    for number, message in enumerate(messages, 1):
+        if number > MAX_NODES:
             raise _refused(source, f"has more than {MAX_NODES} nodes")
-    if any(_on_cpu(node) and SEGMENT.fullmatch(node.name) for node in nodes):
+        nodes.append(_of_message(parse_message("ChakraNode", message, source, MAX_MESSAGE_BYTES)))
+    if any(not node.on_device and SEGMENT.fullmatch(node.name) for node in nodes):
         return _joined_segments(nodes, source)
-    return _steps([_of_message(node) for node in nodes], source)
+    return _steps(nodes, source)
 
 
-def _joined_segments(nodes: Sequence[ChakraMessage], source: str) -> TracedSteps:
+def _joined_segments(nodes: Sequence[ChakraNode], source: str) -> TracedSteps:
     """The calls whose segments these are, as one step: such a file has no marks.
 
     Segments of a call have one record function's id. A kernel waits for the segment that launched
     it. Autograd runs backward in the reverse order of forward, so the k-th operator of a kind
     from behind belongs to the k-th call of its kind.
     """
-    if not any(node.duration_micros for node in nodes):
+    if not any(node.own_us for node in nodes):
         raise _refused(source, "has no durations")
     calls: dict[tuple[int, str], TracedCall] = {}
     launched_by: dict[int, TracedCall] = {}
     for node in sorted(nodes, key=lambda each: each.id):
-        seconds = _microseconds(node.duration_micros) / 1e6
-        if not _on_cpu(node):
-            before = [each for each in node.data_deps if each in launched_by]
+        seconds = node.own_us / 1e6
+        if node.on_device:
+            before = [each for each in node.waits_for if each in launched_by]
             if before:
                 launched_by[max(before)].own_kernel_seconds += seconds
             continue
-        given = {attribute.name: attribute for attribute in node.attr}
         segment = SEGMENT.fullmatch(node.name)
         name = segment[1] if segment else node.name
-        sequence = given["seq_id"].number if "seq_id" in given else -1
-        key = (_number(given.get("rf_id")) or -node.id, name)
+        key = (node.function or -node.id, name)
         called = CALLED_BY_MODULES.get(name, name)
-        call = calls.setdefault(key, TracedCall(called, 0.0, sequence if sequence >= 0 else None))
+        sequence = node.sequence if node.sequence >= 0 else None
+        call = calls.setdefault(key, TracedCall(called, 0.0, sequence))
         call.host_seconds += seconds
         launched_by[node.id] = call
     backward = tuple(_backward_nodes(list(calls.values())))
@@ -155,10 +154,6 @@ def _backward_nodes(calls: Sequence[TracedCall]) -> Iterator[TracedCall]:
                 yield TracedCall(BACKWARD, run.host_seconds, maker.sequence, below=[run])
 
 
-def _on_cpu(node: ChakraMessage) -> bool:
-    return all(each.bool_val for each in node.attr if each.name == "is_cpu_op")
-
-
 def read_chakra_json(trace: Mapping[str, Any], source: str) -> TracedSteps:
     """The profiled steps of a linked trace; all of it where no step is marked.
 
@@ -175,22 +170,27 @@ def read_chakra_json(trace: Mapping[str, Any], source: str) -> TracedSteps:
     return _steps([node for each in nodes if (node := _of_json(each)) is not None], source)
 
 
-def _of_message(message: ChakraMessage) -> ChakraNode:
+def _of_message(message: Any) -> ChakraNode:
     given = {attribute.name: attribute for attribute in message.attr}
-    scope, sequence = given.get("scope"), given.get("seq_id")
     return ChakraNode(
         id=message.id,
         name=message.name,
         parent=message.ctrl_deps[0] if message.ctrl_deps else message.id,
         own_us=_microseconds(message.duration_micros),
-        sequence=-1 if sequence is None else sequence.number,
-        on_device=not _on_cpu(message),
-        is_annotation=_number(scope) == USER_SCOPE,
+        sequence=_number(given.get("seq_id"), -1),
+        on_device="is_cpu_op" in given and not given["is_cpu_op"].bool_val,
+        is_annotation=_number(given.get("scope")) == USER_SCOPE,
+        waits_for=tuple(message.data_deps),
+        function=_number(given.get("rf_id")),
     )
 
 
-def _number(attribute: ChakraAttribute | None) -> int:
-    return 0 if attribute is None else attribute.number
+def _number(attribute: Any, default: int = 0) -> int:
+    """The whole number of an attribute, whichever of its fields holds it."""
+    if attribute is None:
+        return default
+    fields = ("int64_val", "uint64_val", "int32_val", "uint32_val")
+    return next((value for name in fields if (value := getattr(attribute, name))), 0)
 
 
 def _of_json(given: Any) -> ChakraNode | None:

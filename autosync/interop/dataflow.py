@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autosync.errors import InvalidInput
-from autosync.interop.autodist_messages import NodeDef
 
 MAX_PATHS = 5_000_000
 """Entries of the sets of operations upstream of each node; edges walked from variables to their
@@ -40,7 +40,7 @@ class Dataflow:
     gradient_order: tuple[str, ...]
 
 
-def read_dataflow(nodes: Sequence[NodeDef], gradients: Mapping[str, str], source: str) -> Dataflow:
+def read_dataflow(nodes: Sequence[Any], gradients: Mapping[str, str], source: str) -> Dataflow:
     """The dataflow of a graph whose variable `name` has the gradient tensor `gradients[name]`.
 
     Nodes count in the order of the file where that is topological, as TensorFlow writes them: in
@@ -78,7 +78,7 @@ def read_dataflow(nodes: Sequence[NodeDef], gradients: Mapping[str, str], source
 class _Graph:
     """Nodes by index, with their data edges, a topological order, and whether data reaches them."""
 
-    def __init__(self, nodes: Sequence[NodeDef], source: str) -> None:
+    def __init__(self, nodes: Sequence[Any], source: str) -> None:
         self.nodes, self.source = nodes, source
         self.by_name = {node.name: i for i, node in enumerate(nodes)}
         self.inputs = [

@@ -64,7 +64,7 @@ def gpt2_example(
     return GPT2(layers, hidden, heads), inputs, next_token_loss
 
 
-def gpt2_small(batch_size: int) -> TrainingExample:
+def gpt2(batch_size: int) -> TrainingExample:
     return gpt2_example(12, 768, 12, batch_size)
 
 

@@ -109,6 +109,6 @@ def translation_loss(
     )
 
 
-def transformer_base(batch_size: int, length: int = 64) -> TrainingExample:
+def transformer(batch_size: int, length: int = 64) -> TrainingExample:
     inputs = tuple(tokens(batch_size, length, VOCABULARY) for _ in range(3))
     return Transformer(6, 512, 8), inputs, translation_loss

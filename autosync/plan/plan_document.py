@@ -95,6 +95,10 @@ class Plan:
     def world_size(self) -> int:
         return len(self.shares)
 
+    def team_of(self, message: Message, rank: int) -> tuple[int, ...]:
+        """The ranks that a rank performs a message with; empty where it has no part in it."""
+        return next((team for team in self.teams[message.teams] if rank in team), ())
+
 
 def upgraded(data: dict[str, Any]) -> dict[str, Any]:
     """A plan document of version 1 as one of version 2: buckets were called contents, and what

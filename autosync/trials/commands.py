@@ -23,12 +23,17 @@ from autosync.documents import adapter, from_json, to_json
 from autosync.extensions.placement.module_borders import DealOperation
 from autosync.trials.contract import ErrorKind, Workload
 
-WIRE = ConfigDict(extra="forbid")
-"""Not that of documents: a diverged replica's digest may be NaN."""
+
+class OnWire:
+    """Fields that are unknown are refused. Not the configuration of documents: the digest of a
+    diverged replica may be NaN."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(OnWire):
     """Build the job of the workload. host: rank 0's address as the others see it."""
 
     rank: int
@@ -36,11 +41,10 @@ class StartWorker:
     host: str
     workload: Workload
     op: Literal["start"] = "start"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStarted:
+class WorkerStarted(OnWire):
     """port: of the store that rank 0 has opened; 0 on the others. scaled: whether the job's
     variables are scaled by the byte scale. gpu: the UUID of the rank's, empty in host memory.
     nccl_host: what NCCL takes for the rank's host. mps: whether the rank runs by CUDA MPS."""
@@ -51,11 +55,10 @@ class WorkerStarted:
     nccl_host: str = ""
     mps: bool = False
     reply: Literal["started"] = "started"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class JoinGroup:
+class JoinGroup(OnWire):
     """Meet the other ranks in rank 0's store. peer: a host other than rank 0's; empty where there
     is none."""
 
@@ -64,21 +67,19 @@ class JoinGroup:
     world_size: int
     peer: str
     op: Literal["join"] = "join"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class GroupJoined:
+class GroupJoined(OnWire):
     """host: the identity of the kernel that the rank runs on. versions: by name."""
 
     host: str
     versions: dict[str, str]
     reply: Literal["joined"] = "joined"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class RunPass:
+class RunPass(OnWire):
     """One pass of a trial. bundle: None for the plan of the pass before. swap_slowdown: see
     `TrialRequest`. timeout_seconds: no iteration begins later; None where the pool kills ranks."""
 
@@ -90,11 +91,10 @@ class RunPass:
     swap_slowdown: float = 1.0
     timeout_seconds: float | None = None
     op: Literal["pass"] = "pass"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredIterations:
+class MeasuredIterations(OnWire):
     """starts: on the host's `time.monotonic()`, of all forward passes and one moment after the last
     iteration. finished: when the last synchronization ended. cpu_seconds: of this process, and in a
     running job of all that it started; busy_seconds, total_seconds: of its machine, all during the
@@ -106,7 +106,6 @@ class MeasuredIterations:
     busy_seconds: float
     total_seconds: float
     sent_bytes: int
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 class RecordedMessage(NamedTuple):
@@ -145,7 +144,7 @@ class RecordedPass:
 
 
 @dataclass(frozen=True, slots=True)
-class PassDone:
+class PassDone(OnWire):
     """host: the identity of the rank's kernel. digest: differs between replicas that are unequal
     once the plan is off. peak_memory_bytes: None where the kernel does not say. recording: where
     it was asked for and the iterations have one forward pass and one update each. nic: of the
@@ -159,11 +158,10 @@ class PassDone:
     recording: RecordedPass | None = None
     nic: str = ""
     reply: Literal["pass"] = "pass"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class TimeMessages:
+class TimeMessages(OnWire):
     """Time `repeats` messages of one kind among the ranks `workers`."""
 
     kind: MessageKind
@@ -171,11 +169,10 @@ class TimeMessages:
     workers: tuple[int, ...]
     repeats: int
     op: Literal["messages"] = "messages"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesTimed:
+class MessagesTimed(OnWire):
     """started, ended: of each message, on the host's `time.monotonic()`; empty on a rank that
     took no part."""
 
@@ -183,20 +180,18 @@ class MessagesTimed:
     started: tuple[float, ...]
     ended: tuple[float, ...]
     reply: Literal["messages"] = "messages"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class TimeStretches:
+class TimeStretches(OnWire):
     """Time the stretches of a replay, all ranks computing at once."""
 
     repeats: int
     op: Literal["stretches"] = "stretches"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class StretchesTimed:
+class StretchesTimed(OnWire):
     """operations, backward: of each stretch, the operation that its seconds count for, and whether
     it is one of the backward pass. seconds: medians. update_seconds: of the optimizer's step."""
 
@@ -206,15 +201,13 @@ class StretchesTimed:
     update_seconds: float
     device: str
     reply: Literal["stretches"] = "stretches"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class CommandFailed:
+class CommandFailed(OnWire):
     kind: ErrorKind
     message: str
     reply: Literal["error"] = "error"
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 Command = StartWorker | JoinGroup | RunPass | TimeMessages | TimeStretches
@@ -222,15 +215,13 @@ Answer = WorkerStarted | GroupJoined | PassDone | MessagesTimed | StretchesTimed
 
 
 @dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandLine(OnWire):
     command: Annotated[Command, Field(discriminator="op")]
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerLine:
+class AnswerLine(OnWire):
     answer: Annotated[Answer, Field(discriminator="reply")]
-    __pydantic_config__: ClassVar[ConfigDict] = WIRE
 
 
 def build_adapters() -> None:

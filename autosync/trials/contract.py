@@ -33,8 +33,8 @@ class Workload:
         worker starts. A request never names a module.
     byte_scale s, time_scale k: every message carries s times its bytes, links run at
         bandwidth * s / k, compute waits k times as long; reported seconds are measured / k.
-    compute: of a replay. `waited` stands still for the profiled seconds; `kernels` runs kernels
-        of the operations' shapes, which take what they take, so nothing is scaled.
+    compute: of a replay. `waited` sleeps for the profiled seconds; `kernels` runs kernels of the
+        operations' shapes, whose duration cannot be scaled, so nothing else is scaled either.
     device: where the model is, and its gradients: in host memory, or on a GPU.
 
     Raises:
@@ -72,7 +72,7 @@ class Workload:
 
     @property
     def compute_words(self) -> str:
-        """For reports; empty where compute is waited out."""
+        """For reports; empty for compute `waited`."""
         if self.compute == "waited":
             return ""
         return "kernels on the CPU" if self.device == "cpu" else f"CUDA kernels, {self.backend}"
@@ -156,9 +156,10 @@ class TrialResult:
     peak_memory_bytes: the largest resident size of any rank; on a GPU, the most that one rank's
         tensors held of its memory.
     sent_bytes: by each node's NIC in one iteration, as it travelled (scaled, with headers);
-        empty where links are not told apart. Hosts that are not emulated may have sent other
-        things, too. versions: of torch, autosync and python; on a GPU also its name, those of CUDA
-        and NCCL, the backend, and how ranks share it (`gpu_sharing`).
+        empty where NICs have no counters of their own. Hosts that are not emulated may have sent
+        other things, too.
+    versions: of torch, autosync and python; on a GPU also its name, those of CUDA and NCCL, the
+        backend, and how ranks share it (`gpu_sharing`).
     timeline: where the request asked to `record`. In a running job only where it trains in host
         memory and its step has one forward pass and one update; what the step does before and
         after the forward pass then counts as forward and as backward.
@@ -208,8 +209,8 @@ class Launcher(Protocol):
 
 
 OnWait = Callable[[str], None]
-"""Is told, in words, that a pool waits for another measurement on this machine, or that its links
-are not those that were asked for."""
+"""Receives a message when a pool waits for another measurement on this machine, or when its links
+are not the requested ones."""
 
 
 @runtime_checkable
@@ -220,13 +221,13 @@ class WaitReporter(Protocol):
 
 
 def reporting_waits(launcher: Launcher, on_wait: OnWait) -> Launcher:
-    """The launcher, whose pools tell `on_wait` for whom they wait: once for each of them, however
-    often it measures. Other launchers stay as they are."""
-    told: set[str] = set()
+    """The launcher, whose pools report their waits to `on_wait`, each message once. Launchers that
+    never wait are returned as they are."""
+    reported: set[str] = set()
 
     def once(message: str) -> None:
-        if message not in told:
-            told.add(message)
+        if message not in reported:
+            reported.add(message)
             on_wait(message)
 
     return launcher.with_wait_reports(once) if isinstance(launcher, WaitReporter) else launcher

@@ -155,7 +155,7 @@ def software_versions() -> dict[str, str]:
 
 
 def killed_for_memory() -> int | None:
-    """Processes the kernel has killed for lack of memory since it started; None if not told."""
+    """Processes the kernel has killed for lack of memory since it started; None if not counted."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -164,7 +164,7 @@ def killed_for_memory() -> int | None:
 
 
 def speaks_of_memory(text: str) -> bool:
-    """Whether an error's words, or the end of what a process wrote, tell of a lack of memory."""
+    """Whether an error's words, or the end of what a process wrote, name a lack of memory."""
     return any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
 
 

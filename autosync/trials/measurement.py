@@ -24,7 +24,7 @@ class PassMeasurement:
     """One pass, in the domain's time. Fields are those of a `TrialResult`.
 
     overhead_seconds: wall time around its iterations, on this machine's clock.
-    peak_memory_bytes: None where a kernel does not tell.
+    peak_memory_bytes: None where a kernel does not report it.
     sent_bytes: by each node's NIC in one iteration; empty where it is not known.
     """
 

@@ -1,5 +1,5 @@
-"""The words by which commands and requests ask for a launcher and for compute, and by which results
-say what was not measured, or what went wrong; quick to import."""
+"""Names of launchers and kinds of compute in commands and requests, and phrases of results. This
+module imports nothing, so that the command line starts quickly."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ PREDICTED_WAITS = "waits for swapped tensors as predicted"
 
 SHORT_OF_CORES = "short of cores"
 """What a testbed's description says where its ranks have less of this machine than hosts give to a
-GPU (`automatic_scales.CORES_A_RANK`)."""
+GPU (`scales.CORES_A_RANK`)."""
 
 GPU_BY_MPS = "share a GPU by CUDA MPS"
 GPU_IN_TURNS = "share a GPU in turns"

@@ -133,7 +133,7 @@ class CudaMps:
     """CUDA MPS for processes that share GPUs of this machine: their kernels run side by side.
 
     The GPUs' compute mode stays as it is. Where this machine lacks MPS, or runs it already, nothing
-    is started, and a daemon that cannot serve ends at once; `mps_running` tells a process which.
+    is started, and a daemon that cannot serve ends at once; `mps_running` says whether it runs.
 
     variables: what processes need to run by the daemon; none where none was started.
     """
@@ -160,8 +160,8 @@ class CudaMps:
         )
         assert self._process.stdout is not None
         try:
-            told = wait_readable(self._process.stdout, MPS_SECONDS)
-            started = told and self._process.stdout.readline() == "started\n"
+            answered = wait_readable(self._process.stdout, MPS_SECONDS)
+            started = answered and self._process.stdout.readline() == "started\n"
             serves = started and mps_serves({**os.environ, **variables})
         except BaseException:  # an interrupt, too, leaves no daemon
             self.stop()

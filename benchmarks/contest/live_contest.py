@@ -30,9 +30,9 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.simulator.limit import iteration_limit
-from autosync.trials.automatic_scales import CORES_A_RANK
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
+from autosync.trials.scales import CORES_A_RANK
 from benchmarks.contest import RECORDS
 from benchmarks.contest.contest_ring import (
     BASELINES,

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from autosync.search.collect.collection_plan import CollectionTarget
-from autosync.trials.automatic_scales import time_scale_of_cores
 from autosync.trials.machine import usable_cores
+from autosync.trials.scales import time_scale_of_cores
 from benchmarks.contest.live_records import stored_facts
 
 

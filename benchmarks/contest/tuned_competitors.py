@@ -14,7 +14,7 @@ import numpy as np
 from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.errors import NotSupported
-from autosync.framework_settings.bucket_filling import ddp_buckets
+from autosync.exports.ddp import ddp_buckets
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.population import decode
 from autosync.search.designs import known_designs, torch_engines

@@ -23,8 +23,8 @@ from autosync.bundle import Bundle
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import run_pending
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
+from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.process_pool import ProcessPool
 
 WORKLOADS = ("faulty=benchmarks.faults.faulty:build_faulty",)

@@ -5,23 +5,21 @@ from dataclasses import asdict
 
 from autosync.domain import Domain
 from autosync.importing.transformers_config import load_transformers_config
+from autosync.interop.autodist_graph import read_graph_item, write_graph_item
+from autosync.interop.autodist_strategy import export_strategy, import_strategy
 from autosync.interop.gpu_topology import read_topology
-from autosync.interop.graph_item import read_graph_item
-from autosync.interop.graph_item_export import write_graph_item
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts
 from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
 from autosync.interop.onnx_graph import read_onnx_graph
-from autosync.interop.onnx_messages import OnnxAttribute, OnnxNode, OnnxTensor
 from autosync.interop.resource_spec import Hardware, read_resource_spec, write_resource_spec
-from autosync.interop.strategy_export import export_strategy
-from autosync.interop.strategy_import import import_strategy
 from autosync.interop.trace_profile import read_trace_profile
 from autosync.search.designs.known_designs import all_reduce_chunk128, ps_load_balanced
 from autosync.simulator.published_dataset import read_facts
 from benchmarks.fuzz.document_parsers import DOMAIN, file_of, use_graph
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
 from tests.autosync.interop.chakra_files import chakra_file, linear_step
-from tests.autosync.interop.onnx_files import model, value, weight
+from tests.autosync.interop.onnx_files import model, node, value, weight
+from tests.autosync.interop.onnx_files import numbers as constant
 from tests.autosync.interop.test_gpu_topology import DGX_A100
 from tests.autosync.interop.test_graph_items import Written
 from tests.autosync.interop.test_kineto import of_linear
@@ -135,18 +133,6 @@ def file_parsers() -> list[FuzzedParser]:
 def onnx_files() -> list[bytes]:
     """Each kind of node that shapes are computed of, several times."""
 
-    def constant(name: str, *numbers: int) -> OnnxTensor:
-        return OnnxTensor((len(numbers),), 7, numbers, name)
-
-    def node(kind: str, inputs: str, outputs: str, **ints: tuple[int, ...] | int) -> OnnxNode:
-        attributes = tuple(
-            OnnxAttribute(name, ints=given)
-            if isinstance(given, tuple)
-            else OnnxAttribute(name, given)
-            for name, given in ints.items()
-        )
-        return OnnxNode(tuple(inputs.split()), tuple(outputs.split()), "", kind, attributes)
-
     words = (
         node("Gather", "table words", "embedded"),
         node("MatMul", "embedded w", "y"),
@@ -172,7 +158,7 @@ def onnx_files() -> list[bytes]:
         node("Gemm", "rows last", "scores", transB=1),
         node("Frobnicate", "scores", "odd"),
     )
-    numbers = (constant("zero", 0), constant("two", 2), constant("minus", -1))
+    constants = (constant("zero", 0), constant("two", 2), constant("minus", -1))
     text_weights = (
         weight("table", 50, 8),
         weight("w", 8, 16),
@@ -187,6 +173,6 @@ def onnx_files() -> list[bytes]:
         weight("last", 5, 4),
     )
     return [
-        model(words, (value("words", ("batch", "tokens"), 7),), (*text_weights, *numbers)),
+        model(words, (value("words", ("batch", "tokens"), 7),), (*text_weights, *constants)),
         model(images, (value("image", ("batch", 3, 16, 16)),), image_weights),
     ]

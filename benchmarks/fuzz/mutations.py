@@ -5,8 +5,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.internal import encoder
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from autosync.errors import InvalidInput
-from autosync.interop.protobuf_wire import Window, Wire, read_fields, tagged, varint
+from autosync.interop.protobuf_messages import split_delimited
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -169,11 +174,14 @@ def _other_value(value: Any, rng: random.Random) -> Any:
 def change_protobuf(data: bytes, rng: random.Random) -> bytes:
     """One field of some message becomes another, goes, comes twice, or has another number."""
     try:
-        fields = [(f.number, f.wire, f.value) for f in read_fields(Window.of(data), "seed")]
-    except InvalidInput:
+        message = Empty.FromString(data)
+    except DecodeError:
         return change_bytes(data, rng)
+    fields = [(f.field_number, f.wire_type, f.data) for f in UnknownFieldSet(message)]
     if not fields:
-        return tagged(rng.randint(1, 16), Wire.LENGTH, rng.randbytes(rng.randint(0, 3)))
+        return _field(rng.randint(1, 16), LENGTH, rng.randbytes(rng.randint(0, 3)))
+    if any(wire not in (VARINT, FIXED64, LENGTH, FIXED32) for _, wire, _ in fields):
+        return change_bytes(data, rng)
     at = rng.randrange(len(fields))
     written = [_field(*field) for field in fields]
     number, wire, value = fields[at]
@@ -188,30 +196,42 @@ def change_protobuf(data: bytes, rng: random.Random) -> bytes:
             written[at] = _field(rng.choice((0, number + 1, 16, 2**29 - 1)), wire, value)
         case 4:
             odd = rng.choice((*NUMBERS, *LARGE[:6]))
-            written[at] = tagged(number, Wire.VARINT, varint(odd))
-        case 5 if isinstance(value, Window):
-            written[at] = (
-                varint(number << 3 | 2) + varint(rng.choice(NUMBERS) & 2**40) + value.cut()
-            )
-        case _ if isinstance(value, Window):
+            written[at] = _field(number, VARINT, odd)
+        case 5 if wire == LENGTH:
+            length = rng.choice(NUMBERS) & 2**40
+            written[at] = encoder.TagBytes(number, LENGTH) + _varint(length) + value
+        case _ if wire == LENGTH:
             change = change_protobuf if rng.random() < 0.8 else change_bytes
-            written[at] = tagged(number, Wire.LENGTH, change(value.cut(), rng))
+            written[at] = _field(number, LENGTH, change(value, rng))
         case _:
-            written[at] = _field(number, wire, value)[:-1]
+            written[at] = written[at][:-1]
     return b"".join(written)
 
 
-def _field(number: int, wire: int, value: int | Window) -> bytes:
-    if isinstance(value, Window):
-        return tagged(number, Wire.LENGTH, value.cut())
-    if wire == Wire.VARINT:
-        return tagged(number, Wire.VARINT, varint(value))
-    return tagged(number, Wire(wire), value.to_bytes(8 if wire == Wire.FIXED64 else 4, "little"))
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+"""Wire types of protobuf (https://protobuf.dev/programming-guides/encoding)."""
+
+
+def _field(number: int, wire: int, value: Any) -> bytes:
+    tag: bytes = encoder.TagBytes(number, wire)
+    if wire == LENGTH:
+        return tag + _varint(len(value)) + bytes(value)
+    if wire == VARINT:
+        return tag + _varint(value)
+    return tag + int(value).to_bytes(8 if wire == FIXED64 else 4, "little")
+
+
+def _varint(value: int) -> bytes:
+    written: bytes = encoder._VarintBytes(value & (1 << 64) - 1)
+    return written
 
 
 def change_delimited(data: bytes, rng: random.Random) -> bytes:
     """One of the messages that follow each other, each behind its length."""
-    messages = split_delimited(data)
+    try:
+        messages = list(split_delimited(data, "seed"))
+    except InvalidInput:
+        messages = []
     if not messages:
         return change_bytes(data, rng)
     at = rng.randrange(len(messages))
@@ -222,17 +242,7 @@ def change_delimited(data: bytes, rng: random.Random) -> bytes:
             del messages[at]
         case _:
             messages[at] = change_protobuf(messages[at], rng)
-    return b"".join(varint(len(message)) + message for message in messages)
-
-
-def split_delimited(data: bytes) -> list[bytes]:
-    """Empty where the bytes are none such."""
-    from autosync.interop.protobuf_wire import read_delimited
-
-    try:
-        return [window.cut() for window in read_delimited(Window.of(data), "seed")]
-    except InvalidInput:
-        return []
+    return b"".join(_varint(len(message)) + message for message in messages)
 
 
 def change_safetensors(data: bytes, rng: random.Random) -> bytes:

@@ -18,7 +18,7 @@ from autosync.api.http.app import create_app
 from autosync.api.http.named_documents import ranked_domain, tuning_request
 from autosync.api.http.uploading.upload_storage import read_tuning
 from autosync.api.spec import RankSpec, TuningSpec
-from autosync.api.views.cursors import read_cursor, written_cursor
+from autosync.api.views.paging import read_cursor, written_cursor
 from autosync.documents import from_json
 from autosync.simulator.learned.checkpoint import CheckpointCard, restore
 from autosync.simulator.learned.models.linear_model import LinearModel

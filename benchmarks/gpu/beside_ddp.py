@@ -27,13 +27,14 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain
 from autosync.importing.several_examples import moved_examples
 from autosync.importing.training_step import loss_of, module_arguments
-from autosync.models import bundled, spec_of
+from autosync.models import bundled
 from autosync.plan import Plan
 from autosync.profiling import estimate_profile
 from autosync.search.designs import known_designs
 from autosync.trials.request_names import BackendName
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from benchmarks.gpu.ranks import machine_facts, on_ranks, sharing_of, write_json
+from benchmarks.models import build
 
 MODELS = ("resnet50:32", "gpt2:4")
 WARMUP = 3
@@ -113,7 +114,7 @@ def measured_ways(
     model, batch = named.split(":")
     domain = two_nodes(model, int(batch), backend)
     torch.manual_seed(0)
-    module, inputs, loss = spec_of(model).build(int(batch))
+    module, inputs, loss = build(model, int(batch))
     module.to(device)
     inputs = moved_examples(inputs, device)
     args, keywords = module_arguments(module, inputs, loss)

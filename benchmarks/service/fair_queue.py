@@ -21,7 +21,7 @@ from statistics import median
 
 from autosync.api.client.rest_client import Client
 from autosync.api.db import migrate
-from autosync.api.views.tuning_schemas import Tuning
+from autosync.api.views.schemas import Tuning
 from autosync.environment import DATABASE_URL_VARIABLE
 from tests.api.http.serving import served
 from tests.domains import chain_graph, grid_cluster

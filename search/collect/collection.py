@@ -40,7 +40,7 @@ from autosync.search.collect.collection_passes import (
 )
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget, domain_of
 from autosync.trials.contract import Launcher, Workload
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 
 OPENINGS = 6
 PAUSE_SECONDS = 10.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
-from autosync.framework_settings.bucket_filling import ddp_buckets
+from autosync.exports.ddp import ddp_buckets
 from autosync.graph import Variable
 from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs.building_blocks import (

@@ -1,5 +1,6 @@
 """`autosync.tune`: search inside a running training job, on its own step and its own ranks."""
 
+import itertools
 import logging
 import time
 import traceback
@@ -15,9 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from autosync.atomic_write import replaced_atomically
 from autosync.bundle import Bundle, make_bundle, save_bundle
+from autosync.documents import to_json
 from autosync.domain import Domain
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
@@ -25,7 +28,6 @@ from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
-from autosync.search.live.sampled_batches import sampled_batches
 from autosync.search.live.time_budget import (
     PROBE_SHARE,
     SEARCH_SHARE,
@@ -34,7 +36,13 @@ from autosync.search.live.time_budget import (
     with_fewer_iterations,
     with_fewer_proposals,
 )
-from autosync.search.live.trial_memory import Since, TrialMemory, open_trial_memory
+from autosync.search.loop.earlier_trials import (
+    EarlierTrials,
+    known_from,
+    read_earlier,
+    trials_of,
+    usable,
+)
 from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
@@ -43,7 +51,7 @@ from autosync.search.overlap_measurement import measure_overlap
 from autosync.search.space import Space
 from autosync.simulator.learned.bundled_simulator import default_simulator
 from autosync.simulator.numba_cache import compilations_told
-from autosync.trials.live.control_group import job_control
+from autosync.trials.live.control_group import ControlGroup, job_control
 from autosync.trials.live.job import LiveJob, Step, check_tunable
 from autosync.trials.live.job_cluster import device_type_of, gpu_sharing, measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
@@ -53,6 +61,11 @@ from autosync.trials.live.step_graph import record_job
 log = logging.getLogger("autosync")
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
+
+Since = Bundle | EarlierTrials | str | Path
+
+MOST_BATCHES = 16
+"""Of a stream of data that a tuning keeps: more than the iterations of a trial by default."""
 
 GRACE = timedelta(minutes=10)
 """How long beyond the tuning's time ranks wait for what rank 0 says next."""
@@ -105,7 +118,7 @@ def tune(
     settings, space: of the search; rank 0's count.
     save: rank 0 writes the bundle there, for `autosync.distribute` in the next run.
     since: what an earlier tuning of this model measured: its bundle, or the file that its `trials`
-        named. A few of its strategies are measured first, to tell what has changed, and then the
+        named. A few of its strategies are measured first, to see what has changed, and then the
         search goes on from there. Rank 0's counts.
     trials: rank 0 writes there what was measured, for `since` of a later tuning.
     on_event: progress, on rank 0.
@@ -136,7 +149,7 @@ def tune(
     with job_control(patience) as control:
         control.agreed(check)
         mine = None if dist.get_rank() else since
-        memory = control.agreed(lambda: open_trial_memory(mine, trials))
+        known = control.agreed(lambda: read_earlier(mine) if isinstance(mine, str | Path) else mine)
         control.share_values(model)
         before = take_snapshot(model, given_optimizers(optimizer), others)
         job = LiveJob(
@@ -151,7 +164,8 @@ def tune(
                 space,
                 until,
                 on_event,
-                memory,
+                known,
+                trials,
             )
     if verdict.reason:
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
@@ -188,7 +202,8 @@ def _verdict(
     space: Space | None,
     until: float,
     on_event: OnEvent | None,
-    memory: TrialMemory,
+    since: Bundle | EarlierTrials | None,
+    keep: str | Path | None,
 ) -> Verdict:
     """What to go on with, the same on every rank; rank 0 searches.
 
@@ -216,7 +231,33 @@ def _verdict(
     hosts = len(cluster.nodes)
     place = f"job ({cluster.world_size} ranks on {hosts} host{'s' * (hosts > 1)})"
     pool = JobPool(job, ", ".join(filter(None, (place, sharing))), until)
-    return _lead(pool, domain, within, settings, on_event or _log_event, memory)
+    return _lead(pool, domain, within, settings, on_event or _log_event, since, keep)
+
+
+def sampled_batches(control: ControlGroup, batches: Iterable[Any] | None) -> list[Any]:
+    """As many on every rank: a trial's iterations belong together. None where none were given."""
+
+    def draw() -> list[Any]:
+        drawn = [] if batches is None else list(itertools.islice(batches, MOST_BATCHES))
+        if batches is not None and not drawn:
+            raise _no_batches("batches is empty.", batches)
+        return drawn
+
+    drawn: list[Any] = control.agreed(draw)
+    counts = control.gathered(len(drawn))
+    if max(counts) and not min(counts):
+        raise _no_batches(f"rank {counts.index(0)} was given no batches, others were.", batches)
+    return drawn[: min(counts)]
+
+
+def _no_batches(why: str, batches: object) -> InvalidInput:
+    return InvalidInput(
+        why,
+        thing="batches",
+        value=type(batches).__name__,
+        remedy="Give every rank a DataLoader or an iterator with a batch at least, or none and a "
+        "step that has its own.",
+    )
 
 
 def _own_timeout(job: LiveJob) -> timedelta:
@@ -230,17 +271,18 @@ def _lead(
     space: Space,
     settings: Settings,
     on_event: OnEvent,
-    memory: TrialMemory,
+    since: Bundle | EarlierTrials | None,
+    keep: str | Path | None,
 ) -> Verdict:
-    """Rank 0's part. Whatever happens, the other ranks are told how to go on."""
+    """Rank 0's part. Whatever happens, the other ranks receive the verdict."""
 
-    def tell(kernel: str) -> None:
+    def report(kernel: str) -> None:
         on_event(TuningEvent("ranking", f"compiling {kernel}, once for this machine"))
 
     try:
-        with compilations_told(tell):
-            verdict = _searched(pool, domain, space, settings, on_event, memory)
-    except SynchronizationFailed:  # a rank is lost: nobody is left to tell
+        with compilations_told(report):
+            verdict = _searched(pool, domain, space, settings, on_event, since, keep)
+    except SynchronizationFailed:  # a rank is lost: no rank can go on
         raise
     except AutosyncError as error:
         verdict = Verdict(_keep_ddp(domain), str(error))
@@ -261,10 +303,15 @@ def _searched(
     space: Space,
     settings: Settings,
     on_event: OnEvent,
-    memory: TrialMemory,
+    since: Bundle | EarlierTrials | None,
+    keep: str | Path | None,
 ) -> Verdict:
-    """Measures what predictions need, then tunes as the service's workers do."""
-    earlier = memory.earlier(domain, space)
+    """Measures what predictions need, then tunes as the service's workers do.
+
+    Raises:
+        InvalidInput: nothing of `since` can be used here.
+    """
+    earlier = usable(known_from(since, domain), domain, space) if since is not None else None
     now = time.monotonic()
     probe_until = now + PROBE_SHARE * (pool.until - now)
     domain = measure_message_costs(pool, domain, settings, probe_until, on_event)
@@ -286,7 +333,9 @@ def _searched(
         budget.over,
         earlier,
     )
-    memory.save(outcome)
+    if keep is not None:
+        with replaced_atomically(Path(keep)) as draft:
+            draft.write_text(to_json(trials_of(outcome.ranked)))
     return Verdict(shipped_bundle(outcome, domain, pool.description))
 
 

@@ -10,9 +10,9 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.search.cluster_probe import BRIEF_REPEATS
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.fitting.message_cost_fitting import with_message_costs
+from autosync.simulator.fitting.message_costs import with_message_costs
 from autosync.trials.contract import TrialFailed
-from autosync.trials.probe.message_samples import MessagePool, brief_sizes, measure_messages
+from autosync.trials.probes import MessagePool, brief_sizes, measure_messages
 from autosync.units import MIB
 
 MOST_RECEIVED_BYTES = 256 * MIB
@@ -28,7 +28,7 @@ def measure_message_costs(
     clock: Callable[[], float] = time.monotonic,
 ) -> Domain:
     """The domain with the costs of single messages in its cluster, fitted to what its ranks take;
-    or as it was, where they cannot be told by `until` (of `clock`, in seconds), which an event
+    or as it was, where they cannot be measured by `until` (of `clock`, in seconds), which an event
     says. As for a service's tunings whose compute is real, whole iterations are not fitted."""
 
     def assumed(why: str) -> Domain:

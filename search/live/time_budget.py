@@ -74,7 +74,7 @@ def with_fewer_proposals(
     clock: Clock = time.monotonic,
 ) -> Settings:
     """The settings, with fewer proposals a round where ranking them would take more than its share
-    of the time until `until`, as a small ranking tells, which also loads what ranking needs."""
+    of the time until `until`, as a small ranking shows, which also loads what ranking needs."""
 
     judge = Judge(domain, simulator)
 

@@ -14,7 +14,7 @@ from autosync.search.loop.acquisition import OPTIMISM
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import Judge, Shortlist
 from autosync.search.loop.tuning_store import Source
-from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from autosync.simulator.simulator_contract import Learner
 
 INSURED_SHARE = 0.125

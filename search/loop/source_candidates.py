@@ -25,7 +25,7 @@ from autosync.search.loop.shortlists import (
 )
 from autosync.search.loop.tuning_store import Candidate, Origin, Source
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.strategy import Strategy

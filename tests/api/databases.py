@@ -52,21 +52,6 @@ def postgresql_database(server_url: str, template: str | None = None) -> Iterato
 
 
 @contextmanager
-def copied(url: str) -> Iterator[str]:
-    """The URL of a copy of a database that nobody is connected to; dropped at the end."""
-    given = make_url(url)
-    assert given.database is not None
-    if given.get_backend_name() != "sqlite":
-        with postgresql_database(url, given.database) as copy:
-            yield copy
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "copy.db"
-        shutil.copy(given.database, path)  # whoever closed it last has emptied its log
-        yield f"sqlite:///{path}"
-
-
-@contextmanager
 def opened(url: str) -> Iterator[Database]:
     database = connect(url)
     try:

@@ -7,8 +7,7 @@ from autosync.api.db.tables import (
     SimulatorTrainingRow,
     SimulatorVersionRow,
 )
-from autosync.api.engine.simulator_store import insert_checkpoint
-from autosync.api.engine.simulator_versions import NAME_OF_VERSION
+from autosync.api.engine.simulator_store import NAME_OF_VERSION, insert_checkpoint
 from autosync.simulator.learned.checkpoint import SourceDomain, card_of, weights_of
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.learned_simulators import LearnedSimulator

@@ -22,10 +22,10 @@ from autosync.simulator.limit import iteration_limit
 from autosync.simulator.runtime_dataset import MeasuredDomain
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
-from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import usable_cores
+from autosync.trials.scales import CORES_A_RANK, cores_a_rank
 from autosync.units import MIB
 from autosync.verification import verify
 from benchmarks.contest import leftover

@@ -1,10 +1,9 @@
 """Migrations up and down on both databases, from nothing, from anywhere, and at the same time."""
 
-import json
+import gzip
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,14 @@ from autosync.api.db.schema_migration import alembic_config, current_revision
 from autosync.api.db.tables import Base
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.submission import enqueue, load_request
-from autosync.api.engine.training.training_trials import measured_sources
+from autosync.api.engine.submission import load_request
 from autosync.api.views import reports
-from autosync.api.views.simulator_versions_view import simulator_versions
 from autosync.errors import NotFound
-from tests.api.databases import copied, opened, postgresql_database
+from tests.api.databases import opened, postgresql_database
 from tests.api.sample import finished, run_search, small_request
+
+STORED = Path(__file__).parent / "database_0014.db.gz"
+"""A finished tuning and one that waits, as the fourteenth schema stored them."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -70,99 +70,32 @@ def test_migrating_again_keeps_the_rows(empty_url: str) -> None:
             assert session.execute(text("select count(*) from trials")).scalar_one() == before > 0
 
 
-def test_trials_of_the_first_schema_are_kept_without_what_it_did_not_have(empty_url: str) -> None:
-    migrate(empty_url)
-    with opened(empty_url) as database:
-        tuning_id = finished(database)
-        before = DatabaseStore(database, tuning_id, 1).trials()
-        migrate(empty_url, "0001")
-        migrate(empty_url)
-        after = DatabaseStore(database, tuning_id, 1).trials()
-    assert any(trial.timeline is not None for trial in before)
-    assert after == [replace(trial, sent_bytes=(), timeline=None) for trial in before]
-
-
-def test_a_tuning_from_before_there_were_versions_keeps_its_trials(empty_url: str) -> None:
-    """And the next training learns from them."""
-    migrate(empty_url)
-    with opened(empty_url) as database:
-        tuning_id = finished(database, small_request(12))
-        migrate(empty_url, "0004")
-        migrate(empty_url)
+def test_a_stored_database_of_an_earlier_day_is_read_and_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "stored.db"
+    file.write_bytes(gzip.decompress(STORED.read_bytes()))
+    url = f"sqlite:///{file}"
+    migrate(url)
+    with opened(url) as database:
         with database.reading() as session:
-            assert reports.tuning(session, tuning_id).simulator_version is None
-            assert simulator_versions(session).in_use == 0
-            (source,) = measured_sources(session)
-            measured = reports.ranked_strategies(session, tuning_id).items
-    sound = [row for row in measured if row.step_seconds is not None]
-    assert len(source.trials.step_seconds) == len(sound) > 0
-
-
-def test_tunings_from_before_rankings_were_summed_up_rank_as_they_did(empty_url: str) -> None:
-    migrate(empty_url)
-    with opened(empty_url) as database:
-        tuning_id = finished(database, small_request(8))
-        with database.reading() as session:
-            before = reports.ranked_strategies(session, tuning_id)
-            ran_on = reports.tuning(session, tuning_id).ran_on
-        migrate(empty_url, "0006")
-        migrate(empty_url)
-        with database.reading() as session:
-            assert reports.ranked_strategies(session, tuning_id) == before
-            assert reports.tuning(session, tuning_id).ran_on == ran_on != []
-
-
-def test_a_tuning_with_the_share_of_a_genetic_search_is_read_without(empty_url: str) -> None:
-    migrate(empty_url, "0013")
-    with opened(empty_url) as database:
-        waiting = enqueue(database, small_request())
-        with database.engine.begin() as connection:
-            known = json.loads(
-                connection.execute(text("select settings from tunings")).scalar_one()
-            )
-            old = json.dumps(known | {"genetic_share": 0.5})
-            connection.execute(text("update tunings set settings = :old"), {"old": old})
-        migrate(empty_url)
-        with database.reading() as session:
-            assert load_request(session, waiting).settings == small_request().settings
-
-
-def test_data_of_every_revision_is_upgraded(empty_url: str) -> None:
-    """From the newest to the oldest, a step at a time: what a revision could not hold is lost on
-    the way down, and what it held is there when a copy has gone up. Then the service goes on."""
-    migrate(empty_url)
-    script = ScriptDirectory.from_config(alembic_config())
-    newest, *older = (step.revision for step in script.walk_revisions())
-    assert len(older) > 7
-    with opened(empty_url) as database:
-        tuning_id = finished(database, small_request(8))
-        waiting = enqueue(database, small_request())
-        with database.reading() as session:
-            before = [
-                (row.strategy_id, row.step_seconds, row.trials)
-                for row in reports.ranked_strategies(session, tuning_id).items
-            ]
-        for revision in older:
-            migrate(empty_url, revision)
-            with database.engine.connect() as connection:
-                assert current_revision(connection) == revision
-            database.close()  # PostgreSQL copies what nobody is connected to
-            with copied(empty_url) as copy:
-                migrate(copy)
-                with opened(copy) as upgraded, upgraded.reading() as session:
-                    assert current_revision(session.connection()) == newest
-                    ranked = reports.ranked_strategies(session, tuning_id).items
-                    found = [(row.strategy_id, row.step_seconds, row.trials) for row in ranked]
-                    assert found == before, revision
-                    tuning = reports.tuning(session, tuning_id)
-                    assert (tuning.state, tuning.progress.trials) == ("finished", 8 + 12), revision
-                    assert reports.tuning(session, waiting).state == "queued", revision
-        migrate(empty_url)
+            tunings = {each.state: each.id for each in reports.tunings(session, 10).items}
+            ranked = reports.ranked_strategies(session, tunings["finished"]).items
+            assert reports.tuning(session, tunings["finished"]).progress.trials == 8 + 12
+            assert load_request(session, tunings["queued"]).settings == small_request().settings
+        assert sum(row.step_seconds is not None for row in ranked) == 7  # one failed
         held = tuning_queue.claim(database, "here:1")
         assert held is not None
-        assert held.tuning_id == waiting
-        run_search(DatabaseStore(database, waiting, held.fence), small_request())
-        assert len(finished(database)) == 32
+        run_search(DatabaseStore(database, held.tuning_id, held.fence), small_request())
+
+
+def test_a_database_of_an_older_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'old.db'}"
+    migrate(url)
+    with opened(url) as database:
+        with database.writing() as session:
+            session.execute(text("update alembic_version set version_num = '0007'"))
+        with pytest.raises(NotFound, match=r"schema revision 0007.* reads 0014 on") as refused:
+            migrate(url)
+    assert "Open it once" in refused.value.remedy
 
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:

@@ -110,7 +110,7 @@ def test_damaged_samples_are_left_out_and_told(
     taken = imported(tmp_path / "in", tmp_path / "out")
     told = {each.sample.rpartition("/")[2]: each.message for each in taken.left_out}
     assert "must be positive seconds" in told[first]
-    assert "byte 1" in told[second]
+    assert "the Strategy is damaged" in told[second]
     assert "unknown field 'bandwidth'" in told[third]
     assert "there is no runtime" in told[fourth]
     assert {each.reason for each in taken.left_out} == {

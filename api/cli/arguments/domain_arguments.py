@@ -2,17 +2,132 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.arguments.document_arguments import load_named_cluster, read_bytes
 from autosync.api.cli.arguments.model_arguments import load_graph
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from autosync.bundle import Bundle
     from autosync.cluster import Cluster
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
+    from autosync.simulator.simulator_contract import Simulator
+    from autosync.strategy import Strategy
+
+
+MOST_FILE_BYTES = 64_000_000
+"""Of a document; the largest that are known have some 5 MB."""
+
+
+def read_bytes(path: Path, what: str, most: int = MOST_FILE_BYTES) -> bytes:
+    """Raises InvalidInput where it cannot be read, or is larger than `most` bytes."""
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= most else b""
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read the {what} {str(path)!r}: {error.strerror}.",
+            thing=what,
+            value=str(path),
+            remedy="Check the path.",
+        ) from None
+    if size > most:
+        raise InvalidInput(
+            f"the {what} {str(path)!r} has {size} bytes, more than {most}.",
+            thing=what,
+            value=size,
+            remedy="Give a smaller one: no document of a model that is known is so large.",
+        )
+    return data
+
+
+def load_named_cluster(name: str) -> "Cluster":
+    """A bundled cluster by name, or a YAML file; suggests what was probably meant."""
+    from autosync.cluster_file import bundled_clusters, load_cluster
+
+    known = list(bundled_clusters())
+    path = Path(name)
+    if name not in known and path.suffix not in (".yaml", ".yml") and not path.is_file():
+        raise unknown_name("cluster", name, known, "A YAML file will do as well.")
+    return load_cluster(name)
+
+
+def load_strategy(path: Path) -> "Strategy":
+    """The strategy of a strategy file or of a bundle."""
+    from autosync.strategy import Strategy
+
+    document = load_strategy_or_bundle(path)
+    return document if isinstance(document, Strategy) else document.strategy
+
+
+def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
+    """What the file holds, told apart by the field `strategy`, which only a bundle has."""
+    import json
+
+    from autosync.bundle import Bundle
+    from autosync.documents import from_data
+    from autosync.strategy import Strategy
+
+    try:
+        data = json.loads(read_bytes(path, "strategy"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"{path} is no JSON: {error}.",
+            thing="strategy",
+            value=str(path),
+            remedy="Give a bundle from `autosync tune` or a strategy (`autosync schema Strategy`).",
+        ) from None
+    if isinstance(data, dict) and "strategy" in data:
+        return from_data(Bundle, data, source=str(path))
+    return from_data(Strategy, data, source=str(path))
+
+
+def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFound:
+    """A NotFound that suggests what was probably meant."""
+    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"Did you mean {' or '.join(close)}? " if close else f"There are: {', '.join(known)}. "
+    return NotFound(f"no {kind} is called {name!r}.", thing=kind, value=name, remedy=hint + remedy)
+
+
+def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
+    """A bundled simulator, or a trained one of the database; for `nearest`, by the domain.
+
+    Raises:
+        NotFound: no such simulator, or no such database.
+        InvalidInput: it was trained on other features than this version's.
+    """
+    from autosync.api.cli.open_database import opened, refuse_missing, uses_bundled_simulator
+    from autosync.api.engine.registry import NEAREST, SIMULATORS, TRAINED, simulator_named
+
+    if name in SIMULATORS and (name not in TRAINED or uses_bundled_simulator(db)):
+        return simulator_named(name, domain)
+    try:
+        refuse_missing(db)
+        from autosync.api.engine.simulator_store import resolved_name, simulator_of
+
+        with opened(db) as database, database.reading() as session:
+            return simulator_of(session, resolved_name(session, name, domain), domain)
+    except NotFound as missing:
+        if missing.thing != "--db":
+            raise
+        if name in TRAINED:  # nothing was tuned here: the one that comes with AutoSync
+            return simulator_named(name, domain)
+        if name == NEAREST:
+            raise _none_to_choose_from(name, db) from None
+        remedy = f"Trained ones are in a database, and {missing.message}"
+        raise unknown_name("simulator", name, list(SIMULATORS), remedy) from None
+
+
+def _none_to_choose_from(name: str, db: str) -> NotFound:
+    return NotFound(
+        f"{name} chooses among the trained simulators of a database, and there is no {db!r}.",
+        thing="--simulator",
+        value=name,
+        remedy="Name a database with --db, or use learned, which needs none.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,9 +166,12 @@ def export_one(
 
     Example: `autosync dataset export-strategy best.json resnet50 example-4x1 -o strategy`
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.interop.strategy_export import export_strategy
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_strategy,
+    )
+    from autosync.interop.autodist_strategy import export_strategy
 
     domain = load_domain(model, cluster, batch, ProfileChoice())
     write_bytes(output, export_strategy(load_strategy(strategy), domain, allow_lossy=allow_lossy))
@@ -194,10 +197,9 @@ def import_one(
 
     Example: `autosync dataset import-strategy strategy resnet50 example-4x1 -o mine.json`
     """
-    from autosync.api.cli.arguments.document_arguments import read_bytes
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain, read_bytes
     from autosync.documents import to_json
-    from autosync.interop.strategy_import import import_strategy
+    from autosync.interop.autodist_strategy import import_strategy
     from autosync.strategy_description import describe as sentence
 
     domain = load_domain(model, cluster, batch, ProfileChoice())

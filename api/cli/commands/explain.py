@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.completion import complete_tuning
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
+from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput, NotFound
@@ -17,8 +17,94 @@ from autosync.units import MIB
 if TYPE_CHECKING:
     from autosync.api.views.timeline_views import RecordedTimelines
     from autosync.bundle import Bundle
+    from autosync.domain import Domain
     from autosync.plan import Message, Plan
+    from autosync.simulator.explanation import Explanation
+    from autosync.simulator.timeline.trace_comparison import Difference
     from autosync.strategy import Strategy
+
+
+def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
+    """What compute, updates, transfers and startups add to the iteration; peak memory a rank."""
+    from autosync.simulator.backends import backend_of
+    from autosync.simulator.explanation import explain
+
+    told = explain(domain, strategy)
+    out.print(f"\n[bold]Predicted[/] {told}")
+    out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
+    for extension, words in told.extensions:
+        out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
+    if caveat := backend_of(domain.cluster).caveat(strategy, domain.cluster):
+        warn(caveat)
+
+
+def _memory_words(told: "Explanation") -> str:
+    gigabytes = sorted({f"{peak / 1e9:.2f}" for peak in told.peak_memory_bytes}, key=float)
+    words = f"{gigabytes[0]} GB a rank"
+    if len(gigabytes) > 1:
+        peaks = told.peak_memory_bytes
+        words = f"{gigabytes[0]} to {gigabytes[-1]} GB a rank, most on {peaks.index(max(peaks))}"
+    words += ", predicted"
+    if short := told.ranks_out_of_memory:
+        words += f"; more than the devices of ranks {', '.join(map(str, short))} have"
+    return words
+
+
+SHOWN_CELLS = 10
+"""Messages listed, those that differ most."""
+COLUMNS = (
+    "message",
+    "operation",
+    "kB",
+    "predicted ms",
+    "measured ms",
+    "predicted at",
+    "measured at",
+)
+
+
+def print_timeline(recorded: "RecordedTimelines") -> None:
+    """Both periods, and where measured and predicted differ most."""
+    from autosync.api.views.timeline_views import compared
+
+    both = compared(recorded)
+    predicted, measured = both.predicted, both.measured
+    words = f"\n[bold]Timeline[/] predicted {milliseconds(predicted.step_seconds)} ms"
+    if measured is None:
+        out.print(f"{words}, not recorded: the finalists' and DDP's first repeats are")
+    else:
+        key = escape(recorded.key or "")
+        out.print(f"{words}, measured {milliseconds(measured.step_seconds)} ms in trial {key}")
+        if not measured.messages:
+            out.print("torch's own DDP does not say when its messages travel.")
+    if both.differences:
+        shown = [_cells(each) for each in both.differences[:SHOWN_CELLS]]
+        print_table(COLUMNS, shown, right=[name for name in COLUMNS if name != "operation"])
+        out.print(
+            "[dim]The messages that differ most: from their turn in their channel to their "
+            "arrival, and when that was, from the start of forward.[/]"
+        )
+    if recorded.timeline is not None and recorded.timeline.clock == "by host":
+        out.print(
+            "Hosts have clocks of their own: their times are aligned at each host's latest "
+            "forward start."
+        )
+
+
+def _cells(each: "Difference") -> tuple[str, ...]:
+    moments = (
+        each.predicted_seconds,
+        each.measured_seconds,
+        each.predicted_arrived_seconds,
+        each.measured_arrived_seconds,
+    )
+    return (
+        str(each.message),
+        each.operation.replace("_", "-"),
+        f"{each.wire_bytes / 1e3:.1f}",
+        *(f"{seconds * 1e3:.2f}" for seconds in moments),
+    )
+
 
 SHOWN = 12
 """Variables listed without --all."""
@@ -56,7 +142,7 @@ def explain(
         autosync explain best.json
         autosync explain 3f2a90c1 --trace trace.json
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy_or_bundle
+    from autosync.api.cli.arguments.domain_arguments import load_strategy_or_bundle
     from autosync.bundle import Bundle
     from autosync.documents import to_data
     from autosync.strategy import Strategy
@@ -79,9 +165,6 @@ def explain(
         _print_strategy(loaded.strategy, every)
         _print_bundle(loaded)
     if recorded is not None:
-        from autosync.api.cli.explain_prediction import print_prediction
-        from autosync.api.cli.explain_timeline import print_timeline
-
         print_prediction(recorded.strategy, recorded.domain)
         print_timeline(recorded)
 

@@ -11,10 +11,10 @@ from autosync.api.cli.console import out, print_json
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput, NotSupported
-from autosync.framework_settings.framework_names import TITLES, FrameworkName
+from autosync.exports.settings import TITLES, FrameworkName
 
 if TYPE_CHECKING:
-    from autosync.framework_settings.exported_settings import FrameworkSettings
+    from autosync.exports.settings import FrameworkSettings
 
 BUNDLE_FILE = Path("best.json")
 
@@ -162,8 +162,8 @@ def _with_swap(bundle: str, swap_gb: float, swap_state: bool, swap_values: bool)
 
 
 def _write_trials(file: Path, tuning: str, db: str, url: str | None) -> None:
-    from autosync.api.cli.earlier_tunings import measured_trials
     from autosync.api.cli.open_database import opened
+    from autosync.api.cli.tuning_start import measured_trials
     from autosync.documents import to_json
 
     if url is not None:

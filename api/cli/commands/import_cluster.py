@@ -131,7 +131,7 @@ def _hosts(
         return read_hostfile(_text(path), str(path))
     if kind == "ray":
         from autosync.interop.host_clusters import hosts_of_ray
-        from autosync.trials.launchers.ray_cluster import ray_nodes
+        from autosync.trials.launchers.ray_launcher import ray_nodes
 
         return hosts_of_ray(ray_nodes(_needed(source))), ()
     if kind == "autodist":
@@ -180,10 +180,11 @@ def _slurm_hosts(
 
 def _notes_on_model(cluster: "Cluster", transport: Transport | None) -> list[str]:
     """Where predictions take the stated latency for another transport than the stated one."""
-    from autosync.simulator.cost.network_constants import RDMA_LATENCY_US, uses_tcp
+    from autosync.simulator.backends import backend_of
+    from autosync.simulator.cost.applied_constants import RDMA_LATENCY_US, uses_tcp
 
     by_tcp = uses_tcp(cluster)
-    if transport is None or cluster.backend == "gloo" or len(cluster.nodes) < 2:
+    if transport is None or backend_of(cluster).always_tcp or len(cluster.nodes) < 2:
         return []
     if by_tcp == (transport == "tcp"):
         return []
@@ -196,7 +197,7 @@ def _notes_on_model(cluster: "Cluster", transport: Transport | None) -> list[str
 
 def _text(path: Path) -> str:
     """Of a small file; more than that is not read."""
-    from autosync.api.cli.arguments.document_arguments import read_bytes
+    from autosync.api.cli.arguments.domain_arguments import read_bytes
     from autosync.cluster_file import MAX_BYTES
 
     if path.is_file() and path.stat().st_size > MAX_BYTES:

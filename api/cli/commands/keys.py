@@ -10,7 +10,7 @@ from autosync.api.cli.console import print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 
 if TYPE_CHECKING:
-    from autosync.api.views.key_schemas import ApiKey
+    from autosync.api.views.schemas import ApiKey
 
 app = typer.Typer(
     name="keys",

@@ -78,8 +78,11 @@ def predict(
     """
     from dataclasses import asdict
 
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.arguments.simulator_arguments import load_simulator
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_simulator,
+    )
     from autosync.api.cli.domain_summary import describe_domain
     from autosync.api.cli.prediction_answers import answer_all, calibrate
 
@@ -149,7 +152,7 @@ def _one(domain: "Domain", name: str) -> "StrategyToPredict":
         InvalidInput, InvalidStrategy, NotSupported: it does not apply to this domain; says why.
         NotFound: nothing goes by that name; suggests what was probably meant.
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy, unknown_name
+    from autosync.api.cli.arguments.domain_arguments import load_strategy, unknown_name
     from autosync.api.cli.prediction_answers import StrategyToPredict
     from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
     from autosync.search.designs.published_methods import METHODS, method_named

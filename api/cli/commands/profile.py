@@ -78,8 +78,13 @@ def _found(
     iterations: int,
 ) -> "tuple[ModelGraph, Profile]":
     from autosync.api.cli.arguments.domain_arguments import ProfileChoice, estimated_profile
-    from autosync.api.cli.arguments.foreign_models import foreign_name, is_foreign_module
-    from autosync.api.cli.arguments.model_arguments import load_graph, load_module, recorded_graph
+    from autosync.api.cli.arguments.model_arguments import (
+        foreign_name,
+        is_foreign_module,
+        load_graph,
+        load_module,
+        recorded_graph,
+    )
     from autosync.profiling import measure_profile, torch_device
 
     on_gpu = device is not None and device.startswith("cuda")
@@ -106,7 +111,7 @@ def _found(
 def _traced(
     model: str, batch: int | None, device: str | None, trace: Path
 ) -> "tuple[ModelGraph, Profile]":
-    from autosync.api.cli.arguments.document_arguments import read_bytes
+    from autosync.api.cli.arguments.domain_arguments import read_bytes
     from autosync.api.cli.arguments.model_arguments import load_graph
     from autosync.interop.trace_profile import MAX_TRACE_BYTES, read_trace_profile
 

@@ -102,7 +102,7 @@ def _imported() -> "ModelGraph":
 def _post(client: "Client", domain: "Domain", budget: int) -> str:
     """Queue the tuning through the service, at scales that two cores carry."""
     from autosync.api.cli.tuning_report import scale_words
-    from autosync.trials.automatic_scales import automatic_scales
+    from autosync.trials.scales import automatic_scales
 
     byte_scale, time_scale = automatic_scales(domain)
     say(

@@ -180,7 +180,7 @@ def promote(
     Example: `autosync simulator promote 3`
     """
     from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_versions import promote as use
+    from autosync.api.engine.simulator_store import promote as use
 
     with opened(db) as database:
         use(database, number)
@@ -202,7 +202,7 @@ def add(
 
     Example: `autosync simulator add five-clusters trained.safetensors`
     """
-    from autosync.api.cli.arguments.document_arguments import read_bytes
+    from autosync.api.cli.arguments.domain_arguments import read_bytes
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.simulator_store import store_simulator
 

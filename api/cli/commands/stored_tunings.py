@@ -11,7 +11,7 @@ from autosync.api.cli.console import milliseconds, out, print_json, print_table
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 
 if TYPE_CHECKING:
-    from autosync.api.views.tuning_schemas import Tuning
+    from autosync.api.views.schemas import Tuning
 
 TuningId = Annotated[
     str,

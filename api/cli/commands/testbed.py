@@ -29,7 +29,7 @@ def up(
 
     Example: `autosync testbed up example-4x1 --byte-scale 0.0625 --time-scale 2`
     """
-    from autosync.api.cli.arguments.document_arguments import load_named_cluster
+    from autosync.api.cli.arguments.domain_arguments import load_named_cluster
     from autosync.trials.testbed import namespaces
 
     made = namespaces.up(load_named_cluster(cluster), byte_scale, time_scale, lasting=True)

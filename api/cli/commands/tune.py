@@ -127,9 +127,13 @@ def tune(
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
     from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.earlier_tunings import beginning_from
     from autosync.api.cli.open_database import opened
-    from autosync.api.cli.tuning_start import requested, resumed_tuning, started_tuning
+    from autosync.api.cli.tuning_start import (
+        beginning_from,
+        requested,
+        resumed_tuning,
+        started_tuning,
+    )
     from autosync.api.engine.request_checks import refuse_unused
 
     check_writable(output)
@@ -172,8 +176,8 @@ def tune(
 
 
 def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
+    from autosync.api.cli.console import log_to_file
     from autosync.api.cli.in_process_tuning import run_here
-    from autosync.api.cli.logs import log_to_file
     from autosync.api.cli.progress import compilation_lines
     from autosync.api.cli.stop_signals import leave_when_overdue, stopped_by_signals
     from autosync.api.db.database import masked

@@ -30,8 +30,11 @@ def verify(
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
-    from autosync.api.cli.arguments.document_arguments import load_strategy
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.arguments.domain_arguments import (
+        ProfileChoice,
+        load_domain,
+        load_strategy,
+    )
     from autosync.errors import NotSupported
     from autosync.simulator.memory_check import check_memory
     from autosync.strategy_description import describe

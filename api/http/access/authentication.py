@@ -3,6 +3,7 @@
 import hmac
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 from sqlalchemy.exc import DatabaseError
@@ -11,21 +12,54 @@ from starlette.requests import Request
 
 from autosync.api.db.database import Database
 from autosync.api.db.tables import ApiKeyRow
-from autosync.api.engine.api_keys import KEY, has_keys, living_key, note_use, scope_of_key
-from autosync.api.engine.browser_sessions import (
+from autosync.api.engine.api_keys import (
+    KEY,
     begin_session,
     end_session,
+    has_keys,
     key_of_session,
+    living_key,
+    note_use,
     proof_of,
+    scope_of_key,
     token_proof_of_session,
 )
 from autosync.api.engine.service_limits import ServiceLimits, TryLater, how_to_raise
-from autosync.api.http.access.access_rules import Access
+from autosync.api.http.access.access_rules import Access, NamedToken
 from autosync.api.http.access.browser_cookies import new_cookie, session_cookie
 from autosync.api.http.access.caller import Caller, NotAuthorized, Way
-from autosync.api.http.access.client_tokens import NamedToken
 from autosync.api.http.access.origin_checks import address_of
-from autosync.api.http.access.rate_limits import RateLimiter
+
+MOST_CLIENTS = 10_000
+"""Remembered at once; the one that was seen least recently is forgotten first."""
+
+
+class RateLimiter:
+    """The generic cell rate algorithm (ITU-T I.371): a number for each client, no timers.
+
+    burst: how many may come at once. clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic
+    ):
+        self.interval_seconds = 1.0 / per_second
+        self.slack_seconds = (burst - 1.0) / per_second
+        self.clock = clock
+        self._due: OrderedDict[str, float] = OrderedDict()
+
+    def wait_seconds(self, client: str) -> float:
+        """How long the client has to wait before its next one; 0 where it need not."""
+        early = self._due.get(client, 0.0) - self.slack_seconds - self.clock()
+        return max(early, 0.0)
+
+    def count(self, client: str) -> None:
+        """It has done it once more."""
+        self._due[client] = max(self._due.get(client, 0.0), self.clock()) + self.interval_seconds
+        self._due.move_to_end(client)
+        if len(self._due) > MOST_CLIENTS:
+            self._due.popitem(last=False)
+
 
 BURST_SECONDS = 5.0
 """A client that was silent may send so many seconds' requests at once."""

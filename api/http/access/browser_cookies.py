@@ -1,7 +1,7 @@
 """The dashboard's two cookies, and the token that each of its forms carries.
 
 A browser that logged in has a session's cookie, which the database knows
-(`autosync.api.engine.browser_sessions`). One that has not gets another, for its forms. The token of
+(`autosync.api.engine.api_keys`). One that has not gets another, for its forms. The token of
 a form is a hash keyed by the cookie: a page elsewhere may make a browser send the form, but can
 neither read the cookie nor the token.
 """
@@ -13,7 +13,7 @@ import secrets
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autosync.api.engine.browser_sessions import SESSION_SECONDS
+from autosync.api.engine.api_keys import SESSION_SECONDS
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.access.caller import NotAllowed
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autosync.api.http.charts.axes import Scale, across, in_reach, plain, scale_of, upright
 from autosync.api.http.charts.chart import Chart, Drawing, drawings, milliseconds
 from autosync.api.http.charts.svg_elements import dot, line, rectangle, text_at
-from autosync.api.views.dashboard.trial_points import RankedPairs
+from autosync.api.views.dashboard.trial_views import RankedPairs
 
 WIDTH, HEIGHT = 480, 300
 MOST_DOTS = 400

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from autosync.api.http.charts.axes import Scale, scale_of, upright
 from autosync.api.http.charts.chart import Chart, Drawing, drawings
 from autosync.api.http.charts.svg_elements import dot, line, rectangle, text_at
-from autosync.api.views.version_schemas import SimulatorVersion
+from autosync.api.views.schemas import SimulatorVersion
 
 WIDTH, HEIGHT = 1040, 280
 LABELLED = 24

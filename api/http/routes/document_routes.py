@@ -4,14 +4,13 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from autosync.api.db.lookup import found
+from autosync.api.db.database import found
 from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, Reading, UploadsDep
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
-from autosync.api.http.schemas import StoredDocument
 from autosync.api.http.uploading.upload_storage import StoredRow
 from autosync.api.views import stored_documents
-from autosync.api.views.document_schemas import Clusters, Graphs
+from autosync.api.views.schemas import Clusters, Graphs, StoredDocument
 
 router = APIRouter(prefix="/v1", tags=["documents"])
 SORT = Query(description="With - the largest first.")

@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from autosync.api.engine.api_keys import CLIENT_NAME, MOST_DAYS, KeyScope, make_key, revoke_key
-from autosync.api.http.access.scopes import NEEDS_ADMIN
+from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import CallerDep, Cursor, DatabaseDep, Id, Limit, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views.api_keys_view import api_key, api_keys
-from autosync.api.views.key_schemas import ApiKey, ApiKeys, MadeKey
+from autosync.api.views.schemas import ApiKey, ApiKeys, MadeKey
 from autosync.errors import NotSupported
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[NEEDS_ADMIN])

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request, Response
 
 from autosync.api.http.dependencies import FeedDep, Reading
-from autosync.api.http.request_metrics import TEXT_FORMAT, Labels, RequestMetrics, gauge_lines
-from autosync.api.views.service_counts import service_counts
+from autosync.api.http.request_log import TEXT_FORMAT, Labels, RequestMetrics, gauge_lines
+from autosync.api.views.service_health import service_counts
 
 router = APIRouter(include_in_schema=False)
 

@@ -13,10 +13,9 @@ from autosync.api.http.page_templates import show
 from autosync.api.spec import TuningSpec, checked
 from autosync.api.views import stored_documents
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
-from autosync.api.views.dashboard.tuning_list import TuningFilter, tuning_list
-from autosync.api.views.dashboard.tuning_order import NEWEST as NEWEST_FIRST
-from autosync.api.views.dashboard.tuning_order import ORDERS
-from autosync.api.views.document_schemas import Simulators
+from autosync.api.views.dashboard.tuning_list import NEWEST as NEWEST_FIRST
+from autosync.api.views.dashboard.tuning_list import ORDERS, TuningFilter, tuning_list
+from autosync.api.views.schemas import Simulators
 from autosync.errors import AutosyncError
 from autosync.optimizers import OPTIMIZERS
 

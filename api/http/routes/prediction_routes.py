@@ -5,8 +5,8 @@ from fastapi import APIRouter
 from autosync.api.http.dependencies import OneAtATime, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.http.prediction_answers import compared_clusters, predicted_strategies
-from autosync.api.http.schemas import ComparedClusters, PredictedStrategies
 from autosync.api.spec import CompareSpec, RankSpec
+from autosync.api.views.schemas import ComparedClusters, PredictedStrategies
 
 router = APIRouter(prefix="/v1", tags=["predictions"])
 

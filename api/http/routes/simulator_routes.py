@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Response
 
 from autosync.api.engine.simulator_store import checkpoint_files, remove_simulator, store_simulator
-from autosync.api.http.access.scopes import NEEDS_ADMIN
+from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Reading
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import refusals
 from autosync.api.views import stored_documents
-from autosync.api.views.document_schemas import Simulators, TrainedSimulator
+from autosync.api.views.schemas import Simulators, TrainedSimulator
 
 router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
 

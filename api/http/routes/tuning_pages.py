@@ -6,7 +6,7 @@ from fastapi import APIRouter, Form, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from autosync.api.engine import tuning_notes, tuning_pauses, tuning_queue
+from autosync.api.engine import tuning_control, tuning_queue
 from autosync.api.http.dependencies import DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import reports
@@ -22,7 +22,7 @@ from autosync.api.views.rankings import (
     ranked_strategies,
     ranked_strategy,
 )
-from autosync.api.views.tuning_schemas import RankedStrategy, Tuning
+from autosync.api.views.schemas import RankedStrategy, Tuning
 
 RANKED_ON_A_PAGE = 25
 Page = Annotated[int, Query(ge=1, le=10**6)]
@@ -138,13 +138,13 @@ def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
 @router.post("/pause")
 def pause(tuning_id: Id, database: DatabaseDep) -> Response:
     """After the trial that runs."""
-    tuning_pauses.pause(database, tuning_id)
+    tuning_control.pause(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
 @router.post("/resume")
 def resume(tuning_id: Id, database: DatabaseDep) -> Response:
-    tuning_pauses.resume(database, tuning_id)
+    tuning_control.resume(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
@@ -157,7 +157,7 @@ def retry(tuning_id: Id, database: DatabaseDep) -> Response:
 
 @router.post("/notes")
 def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Text = "") -> Response:
-    tuning_notes.write_notes(database, tuning_id, tags, note)
+    tuning_control.write_notes(database, tuning_id, tags, note)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
@@ -165,7 +165,7 @@ def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Tex
 def archive(
     tuning_id: Id, database: DatabaseDep, archived: Annotated[bool, Form()] = False
 ) -> Response:
-    tuning_notes.archive(database, tuning_id, archived)
+    tuning_control.archive(database, tuning_id, archived)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 

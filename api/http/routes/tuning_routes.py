@@ -1,10 +1,11 @@
-"""Tunings: start, follow, read."""
+"""Tunings: start, follow, steer, read."""
 
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from autosync.api.engine import tuning_control, tuning_queue
 from autosync.api.http.dependencies import (
     Body,
     ClientName,
@@ -21,12 +22,19 @@ from autosync.api.http.dependencies import (
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged, tagged_once_ended
 from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, posted, refusals
+from autosync.api.spec import NotesSpec
 from autosync.api.views import reports
 from autosync.api.views.exports import bundle_document, settings_document
-from autosync.api.views.response_model import State
+from autosync.api.views.schemas import (
+    ChangedTuning,
+    RankedStrategies,
+    State,
+    Trials,
+    Tuning,
+    Tunings,
+)
 from autosync.api.views.timeline_schemas import Timeline
-from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning, Tunings
-from autosync.framework_settings.framework_names import FrameworkName
+from autosync.exports.settings import FrameworkName
 
 StrategyId = Annotated[
     str | None, Query(max_length=200, description="One of this tuning; by default its answer.")
@@ -214,3 +222,38 @@ def get_events(
     comment every 15 s keeps a silent connection."""
     reports.tuning(session, tuning_id)
     return StreamingResponse(stream(feed, tuning_id, last), media_type="text/event-stream")
+
+
+REFUSED = refusals(404, 409)
+
+
+@router.patch("/{tuning_id}", responses=REFUSED)
+def patch_tuning(tuning_id: Id, body: NotesSpec, database: DatabaseDep) -> Tuning:
+    """Write tags, a note, or whether it is archived."""
+    tags = None if body.tags is None else " ".join(body.tags)
+    tuning_control.write_notes(database, tuning_id, tags, body.note, body.archived)
+    with database.reading() as session:
+        return reports.tuning(session, tuning_id)
+
+
+@router.post("/{tuning_id}/cancel", responses=REFUSED)
+def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> ChangedTuning:
+    """What runs for it is broken off within some two seconds. What was measured stays."""
+    return _changed(tuning_id, tuning_queue.cancel(database, tuning_id))
+
+
+@router.post("/{tuning_id}/pause", responses=REFUSED)
+def pause_tuning(tuning_id: Id, database: DatabaseDep) -> ChangedTuning:
+    """It stops after the trial that runs (`pausing`, then `paused`), and goes on when it is
+    resumed."""
+    return _changed(tuning_id, tuning_control.pause(database, tuning_id))
+
+
+@router.post("/{tuning_id}/resume", responses=REFUSED)
+def resume_tuning(tuning_id: Id, database: DatabaseDep) -> ChangedTuning:
+    """Back into the queue: one that is paused, failed or was cancelled. What it measured counts."""
+    return _changed(tuning_id, tuning_control.resume(database, tuning_id))
+
+
+def _changed(tuning_id: str, state: str) -> ChangedTuning:
+    return ChangedTuning.model_validate({"id": tuning_id, "state": state})

@@ -2,13 +2,13 @@
 
 from fastapi import APIRouter, Response
 
-from autosync.api.engine.simulator_versions import promote
+from autosync.api.engine.simulator_store import promote
 from autosync.api.engine.training.training_queue import enqueue_training
-from autosync.api.http.access.scopes import NEEDS_ADMIN
+from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Number, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.views import simulator_versions_view as view
-from autosync.api.views.version_schemas import (
+from autosync.api.views.schemas import (
     SimulatorTraining,
     SimulatorTrainings,
     SimulatorVersions,

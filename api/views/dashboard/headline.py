@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from autosync.api.views.tuning_schemas import Tuning, TuningResult
+from autosync.api.views.schemas import Tuning, TuningResult
 
 DETAILS = re.compile(r"\(([^,()]*),[^()]*\)")
 """What a launcher tells of itself beyond the first words, which a sentence has no room for."""

@@ -8,11 +8,9 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import SimulatorTrainingRow
 from autosync.api.engine.registry import BUNDLED_VERSION, SIMULATORS
-from autosync.api.engine.simulator_store import stored_card
-from autosync.api.engine.simulator_versions import NAME_OF_VERSION, version_in_use
+from autosync.api.engine.simulator_store import NAME_OF_VERSION, stored_card, version_in_use
+from autosync.api.views.schemas import SimulatorVersion, Tuning
 from autosync.api.views.simulator_versions_view import version_of_simulator
-from autosync.api.views.tuning_schemas import Tuning
-from autosync.api.views.version_schemas import SimulatorVersion
 from autosync.bundled_data import data_file
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.api.views import timeline_views
-from autosync.api.views.dashboard.compared_fact import ComparedFact
 from autosync.api.views.dashboard.domain_limits import limit_of
 from autosync.api.views.dashboard.remembered import remembered
 from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, label_of
+from autosync.api.views.dashboard.tuning_comparison import ComparedFact
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.search.loop.outcome import DDP, is_ddp
 from autosync.simulator.explanation import Explanation, explain

@@ -7,10 +7,21 @@ from sqlalchemy.orm import Session
 
 from autosync.api.views import reports
 from autosync.api.views.caveats import Caveat, caveats_of
-from autosync.api.views.dashboard.compared_fact import ComparedFact
 from autosync.api.views.dashboard.headline import Headline, headline
 from autosync.api.views.rankings import measured_ddp_seconds
-from autosync.api.views.tuning_schemas import Tuning
+from autosync.api.views.schemas import Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFact:
+    """words: of each thing that is compared."""
+
+    name: str
+    words: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(set(self.words)) > 1
 
 
 @dataclass(frozen=True, slots=True)

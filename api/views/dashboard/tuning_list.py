@@ -4,7 +4,7 @@ time."""
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, SQLColumnExpression, func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import (
@@ -15,13 +15,65 @@ from autosync.api.db.tables import (
     OutcomeRow,
     TuningRow,
 )
-from autosync.api.engine.simulator_versions import NAME_OF_VERSION
+from autosync.api.engine.simulator_store import NAME_OF_VERSION
 from autosync.api.engine.tuning_queue import places
 from autosync.api.views.caveats import Caveat, caveats_of
-from autosync.api.views.dashboard.tuning_order import NEWEST, ORDERS, direction, next_order
 from autosync.api.views.reports import has_tag, tunings_of
-from autosync.api.views.tuning_schemas import Tuning
+from autosync.api.views.schemas import Tuning
 from autosync.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class TuningOrder:
+    """column: of the table. words: as a reader chooses it. falls: whether the largest come first.
+    value: what is sorted by; of equal ones the newest first. may_lack: some have none, and come
+    last either way.
+    """
+
+    column: str
+    words: str
+    falls: bool
+    value: SQLColumnExpression[Any]
+    may_lack: bool = False
+
+    @property
+    def by(self) -> tuple[SQLColumnExpression[Any], ...]:
+        value = self.value.desc() if self.falls else self.value.asc()
+        known_first = (self.value.is_(None),) if self.may_lack else ()  # else an index serves
+        return *known_first, value, TuningRow.created_at.desc()
+
+
+NEWEST = "newest"
+ORDERS = {
+    NEWEST: TuningOrder("started", "newest first", True, TuningRow.created_at),
+    "oldest": TuningOrder("started", "oldest first", False, TuningRow.created_at),
+    "speed-up": TuningOrder("speed-up", "most speed-up first", True, OutcomeRow.speedup, True),
+    "-speed-up": TuningOrder("speed-up", "least speed-up first", False, OutcomeRow.speedup, True),
+    "best": TuningOrder("best", "shortest step first", False, TuningRow.best_seconds, True),
+    "-best": TuningOrder("best", "longest step first", True, TuningRow.best_seconds, True),
+    "model": TuningOrder("model", "model, A to Z", False, GraphRow.name),
+    "-model": TuningOrder("model", "model, Z to A", True, GraphRow.name),
+    "cluster": TuningOrder("cluster", "cluster, A to Z", False, ClusterRow.name),
+    "-cluster": TuningOrder("cluster", "cluster, Z to A", True, ClusterRow.name),
+    "state": TuningOrder("state", "state, A to Z", False, TuningRow.state),
+    "-state": TuningOrder("state", "state, Z to A", True, TuningRow.state),
+}
+"""By the name in an address; of each column the first is what a click on its heading asks for."""
+
+
+def next_order(column: str, current: str) -> str:
+    """What a click on the column's heading asks for: its first order, or the other one."""
+    first, second = (name for name, order in ORDERS.items() if order.column == column)
+    return second if current == first else first
+
+
+def direction(column: str, current: str) -> str:
+    """How the list is sorted by the column, as `aria-sort` says it."""
+    order = ORDERS[current]
+    if order.column != column:
+        return "none"
+    return "descending" if order.falls else "ascending"
+
 
 PAGE_SIZE = 25
 MOST_TAGS = 200

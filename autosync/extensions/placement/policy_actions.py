@@ -30,7 +30,7 @@ from autosync.extensions.placement.proposals import (
 from autosync.search.designs.building_blocks import ordered
 from autosync.search.designs.wire_estimates import slowest_factor, wire_seconds
 from autosync.search.domain_facts import rank_speeds, sent_bytes, server_weights
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.strategy import AllReduce, ParameterServer, Strategy, even_replicas, whole
 
 F32 = NDArray[np.float32]

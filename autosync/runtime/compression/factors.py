@@ -19,9 +19,9 @@ from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime.layout.accumulators import Accumulator, NodeHook
 from autosync.runtime.layout.records import Bucket, VariableRecord
-from autosync.runtime.transport.process_groups import Groups, team_of
-from autosync.runtime.transport.ragged import Reader, as_bytes, exchange, others, ragged_group
-from autosync.runtime.transport.start_finish import Finish, Start
+from autosync.runtime.transport.base import Start, Then, Work
+from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.ragged import Reader, ragged_operation
 from autosync.torch_dtypes import TORCH_DTYPES
 
 Take = Callable[[Tensor, Tensor], None]
@@ -251,39 +251,33 @@ def _refusal(variable: VariableRecord, why: str) -> NotSupported:
     )
 
 
-def all_gather_factors(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) -> Start:
-    """What issues a message of factors: afterwards the buffer holds the share-weighted sum."""
-    team = team_of(plan.teams[plan.messages[index].teams], groups.rank)
-    group = ragged_group(groups, queue, team) if len(team) > 1 else None
-    place, peers = team.index(groups.rank), others(team.index(groups.rank), len(team))
+def factor_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) -> Start:
+    """What starts a message of factors: afterwards the buffer holds the share-weighted sum."""
+    operation = ragged_operation(plan, index, groups, queue)
+    team = plan.team_of(plan.messages[index], groups.rank)
     shares = [plan.shares[rank] for rank in team]
     captures = [variable.packer for variable in bucket.variables]
 
-    def start() -> Finish:
+    def start() -> Work:
         mine = [capture.packed for capture in captures if isinstance(capture, FactorCapture)]
-        payload = as_bytes([tensor for pair in mine for tensor in pair])
-        bucket.payload_bytes = payload.nbytes
-        sizes = [number for _, g in mine for number in (len(g), TYPES.index(g.dtype))]
-        header = torch.tensor([payload.numel(), *sizes], device="cpu")
-        arrive = exchange(group, index, peers, peers, header, payload)
+        counts = [number for _, g in mine for number in (len(g), TYPES.index(g.dtype))]
+        work = operation.start(counts, [tensor for pair in mine for tensor in pair])
+        bucket.payload_bytes = work.sent_bytes
 
-        def finish() -> None:
-            received = arrive()
-            received[place] = header, payload
-            everyone = [_read(bucket, *received[member]) for member in range(len(team))]
+        def multiply() -> None:
+            arrived = {**work.received, operation.place: work.own}
+            everyone = [_read(bucket, *arrived[member]) for member in range(operation.members)]
             for number, (_, _, view) in enumerate(bucket.pieces):
                 _sum_products([factors[number] for factors in everyone], shares, view)
 
-        return finish
+        return Then(multiply, work)
 
     return start
 
 
-def _read(bucket: Bucket, header: Tensor, payload: Tensor) -> list[Factors]:
-    reader = Reader(payload)
+def _read(bucket: Bucket, counts: list[int], reader: Reader) -> list[Factors]:
     found = []
-    for number, (_, _, view) in enumerate(bucket.pieces):
-        rows, code = (int(entry) for entry in header[1 + 2 * number : 3 + 2 * number])
+    for (_, _, view), rows, code in zip(bucket.pieces, counts[::2], counts[1::2], strict=True):
         outs, ins = view.shape
         activations = reader.take((rows, ins), TYPES[code]).to(view)
         found.append((activations, reader.take((rows, outs), TYPES[code]).to(view)))

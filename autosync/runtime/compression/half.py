@@ -1,5 +1,5 @@
-"""Packs messages: none, fp16, bf16, PowerSGD. New values always travel whole: the compiler gives
-their messages no encoding.
+"""Messages of dense values: whole, or in half precision (fp16, bf16). New values always travel
+whole: the compiler gives their messages no encoding.
 
 With e the relative rounding of a half (2^-11 for fp16, 2^-8 for bf16), a sum that ranks add up by
 themselves (parameter server, reduce-scatter on gloo) is off by at most e times the sum of the
@@ -8,16 +8,17 @@ and a tree, add in the half itself along the way: over n ranks about n e, and fp
 65504.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from autosync.codes import ENCODINGS, POWERSGD
+from autosync.codes import ENCODINGS, POWERSGD, Op
 from autosync.errors import NotSupported
 from autosync.plan import Message, Plan
 from autosync.runtime.layout.records import Bucket
-from autosync.runtime.transport.operations import adds_up_itself, operation_start
+from autosync.runtime.transport.base import Start, Then, Work, operation_of
 from autosync.runtime.transport.process_groups import Groups
-from autosync.runtime.transport.start_finish import Finish, Start
 
 HALF = {ENCODINGS.index("fp16"): torch.float16, ENCODINGS.index("bf16"): torch.bfloat16}
 
@@ -41,22 +42,39 @@ def check_lossless(plan: Plan) -> None:
             )
 
 
-def fixed_payload_bytes(message: Message, bucket: Bucket) -> int | None:
-    """What a rank's part in a message takes on the wire; None where only its issuing says."""
-    if message.operation.ragged or message.encoding > POWERSGD:
-        return None
+def dense_payload_bytes(message: Message, bucket: Bucket) -> int:
+    """What a rank's part in a message takes on the wire."""
     item = bucket.buffer.element_size()
     return bucket.size * (min(item, 2) if message.encoding in HALF else item)
 
 
-def encoded(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) -> Start | None:
-    """What issues a message, its encoding included; None when this rank has no part in it."""
+def multiplies_by_shares(plan: Plan, index: int, values: Tensor, groups: Groups) -> bool:
+    """Whether message `index`, the first of a bucket of gradients, multiplies what each rank brings
+    by its share as it adds up: one that forms the sum of all ranks, unencoded, on NCCL, which reads
+    the values anyway. All ranks decide alike.
+
+    NCCL takes any shares of float16, float32 and float64, and equal ones of every type.
+    """
+    message = plan.messages[index]
+    everyone = [len(team) for team in plan.teams[message.teams]] == [plan.world_size]
+    alike = len(set(plan.shares)) == 1
+    takes = alike or values.dtype in (torch.float16, torch.float32, torch.float64)
+    adds_up = message.operation in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER, Op.PUSH)
+    unencoded = adds_up and not message.encoding and plan.world_size > 1
+    return groups.streams.mode.one_order and unencoded and everyone and takes
+
+
+def dense_message(
+    plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str
+) -> Start | None:
+    """What starts a message of values, whole or in half precision; None when this rank has no part
+    in it. queue: what it queues in; each has process groups of its own.
+
+    Raises:
+        NotSupported: it is packed otherwise.
+    """
     message, buffer = plan.messages[index], bucket.buffer
-    if message.encoding == 0 or (message.encoding in HALF and buffer.element_size() <= 2):
-        first = message.after < 0 and bucket.share_on_wire
-        share = plan.shares[groups.rank] if first else None
-        return operation_start(plan, index, groups, queue, bucket.size, buffer, buffer, share)
-    if message.encoding not in HALF:
+    if message.encoding and message.encoding not in HALF:
         raise NotSupported(
             f"the runtime cannot pack {message.operation.name} of message {index} by "
             f"{encoding_name(message.encoding)}.",
@@ -64,26 +82,24 @@ def encoded(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) 
             value=message.encoding,
             remedy="Choose fp16 or bf16; PowerSGD packs ring all-reduces.",
         )
-    wire = torch.zeros_like(buffer, dtype=HALF[message.encoding])
-    start = operation_start(plan, index, groups, queue, bucket.size, wire, buffer)
-    if start is None:
+    team = plan.team_of(message, groups.rank)
+    if len(team) < 2:
         return None
-    return _cast(start, buffer, wire, adds_up_itself(message.operation, groups.backend))
+    transport = groups.transport(queue, team)
+    if not message.encoding or buffer.element_size() <= 2:
+        first = message.after < 0 and bucket.share_on_wire
+        share = plan.shares[groups.rank] if first else None
+        operation = operation_of(plan, index, groups.rank, bucket.size, share)
+        return transport.prepare(operation, buffer, buffer)
+    wire = torch.zeros_like(buffer, dtype=HALF[message.encoding])
+    operation = operation_of(plan, index, groups.rank, bucket.size)
+    start = transport.prepare(operation, wire, buffer)
+    sums_are_in_buffer = transport.adds_up(message.operation)
+    decode = partial(buffer.copy_, wire)
 
-
-def _cast(start: Start, buffer: Tensor, wire: Tensor, summed: bool) -> Start:
-    """summed: the operation leaves its sums in the buffer."""
-
-    def issue() -> Finish:
+    def encoded() -> Work:
         wire.copy_(buffer)
-        finish = start()
-        if summed:
-            return finish
+        work = start()
+        return work if sums_are_in_buffer else Then(decode, work)
 
-        def decode() -> None:
-            finish()
-            buffer.copy_(wire)
-
-        return decode
-
-    return issue
+    return encoded

@@ -13,8 +13,9 @@ Both are entries of a parameter's state in the optimizer's state_dict, because t
 checkpoints carry those on; torch's optimizers leave them alone.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +28,8 @@ from autosync.errors import InvalidInput
 from autosync.plan import Message, Plan
 from autosync.plan.compiler_kernels import low_rank_gains
 from autosync.runtime.layout.records import Bucket, VariableRecord
-from autosync.runtime.transport.operations import all_reduce_start
-from autosync.runtime.transport.process_groups import Groups, team_of
-from autosync.runtime.transport.start_finish import Finish, Start
-
-AllReduce = Callable[[Tensor], Finish]
-"""Issues the all-reduce of a tensor, in place."""
+from autosync.runtime.transport.base import Start, Then, Work, operation_of
+from autosync.runtime.transport.process_groups import Groups
 
 
 class LowRank:
@@ -49,7 +46,7 @@ class LowRank:
         self.seed = seed
         self.error = torch.zeros_like(matrix, dtype=torch.float32)
         self.q = self._first_q()
-        self.corrected = self.p = self.own = self.q.new_zeros(0)
+        self.corrected = self.p = self.own = self.q.new_zeros(0)  # of the iteration under way
         if self.error.is_cuda:  # torch loads its algebra at the first use, on one thread at most
             torch.linalg.qr(self.error.new_ones(1, 1))
 
@@ -94,63 +91,58 @@ class LowRank:
 
 
 class LowRankBucket:
-    """What a bucket carries under PowerSGD, in two messages: P beside the values that do not
-    gain, then Q. A bucket in which nothing gains has the first message only."""
+    """What a bucket carries under PowerSGD, in two all-reduces: P of every matrix beside the values
+    that do not gain, then Q. A bucket in which nothing gains has the first message only.
+
+    Both travel in float32, in buffers that are allocated once: a GPU may still read what a message
+    carried when the message has landed.
+    """
 
     def __init__(self, bucket: Bucket, rank: int):
-        self.bucket = bucket
-        self.matrices, self.rest = split_bucket(bucket, rank)
-        self._firsts = self._seconds = bucket.buffer.new_empty(0)
+        self.matrices, self._rest = split_bucket(bucket, rank)
+        p_shapes = [(one.matrix.shape[0], rank) for one in self.matrices]
+        q_shapes = [(one.matrix.shape[1], rank) for one in self.matrices]
+        rest_shapes = [tuple(values.shape) for values in self._rest]
+        device = bucket.buffer.device
+        self._first, places = _flat_of_shapes([*p_shapes, *rest_shapes], device)
+        self._ps, self._rest_places = places[: len(p_shapes)], places[len(p_shapes) :]
+        self._second, self._qs = _flat_of_shapes(q_shapes, device)
 
     def start_of(self, plan: Plan, index: int, groups: Groups, queue: str) -> Start | None:
-        """What issues message `index` on this rank; None when it is alone."""
+        """What starts message `index` on this rank; None when it is alone."""
         message = plan.messages[index]
-        team = team_of(plan.teams[message.teams], groups.rank)
+        team = plan.team_of(message, groups.rank)
         if len(team) < 2:
             return None
-        all_reduce = all_reduce_start(groups, queue, team)
-        return self._first(all_reduce) if message.after < 0 else self._second(all_reduce)
+        flat = self._flat_of(message)
+        operation = operation_of(plan, index, groups.rank, len(flat))
+        start = groups.transport(queue, team).prepare(operation, flat, flat)
+        if message.after >= 0:
+            return lambda: Then(self._decode, start())
 
-    def _first(self, all_reduce: AllReduce) -> Start:
-        shapes = [(len(one.matrix), one.rank) for one in self.matrices]
-
-        def start() -> Finish:
+        def start_first() -> Work:
             parts = [one.first().view(-1) for one in self.matrices]
-            flat = torch.cat([*parts, *(values.float() for values in self.rest)])
-            self.bucket.payload_bytes = flat.nbytes
-            self._firsts = flat  # held: a GPU still reads it when the message has landed
-            arrive = all_reduce(flat)
+            torch.cat([*parts, *(values.float() for values in self._rest)], out=self._first)
+            return Then(self._make_second, start())
 
-            def finish() -> None:
-                arrive()
-                summed, place = _shaped(flat, shapes)
-                pairs = zip(self.matrices, summed, strict=True)
-                seconds = [one.second(p).reshape(-1) for one, p in pairs]
-                self._seconds = torch.cat(seconds) if seconds else flat.new_empty(0)
-                for values in self.rest:
-                    values.copy_(flat[place : place + len(values)])
-                    place += len(values)
+        return start_first
 
-            return finish
+    def payload_bytes(self, message: Message) -> int:
+        return self._flat_of(message).nbytes
 
-        return start
+    def _flat_of(self, message: Message) -> Tensor:
+        return self._first if message.after < 0 else self._second
 
-    def _second(self, all_reduce: AllReduce) -> Start:
-        shapes = [(one.matrix.shape[1], one.rank) for one in self.matrices]
+    def _make_second(self) -> None:
+        seconds = [m.second(p).reshape(-1) for m, p in zip(self.matrices, self._ps, strict=True)]
+        if seconds:
+            torch.cat(seconds, out=self._second)
+        for values, place in zip(self._rest, self._rest_places, strict=True):
+            values.copy_(place)
 
-        def start() -> Finish:
-            flat = self._seconds
-            self.bucket.payload_bytes = flat.nbytes
-            arrive = all_reduce(flat)
-
-            def finish() -> None:
-                arrive()
-                for one, q in zip(self.matrices, _shaped(flat, shapes)[0], strict=True):
-                    one.decode(q)
-
-            return finish
-
-        return start
+    def _decode(self) -> None:
+        for one, q in zip(self.matrices, self._qs, strict=True):
+            one.decode(q)
 
 
 def low_rank_buckets(plan: Plan, buckets: list[Bucket]) -> dict[int, LowRankBucket]:
@@ -191,13 +183,13 @@ def split_bucket(bucket: Bucket, rank: int) -> tuple[list[LowRank], list[Tensor]
     return matrices, rest
 
 
-def _shaped(flat: Tensor, shapes: list[tuple[int, int]]) -> tuple[list[Tensor], int]:
-    """Matrices one after another in `flat`, and where they end."""
-    found, place = [], 0
-    for rows, columns in shapes:
-        found.append(flat[place : place + rows * columns].view(rows, columns))
-        place += rows * columns
-    return found, place
+def _flat_of_shapes(
+    shapes: Sequence[tuple[int, ...]], device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
+    """A buffer for tensors of these shapes one after another, float32, and views of each."""
+    sizes = [math.prod(shape) for shape in shapes]
+    flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
+    return flat, [part.view(s) for part, s in zip(flat.split(sizes), shapes, strict=True)]
 
 
 ERROR = "powersgd_error"

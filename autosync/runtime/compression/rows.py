@@ -9,23 +9,15 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime.compression.half import HALF
 from autosync.runtime.device.streams import DeviceEvent, Streams
 from autosync.runtime.layout.records import Bucket, RowRange, VariableRecord
+from autosync.runtime.transport.base import Start, Then, Work
 from autosync.runtime.transport.gloo import sum_type
-from autosync.runtime.transport.process_groups import Groups, team_of
-from autosync.runtime.transport.ragged import (
-    Reader,
-    Received,
-    as_bytes,
-    exchange,
-    others,
-    ragged_group,
-)
-from autosync.runtime.transport.start_finish import Finish, Start
+from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.ragged import Reader, ragged_operation
 
 Rows = tuple[Tensor, Tensor]
 """Indices i64[n] and values (n, ...) of touched rows."""
@@ -146,63 +138,51 @@ def sparse_tensor(rows: Rows, shape: tuple[int, ...], coalesced: bool = False) -
 
 
 def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: str) -> Start:
-    """What issues a message of touched rows on this rank.
+    """What starts a message of touched rows on this rank.
 
     After SPARSE_ALL_GATHER every rank, after SPARSE_PUSH the root holds the sums; SPARSE_PULL
     writes the root's changed rows into the other ranks' tables.
     """
     message = plan.messages[index]
-    team = team_of(plan.teams[message.teams], groups.rank)
-    group = ragged_group(groups, queue, team) if len(team) > 1 else None
-    place, peers = team.index(groups.rank), others(team.index(groups.rank), len(team))
-    root = team.index(message.root) if message.root in team else 0
+    operation = ragged_operation(plan, index, groups, queue)
     pulls = message.operation.from_owner
-    sums_here = not pulls and (place == root or not message.operation.to_owner)
-    receivers, senders = _ends(message.operation, place, root, peers)
+    at_root = operation.place == operation.root
+    sums_here = not pulls and (at_root or not message.operation.to_owner)
     half = None if pulls else HALF.get(message.encoding)
+    packers = [variable.packer for variable in bucket.variables]
+    split = [] if pulls else [each.split for each in packers if isinstance(each, TouchedRows)]
 
-    def start() -> Finish:
-        for variable in () if pulls else bucket.variables:
-            if isinstance(variable.packer, TouchedRows):
-                variable.packer.split()
+    def start() -> Work:
+        for each in split:
+            each()
         sent = [_changed(rows) if pulls else (rows.indices, rows.values) for rows in bucket.ranges]
-        payload = as_bytes([t for i, v in sent for t in (i, v.to(half) if half else v)])
-        bucket.payload_bytes = payload.nbytes
-        header = torch.tensor(
-            [payload.numel(), *(len(indices) for indices, _ in sent)], device="cpu"
-        )
-        arrive = exchange(group, index, receivers, senders, header, payload)
+        tensors = [t for i, v in sent for t in (i, v.to(half) if half else v)]
+        work = operation.start([len(indices) for indices, _ in sent], tensors)
+        bucket.payload_bytes = work.sent_bytes
 
         def finish() -> None:
-            received = arrive()
             if pulls:
-                for header, payload in received.values():
-                    _write(bucket, header, payload)
+                for counts, reader in work.received.values():
+                    _write(bucket, _read(bucket, counts, reader, None))
             elif sums_here:
-                _sum(bucket, received, place, half)
+                arrived = {p: _read(bucket, *r, half) for p, r in work.received.items()}
+                own = [(rows.indices, rows.values) for rows in bucket.ranges]
+                _sum(bucket, {**arrived, operation.place: own})
 
-        return finish
+        return Then(finish, work)
 
     return start
-
-
-def _ends(operation: Op, place: int, root: int, peers: list[int]) -> tuple[list[int], list[int]]:
-    """Whom this rank sends to, and whom it receives from."""
-    if operation.to_owner:
-        return ([], peers) if place == root else ([root], [])
-    if operation.from_owner:
-        return (peers, []) if place == root else ([], [root])
-    return peers, peers
 
 
 def _changed(rows: RowRange) -> Rows:
     return rows.changed, rows.variable.alias[rows.changed]
 
 
-def _read(bucket: Bucket, header: Tensor, payload: Tensor, half: torch.dtype | None) -> list[Rows]:
-    reader = Reader(payload)
+def _read(
+    bucket: Bucket, counts: list[int], reader: Reader, half: torch.dtype | None
+) -> list[Rows]:
     found = []
-    for rows, count in zip(bucket.ranges, header[1:].tolist(), strict=True):
+    for rows, count in zip(bucket.ranges, counts, strict=True):
         table = rows.variable.alias
         indices = reader.take((count,), torch.int64)
         values = reader.take((count, *table.shape[1:]), half or table.dtype)
@@ -210,12 +190,10 @@ def _read(bucket: Bucket, header: Tensor, payload: Tensor, half: torch.dtype | N
     return found
 
 
-def _sum(bucket: Bucket, received: Received, place: int, half: torch.dtype | None) -> None:
+def _sum(bucket: Bucket, by_place: dict[int, list[Rows]]) -> None:
     """The rows of all ranks in the order of the team, so that every rank rounds alike."""
-    by_place = {peer: _read(bucket, *message, half) for peer, message in received.items()}
-    by_place[place] = [(rows.indices, rows.values) for rows in bucket.ranges]
     for number, rows in enumerate(bucket.ranges):
-        summands = [by_place[peer][number] for peer in sorted(by_place)]
+        summands = [by_place[place][number] for place in sorted(by_place)]
         indices = torch.cat([indices for indices, _ in summands]) - rows.start
         values = torch.cat([values for _, values in summands])
         shape = (rows.stop - rows.start, *rows.variable.alias.shape[1:])
@@ -225,8 +203,6 @@ def _sum(bucket: Bucket, received: Received, place: int, half: torch.dtype | Non
             rows.variable.target = rows.sums
 
 
-def _write(bucket: Bucket, header: Tensor, payload: Tensor) -> None:
-    for rows, (indices, values) in zip(
-        bucket.ranges, _read(bucket, header, payload, None), strict=True
-    ):
+def _write(bucket: Bucket, arrived: list[Rows]) -> None:
+    for rows, (indices, values) in zip(bucket.ranges, arrived, strict=True):
         rows.variable.alias.index_copy_(0, indices, values)

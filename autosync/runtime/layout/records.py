@@ -16,7 +16,7 @@ from autosync.runtime.device.streams import DeviceEvent, Streams
 from autosync.runtime.device.strides import Shape
 from autosync.runtime.layout.accumulators import Accumulator
 from autosync.runtime.layout.segments import Segment
-from autosync.runtime.transport.start_finish import Start
+from autosync.runtime.transport.base import Start
 
 Settings = list[dict[str, Any]]
 """The hyperparameters of every parameter group of an optimizer, without the parameters."""
@@ -177,7 +177,7 @@ class Bucket:
 class MessageRecord:
     """A message of the plan as this rank executes it.
 
-    start: issues the operation and returns what finishes it; None when this rank has no part.
+    start: starts the operation, and returns the work to wait for; None when this rank has no part.
     last: the last message of its bucket. queue: the messages among which it keeps its order.
     fixed_bytes: this rank's payload, None when `bucket.payload_bytes` says each time.
     started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_event,

@@ -9,9 +9,9 @@ A push is NCCL's reduce and a pull its broadcast: sends and receives of its own 
 communicator for every pair of ranks. Their sums are formed in the type that travels.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from torch._C._distributed_c10d import AllgatherOptions, _make_nccl_premul_sum
 from torch.distributed.distributed_c10d import Store
 
 from autosync.codes import Op
-from autosync.runtime.transport.start_finish import Finish, Start, nothing_to_finish
-from autosync.runtime.transport.team_role import TeamRole
+from autosync.runtime.transport.base import DONE, Operation, Start, Work
 
 WATCHDOG_GRACE = timedelta(seconds=60)
 """How much later than the runtime torch's own watchdog gives a collective up: it ends the process,
@@ -65,55 +64,60 @@ def new_nccl_group(
     return group
 
 
-def nccl_start(
-    group: Any, role: TeamRole, wire: Tensor, share: float | None = None, alike: bool = False
-) -> Start:
-    """What issues the message on the current stream, which goes on when the result is in `wire`.
-    The calling thread never waits. share, alike: see `sum_operation`."""
-    issue = _issue(group, role, wire, sum_operation(share, role.members, alike))
+class NcclTransport:
+    """group: of NCCL, of the team. What starts an operation asks for it on the current stream,
+    which goes on when the result is in place; the calling thread never waits."""
 
-    def start() -> Finish:
-        issue().wait()
-        return nothing_to_finish
+    def __init__(self, group: Any):
+        self._group = group
 
-    return start
+    def adds_up(self, kind: Op) -> bool:
+        return False
+
+    def prepare(self, operation: Operation, wire: Tensor, sums: Tensor) -> Start:
+        issue = self._issue(operation, wire)
+
+        def start() -> Work:
+            issue().wait()
+            return DONE
+
+        return start
+
+    def _issue(self, operation: Operation, wire: Tensor) -> Start:
+        group = self._group
+        flat, padded = wire[: operation.size], wire[: operation.padded]
+        mine = wire[operation.chunk(operation.place)]
+        added = sum_operation(operation.share, operation.members, operation.equal_shares)
+        match operation.kind:
+            case Op.REDUCE | Op.PUSH:
+                reduce = dist.ReduceOptions()
+                reduce.rootRank = operation.root
+                reduce.reduceOp = added
+                return partial(group.reduce, [flat], reduce)
+            case Op.BROADCAST | Op.PULL:
+                broadcast = dist.BroadcastOptions()
+                broadcast.rootRank = operation.root
+                return partial(group.broadcast, [flat], broadcast)
+            case Op.REDUCE_SCATTER:
+                scatter = dist.ReduceScatterOptions()
+                scatter.reduceOp = added
+                return partial(group._reduce_scatter_base, mine, padded, scatter)
+            case Op.ALL_GATHER:
+                return partial(group._allgather_base, padded, mine, AllgatherOptions())
+        options = dist.AllreduceOptions()
+        options.reduceOp = added
+        return partial(group.allreduce, [flat], options)
 
 
-def sum_operation(share: float | None, members: int, alike: bool = False) -> dist.ReduceOp:
+def sum_operation(share: float | None, members: int, equal_shares: bool) -> dist.ReduceOp:
     """What reductions of a team add up: its members' values as they are, or each times its share,
     which NCCL multiplies by as it reads them (halves, float32 and float64).
 
-    share: this rank's part of the average; None where values are multiplied already. alike: every
-    member has the same share. All members have to decide alike.
+    Arguments: see `Operation`. All members have to decide alike.
     """
     if share is None:
         return dist.ReduceOp(dist.ReduceOp.SUM)
-    if alike and share * members == 1.0:
+    if equal_shares and share * members == 1.0:
         return dist.ReduceOp(dist.ReduceOp.AVG)
     made: dist.ReduceOp = _make_nccl_premul_sum(share)
     return made
-
-
-def _issue(group: Any, role: TeamRole, wire: Tensor, operation: dist.ReduceOp) -> Callable[[], Any]:
-    flat, padded = wire[: role.size], wire[: role.padded]
-    mine = wire[role.chunk(role.place)]
-    match role.operation:
-        case Op.REDUCE | Op.PUSH:
-            reduce = dist.ReduceOptions()
-            reduce.rootRank = role.root
-            reduce.reduceOp = operation
-            return lambda: group.reduce([flat], reduce)
-        case Op.BROADCAST | Op.PULL:
-            broadcast = dist.BroadcastOptions()
-            broadcast.rootRank = role.root
-            return lambda: group.broadcast([flat], broadcast)
-        case Op.REDUCE_SCATTER:
-            scatter = dist.ReduceScatterOptions()
-            scatter.reduceOp = operation
-            return lambda: group._reduce_scatter_base(mine, padded, scatter)
-        case Op.ALL_GATHER:
-            gather = AllgatherOptions()
-            return lambda: group._allgather_base(padded, mine, gather)
-    options = dist.AllreduceOptions()
-    options.reduceOp = operation
-    return lambda: group.allreduce([flat], options)

@@ -1,6 +1,7 @@
 """Process groups of a plan: opened on first request, ended together."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -9,12 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autosync.errors import InvalidInput
-from autosync.plan.plan_table import Teams
 from autosync.runtime.device.streams import HOST, Streams
-from autosync.runtime.transport.nccl import GroupIdentity, new_nccl_group
+from autosync.runtime.transport.base import Transport
+from autosync.runtime.transport.gloo import GlooTransport
+from autosync.runtime.transport.nccl import GroupIdentity, NcclTransport, new_nccl_group
+from autosync.runtime.transport.staged import StagedTransport
 
 CPU = torch.device("cpu")
 
@@ -95,6 +99,14 @@ class Groups:
         self.uses[key].plan = self.plan
         return self.made[key]
 
+    def transport(self, queue: str, team: tuple[int, ...]) -> Transport:
+        """What moves the messages of a queue within a team; see `get`."""
+        group = self.get(queue, team)
+        if self.backend == "nccl":
+            return NcclTransport(group)
+        host = GlooTransport(group)
+        return StagedTransport(host, self.streams) if self.streams.mode.staged else host
+
     def _new(self, backend: str, key: GroupKey) -> Any:
         """In a name space of its own: that of the same group before has old keys."""
         purpose, team = key
@@ -166,12 +178,26 @@ def _end(group: Any) -> None:
         group.drop() if isinstance(group, GlooGroup) else group.abort()
 
 
-def team_of(teams: Teams, rank: int) -> tuple[int, ...]:
-    """The team that `rank` belongs to; empty when it has no part in the message."""
-    for team in teams:
-        if rank in team:
-            return team
-    return ()
+def small_sum(
+    groups: Groups, queue: str, team: tuple[int, ...], control: Any
+) -> Callable[[Tensor], None]:
+    """What adds up a small tensor over all ranks, in place, while no message is in flight.
+
+    On NCCL that is a collective on the device, which the current stream waits for: on the group
+    of a queue that all messages go through, in their one order. Else the control group carries it
+    through host memory.
+    """
+
+    def on_device(tensor: Tensor) -> None:
+        group = groups.get(queue, team)  # one of its own at first use
+        group.allreduce([tensor], dist.AllreduceOptions()).wait()
+
+    def on_host(tensor: Tensor) -> None:
+        copy = tensor.cpu()
+        control.allreduce([copy], dist.AllreduceOptions()).wait()
+        tensor.copy_(copy)
+
+    return on_device if groups.backend == "nccl" else on_host
 
 
 def working_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -6,72 +6,19 @@ receive what it does not know the length of.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autosync.plan import Plan
+from autosync.runtime.transport.base import All, other_places
 from autosync.runtime.transport.process_groups import Groups
 
 PAYLOAD_TAGS = 1 << 24
 """Above the tags of headers, which are message indices."""
-
-Received = dict[int, tuple[Tensor, Tensor]]
-"""By sender (its place in the team): header i64[n] and payload u8[bytes]."""
-
-
-def ragged_group(groups: Groups, queue: str, team: tuple[int, ...]) -> Any:
-    """The process group that headers and payloads of a queue travel on."""
-    if groups.backend == "gloo":
-        return groups.get(queue, team)
-    return groups.get(f"{queue}-ragged", team, "gloo")
-
-
-def exchange(
-    group: Any,
-    tag: int,
-    receivers: Iterable[int],
-    senders: Iterable[int],
-    header: Tensor,
-    payload: Tensor,
-) -> Callable[[], Received]:
-    """Send header and payload to all receivers; what is returned waits for those of the senders.
-
-    header: i64[n], its first entry is the length of the payload in bytes; n is known to all.
-    """
-    headers = {peer: torch.empty_like(header) for peer in senders}
-    works = [group.recv([headers[peer]], peer, tag) for peer in headers]
-    sent = []
-    for peer in receivers:
-        sent.append(group.send([header], peer, tag))
-        if payload.numel():
-            sent.append(group.send([payload], peer, tag + PAYLOAD_TAGS))
-
-    def finish() -> Received:
-        found: Received = {}
-        coming = []
-        for (peer, known), work in zip(headers.items(), works, strict=True):
-            work.wait()
-            found[peer] = known, torch.empty(int(known[0]), dtype=torch.uint8, device="cpu")
-            if known[0]:
-                coming.append(group.recv([found[peer][1]], peer, tag + PAYLOAD_TAGS))
-        for work in [*coming, *sent]:
-            work.wait()
-        return found
-
-    return finish
-
-
-def others(place: int, size: int) -> list[int]:
-    """Every other place of a team, the next one first."""
-    return [(place + step) % size for step in range(1, size)]
-
-
-def as_bytes(tensors: list[Tensor]) -> Tensor:
-    """Their values one after another, in host memory."""
-    parts = [t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in tensors]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Reader:
@@ -88,3 +35,85 @@ class Reader:
         if part.storage_offset() % dtype.itemsize:  # no place for a view of that type
             part = part.clone()
         return part.view(dtype).view(shape)
+
+
+Received = tuple[list[int], Reader]
+"""Of one sender: the counts of its header, and its tensors."""
+
+
+def as_bytes(tensors: list[Tensor]) -> Tensor:
+    """Their values one after another, in host memory."""
+    parts = [t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in tensors]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+class RaggedWork:
+    """A started message. own: what this rank gives. received: by place in the team, once it has
+    been waited for. sent_bytes: of this rank's payload."""
+
+    def __init__(self, operation: "RaggedOperation", counts: Sequence[int], tensors: list[Tensor]):
+        group, tag = operation.group, operation.tag
+        payload = as_bytes(tensors)
+        header = torch.tensor([payload.numel(), *counts], device="cpu")
+        self.own: Received = list(counts), Reader(payload)
+        self.received: dict[int, Received] = {}
+        self.sent_bytes = payload.nbytes
+        self._operation = operation
+        self._headers = {peer: torch.empty_like(header) for peer in operation.senders}
+        self._coming = [group.recv([self._headers[peer]], peer, tag) for peer in self._headers]
+        self._sent = []
+        for peer in operation.receivers:
+            self._sent.append(group.send([header], peer, tag))
+            if payload.numel():
+                self._sent.append(group.send([payload], peer, tag + PAYLOAD_TAGS))
+
+    def wait(self) -> None:
+        group, tag = self._operation.group, self._operation.tag + PAYLOAD_TAGS
+        coming = []
+        for (peer, header), work in zip(self._headers.items(), self._coming, strict=True):
+            work.wait()
+            size, *counts = header.tolist()
+            payload = torch.empty(size, dtype=torch.uint8, device="cpu")
+            if size:
+                coming.append(group.recv([payload], peer, tag))
+            self.received[peer] = counts, Reader(payload)
+        All([*coming, *self._sent]).wait()
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedOperation:
+    """A message of a plan, as this rank takes part in it.
+
+    group: of gloo, of the team; None of a rank alone. tag: of headers. place, root: in the team,
+    which has `members`. receivers, senders: those that this rank sends to and receives from.
+    """
+
+    group: Any
+    tag: int
+    place: int
+    root: int
+    members: int
+    receivers: list[int]
+    senders: list[int]
+
+    def start(self, counts: Sequence[int], tensors: list[Tensor]) -> RaggedWork:
+        """counts: as many on every rank; they say how to read the tensors."""
+        return RaggedWork(self, counts, tensors)
+
+
+def ragged_operation(plan: Plan, index: int, groups: Groups, queue: str) -> RaggedOperation:
+    """Message `index`; its headers and payloads travel on a group of their queue and team."""
+    message = plan.messages[index]
+    team = plan.team_of(message, groups.rank)
+    group = None
+    if len(team) > 1:
+        name = queue if groups.backend == "gloo" else f"{queue}-ragged"
+        group = groups.get(name, team, "gloo")
+    place, members = team.index(groups.rank), len(team)
+    root = team.index(message.root) if message.root in team else 0
+    receivers = senders = other_places(place, members)
+    if message.operation.to_owner:
+        receivers, senders = ([], senders) if place == root else ([root], [])
+    elif message.operation.from_owner:
+        receivers, senders = (receivers, []) if place == root else ([], [root])
+    return RaggedOperation(group, index, place, root, members, receivers, senders)

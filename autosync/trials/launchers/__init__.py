@@ -1,3 +1,3 @@
 """Opens pools on some kind of machine: one launcher a file, each a `contract.Launcher`.
 
-May import every other room of trials but `live`."""
+May import every other package of trials but `live`."""

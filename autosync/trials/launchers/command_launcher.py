@@ -16,8 +16,8 @@ from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
-from autosync.trials.pool.worker_contract import Answers
 from autosync.trials.pool.worker_process import (
+    Answers,
     WorkerProcess,
     carried_environment,
     worker_arguments,

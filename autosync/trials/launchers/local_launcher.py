@@ -1,15 +1,25 @@
 """The `local` launcher: every rank on this machine, over loopback, links unshaped."""
 
+import os
+import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from autosync.environment import allowed_environment
 from autosync.errors import NotSupported
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_fewer_gpus
 from autosync.trials.pool.fork_server import ForkServer
-from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
-from autosync.trials.shared_gpu import CudaMps, shared_gpu_environment
+from autosync.trials.pool.worker_process import (
+    ENVIRONMENT,
+    Answers,
+    Begin,
+    WorkerProcess,
+    worker_arguments,
+)
+from autosync.trials.shared_gpu import CudaMps, NcclEnvironment, shared_gpu_environment
 
 LOOPBACK = "127.0.0.1"
 DESCRIPTION = "local (unshaped links)"
@@ -20,7 +30,7 @@ class LocalLauncher:
     """workloads: `name=package.module:function` entries that requests may name.
     share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that; they then send
         by sockets over the loopback.
-    on_wait: is told where another pool measures on this machine for long.
+    on_wait: receives a message where another pool measures on this machine for long.
     """
 
     workloads: tuple[str, ...] = ()
@@ -86,3 +96,37 @@ def refuse_dedicated_servers(workload: Workload) -> None:
                 value="server_only",
                 remedy="Leave dedicated servers out of the cluster that is measured.",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """A rank on this machine: `prefix` goes before the command.
+
+    interface: the network interface that messages pass. node: index of the cluster's node.
+    nccl: what NCCL finds in its environment; by default nothing of ours. mps: that it runs by.
+    preload: what the worker is forked from instead, into `namespaces` (files), as the prefix would
+    bring it there.
+    """
+
+    prefix: tuple[str, ...]
+    interface: str
+    node: int
+    namespaces: tuple[str, ...] = ()
+    preload: ForkServer | None = None
+    nccl: NcclEnvironment | None = None
+    mps: CudaMps | None = None
+
+    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> WorkerProcess:
+        command = [*self.prefix, sys.executable, *worker_arguments(workloads)]
+        environment = {
+            **allowed_environment(),
+            **ENVIRONMENT,
+            "GLOO_SOCKET_IFNAME": self.interface,
+            **(self.nccl(rank, self.interface) if self.nccl else {}),
+            **(self.mps.variables if self.mps else {}),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        begin: Begin | None = None
+        if self.preload is not None:
+            begin = partial(self.preload.fork, environment, self.namespaces, workloads)
+        return WorkerProcess(rank, command, environment, answers, begin=begin)

@@ -1,4 +1,4 @@
-"""A worker process behind a Ray actor, which passes lines to and fro."""
+"""A worker process behind a Ray actor."""
 
 import contextlib
 import queue
@@ -9,8 +9,13 @@ from typing import Any
 
 from autosync.environment import allowed_environment
 from autosync.trials.commands import Answer
-from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
-from autosync.trials.pool.worker_process import WorkerProcess, worker_arguments
+from autosync.trials.pool.worker_process import (
+    Answers,
+    WorkerAnswer,
+    WorkerExit,
+    WorkerProcess,
+    worker_arguments,
+)
 
 LISTEN_SECONDS = 5.0
 """How long one call to an actor waits for the worker's next answer."""
@@ -20,20 +25,16 @@ LOST_SECONDS = 20.0
 """How long a call may stay unanswered: an actor on a node that has gone never answers."""
 
 
-class Relay:
-    """The actor: starts the worker on its node and passes lines to and fro."""
+class Relay(WorkerProcess):
+    """The actor: a worker process on its node, whose answers are fetched by calls."""
 
     def __init__(self, rank: int, workloads: tuple[str, ...], carried: Mapping[str, str]) -> None:
         self._answers: Answers = queue.Queue()
         command = [sys.executable, *worker_arguments(workloads)]
-        environment = {**allowed_environment(), **carried}
-        self._worker = WorkerProcess(rank, command, environment, self._answers)
+        super().__init__(rank, command, {**allowed_environment(), **carried}, self._answers)
 
-    def pid(self) -> int:
-        return self._worker.pid
-
-    def send(self, line: str) -> None:
-        self._worker.send(line)
+    def process_id(self) -> int:
+        return self.pid
 
     def listen(self, seconds: float) -> list[Answer | None]:
         """The worker's next answer (None: it has ended); empty where none comes in time."""
@@ -41,15 +42,6 @@ class Relay:
             return [self._answers.get(timeout=seconds).answer]
         except queue.Empty:
             return []
-
-    def exit(self) -> WorkerExit:
-        return self._worker.exit()
-
-    def stderr_tail(self) -> str:
-        return self._worker.stderr_tail()
-
-    def kill(self) -> None:
-        self._worker.kill()
 
 
 class RayWorker:
@@ -68,7 +60,7 @@ class RayWorker:
     @property
     def pid(self) -> int:
         """Of the worker's process, on its own host."""
-        found = self._asked("pid", -1)
+        found = self._asked("process_id", -1)
         assert isinstance(found, int)
         return found
 

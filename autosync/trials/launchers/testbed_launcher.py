@@ -3,25 +3,24 @@
 from dataclasses import dataclass, field, replace
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.trials.automatic_scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.contract import OnWait, Workload
 from autosync.trials.gpus import refuse_fewer_gpus
 from autosync.trials.launchers.local_launcher import (
+    LocalPlace,
     mps_for,
     preload_for,
     refuse_dedicated_servers,
 )
 from autosync.trials.machine import usable_cores
-from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.request_names import SHORT_OF_CORES
+from autosync.trials.scales import CORES_A_RANK, cores_a_rank
 from autosync.trials.shared_gpu import shared_gpu_environment, socket_environment
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.link_shaping import INTERFACE
 from autosync.trials.testbed.namespaces import Testbed
-from autosync.trials.testbed.rate_probes import InaccurateLink
-from autosync.trials.testbed.self_check import SelfCheck, check_testbed
+from autosync.trials.testbed.self_check import InaccurateLink, SelfCheck, check_testbed
 
 CARRIED_GBPS_A_CORE = 4.0
 """Traffic of all nodes together (measured: two cores carry 4 x 2 Gbit/s, 35 % busy)."""
@@ -35,7 +34,7 @@ class TestbedLauncher:
     workloads: `name=package.module:function` entries that requests may name.
     share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that.
     check: whether the testbed measures itself first, and refuses when a link is 5 % off.
-    on_wait: is told where another pool measures on this machine for long.
+    on_wait: receives a message where another pool measures on this machine for long.
     """
 
     __test__ = False  # not a test class, whatever its name
@@ -135,7 +134,7 @@ UNSCALED = "If it cannot carry these rates, use the launcher local, or compute w
 def refuse_excess(workload: Workload, cores: int) -> None:
     """
     Raises:
-        InvalidInput: the scaled links ask for more than this machine's cores carry.
+        InvalidInput: the scaled links need more than this machine's cores carry.
         NotSupported: they do, beside kernels, which no scale goes with.
     """
     total = sum(node.bandwidth_gbps for node in workload.domain.cluster.nodes)

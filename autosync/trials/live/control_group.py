@@ -1,5 +1,5 @@
-"""What the ranks of a running job tell each other while it is tuned: on a group that no trial uses,
-so that they agree even after a trial has failed."""
+"""The group on which the ranks of a running job communicate while it is tuned. No trial uses it, so
+that ranks agree even after a trial has failed."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ LEAVING = timedelta(seconds=10)
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A gloo group of all ranks. Whatever it is asked raises SynchronizationFailed where a rank has
-    died or does not come: no rank can go on then."""
+    """A gloo group of all ranks. Every method raises SynchronizationFailed where a rank has died or
+    does not come: no rank can go on then."""
 
     group: dist.ProcessGroup
 
     def gathered(self, mine: Any) -> list[Any]:
-        """What every rank tells, by rank, on all of them."""
+        """The argument of every rank, by rank, on all of them."""
         everyone: list[Any] = [None] * self.group.size()
         with _all_ranks():
             dist.all_gather_object(everyone, mine, group=self.group)
@@ -43,17 +43,17 @@ class ControlGroup:
             result, error = task(), None
         except Exception as raised:  # the user's step may raise anything, on some ranks only
             result, error = None, raised
-        told = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
-        for rank, text in enumerate(told):
+        errors = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        for rank, text in enumerate(errors):
             if text is not None:
                 if error is not None:
                     raise error
                 raise InvalidInput(f"rank {rank} cannot tune: {text}", thing="step", value=text)
         return result
 
-    def from_first(self, told: Any = None) -> Any:
-        """What rank 0 tells, on every rank."""
-        carried = [told]
+    def from_first(self, value: Any = None) -> Any:
+        """Rank 0's argument, on every rank."""
+        carried = [value]
         with _all_ranks():
             dist.broadcast_object_list(carried, src=0, group=self.group)
         return carried[0]
@@ -69,8 +69,8 @@ class ControlGroup:
             share_initial_values(self.group, model)
 
     def leave(self) -> None:
-        """End the group. All ranks wait for each other before, since what one has told another may
-        still be in flight; one that does not come in time fails in what it exchanges.
+        """End the group. All ranks wait for each other before, since what one has sent may still be
+        in flight; one that does not come in time fails in what it exchanges.
 
         They meet in the store, not on the group: a rank that has failed leaves in the middle of the
         others' exchange, and would be taken for a member of it.
@@ -85,7 +85,7 @@ class ControlGroup:
 
 
 def open_control(patience: timedelta) -> ControlGroup:
-    """A collective. patience: how long a rank waits for what another tells."""
+    """A collective. patience: how long a rank waits for another."""
     group = dist.new_group(backend="gloo", timeout=patience)
     assert isinstance(group, dist.ProcessGroup)  # every rank is a member
     return ControlGroup(group)

@@ -32,7 +32,7 @@ LATENCY_TRIPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a rank tells of itself."""
+    """What a rank reports of itself."""
 
     host: str
     device_type: str
@@ -56,7 +56,7 @@ def device_memory_gb(device: torch.device) -> float | None:
 
 
 def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
-    """The same cluster on every rank, from what all tell and a short exchange on every link.
+    """The same cluster on every rank, from what all report and a short exchange on every link.
 
     Raises:
         InvalidInput: the ranks of a host are not numbered one after another.
@@ -89,8 +89,8 @@ def gpu_sharing(job: LiveJob) -> str:
     """How ranks share GPUs, in words, the same on every rank; empty where each has its own."""
     on_gpu = job.device.type == "cuda"
     mine = (gpu_uuid(job.device), mps_running()) if on_gpu else ("", False)
-    told: list[tuple[str, bool]] = job.control.gathered(mine)
-    return sharing_words([gpu for gpu, _ in told], [by_mps for _, by_mps in told])
+    of_ranks: list[tuple[str, bool]] = job.control.gathered(mine)
+    return sharing_words([gpu for gpu, _ in of_ranks], [by_mps for _, by_mps in of_ranks])
 
 
 def refuse_mixed(hosts: Sequence[str]) -> dict[str, list[int]]:

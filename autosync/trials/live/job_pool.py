@@ -44,7 +44,7 @@ LATE = timedelta(seconds=30)
 """How long a rank is waited for beyond what a command may take: it puts its state back."""
 
 REPEATS = 1
-"""How often a pass under outside load is measured again: the job's time is short."""
+"""How often a pass under outside load is measured again."""
 
 PARTED: Final = "parted"
 """The kind of a failure that is another rank's doing: the connection to a peer has closed."""
@@ -106,7 +106,8 @@ class JobPool(TrialPool):
         return dist.get_world_size()
 
     def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
-        """Load is not waited out: the job's time is short. A GPU's timeline is not recorded."""
+        """It does not wait for outside load to pass: the job's time is short. A GPU's timeline is
+        not recorded."""
         left = self.until - self.clock()
         if left <= 0:
             text = "the time of the tuning is up."
@@ -292,7 +293,7 @@ def _words(error: Exception) -> str:
 
 def first_cause(failures: dict[int, LiveFailure]) -> TrialError:
     """What a rank did by itself, else a wait that ended without its peer, else a lost peer; the
-    earliest of those. Ranks begin a trial at different moments, so times alone do not tell.
+    earliest of those. Ranks begin a trial at different moments, so times alone do not show it.
 
     failures: by rank.
     """

@@ -41,7 +41,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Parameters and buffers keep their identity and storage. Where a part cannot be put back
-        (for want of room, say), the others are, and the error is raised behind them."""
+        (its device is full, for instance), the others are, and the error is raised after them."""
         with ExitStack() as parts:  # the last one first
             parts.callback(_restore_random, self.random_states)
             parts.callback(self._restore_others)

@@ -2,14 +2,15 @@
 
 Operations are the calls of modules that own variables, each lasting until the next one begins;
 what has no variables belongs to the operation before it. That is as fine as synchronization can
-use: a message waits for gradients and gates forwards.
+use: a message waits for gradients and gates forwards. A model whose forward pass depends on its
+input runs other modules from one batch to the next: iterations are united as the importer unites
+several example inputs.
 """
 
 import gc
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,29 +18,25 @@ from torch import Tensor, nn
 
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload, budget_within
-from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
+from autosync.importing.several_examples import RecordedGraph, united_graph
+from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_ROOM
 from autosync.trials.gpus import seconds_since
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import device_memory_gb
-from autosync.trials.live.step_tape import (
+from autosync.trials.live.recorded_step import (
     Tape,
     add_unused,
-    mean_touched,
-    record_tape,
-    refuse_odd_step,
-)
-from autosync.trials.live.tape_union import (
-    CallKey,
-    TapeUnion,
-    call_keys,
+    adopt_orphans,
     finish_order,
     last_consumers,
-    unite_tapes,
+    operation_names,
+    record_tape,
+    refuse_odd_step,
 )
 from autosync.trials.trial_procedure import UNSCHEDULED_PASSES
 from autosync.trials.worker.worker_main import error_kind
@@ -88,8 +85,8 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
         refuse_odd_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
-    graph, union = _graph(job.model, named, tapes, size)
-    profile, step_seconds = _profile(graph, union, tapes, device_type, how)
+    graph = _graph(job.model, named, tapes, size)
+    profile, step_seconds = _profile(graph, tapes, device_type, how)
     return RecordedJob(graph, profile, optimizer, step_seconds)
 
 
@@ -137,7 +134,7 @@ def _recorded_within(
     try:
         return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
     except Exception as error:
-        _clear_frames(error)  # they hold the room that swapped values need to come back
+        _clear_frames(error)  # they hold memory that swapped values need to come back
         raise
     finally:
         try:
@@ -166,21 +163,27 @@ def _refuse_types(named: dict[str, nn.Parameter]) -> None:
             )
 
 
-def _dtype(parameter: Tensor) -> str:
-    return str(parameter.dtype).removeprefix("torch.")
-
-
 def _graph(
     model: nn.Module, named: dict[str, nn.Parameter], tapes: list[Tape], batch_size: int
-) -> tuple[ModelGraph, TapeUnion]:
-    union = unite_tapes(tapes)
-    touched = mean_touched(tapes)
-    rows = {v: call.rows for call in union.calls for v in call.variables}
-    modules = dict(model.named_modules())  # the model itself is in them without a name
-    prefixes = [f"{call.name}." if call.name in modules else "" for call in union.calls]
+) -> ModelGraph:
+    """tapes: with all variables in `ready`, those without a gradient last (`add_unused`)."""
+    adopt_orphans(tapes)
+    name = type(model).__name__.lower()
+    graph = united_graph([_tape_graph(named, tape, name, batch_size) for tape in tapes], name)
+    shares = {each.frequency for each in graph.operations} | {v.frequency for v in graph.variables}
+    examples = 1 if shares == {1.0} else len(tapes)
+    return replace(graph, examples=examples, uncalled=_uncalled(named, tapes))
+
+
+def _tape_graph(
+    named: dict[str, nn.Parameter], tape: Tape, name: str, batch_size: int
+) -> RecordedGraph:
+    order = finish_order(tape)
+    after = last_consumers(tape.calls, order)
+    rows = {variable: call.rows for call in tape.calls for variable in call.variables}
     operations = tuple(
         Operation(
-            name=f"{prefixes[index]}{call.type}#{index}",
+            name=operation,
             type=call.type,
             forward_flops=0,
             backward_flops=0,
@@ -188,25 +191,25 @@ def _graph(
             has_batch_dimension=True,
             inputs=(index - 1,) if index else (),
             variables=call.variables,
-            frequency=frequency,
         )
-        for index, (call, frequency) in enumerate(zip(union.calls, union.frequency, strict=True))
+        for index, (operation, call) in enumerate(
+            zip(operation_names(tape), tape.calls, strict=True)
+        )
     )
-    after = last_consumers(union.calls, union.backward_order)
     graph = ModelGraph(
-        name=type(model).__name__.lower(),
+        name=name,
         batch_size=batch_size,
         operations=operations,
         variables=tuple(
-            _variable(name, p, touched.get(v, 0), rows.get(v, 0), union.reached.get(v, 1.0))
-            for v, (name, p) in enumerate(named.items())
+            _variable(key, parameter, tape.touched.get(v, 0), rows.get(v, 0))
+            for v, (key, parameter) in enumerate(named.items())
         ),
-        backward_order=tuple(union.backward_order),
-        gradient_order=tuple(union.gradient_order),
-        gradient_after=tuple(after[v] for v in range(len(named))),
-        uncalled=_uncalled(named, tapes),
+        backward_order=tuple(order),
+        gradient_order=tuple(tape.ready),
+        gradient_after=tuple(after.get(v, order[-1]) for v in range(len(named))),
     )
-    return graph, union
+    unreached = frozenset(key for v, key in enumerate(named) if v not in tape.gradients)
+    return RecordedGraph(graph, unreached)
 
 
 def _uncalled(named: Iterable[str], tapes: Sequence[Tape]) -> tuple[str, ...]:
@@ -217,23 +220,19 @@ def _uncalled(named: Iterable[str], tapes: Sequence[Tape]) -> tuple[str, ...]:
     return tuple(name for name in around if name not in called)
 
 
-def _variable(
-    name: str, parameter: nn.Parameter, touched: int, rows: int, frequency: float
-) -> Variable:
-    dtype: Any = _dtype(parameter)  # refused before where it is none of `DType`
+def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:
     return Variable(
         name,
         tuple(parameter.shape),
-        dtype,
+        DTYPE_NAMES[parameter.dtype],
         sparse=touched > 0,
         touched_rows=touched,
         factor_rows=rows if parameter.dim() == 2 and not touched else 0,
-        frequency=frequency,
     )
 
 
 def _profile(
-    graph: ModelGraph, union: TapeUnion, tapes: list[Tape], device_type: str, how: str
+    graph: ModelGraph, tapes: list[Tape], device_type: str, how: str
 ) -> tuple[Profile, float]:
     """Medians over the tapes that have an operation, times its frequency; and the whole iteration,
     of other lengths where operations are left out: the mean, else the median.
@@ -241,13 +240,13 @@ def _profile(
     how: the iterations ran, in words.
     """
     times = [_times(tape) for tape in tapes]
-    always = all(frequency == 1.0 for frequency in union.frequency)
+    always = all(operation.frequency == 1.0 for operation in graph.operations)
     whole = [each.whole for each in times]
     profile = Profile(
         device=device_type,
         batch_size=graph.batch_size,
-        forward_seconds=_expected(union, [each.forward for each in times]),
-        backward_seconds=_expected(union, [each.backward for each in times]),
+        forward_seconds=_expected(graph, [each.forward for each in times]),
+        backward_seconds=_expected(graph, [each.backward for each in times]),
         update_seconds=float(np.median([each.update for each in times])),
         source="measured",
         note=f"median of {len(tapes)} {how} on rank 0 of the running job",
@@ -255,12 +254,14 @@ def _profile(
     return profile, float(np.median(whole) if always else np.mean(whole))
 
 
-def _expected(union: TapeUnion, measured: list[dict[CallKey, float]]) -> tuple[float, ...]:
-    """Seconds of each operation in an iteration: 0 in those that leave it out."""
+def _expected(graph: ModelGraph, measured: list[dict[str, float]]) -> tuple[float, ...]:
+    """Seconds of each operation in an iteration: 0 in those that leave it out. measured: of every
+    tape, by the operation's name."""
     found = []
-    for key, frequency in zip(union.keys, union.frequency, strict=True):
-        ran = [seconds[key] for seconds in measured if key in seconds]
-        found.append(frequency * float(np.median(ran)))
+    for operation in graph.operations:
+        name = operation.name.partition(" (")[0]  # as in a tape: see `united_graph`
+        ran = [seconds[name] for seconds in measured if name in seconds]
+        found.append(operation.frequency * float(np.median(ran)))
     return tuple(found)
 
 
@@ -268,8 +269,8 @@ def _expected(union: TapeUnion, measured: list[dict[CallKey, float]]) -> tuple[f
 class _TapeTimes:
     """Forward and backward seconds of every call, the update's, the iteration's."""
 
-    forward: dict[CallKey, float]
-    backward: dict[CallKey, float]
+    forward: dict[str, float]
+    backward: dict[str, float]
     update: float
     whole: float
 
@@ -292,10 +293,10 @@ def _times(tape: Tape) -> _TapeTimes:
         backward[operation] = max(0.0, ends[operation] - now)
         now = max(now, ends[operation])
     updates = seconds_since(tape.begun, tape.update)
-    keys = call_keys(tape)
+    names = operation_names(tape)
     return _TapeTimes(
-        dict(zip(keys, map(float, forward), strict=True)),
-        dict(zip(keys, backward, strict=True)),
+        dict(zip(names, map(float, forward), strict=True)),
+        dict(zip(names, backward, strict=True)),
         updates[-1] - updates[0],
         whole,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from autosync.cancellation import Cancelled, wait_readable
 from autosync.errors import NotSupported
-from autosync.trials.pool.parent_death import ParentDeath
+from autosync.trials.pool.worker_process import ParentDeath
 
 LOADING_SECONDS = 120.0
 FORKING_SECONDS = 60.0

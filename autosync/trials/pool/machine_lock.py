@@ -2,8 +2,7 @@
 
 Two trials on the same cores and links disturb each other, whoever started them. So a pool holds
 the lock during each pass: `flock` on a well-known file, which needs no right but to read it and
-which the kernel releases when its holder dies. Who holds it, the kernel tells, too (/proc/locks):
-a file that everyone may read, but not write, could not.
+which the kernel releases when its holder dies. The kernel also says who holds it (/proc/locks).
 """
 
 import contextlib
@@ -50,7 +49,7 @@ class MachineLock:
         Who waits holds the place of the next. So a pool that has just measured cannot go on
         before one that waits.
 
-        on_wait: is told who measures, where the wait lasts longer than a second.
+        on_wait: receives who measures, where the wait lasts longer than a second.
 
         Raises:
             WaitCancelled: the event `given_up` was set while waiting. Cancelled.
@@ -105,8 +104,8 @@ def shared_machine_lock() -> MachineLock:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that holds the lock of a file; None where there is none, or it cannot be told:
-    in another container, for instance."""
+    """The process that holds the lock of a file; None where there is none, or it is not
+    visible, in another container for instance."""
     try:
         found = path.stat(follow_symlinks=False)
         lines = Path("/proc/locks").read_text().splitlines()

@@ -14,7 +14,6 @@ from autosync.cluster import MessageKind
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.document import Offload
-from autosync.trials.byte_scale import refuse_other_graph, scaled_bundle, surviving_messages
 from autosync.trials.commands import (
     Command,
     MessagesTimed,
@@ -40,8 +39,9 @@ from autosync.trials.measurement import (
     pass_measurement,
 )
 from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
-from autosync.trials.pool.worker_contract import Place
 from autosync.trials.pool.worker_group import A, WorkerGroup
+from autosync.trials.pool.worker_process import Place
+from autosync.trials.scales import refuse_other_graph, scaled_bundle, surviving_messages
 from autosync.trials.shared_gpu import CudaMps
 from autosync.trials.trial_procedure import TrialPool
 
@@ -282,7 +282,7 @@ class ProcessPool(TrialPool):
         return ()
 
     def _refuse_swapping_kernels(self) -> None:
-        """Waits that are only predicted can lengthen what is waited out, and nothing else.
+        """Predicted waits for swapped tensors can lengthen compute that sleeps, not kernels.
 
         Raises:
             NotSupported: a replay runs kernels.
@@ -293,12 +293,12 @@ class ProcessPool(TrialPool):
                 "take, so that what they would wait for transfers is not measured.",
                 thing="swap.budget_bytes",
                 value=self.workload.compute,
-                remedy="Replay with compute that is waited out (--compute waited), or tune in the "
+                remedy="Replay with --compute waited, or tune in the "
                 "running job (autosync.tune), which swaps.",
             )
 
     def contamination(self, measured: PassMeasurement) -> float:
-        """Replayed periods are all alike: a spread is the doing of others, as load is."""
+        """Replayed iterations take equally long: others cause a spread, as they cause load."""
         return measured.disturbance
 
     def reset_ranks(self) -> None:

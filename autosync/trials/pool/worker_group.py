@@ -14,8 +14,6 @@ from autosync.trials.commands import (
     CommandFailed,
     GroupJoined,
     JoinGroup,
-    PassDone,
-    RunPass,
     StartWorker,
     WorkerStarted,
     command_line,
@@ -23,7 +21,7 @@ from autosync.trials.commands import (
 from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, TrialFailed, Workload
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.pool.worker_contract import Answers, Place, Worker, WorkerAnswer
+from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
 from autosync.trials.shared_gpu import sharing_words
 
 START_SECONDS = 120.0
@@ -102,10 +100,6 @@ class WorkerGroup:
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}
         self.versions = tuple(sorted((joined[0].versions | shared).items()))
-
-    def run_pass(self, command: RunPass, timeout_seconds: float) -> list[PassDone]:
-        """One pass on every rank; see `ask`."""
-        return self.ask(command, PassDone, timeout_seconds)
 
     def ask(self, command: Command, answered_by: type[A], timeout_seconds: float) -> list[A]:
         """One command to every rank; their answers in rank order.
@@ -188,7 +182,7 @@ class WorkerGroup:
 
     def _written(self, rank: int, tail: str) -> str:
         """What the command that should start a worker wrote, as long as that has never answered:
-        ssh, say, tells why it cannot reach the host."""
+        ssh, for instance, says why it cannot reach the host."""
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         if rank in self._heard_once or not lines:
             return ""

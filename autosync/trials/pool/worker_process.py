@@ -1,10 +1,11 @@
-"""Worker processes: started by a prefix, asked by JSON lines, killed with their group.
+"""One worker: the contract that a pool needs, and worker processes, started by a prefix or forked,
+asked by JSON lines, killed with their group.
 
 They live no longer than the process that started them: each ends at the end of its input, and the
-kernel kills those that cannot read it (`parent_death`).
-"""
+kernel kills those that cannot read it (`ParentDeath`)."""
 
 import contextlib
+import fcntl
 import os
 import queue
 import shlex
@@ -13,16 +14,16 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Protocol
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.commands import Answer, CommandFailed, read_answer
 from autosync.trials.machine import killed_for_memory
-from autosync.trials.pool.parent_death import ParentDeath
-from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
 from autosync.trials.shared_gpu import shared_gpu_environment
 
 STDERR_LINES = 60
+
 STDERR_CHARACTERS = 4000
 
 GRACE_SECONDS = 1.0
@@ -37,6 +38,108 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31),
     "PYTHONUNBUFFERED": "1",
 }
+
+
+class ParentDeath:
+    """The kernel kills a worker when the process that started it ends, however it ends.
+
+    A worker ends by itself at the end of its input, but not while it is stopped or stuck in foreign
+    code. So there is a pipe on which nothing is ever written. Its reading end, which the worker
+    inherits, is asynchronous: when the writing end closes, the kernel signals the end's owner
+    (fcntl(2), F_SETOWN), and the signal is set to SIGKILL, which reaches stopped processes too.
+
+    worker_end: the descriptor that the worker inherits.
+    """
+
+    def __init__(self) -> None:
+        self.worker_end, held_end = os.pipe()
+        self._held_end = os.fdopen(held_end, "wb")
+
+    def arm(self, process_group: int) -> None:
+        """From now on the group lives no longer than this process. One that has ended already is
+        left alone."""
+        with contextlib.suppress(ProcessLookupError):
+            fcntl.fcntl(self.worker_end, fcntl.F_SETOWN, -process_group)
+        fcntl.fcntl(self.worker_end, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(self.worker_end, fcntl.F_SETFL, os.O_ASYNC)
+        os.close(self.worker_end)
+
+    def disarm(self) -> None:
+        """Nothing of the group lives on. May be called twice."""
+        self._held_end.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """What a worker answered; `answer` is None when its output ended (it has died)."""
+
+    rank: int
+    answer: Answer | None
+
+
+Answers = queue.Queue[WorkerAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """How a worker ended. status: None where it is not known (its host is lost).
+
+    for_memory: whether its kernel has killed a process for lack of memory since the worker's last
+        command; False where that is not known: another host, or a kernel that does not count.
+    """
+
+    status: int | None
+    for_memory: bool
+
+
+class Worker(Protocol):
+    """One rank of a worker group, wherever it runs. Its answers go to a queue that all ranks share.
+
+    where: its host, empty for this machine. command: what started it, for error messages.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def pid(self) -> int:
+        """The process to look at from outside."""
+        ...
+
+    def send(self, line: str) -> None:
+        """Hand over one command. A dead worker's is dropped: its end is an answer already."""
+        ...
+
+    def stderr_tail(self) -> str: ...
+
+    def exit(self) -> WorkerExit:
+        """How it ended, after its last answer."""
+        ...
+
+    def begin_kill(self) -> None:
+        """Send the kill; `kill` follows."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker with everything it started; may be called twice."""
+        ...
+
+
+class Place(Protocol):
+    """Where one rank runs. node: index of the cluster's node."""
+
+    @property
+    def node(self) -> int: ...
+
+    def start(self, rank: int, workloads: tuple[str, ...], answers: Answers) -> Worker:
+        """Raises NotSupported when nothing can be started there."""
+        ...
 
 
 def worker_arguments(workloads: tuple[str, ...]) -> list[str]:
@@ -121,7 +224,7 @@ class WorkerProcess:
 
     def _write_commands(self) -> None:
         """On a thread of its own: a worker that is stopped reads nothing, and a full pipe must
-        not hold up whoever waits for its answer."""
+        not block the thread that waits for its answer."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             while (line := self._commands.get()) is not None:
@@ -160,7 +263,7 @@ class WorkerProcess:
     def exit(self) -> WorkerExit:
         try:
             status: int | None = self.process.wait(timeout=GRACE_SECONDS)
-            self._threads[-1].join(GRACE_SECONDS)  # what it wrote last may tell why
+            self._threads[-1].join(GRACE_SECONDS)  # what it wrote last may say why
         except subprocess.TimeoutExpired:
             status = None  # it closed its output and lives on
         before, now = self._kills_before, killed_for_memory()

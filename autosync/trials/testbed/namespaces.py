@@ -170,8 +170,8 @@ def _supervise(
     )
     assert process.stdout is not None
     try:
-        told = wait_readable(process.stdout, BUILDING_SECONDS)
-        if told and process.stdout.readline().strip() == "ready":
+        answered = wait_readable(process.stdout, BUILDING_SECONDS)
+        if answered and process.stdout.readline().strip() == "ready":
             supervisor = _identity(process.pid)
             _pipes[supervisor] = process
             return supervisor, ""

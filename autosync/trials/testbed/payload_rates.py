@@ -10,6 +10,7 @@ is what an all-reduce in a ring is to the links; {"op": "within", "address", "po
 "skip", "slow"} -> {"bytes_per_second"}: a node sends to itself.
 """
 
+import contextlib
 import json
 import queue
 import socket
@@ -35,8 +36,6 @@ def main() -> None:
             answer: dict[str, Any] = {"port": listener.getsockname()[1]}
         elif command["op"] == "ring":
             answer = go_round(command, listener)
-        elif command["op"] == "within":
-            answer = measure_within(command, listener)
         else:
             answer = measure(command, listener)
         print(json.dumps(answer), flush=True)
@@ -88,36 +87,23 @@ def _receive_piece(connection: socket.socket, buffer: memoryview) -> float:
 
 
 def measure(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, float]:
-    """One connection's duplex payload rate (received here) and one-way latency."""
-    if command["dial"]:
-        connection = socket.create_connection((command["address"], command["port"]))
-    else:
-        if listener is None:
-            raise RuntimeError("pair before listen")
-        connection, _ = listener.accept()
-    with connection:
-        _prepare(connection, command)
-        latency = _latency(connection, command["dial"])
-        rate = _carried(connection, connection, command)
-    return {"bytes_per_second": rate, "latency_seconds": latency}
-
-
-def measure_within(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, float]:
-    """The payload rate from this node to itself, in one direction: all that its ranks send to each
-    other passes one shaper, whichever way it goes."""
+    """The payload rate received here, and the one-way latency of a pair. Within a node all that
+    its ranks send to each other passes one shaper, whichever way it goes: it sends one way only."""
+    within = command["op"] == "within"
     if listener is None:
-        raise RuntimeError("within before listen")
-    sending = socket.create_connection((command["address"], command["port"]))
-    receiving, _ = listener.accept()
-    with sending, receiving:
-        _prepare(sending, command)
-        return {"bytes_per_second": _carried(sending, receiving, command)}
-
-
-def _prepare(connection: socket.socket, command: dict[str, Any]) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if command["slow"]:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SLOW_BUFFER_BYTES)
+        raise RuntimeError(f"{command['op']} before listen")
+    with contextlib.ExitStack() as opened:
+        if command["dial"]:
+            sending = socket.create_connection((command["address"], command["port"]))
+        else:
+            sending, _ = listener.accept()
+        opened.enter_context(sending)
+        receiving = opened.enter_context(listener.accept()[0]) if within else sending
+        sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if command["slow"]:
+            sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SLOW_BUFFER_BYTES)
+        found = {} if within else {"latency_seconds": _latency(sending, command["dial"])}
+        return found | {"bytes_per_second": _carried(sending, receiving, command)}
 
 
 def _latency(connection: socket.socket, first: bool) -> float:

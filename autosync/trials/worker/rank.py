@@ -48,7 +48,6 @@ from autosync.trials.session import (
 from autosync.trials.shared_gpu import mps_running
 from autosync.trials.timeline_recording import RankRecording
 from autosync.trials.worker.replay_compute import sharpen_timer
-from autosync.trials.worker.stretch_times import time_stretches
 from autosync.trials.worker.timed_messages import MessageGroups, time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
@@ -56,6 +55,7 @@ from autosync.trials.worker.training_job import (
     builders,
     current_device,
     find_builder,
+    time_stretches,
 )
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -213,7 +213,7 @@ class Rank:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A garbage collection in the middle of an iteration is nobody's communication time."""
+    """A garbage collection within an iteration would be measured as communication."""
     gc.disable()
     try:
         yield

@@ -1,10 +1,9 @@
 """The replay workload: a module that computes what the model would, but learns nothing.
 
-Its parameters are the graph's (scaled) variables; forward and backward wait out the profile, or
-run kernels of the model's shapes (`kernel_compute`), and real gradients of the right sizes
+Its parameters are the graph's (scaled) variables; forward and backward wait for the profiled
+seconds, or run kernels of the model's shapes (`kernels`), and real gradients of the right sizes
 appear when the graph says so. Any engine that hooks modules and parameters runs on it as on the
-user's own model, torch's DDP included.
-"""
+user's own model, torch's DDP and `fully_shard` included."""
 
 import copy
 from collections.abc import Container, Sequence
@@ -19,11 +18,10 @@ from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
 from autosync.runtime.compression.factors import Take
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.torch_dtypes import TORCH_DTYPES
-from autosync.trials.byte_scale import scaled_graph
-from autosync.trials.worker.placed_compute import PlacedCompute
-from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
+from autosync.trials.scales import scaled_graph
+from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
 
 
 class SparseTable(nn.Embedding):
@@ -218,13 +216,11 @@ class Replay(nn.Module):
         self, units: Sequence[Sequence[str]]
     ) -> tuple[nn.Module, list[list[nn.Module]]]:
         """See `session.ShardedForm`."""
-        from autosync.trials.worker.staged_replay import StagedReplay, modules_of_units
-
         made = StagedReplay(copy.deepcopy(self, {id(self.compute): self.compute}))
         return made, modules_of_units(made, units)
 
     def parameters_of(self, module: str) -> list[nn.Parameter]:
-        """See `runtime.placement.stand_in.PlacedStandIn`."""
+        """See `extensions.placement.attachment.PlacedStandIn`."""
         both = zip(self._variable_names, self._parameters_by_variable, strict=True)
         return [parameter for name, parameter in both if name.startswith(f"{module}.")]
 
@@ -232,7 +228,7 @@ class Replay(nn.Module):
         """See `runtime.placement.stand_in.PlacedStandIn`.
 
         Raises:
-            NotSupported: its compute is not waited out.
+            NotSupported: its compute runs kernels.
         """
         if not isinstance(self.compute, PlacedCompute):
             raise NotSupported(
@@ -308,3 +304,74 @@ def _backward_stretches(
     if (rest := stretch()).seconds > 0:
         stretches.append((rest, ()))
     return stretches
+
+
+class StagedReplay(nn.Module):
+    """A replay's operations, each with its part of the backward pass behind it.
+
+    The passes are those of the replay where backward runs in the reverse of forward order. Where it
+    does not, a stage runs when the operation that owns its variables is reached; one whose
+    variables several operations own computes at the last of them in forward order, which is the
+    first in backward.
+    """
+
+    def __init__(self, plain: Replay) -> None:
+        super().__init__()
+        self.compute = plain.compute
+        self.head = plain.head
+        self.operations = plain.operations
+        self._hang(plain)
+
+    def _hang(self, plain: Replay) -> None:
+        place = {key: number for number, key in enumerate(self.operations)}
+        owner: dict[int, tuple[str, str]] = {}
+        for key, operation in self.operations.items():
+            for name, parameter in operation.named_parameters():
+                owner[id(parameter)] = key, name
+        stages: dict[str, list[tuple[GradientStage, list[str]]]] = {key: [] for key in place}
+        for stage, parameters in plain.backward_stages:
+            held: dict[str, tuple[list[Any], list[str]]] = {}
+            for source, parameter in zip(stage.gradients, parameters, strict=True):
+                key, name = owner[id(parameter)]
+                sources, names = held.setdefault(key, ([], []))
+                sources.append(source)
+                names.append(name)
+            last = max(held, key=lambda key: place[key], default=next(iter(place)))
+            for key, (sources, names) in (held or {last: ([], [])}).items():
+                seconds = stage.stretch if key == last else Stretch(0.0, backward=True)
+                stages[key].append((GradientStage(seconds, stage.compute, sources), names))
+        for key, operation in self.operations.items():
+            operation.register_forward_hook(_stage_hook(stages[key]))
+
+    def forward(self, signal: Tensor) -> Tensor:
+        self.compute.start()
+        self.compute.run(self.head)
+        for operation in self.operations.values():
+            signal = operation(signal)
+        return signal
+
+
+def _stage_hook(stages: list[tuple[GradientStage, list[str]]]) -> Any:
+    """Behind an operation's forward: the first stage comes last in backward, so it is chained
+    first."""
+
+    def hook(module: nn.Module, args: Any, signal: Tensor) -> Tensor:
+        for stage, names in stages:
+            parameters = [module.get_parameter(name) for name in names]
+            signal = cast(Tensor, BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
+        return signal
+
+    return hook
+
+
+def modules_of_units(model: StagedReplay, units: Sequence[Sequence[str]]) -> list[list[nn.Module]]:
+    """The operations that own the parameters of each unit; one that two units need is in the
+    first."""
+    taken: set[str] = set()
+    found: list[list[nn.Module]] = []
+    for names in units:
+        keys = sorted({name.split(".")[1] for name in names} - taken, key=int)
+        taken.update(keys)
+        if keys:
+            found.append([model.operations[key] for key in keys])
+    return found

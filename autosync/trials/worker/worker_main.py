@@ -41,7 +41,7 @@ class JsonLines:
         self._answers.flush()
 
 
-def be_a_good_neighbour() -> None:
+def lower_priority() -> None:
     """Batch policy: gloo's polling threads otherwise starve the one that holds their lock
     (a 1 KB all-reduce takes 6 to 20 ms, against 1.1 ms)."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -89,7 +89,7 @@ def main() -> None:
 def work(workloads: list[str]) -> None:
     """Be a worker until stdin ends; with it the process does."""
     wire = JsonLines()
-    be_a_good_neighbour()
+    lower_priority()
     serve(wire, workloads)
 
 

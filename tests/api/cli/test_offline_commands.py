@@ -12,7 +12,6 @@ from autosync.documents import from_json, to_json
 from autosync.extensions.staleness.document import Staleness
 from autosync.extensions.staleness.proposals import clocked_servers, pipelined_all_reduce
 from autosync.graph import ModelGraph
-from autosync.interop.onnx_messages import OnnxNode
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.strategy import Schedule
 from tests.api.cli.command import autosync, small_inputs
@@ -251,8 +250,8 @@ def test_import_of_a_function_of_ones_own(folder: Path) -> None:
 
 
 def test_import_of_an_onnx_file(folder: Path) -> None:
-    node = OnnxNode(("x", "w"), ("y",), "product", "MatMul")
-    odd = OnnxNode(("y",), ("z",), "", "Frobnicate")
+    node = onnx_files.node("MatMul", "x w", "y", "product")
+    odd = onnx_files.node("Frobnicate", "y", "z")
     file = onnx_files.model(
         (node, odd), (onnx_files.value("x", ("batch", 8)),), (onnx_files.weight("w", 8, 16),)
     )

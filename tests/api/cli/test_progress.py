@@ -120,7 +120,7 @@ def test_a_tuning_says_what_it_compiles(
 ) -> None:
     """On the thread that runs it."""
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("autosync.api.cli.logs.log_to_file", lambda name: tmp_path / name)
+    monkeypatch.setattr("autosync.api.cli.console.log_to_file", lambda name: tmp_path / name)
 
     def play(value: int) -> int:
         return value + 1

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autosync.api.cli.arguments.simulator_arguments import load_simulator
+from autosync.api.cli.arguments.domain_arguments import load_simulator
 from autosync.api.cli.commands.simulator import app
 from autosync.api.cli.open_database import uses_bundled_simulator
 from autosync.api.db import connect, migrate
 from autosync.api.engine.registry import BUNDLED_VERSION
-from autosync.api.engine.simulator_versions import promote
+from autosync.api.engine.simulator_store import promote
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.models.linear_model import LinearModel

@@ -7,8 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
 from autosync.api.db import connect, migrate
-from autosync.api.db.database import masked
-from autosync.api.db.database_errors import database_trouble
+from autosync.api.db.database import database_trouble, masked
 from autosync.errors import InvalidInput
 from tests.api.databases import opened
 

@@ -9,20 +9,18 @@ from autosync.api.db import Database
 from autosync.api.db.tables import ApiKeyRow, Base, BrowserSessionRow
 from autosync.api.engine.api_keys import (
     KEY,
+    SESSION_SECONDS,
     allows,
+    begin_session,
     digest_of,
+    end_session,
     has_keys,
+    key_of_session,
     living_key,
     make_key,
     note_use,
-    revoke_key,
-)
-from autosync.api.engine.browser_sessions import (
-    SESSION_SECONDS,
-    begin_session,
-    end_session,
-    key_of_session,
     proof_of,
+    revoke_key,
     token_proof_of_session,
 )
 from autosync.api.views.api_keys_view import api_key, api_keys

@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, TuningRow
-from autosync.api.engine import tuning_pauses, tuning_queue
+from autosync.api.engine import tuning_control, tuning_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.submission import Submission, enqueue
@@ -25,11 +25,11 @@ REQUEST = small_request()
 
 def test_what_waits_is_paused_at_once_and_no_worker_takes_it(database: Database) -> None:
     tuning_id = enqueue(database, REQUEST)
-    assert tuning_pauses.pause(database, tuning_id) == "paused"
-    assert tuning_pauses.pause(database, tuning_id) == "paused"
+    assert tuning_control.pause(database, tuning_id) == "paused"
+    assert tuning_control.pause(database, tuning_id) == "paused"
     assert tuning_queue.claim(database, "a") is None
-    assert tuning_pauses.resume(database, tuning_id) == "queued"
-    assert tuning_pauses.resume(database, tuning_id) == "queued"
+    assert tuning_control.resume(database, tuning_id) == "queued"
+    assert tuning_control.resume(database, tuning_id) == "queued"
     held = tuning_queue.claim(database, "a")
     assert held is not None
     with database.reading() as session:
@@ -39,7 +39,7 @@ def test_what_waits_is_paused_at_once_and_no_worker_takes_it(database: Database)
 
 def test_what_runs_ends_after_its_trial(database: Database) -> None:
     held, store = claimed(database, REQUEST)
-    assert tuning_pauses.pause(database, held.tuning_id) == "pausing"
+    assert tuning_control.pause(database, held.tuning_id) == "pausing"
     assert tuning_queue.reason_to_end(database, held) is None  # the trial is not broken off
     assert tuning_queue.heartbeat(database, held)
     with pytest.raises(Cancelled, match="paused"):
@@ -52,25 +52,25 @@ def test_what_runs_ends_after_its_trial(database: Database) -> None:
 
 def test_somebody_changes_their_mind(database: Database) -> None:
     held, store = claimed(database, REQUEST)
-    tuning_pauses.pause(database, held.tuning_id)
-    assert tuning_pauses.resume(database, held.tuning_id) == "running"
+    tuning_control.pause(database, held.tuning_id)
+    assert tuning_control.resume(database, held.tuning_id) == "running"
     store.propose([proposal(candidates(REQUEST.domain, 1)[0])])
-    tuning_pauses.pause(database, held.tuning_id)
+    tuning_control.pause(database, held.tuning_id)
     assert tuning_queue.cancel(database, held.tuning_id) == "cancelling"
     with pytest.raises(NotSupported, match="is cancelling and cannot be resumed"):
-        tuning_pauses.resume(database, held.tuning_id)
+        tuning_control.resume(database, held.tuning_id)
 
 
 def test_a_paused_tuning_can_be_cancelled_and_a_cancelled_one_resumed(database: Database) -> None:
     tuning_id = enqueue(database, REQUEST)
-    tuning_pauses.pause(database, tuning_id)
+    tuning_control.pause(database, tuning_id)
     assert tuning_queue.cancel(database, tuning_id) == "cancelled"
-    assert tuning_pauses.resume(database, tuning_id) == "queued"
+    assert tuning_control.resume(database, tuning_id) == "queued"
 
 
 def test_a_worker_that_dies_while_it_pauses(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
-    tuning_pauses.pause(database, held.tuning_id)
+    tuning_control.pause(database, held.tuning_id)
     expire(database, held)
     taken = tuning_queue.claim(database, "b")
     assert taken is not None
@@ -85,13 +85,13 @@ def test_a_worker_that_dies_while_it_pauses(database: Database) -> None:
 def test_a_dead_workers_tuning_is_paused_at_once(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
     expire(database, held)
-    assert tuning_pauses.pause(database, held.tuning_id) == "paused"
+    assert tuning_control.pause(database, held.tuning_id) == "paused"
     assert tuning_queue.reason_to_end(database, held) == "lost"
 
 
 def test_what_has_ended_is_neither_paused_nor_resumed(database: Database) -> None:
     tuning_id = finished(database, REQUEST)
-    for change in (tuning_pauses.pause, tuning_pauses.resume):
+    for change in (tuning_control.pause, tuning_control.resume):
         with pytest.raises(NotSupported, match="is finished and cannot be"):
             change(database, tuning_id)
         with pytest.raises(NotFound):
@@ -100,7 +100,7 @@ def test_what_has_ended_is_neither_paused_nor_resumed(database: Database) -> Non
 
 def test_paused_tunings_count_in_a_clients_queue(database: Database) -> None:
     mine = Submission("alice", ServiceLimits(queued=2))
-    tuning_pauses.pause(database, enqueue(database, REQUEST, mine))
+    tuning_control.pause(database, enqueue(database, REQUEST, mine))
     enqueue(database, REQUEST, mine)
     with pytest.raises(Exception, match="2 of your tunings wait"):
         enqueue(database, REQUEST, mine)
@@ -110,10 +110,10 @@ def test_a_real_tuning_pauses_between_trials_and_goes_on(sqlite_url: str, sqlite
     tuning_id = enqueue(sqlite, REAL)
     with worker(sqlite_url):
         until(lambda: len(rows(sqlite)) >= 1, "a trial")
-        assert tuning_pauses.pause(sqlite, tuning_id) == "pausing"
+        assert tuning_control.pause(sqlite, tuning_id) == "pausing"
         until(lambda: state(sqlite, tuning_id) == "paused", "the pause")
         before = [row.key for row in rows(sqlite)]
-        assert tuning_pauses.resume(sqlite, tuning_id) == "queued"
+        assert tuning_control.resume(sqlite, tuning_id) == "queued"
         until(lambda: state(sqlite, tuning_id) == "finished", "the end")
     after = rows(sqlite)
     assert [row.key for row in after[: len(before)]] == before

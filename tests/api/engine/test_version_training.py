@@ -12,13 +12,20 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.queue_worker import train_next
-from autosync.api.engine.simulator_store import check_name, remove_simulator, simulator_of
-from autosync.api.engine.simulator_versions import version_in_use
+from autosync.api.engine.simulator_store import (
+    check_name,
+    remove_simulator,
+    simulator_of,
+    version_in_use,
+)
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.training import training_queue, version_training
 from autosync.api.engine.training.training_queue import claim_training, enqueue_training
-from autosync.api.engine.training.training_trials import measured_sources
-from autosync.api.engine.training.version_training import VersionFigures, run_training
+from autosync.api.engine.training.version_training import (
+    VersionFigures,
+    measured_sources,
+    run_training,
+)
 from autosync.api.http.app import create_app
 from autosync.cluster import MessageCost
 from autosync.errors import InvalidInput, NotSupported

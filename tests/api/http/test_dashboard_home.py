@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.tuning_notes import write_notes
+from autosync.api.engine.tuning_control import write_notes
 from autosync.documents import to_json
 from tests.api.http.forms import shown_token
 from tests.api.sample import claimed, finished, run_search, small_request

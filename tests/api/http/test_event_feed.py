@@ -11,9 +11,8 @@ from sqlalchemy import event
 
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
-from autosync.api.http import event_feed
-from autosync.api.http.event_feed import EventFeed
-from autosync.api.http.event_stream import stream
+from autosync.api.http import event_stream
+from autosync.api.http.event_stream import EventFeed, stream
 from tests.api.sample import claimed, finished, small_request, waiting
 
 REQUEST = small_request()
@@ -22,7 +21,7 @@ LISTENERS = 100
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_feed, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(event_stream, "POLL_SECONDS", 0.02)
 
 
 @contextmanager
@@ -108,7 +107,7 @@ def without_state(parts: list[str]) -> list[tuple[str, dict[str, Any]]]:
 def test_a_listener_that_does_not_read_is_cut_off(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_feed, "LONGEST_QUEUE", 3)
+    monkeypatch.setattr(event_stream, "LONGEST_QUEUE", 3)
     held, store = claimed(sqlite, REQUEST)
 
     async def follow() -> tuple[int, list[str]]:
@@ -160,14 +159,14 @@ def test_it_goes_on_when_the_database_comes_back(
 ) -> None:
     held, _ = claimed(sqlite, REQUEST)
     away = [True, True, False]
-    news = event_feed.news
+    news = event_stream.news
 
     def sometimes(database: Database, seen: dict[str, int]) -> Any:
         if away and away.pop(0):
             raise OSError("away")
         return news(database, seen)
 
-    monkeypatch.setattr(event_feed, "news", sometimes)
+    monkeypatch.setattr(event_stream, "news", sometimes)
 
     async def follow() -> list[str]:
         feed = EventFeed(sqlite)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from autosync.api.http.kept_answers import LARGEST_PART, KeptAnswers
+from autosync.api.http.entity_tags import LARGEST_PART, KeptAnswers
 
 SIZE = 100
 

@@ -15,7 +15,7 @@ from autosync.api.http.tuning_charts import tuning_charts
 from autosync.api.views import reports
 from autosync.api.views.dashboard.headline import headline
 from autosync.api.views.rankings import measured_ddp_seconds
-from autosync.api.views.tuning_schemas import what_happened
+from autosync.api.views.schemas import what_happened
 from autosync.search.loop.confirm import conclude
 from autosync.search.loop.outcome import DDP
 from autosync.trials.contract import ErrorKind

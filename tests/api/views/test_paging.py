@@ -13,10 +13,10 @@ from autosync.api.db import Database
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.api.views import reports, simulator_versions_view, stored_documents
-from autosync.api.views.cursors import written_cursor
 from autosync.api.views.exports import bundle_document
+from autosync.api.views.paging import written_cursor
 from autosync.api.views.rankings import ranked_strategy
-from autosync.api.views.response_model import Page
+from autosync.api.views.schemas import Page
 from autosync.errors import InvalidInput
 from tests.api.sample import finished, small_request
 

@@ -16,8 +16,8 @@ from autosync.importing.module_copies import copied_module
 from autosync.importing.recording_devices import MetaDevice
 from autosync.importing.training_step import compute_loss
 from autosync.models import BUNDLED
-from autosync.models.bundled_graphs import import_bundled
 from autosync.profiling import measure_profile
+from benchmarks.models import build, import_bundled
 from tests.autosync.importing import modules
 from tests.autosync.importing.graph_contract import assert_graph_contract
 from tests.autosync.importing.modules import BATCH, cross_entropy, features, labels
@@ -36,7 +36,7 @@ def tied() -> ModelGraph:
 
 @pytest.fixture(scope="module")
 def bert() -> ModelGraph:
-    return import_bundled(BUNDLED["bert_base"], 2)
+    return import_bundled("bert_base", 2)
 
 
 MADE: dict[str, Callable[[], nn.Module]] = {
@@ -66,7 +66,7 @@ def assert_flops_are_torchs(
 @pytest.mark.parametrize("name", ["resnet50", "vgg16", "bert_base", "transformer"])
 def test_flops_equal_torchs_own_counter(name: str) -> None:
     with torch.device("meta"):
-        module, inputs, loss = BUNDLED[name].build(2)
+        module, inputs, loss = build(name, 2)
     graph = import_module(module, inputs, loss, name=name, batch_size=2)
     assert_flops_are_torchs(graph, module, inputs, loss)
 

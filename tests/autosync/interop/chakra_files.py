@@ -1,8 +1,10 @@
 """Chakra traces: what chakra_trace_link writes of a traced step, and chakra_converter of that."""
 
+import io
 from typing import Any
 
-from autosync.interop.protobuf_wire import varint
+from google.protobuf.proto import serialize_length_prefixed
+
 from tests.autosync.interop.protos import P
 
 SCHEMA = "1.1.1-chakra.0.0.4"
@@ -54,6 +56,14 @@ def linear_step(steps: int) -> dict[str, Any]:
     return {"schema": SCHEMA, **times, "nodes": nodes}
 
 
+def delimited(messages: list[Any]) -> bytes:
+    """The messages one after another, the length of each before it."""
+    stream = io.BytesIO()
+    for message in messages:
+        serialize_length_prefixed(message, stream)
+    return stream.getvalue()
+
+
 def segmented_step() -> bytes:
     """The step of two products with a ReLU between as chakra_converter 0.0.4 wrote it: calls in
     segments, kernels that wait for theirs, parents that are not in the file."""
@@ -88,8 +98,7 @@ def segmented_step() -> bytes:
     call("aten::convolution_backward", [300], 7)
     metadata = P["Metadata"]()
     metadata.attr.add(name="schema", string_val="1.0.1")
-    parts = (message.SerializeToString() for message in (metadata, *written))
-    return b"".join(varint(len(part)) + part for part in parts)
+    return delimited([metadata, *written])
 
 
 def linked(host: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +151,4 @@ def chakra_file(trace: dict[str, Any]) -> bytes:
             message.attr.add(name=attribute["name"], **{kind: attribute["value"]})
         message.attr.add(name="is_cpu_op", bool_val=not on_device)
         written[each["id"]] = message
-    messages = [metadata, *(written[identity] for identity in sorted(written))]
-    parts = (message.SerializeToString() for message in messages)
-    return b"".join(varint(len(part)) + part for part in parts)
+    return delimited([metadata, *(written[identity] for identity in sorted(written))])

@@ -2,63 +2,53 @@
 
 import io
 import warnings
+from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
-from autosync.interop.onnx_messages import (
-    OnnxDimension,
-    OnnxGraph,
-    OnnxModel,
-    OnnxNode,
-    OnnxShape,
-    OnnxTensor,
-    OnnxTensorType,
-    OnnxType,
-    OnnxValueInfo,
-)
-from autosync.interop.protobuf_records import encode
-
-EXPORTER = "torch.onnx._internal.torchscript_exporter.onnx_proto_utils._add_onnxscript_fn"
+OPSET = 17
 
 
 def exported(module: nn.Module, inputs: tuple[Any, ...], **options: Any) -> bytes:
-    """What torch.onnx.export writes of a module in training. Its last step, functions that a user
-    adds, needs the package onnx and is left out; so are its warnings."""
+    """What torch.onnx.export writes of a module in training, without its warnings."""
     file = io.BytesIO()
-    training = torch.onnx.TrainingMode.TRAINING
-    with warnings.catch_warnings(), mock.patch(EXPORTER, lambda data, _: data):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
             inputs,
             file,  # type: ignore[arg-type]  # this exporter writes to open files, too
             dynamo=False,
-            training=training,
+            training=torch.onnx.TrainingMode.TRAINING,
             do_constant_folding=False,
             **options,
         )
     return file.getvalue()
 
 
-def value(name: str, sizes: tuple[int | str, ...], data_type: int = 1) -> OnnxValueInfo:
-    dimensions = tuple(
-        OnnxDimension(param=size) if isinstance(size, str) else OnnxDimension(value=size)
-        for size in sizes
-    )
-    return OnnxValueInfo(name, OnnxType(OnnxTensorType(data_type, OnnxShape(dimensions))))
+def node(kind: str, inputs: str, outputs: str, name: str = "", **attributes: Any) -> Any:
+    """inputs, outputs: names with a space between."""
+    return helper.make_node(kind, inputs.split(), outputs.split(), name, **attributes)
 
 
-def weight(name: str, *dims: int) -> OnnxTensor:
+def value(name: str, sizes: tuple[int | str, ...], data_type: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, data_type, sizes)
+
+
+def weight(name: str, *dims: int) -> Any:
     """Without its values."""
-    return OnnxTensor(dims, 1, name=name)
+    return TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT)
 
 
-def model(
-    nodes: tuple[OnnxNode, ...],
-    inputs: tuple[OnnxValueInfo, ...],
-    weights: tuple[OnnxTensor, ...] = (),
-) -> bytes:
-    return encode(OnnxModel(8, OnnxGraph(nodes, "g", weights, inputs)))
+def numbers(name: str, *given: int) -> Any:
+    return helper.make_tensor(name, TensorProto.INT64, (len(given),), given)
+
+
+def model(nodes: Sequence[Any], inputs: Sequence[Any], weights: Sequence[Any] = ()) -> bytes:
+    graph = helper.make_graph(nodes, "g", inputs, [], weights)
+    opset = helper.make_opsetid("", OPSET)
+    data: bytes = helper.make_model(graph, opset_imports=[opset]).SerializeToString()
+    return data

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
-from autosync.interop.graph_item import read_graph_item
-from autosync.interop.graph_item_export import write_graph_item
+from autosync.interop.autodist_graph import read_graph_item, write_graph_item
 from autosync.models import bundled
 from tests.autosync.interop.protos import P, parsed
 from tests.domains import chain_graph
@@ -163,7 +162,7 @@ def no_gradients(written: Written) -> None:
     [
         (unknown_gradient, "'nowhere:0' names no node"),
         (undefined_variable, "no definition of it"),
-        (other_message, "byte .*a VariableDef is due, not 'tensorflow.SaverDef'"),
+        (other_message, "a VariableDef is due, not 'tensorflow.SaverDef'"),
         (unknown_dimension, "'embedding' has the shape"),
         (huge, "'embedding' has the shape"),
         (whole_number, "'embedding' has no floating-point dtype"),

@@ -3,108 +3,60 @@
 A bound that is missing shows as a test that does not end.
 """
 
-import tracemalloc
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 import pytest
+from onnx import TensorProto
 
-from autosync.documents import from_json, to_json
 from autosync.errors import LONGEST_MESSAGE, InvalidInput
-from autosync.graph import ModelGraph
-from autosync.interop.autodist_messages import (
-    AnyMessage,
-    AttrValue,
-    Dim,
-    GraphDef,
-    GraphItem,
-    Info,
-    NodeDef,
-    TensorShapeProto,
-    VariableDef,
-)
-from autosync.interop.graph_item import read_graph_item
+from autosync.interop.autodist_graph import read_graph_item
 from autosync.interop.onnx_graph import read_onnx_graph
-from autosync.interop.onnx_messages import OnnxAttribute, OnnxNode, OnnxTensor
-from autosync.interop.protobuf_records import encode
-from autosync.interop.protobuf_wire import Window, Wire, tagged
-from tests.autosync.interop.onnx_files import model, value, weight
+from tests.autosync.interop.onnx_files import model, node, numbers, value, weight
+from tests.autosync.interop.test_graph_items import FLOAT, Written
 
-VALUES = 200_000
-LINEAR = OnnxNode(("x", "w"), ("y",), "product", "MatMul")
+LINEAR = node("MatMul", "x w", "y", "product")
 X = (value("x", ("batch", 8)),)
 W = weight("w", 8, 16)
-
-
-def wrapped(cls: type, data: bytes) -> AnyMessage:
-    return AnyMessage(f"type.googleapis.com/tensorflow.{cls.__name__}", Window.of(data))
-
-
-def peak_bytes_of_refusal(data: bytes, words: str) -> int:
-    tracemalloc.start()
-    try:
-        with pytest.raises(InvalidInput, match=words):
-            read_graph_item(data, "hostile", 8)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("field", [b"\x0a\x00", b"\x18\x00"], ids=["nodes", "unknown"])
-def test_endless_fields_end_where_their_memory_does(
-    field: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two bytes each; those of an unknown number are skipped, but not for nothing."""
-    monkeypatch.setattr("autosync.interop.graph_item.MAX_GRAPH_VALUES", VALUES)
-    item = encode(GraphItem(wrapped(GraphDef, field * 1_000_000)))
-    assert peak_bytes_of_refusal(item, f"more than {VALUES} values") < 60 * VALUES
-
-
-def test_messages_in_messages_share_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autosync.interop.graph_item.MAX_GRAPH_VALUES", VALUES)
-    some = b"\x18\x00" * (VALUES // 8)  # unknown to a VariableDef
-    definitions = tuple(wrapped(VariableDef, some) for _ in range(10))
-    item = GraphItem(wrapped(GraphDef, b""), {"g:0": "v:0"}, Info(definitions))
-    assert peak_bytes_of_refusal(encode(item), f"more than {VALUES} values") < 60 * VALUES
 
 
 def test_variables_behind_one_long_chain_are_too_tangled() -> None:
     """Each is looked for through all of it."""
     count = 4000
-    shape = encode(AttrValue(0, TensorShapeProto((Dim(2),))))
-    attributes = {"dtype": Window.of(encode(AttrValue(1))), "shape": Window.of(shape)}
-    names = [f"v{i}" for i in range(count)]
-    nodes = [NodeDef(name, "VarHandleOp", (), "", attributes) for name in names]
-    nodes.append(NodeDef("i0", "Identity", tuple(names)))
-    nodes += [NodeDef(f"i{i}", "Identity", (f"i{i - 1}",)) for i in range(1, count)]
-    nodes.append(NodeDef("g", "Neg", (f"i{count - 1}",)))
-    definitions = tuple(wrapped(VariableDef, encode(VariableDef(f"{name}:0"))) for name in names)
-    pairs = {f"g:{i}": f"{name}:0" for i, name in enumerate(names)}
-    graph = wrapped(GraphDef, encode(GraphDef(tuple(nodes))))
+    written = Written()
+    del written.item.grad_target_pairs[:]
+    for i in range(count):
+        written.variable(f"v{i}", (2,), FLOAT)
+    written.node("i0", "Identity", *(f"v{i}" for i in range(count)))
+    for i in range(1, count):
+        written.node(f"i{i}", "Identity", f"i{i - 1}")
+    written.node("g", "Neg", f"i{count - 1}")
+    for i in range(count):
+        written.gradient(f"g:{i}", f"v{i}:0")
     with pytest.raises(InvalidInput, match="too tangled"):
-        read_graph_item(encode(GraphItem(graph, pairs, Info(definitions))), "tangled", 8)
+        read_graph_item(written.bytes(), "tangled", 8)
 
 
-def test_numbers_that_double_their_digits_are_no_longer_followed() -> None:
-    squares = [OnnxNode((f"n{i}", f"n{i}"), (f"n{i + 1}",), "", "Mul") for i in range(300)]
-    nodes = (LINEAR, *squares, OnnxNode(("y", "n300"), ("z",), "", "Reshape"))
-    constant = OnnxTensor((2,), 7, (3, 5), "n0")
-    read = read_onnx_graph(model(nodes, X, (W, constant)), "squares", 4)
+def test_large_files_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosync.interop.autodist_graph.MAX_GRAPH_BYTES", 100)
+    with pytest.raises(InvalidInput, match="more than 100"):
+        read_graph_item(Written().bytes(), "large", 8)
+
+
+def test_numbers_that_double_their_digits_stay_64_bits() -> None:
+    squares = [node("Mul", f"n{i} n{i}", f"n{i + 1}") for i in range(300)]
+    nodes = (LINEAR, *squares, node("Reshape", "y n300", "z"))
+    read = read_onnx_graph(model(nodes, X, (W, numbers("n0", 3, 5))), "squares", 4)
     assert read.graph.parameters == 8 * 16
 
 
 def test_a_shape_of_a_million_dimensions_is_none() -> None:
-    many = OnnxTensor((1 << 40,) * 100_000, 7, (), "n0")
-    wide = OnnxAttribute("axes", ints=tuple(range(1000)))
+    many = TensorProto(name="n0", dims=(1 << 40,) * 100_000, data_type=TensorProto.INT64)
+    axes = numbers("axes", *range(60))
     nodes = (
         LINEAR,
-        OnnxNode(("n0",), ("n1",), "", "Relu"),
-        *(
-            OnnxNode((f"u{i}" if i else "y",), (f"u{i + 1}",), "", "Unsqueeze", (wide,))
-            for i in range(50)
-        ),
+        node("Relu", "n0", "n1"),
+        *(node("Unsqueeze", f"u{i} axes" if i else "y axes", f"u{i + 1}") for i in range(50)),
     )
-    assert read_onnx_graph(model(nodes, X, (W, many)), "wide", 4).graph.parameters == 8 * 16
+    read = read_onnx_graph(model(nodes, X, (W, many, axes)), "wide", 4)
+    assert read.graph.parameters == 8 * 16
     with pytest.raises(InvalidInput, match="input 'x' has 70 dimensions"):
         read_onnx_graph(model((LINEAR,), (value("x", (4,) * 70),), (W,)), "deep", 4)
 
@@ -114,20 +66,17 @@ def test_very_many_tensors_are_read_in_one_go() -> None:
     assert read_onnx_graph(model((LINEAR,), X, weights), "many", 4).graph.parameters == 8 * 16
 
 
-def test_more_parts_than_rows_leave_empty_ones() -> None:
-    parts = tuple(f"p{i}" for i in range(6))
-    split = OnnxNode(("y",), parts, "", "Split", (OnnxAttribute("axis", 0),))
-    sums = tuple(OnnxNode((name, name), (f"{name}s",), "", "Add") for name in parts)
-    graph = read_onnx_graph(model((LINEAR, split, *sums), X, (W,)), "parts", 4).graph
-    assert from_json(ModelGraph, to_json(graph)) == graph
-    assert [o.output_bytes for o in graph.operations[1:]] == [64, 64, 64, 64, 0, 0]
-
-
 def test_what_no_model_computes_is_refused() -> None:
     weights = (weight("w", 1 << 23, 1 << 23), weight("v", 1 << 23, 1 << 23))
-    nodes = (LINEAR, OnnxNode(("y", "v"), ("z",), "", "MatMul"))
+    nodes = (LINEAR, node("MatMul", "y v", "z"))
     with pytest.raises(InvalidInput, match="FLOPs or bytes that no model has"):
         read_onnx_graph(model(nodes, (value("x", (1 << 20, 1 << 23)),), weights), "huge", 1 << 20)
+
+
+def test_a_large_result_of_small_numbers_is_not_computed() -> None:
+    nodes = (LINEAR, node("ConstantOfShape", "n0", "n1"), node("Reshape", "y n1", "z"))
+    with pytest.raises(InvalidInput, match="value 'n1' has the shape"):
+        read_onnx_graph(model(nodes, X, (W, numbers("n0", 1 << 30, 1 << 30))), "large", 4)
 
 
 def test_a_refusal_of_a_long_name_is_short() -> None:
@@ -137,16 +86,9 @@ def test_a_refusal_of_a_long_name_is_short() -> None:
     assert len(caught.value.message) <= LONGEST_MESSAGE
 
 
-@dataclass(frozen=True, slots=True)
-class Unlike:
-    """A message with more than the reader knows."""
-
-    other: Annotated[int, 9] = 0
-    OPEN: ClassVar[bool] = True
-
-
-def test_unknown_fields_are_skipped() -> None:
-    data = encode(GraphDef((NodeDef("n", "Relu"),))) + encode(Unlike(3))
-    data += tagged(12, Wire.FIXED64, b"\x00" * 8)
-    with pytest.raises(InvalidInput, match="maps no gradient"):
-        read_graph_item(encode(GraphItem(wrapped(GraphDef, data))), "plain", 8)
+def test_unknown_fields_of_a_graph_are_skipped() -> None:
+    """Field 12, of eight bytes."""
+    written = Written().bytes() + b"\x61" + bytes(8)
+    assert read_graph_item(written, "plain", 8, 5).graph == (
+        read_graph_item(Written().bytes(), "plain", 8, 5).graph
+    )

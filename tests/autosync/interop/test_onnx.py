@@ -1,24 +1,24 @@
 """ONNX files beside the same modules recorded, and files that are damaged or hostile."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
-from autosync.interop.onnx_constants import KnownValues, fold_numbers
 from autosync.interop.onnx_graph import read_onnx_graph
-from autosync.interop.onnx_messages import OnnxAttribute, OnnxNode, OnnxTensor
-from autosync.interop.protobuf_records import encode
-from autosync.interop.protobuf_wire import Wire, tagged, varint
+from autosync.interop.onnx_values import OnnxValues
 from tests.autosync.importing.graph_contract import assert_graph_contract
 from tests.autosync.importing.modules import Tied
-from tests.autosync.interop.onnx_files import exported, model, value, weight
+from tests.autosync.interop.onnx_files import OPSET, exported, model, node, numbers, value, weight
 
 BATCH = 4
 
@@ -142,14 +142,14 @@ def test_another_batch_than_the_files_is_refused() -> None:
         read_onnx_graph(data, "encoder", 8)
 
 
-LINEAR = OnnxNode(("x", "w"), ("y",), "product", "MatMul")
+LINEAR = node("MatMul", "x w", "y", "product")
 
 
 def test_operations_that_are_not_known_are_listed_and_estimated() -> None:
     nodes = (
         LINEAR,
-        OnnxNode(("y",), ("z",), "odd", "Frobnicate", domain="my.own"),
-        OnnxNode(("z", "v"), ("s",), "", "MatMul"),
+        node("Frobnicate", "y", "z", "odd", domain="my.own"),
+        node("MatMul", "z v", "s"),
     )
     data = model(nodes, (value("x", ("batch", 8)),), (weight("w", 8, 16), weight("v", 16, 2)))
     read = read_onnx_graph(data, "odd", BATCH)
@@ -161,39 +161,23 @@ def test_operations_that_are_not_known_are_listed_and_estimated() -> None:
     assert_graph_contract(read.graph, BATCH)
 
 
-def numbers(name: str, *given: int) -> OnnxTensor:
-    return OnnxTensor((len(given),), 7, given, name)
-
-
 @pytest.mark.parametrize(
     ("start", "end", "sizes"),
-    [
-        (0, None, (BATCH, 6, 8)),
-        (0, 2, (BATCH, 6)),
-        (1, 2, (6,)),
-        (2, None, (8,)),
-        (-1, None, (8,)),
-        (-3, -1, (BATCH, 6)),
-        (0, 9, (BATCH, 6, 8)),
-        (-9, 1, (BATCH,)),
-    ],
+    [(0, None, (BATCH, 6, 8)), (1, 2, (6,)), (-3, -1, (BATCH, 6)), (-9, 1, (BATCH,))],
 )
 def test_a_part_of_a_shape(start: int, end: int | None, sizes: tuple[int, ...]) -> None:
     """As torch's exporter writes `x.shape[0]`: one number, of which a view makes its shape."""
-    bounds = [OnnxAttribute("start", i=start)]
-    if end is not None:
-        bounds.append(OnnxAttribute("end", i=end))
+    bounds: dict[str, Any] = {"start": start} if end is None else {"start": start, "end": end}
     nodes = (
-        OnnxNode(("x",), ("part",), "", "Shape", tuple(bounds)),
-        OnnxNode(("rest", "part"), ("sizes",), "", "Concat"),
-        OnnxNode(("x", "sizes"), ("y",), "", "Reshape"),
-        OnnxNode(("y", "w"), ("z",), "", "MatMul"),
+        node("Shape", "x", "part", **bounds),
+        node("Concat", "rest part", "sizes", axis=0),
+        node("Reshape", "x sizes", "y"),
+        node("MatMul", "y w", "z"),
     )
-    last = sizes[-1]
     data = model(
         nodes,
         (value("x", ("batch", 6, 8)),),
-        (weight("w", last, 16), numbers("rest", -1)),
+        (weight("w", sizes[-1], 16), numbers("rest", -1)),
     )
     (product,) = read_onnx_graph(data, "view", BATCH).graph.operations
     assert product.forward_flops == 2 * BATCH * 6 * 8 * 16
@@ -202,52 +186,36 @@ def test_a_part_of_a_shape(start: int, end: int | None, sizes: tuple[int, ...]) 
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        ((OnnxNode(("x",), ("n",), "", "Size"),), (BATCH * 6 * 8,)),
-        (
-            (
-                OnnxNode(("x",), ("s",), "", "Shape"),
-                OnnxNode(("s", "minus", "zero"), ("n",), "", "Where"),
-            ),
-            (-1, -1, -1),
-        ),
-        (
-            (
-                OnnxNode(("x",), ("s",), "", "Shape"),
-                OnnxNode(("s", "zero", "many", "zero", "two"), ("n",), "", "Slice"),
-            ),
-            (BATCH, 8),
-        ),
+        ((node("Size", "x", "n"),), BATCH * 6 * 8),
+        ((node("Shape", "x", "s"), node("Where", "no minus s", "n")), [BATCH, 6, 8]),
+        ((node("Shape", "x", "s"), node("Slice", "s zero many zero two", "n")), [BATCH, 8]),
+        ((node("Shape", "x", "s"), node("Div", "s two", "n")), [BATCH // 2, 3, 4]),
     ],
 )
-def test_numbers_that_a_graph_computes(
-    nodes: tuple[OnnxNode, ...], expected: tuple[int, ...]
-) -> None:
-    known = KnownValues(shapes={"x": (BATCH, 6, 8)})
+def test_numbers_that_a_graph_computes(nodes: tuple[Any, ...], expected: Any) -> None:
+    values = OnnxValues({"": OPSET})
+    values.add("x", TensorProto.FLOAT, (BATCH, 6, 8))
     for each in (numbers("minus", -1), numbers("zero", 0), numbers("many", 99), numbers("two", 2)):
-        known.add_constant(each.name, each)
-    for node in nodes:
-        found = fold_numbers(node, known)
-        assert found is not None
-        known.numbers[node.output[0]] = found
-    assert known.numbers["n"] == expected
+        values.add_constant(each.name, each)
+    values.infer(node("Equal", "two zero", "no"))
+    for each in nodes:
+        values.infer(each)
+    assert values.numbers["n"].tolist() == expected
 
 
 def test_weights_that_nodes_make_are_parameters() -> None:
     """The small models of onnx's own tests fill their weights from a shape each."""
-
-    def filled(name: str) -> OnnxNode:
-        return OnnxNode((f"{name}_shape",), (name,), "", "ConstantOfShape")
-
-    constant = OnnxAttribute("value", t=OnnxTensor((5, 4), 10, name="inner"))
+    filled = ("w", "scale", "shift", "mean", "variance", "bias")
+    inner = TensorProto(name="inner", dims=(5, 4), data_type=TensorProto.FLOAT16)
     nodes = (
-        *(filled(name) for name in ("w", "scale", "shift", "mean", "variance", "bias")),
-        OnnxNode((), ("v",), "", "Constant", (constant,)),
-        OnnxNode(("w",), ("kernel",), "", "Identity"),
-        OnnxNode(("x", "kernel"), ("y",), "", "Conv"),
-        OnnxNode(("y", "scale", "shift", "mean", "variance"), ("z",), "", "BatchNormalization"),
-        OnnxNode(("z",), ("flat",), "", "GlobalAveragePool"),
-        OnnxNode(("flat",), ("rows",), "", "Flatten"),
-        OnnxNode(("rows", "v", "bias"), ("s",), "", "Gemm", (OnnxAttribute("transB", i=1),)),
+        *(node("ConstantOfShape", f"{name}_shape", name) for name in filled),
+        node("Constant", "", "v", value=inner),
+        node("Identity", "w", "kernel"),
+        node("Conv", "x kernel", "y"),
+        node("BatchNormalization", "y scale shift mean variance", "z"),
+        node("GlobalAveragePool", "z", "flat"),
+        node("Flatten", "flat", "rows"),
+        node("Gemm", "rows v bias", "s", transB=1),
     )
     shapes = [numbers("w_shape", 4, 3, 3, 3), numbers("bias_shape", 5)]
     shapes += [numbers(f"{name}_shape", 4) for name in ("scale", "shift", "mean", "variance")]
@@ -264,53 +232,50 @@ def test_weights_that_nodes_make_are_parameters() -> None:
 
 
 def test_a_variable_used_twice_is_ready_last() -> None:
-    nodes = (
-        LINEAR,
-        OnnxNode(("y", "v"), ("z",), "", "MatMul"),
-        OnnxNode(("z", "w"), ("s",), "", "MatMul"),
-    )
+    nodes = (LINEAR, node("MatMul", "y v", "z"), node("MatMul", "z w", "s"))
     data = model(nodes, (value("x", ("batch", 8)),), (weight("w", 8, 8), weight("v", 8, 8)))
     graph = read_onnx_graph(data, "twice", BATCH).graph
     assert [graph.variables[v].name for v in graph.gradient_order] == ["v", "w"]
     assert [v.factor_rows for v in graph.variables] == [0, BATCH]
 
 
-def test_packed_numbers_are_read() -> None:
-    packed = b"".join(varint(size) for size in (8, 16))
-    tensor = tagged(1, Wire.LENGTH, packed) + tagged(2, Wire.VARINT, varint(1))
-    tensor += tagged(8, Wire.LENGTH, b"w")
-    node, x = encode(LINEAR), encode(value("x", ("n", 8)))
-    parts = tagged(1, Wire.LENGTH, node) + tagged(5, Wire.LENGTH, tensor)
-    data = tagged(7, Wire.LENGTH, parts + tagged(11, Wire.LENGTH, x))
-    assert read_onnx_graph(data, "packed", BATCH).graph.variables[0].shape == (8, 16)
+def test_external_data_is_not_opened() -> None:
+    """The shape is in the file, and no path that it names is followed."""
+    outside = weight("w", 8, 16)
+    outside.data_location = TensorProto.EXTERNAL
+    outside.external_data.add(key="location", value="../../../etc/passwd")
+    data = model((LINEAR,), (value("x", ("batch", 8)),), (outside,))
+    assert read_onnx_graph(data, "outside", BATCH).graph.parameters == 8 * 16
 
 
-GOOD = model((LINEAR,), (value("x", ("batch", 8)),), (weight("w", 8, 16),))
-RESHAPED = OnnxNode(("y", "shape"), ("z",), "", "Reshape")
+def test_without_the_package_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['onnx'] = None\n"
+        "from importlib import util; util.find_spec = lambda name: None\n"
+        "from autosync.errors import NotSupported\n"
+        "try:\n    import autosync.interop.onnx_graph\n"
+        "except NotSupported as error: print(error)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'autosync[onnx]'" in found.stdout
+
+
+X = (value("x", ("batch", 8)),)
+GOOD = model((LINEAR,), X, (weight("w", 8, 16),))
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"", "holds no graph"),
-        (b"not a model at all", "byte"),
-        (GOOD[: len(GOOD) // 2], "are left"),
-        (model((LINEAR,), (value("x", ("batch", 8)),)), "no trainable tensors"),
+        (b"not a model at all", "is damaged or no ONNX file"),
+        (GOOD[: len(GOOD) // 2], "is damaged or no ONNX file"),
+        (model((LINEAR,), X), "no trainable tensors"),
         (model((LINEAR,), (), (weight("w", 8, 16),)), "has no inputs"),
+        (model((LINEAR,), X, (weight("w", 8, -1),)), "has the shape"),
+        (model((LINEAR,), X, (weight("w", *[1 << 40] * 3),)), "has the shape"),
         (
-            model((LINEAR,), (value("x", ("batch", 8)),), (weight("w", 8, -1),)),
-            "has the shape",
-        ),
-        (
-            model((LINEAR,), (value("x", ("batch", 8)),), (weight("w", *[1 << 40] * 3),)),
-            "has the shape",
-        ),
-        (
-            model(
-                (OnnxNode(("x",), ("y",), "", "Relu"),),
-                (value("x", ("batch", 8)),),
-                (weight("w", 8, 16),),
-            ),
+            model((node("Relu", "x", "y"),), X, (weight("w", 8, 16),)),
             "no operation that reads a trainable tensor",
         ),
     ],
@@ -324,26 +289,26 @@ def test_bad_files_are_refused_by_name(data: bytes, why: str) -> None:
 
 
 def test_a_file_of_endless_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autosync.interop.onnx_graph.MAX_ONNX_VALUES", 1000)
-    data = tagged(7, Wire.LENGTH, tagged(1, Wire.LENGTH, b"") * 2000)
-    with pytest.raises(InvalidInput, match="more than 1000 values"):
-        read_onnx_graph(data, "endless", BATCH)
+    monkeypatch.setattr("autosync.interop.onnx_graph.MAX_OPERATIONS", 1000)
+    with pytest.raises(InvalidInput, match="2000 nodes, more than 1000"):
+        read_onnx_graph(model([LINEAR] * 2000, X), "endless", BATCH)
 
 
-def test_every_cut_of_a_file_is_read_or_refused() -> None:
+def test_every_cut_of_a_file_is_refused() -> None:
     for end in range(len(GOOD)):
         with pytest.raises(InvalidInput):
             read_onnx_graph(GOOD[:end], "cut", BATCH)
 
 
 def test_odd_attributes_make_an_estimate_and_no_crash() -> None:
-    shape = OnnxTensor((1,), 7, (0,), "shape")
-    kernel = OnnxNode(("y",), ("p",), "", "MaxPool", (OnnxAttribute("kernel_shape", ints=(0, -3)),))
-    for node in (
-        RESHAPED,
-        kernel,
-        OnnxNode((), ("z",), "", "Split"),
-        OnnxNode(("y",), (), "", "X"),
+    shape = numbers("shape", 0)
+    for odd in (
+        node("Reshape", "y shape", "z"),
+        node("MaxPool", "y", "p", kernel_shape=(0, -3)),
+        node("MaxPool", "y", "p", kernel_shape=(2, 2), strides=(0, 0)),
+        node("Split", "", "z"),
+        node("X", "y", ""),
+        node("Shape", "y", "z", start=helper.make_tensor("t", TensorProto.FLOAT, (1,), (1.0,))),
     ):
-        data = model((LINEAR, node), (value("x", ("b", 8)),), (weight("w", 8, 16), shape))
+        data = model((LINEAR, odd), X, (weight("w", 8, 16), shape))
         assert read_onnx_graph(data, "odd", BATCH).graph.parameters == 8 * 16

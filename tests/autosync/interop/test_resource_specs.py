@@ -6,12 +6,12 @@ import pytest
 
 from autosync.cluster import Cluster, Device, Link, Node
 from autosync.errors import InvalidInput, NotSupported
-from autosync.interop.device_names import names_of_devices
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, notes_on_hosts
 from autosync.interop.resource_spec import (
     Hardware,
     hosts_of_spec,
     left_out_of_spec,
+    names_of_devices,
     read_resource_spec,
     write_resource_spec,
 )

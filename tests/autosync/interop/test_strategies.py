@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput, InvalidStrategy, NotSupported
 from autosync.extensions.staleness.document import Staleness
-from autosync.interop.strategy_export import export_strategy
-from autosync.interop.strategy_import import import_strategy
+from autosync.interop.autodist_strategy import export_strategy, import_strategy
 from autosync.search.designs.design_table import DESIGNS
 from autosync.search.designs.known_designs import ddp, ps_pieces_4mb_priority, zero1
 from autosync.strategy import (
@@ -394,3 +393,16 @@ def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
     del written[data.draw(st.integers(0, len(written))) :]
     with suppress(AutosyncError):
         import_strategy(bytes(written), small())
+
+
+def test_fields_that_are_not_known_are_refused() -> None:
+    """One of a later AutoDist could change what a strategy means; so could another wire type."""
+    domain = small()
+    message = all_reduced(domain)
+    for odd, named in ((b"\x32\x00", "number 6 of Strategy"), (b"\x08\x01", "number 1 of")):
+        with pytest.raises(InvalidInput, match=f"not known: {named}"):
+            import_strategy(message.SerializeToString() + odd, domain)
+    node = message.node_config[0]
+    node.AllReduceSynchronizer.MergeFromString(b"\x78\x01")
+    with pytest.raises(InvalidInput, match="number 15 of AllReduceSynchronizer"):
+        import_strategy(message.SerializeToString(), domain)

@@ -7,11 +7,11 @@ import torch
 
 import autosync.bundled_data
 from autosync.documents import to_json
-from autosync.errors import InvalidInput, NotFound
+from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import BertPretraining
-from autosync.models.bundled_graphs import import_bundled
 from benchmarks.model_flops import torch_flops
+from benchmarks.models import build, import_bundled
 from tests.autosync.importing.graph_contract import assert_graph_contract
 
 # Published: torchvision's and timm's model pages, the releases of BERT, GPT-2, XLNet and Llama;
@@ -85,7 +85,7 @@ def test_parameters_are_counted_right(name: str) -> None:
 @pytest.mark.parametrize("name", BUNDLED)
 def test_stored_variables_are_the_modules(name: str) -> None:
     with torch.device("meta"):
-        module = BUNDLED[name].build(1)[0]
+        module = build(name, 1)[0]
     made = [
         (key, tuple(value.shape), str(value.dtype).removeprefix("torch."))
         for key, value in module.named_parameters()
@@ -102,7 +102,7 @@ def test_bert_without_its_heads_has_the_usual_count() -> None:
 @pytest.mark.parametrize("name", REIMPORTED)
 def test_stored_graphs_are_what_an_import_gives(name: str) -> None:
     """Run scripts/write_model_graphs.py after changing the importer or a model."""
-    again = to_json(import_bundled(BUNDLED[name], BUNDLED[name].batch_size)) + "\n"
+    again = to_json(import_bundled(name)) + "\n"
     assert gzip.decompress(graph_file(name).read_bytes()).decode() == again
 
 
@@ -171,15 +171,22 @@ def test_dlrm_looks_up_one_row_a_table() -> None:
     assert sum(v.shape[0] for v in tables) == 33_762_577
 
 
-def test_another_batch_size_scales_what_depends_on_it() -> None:
-    small = bundled("bert-base", 8)
-    stored = bundled("bert_base")
-    assert small.batch_size == 8
-    assert [v.name for v in small.variables] == [v.name for v in stored.variables]
-    for ours, theirs in zip(small.operations, stored.operations, strict=True):
-        factor = 4 if theirs.has_batch_dimension else 1
-        assert ours.output_bytes * factor == theirs.output_bytes
-        assert ours.forward_flops * 4 == theirs.forward_flops
+@pytest.mark.parametrize("name", [name for name in REIMPORTED if name != "lm1b"])
+def test_at_another_batch_size_a_graph_is_what_an_import_gives(name: str) -> None:
+    batch_size = 2 * BUNDLED[name].batch_size
+    assert bundled(name, batch_size) == import_bundled(name, batch_size)
+    assert bundled(name, 3) == import_bundled(name, 3)
+
+
+def test_a_model_of_one_batch_size_is_refused_at_others() -> None:
+    """Its softmax samples 8192 words whatever the batch."""
+    with pytest.raises(InvalidInput, match="must be 128"):
+        bundled("lm1b", 64)
+
+
+def test_a_model_of_which_the_package_has_the_graph_alone_is_not_built() -> None:
+    with pytest.raises(NotSupported, match="not its code"):
+        BUNDLED["nasnet_large"].build()
 
 
 @pytest.mark.parametrize(("name", "millions"), [("bert_3l", 11), ("bert_6l", 36)])

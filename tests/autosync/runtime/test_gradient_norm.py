@@ -10,8 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.runtime.layout.records import ONE_QUEUE
-from autosync.runtime.transport.operations import small_sum
-from autosync.runtime.transport.process_groups import open_groups, working_group
+from autosync.runtime.transport.process_groups import open_groups, small_sum, working_group
 from autosync.runtime.updates.clipping import _scale_by, scale_gradients
 from tests.autosync.runtime.cases import (
     Case,

@@ -19,7 +19,7 @@ from autosync.trials.commands import (
 )
 from autosync.trials.contract import ErrorKind, Workload
 from autosync.trials.pool.process_pool import REPEATS, ProcessPool
-from autosync.trials.pool.worker_contract import Answers, WorkerAnswer, WorkerExit
+from autosync.trials.pool.worker_process import Answers, WorkerAnswer, WorkerExit
 from tests.autosync.trials.strategies import small_domain
 
 SENT_BYTES = 70

@@ -25,7 +25,7 @@ from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.runtime_dataset import load_dataset, read_trials
 from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import grid_cluster
 from tests.search.collect.scripted_launcher import (
     COUNT,

@@ -10,14 +10,9 @@ import pytest
 import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import NotSupported
 from autosync.search.loop.earlier_trials import EarlierTrials, read_earlier
-from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialResult
-from autosync.trials.live.job_cluster import Seat, refuse_mixed, seated_device
-from autosync.trials.live.job_pool import counted_nics
-from autosync.trials.live.step_tape import Call, Tape
-from autosync.trials.live.tape_union import adopt_orphans, finish_order
 from tests.search.live.torchrun import seen_by_ranks
 
 pytestmark = pytest.mark.timeout(900)
@@ -72,14 +67,6 @@ def test_a_second_tuning_measures_first_what_the_first_found(seen: Seen, out: Pa
     assert len(again) == 5
     assert again[0].startswith("ddp: ")
     assert not seen[1]["tuning"]["again"]
-
-
-@pytest.mark.parametrize(
-    ("step_seconds", "slowdown"), [(0.1, 1.0), (0.105, 1.0), (0.095, 1.0), (0.2, 2.0), (0.05, 0.5)]
-)
-def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
-    """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
-    assert seated_device(Seat("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
 
 
 def test_a_job_whose_every_trial_fails_goes_on_with_ddp(seen: Seen) -> None:
@@ -180,17 +167,6 @@ def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
                 assert rank.messages.message
 
 
-def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
-    def answer(nic: str, host: str) -> PassDone:
-        return PassDone(MeasuredIterations((), 0.0, 0.0, 0.0, 0.0, 0), host, None, 0.0, nic=nic)
-
-    first, other = answer("a", "x"), answer("b", "y")
-    assert counted_nics([first, first, other]) == ["a", "a", "b"]
-    assert counted_nics([first, answer("b", "x")]) == []
-    assert counted_nics([first, first]) == []
-    assert counted_nics([answer("", "x"), answer("", "y")]) == []
-
-
 def test_a_given_strategy_trains_on_as_ddp_would(seen: Seen) -> None:
     assert all(rank["contract"]["difference"] < 1e-5 for rank in seen)
 
@@ -209,23 +185,6 @@ def test_the_recorded_domain(seen: Seen) -> None:
     assert found["intra_gbps"][0] > 0
     assert found["intra_gbps"][1] is None
     assert found["optimizer"] == ["adamw", 2]
-
-
-def test_ranks_of_a_host_must_follow_one_another() -> None:
-    assert refuse_mixed(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
-    with pytest.raises(InvalidInput, match="one after another"):
-        refuse_mixed(["a", "b", "a"])
-
-
-def test_orders_of_a_recorded_step() -> None:
-    """A tied variable (0) completes with its first call; 4 is read without a call of its own."""
-    calls = [
-        Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
-    ]
-    tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
-    adopt_orphans([tape])
-    assert calls[1].variables == (1, 2, 4)
-    assert finish_order(tape) == [3, 2, 1, 0]
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from autosync.search.live.message_costs import (
 )
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.fitting.message_cost_fitting import link_seconds
+from autosync.simulator.fitting.message_costs import link_seconds
 from autosync.trials.contract import TrialError, TrialFailed
-from autosync.trials.probe.message_samples import MessageSample
+from autosync.trials.probes import MessageSample
 from autosync.trials.worker.timed_messages import KINDS
 from tests.domains import domain_of, grid_cluster
 

@@ -20,7 +20,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import Shortlist
 from autosync.search.loop.source_candidates import judge_of
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from tests.search.loop.test_earned_designs import SETTINGS, TIMELINE, Doubtful, tuned
 from tests.search.loop.test_tuning_loop import DOMAIN
 

@@ -13,7 +13,7 @@ from autosync.api.db import Database
 from autosync.api.db.tables import SCOPES
 from autosync.api.engine.api_keys import KeyScope, make_key
 from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.http.access.scopes import methods_of, scopes_of
+from autosync.api.http.access.guard import methods_of, scopes_of
 from autosync.api.http.app import API, PAGES, create_app
 from autosync.api.http.page_templates import TEMPLATES
 from autosync.api.http.routes import health_routes, session_pages

@@ -6,7 +6,7 @@ from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.dashboard.headline import headline
 from autosync.api.views.dashboard.strategy_labels import label_of, strategy_labels
-from autosync.api.views.tuning_schemas import Tuning
+from autosync.api.views.schemas import Tuning
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.staleness.document import Staleness
 from autosync.search.designs.known_designs import all_reduce_5mb, ps_load_balanced

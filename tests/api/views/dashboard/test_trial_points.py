@@ -5,7 +5,7 @@ import pytest
 
 from autosync.api.db import Database
 from autosync.api.views import reports
-from autosync.api.views.dashboard.trial_points import (
+from autosync.api.views.dashboard.trial_views import (
     TrialPoint,
     best_so_far,
     confirmed_speedups,

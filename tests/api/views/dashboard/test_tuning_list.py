@@ -5,7 +5,7 @@ import pytest
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.tuning_notes import archive, write_notes
+from autosync.api.engine.tuning_control import archive, write_notes
 from autosync.api.views.dashboard.tuning_list import PAGE_SIZE, TuningFilter, tuning_list
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from tests.api.sample import finished, small_request

@@ -6,11 +6,11 @@ import pytest
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.exports.framework_table import settings_for
 from autosync.extensions.offload.document import Offload, forms_within
 from autosync.extensions.offload.verification import check_swap, swapped_in_words
 from autosync.extensions.staleness.document import Staleness
-from autosync.framework_settings.framework_table import settings_for
-from autosync.interop.strategy_export import export_strategy
+from autosync.interop.autodist_strategy import export_strategy
 from autosync.population import concatenate, decode, encode
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Schedule, Strategy

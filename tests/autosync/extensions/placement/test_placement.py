@@ -8,6 +8,7 @@ import pytest
 from autosync.documents import from_json, to_data, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.exports.framework_table import settings_for
 from autosync.extensions.placement.document import (
     PlacedModule,
     PlacedModules,
@@ -18,7 +19,6 @@ from autosync.extensions.placement.document import (
 from autosync.extensions.placement.proposals import with_placement
 from autosync.extensions.placement.verification import modules_of
 from autosync.extensions.staleness.document import Staleness
-from autosync.framework_settings.framework_table import settings_for
 from autosync.population import concatenate, decode, encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear, parallax, ps_one_server
 from autosync.search.designs.torch_engines import fsdp2

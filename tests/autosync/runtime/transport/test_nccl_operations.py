@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from autosync.codes import Op
-from autosync.runtime.transport.nccl import nccl_start
-from autosync.runtime.transport.team_role import TeamRole
+from autosync.runtime.transport.base import Operation
+from autosync.runtime.transport.nccl import NcclTransport
 
 REDUCTIONS = {
     Op.ALL_REDUCE: "allreduce",
@@ -31,10 +31,10 @@ class Noting:
         return call
 
 
-def asked(operation: Op, share: float | None, alike: bool, members: int = 4) -> tuple[str, Any]:
-    group = Noting()
-    role = TeamRole(operation, place=1, root=2, members=members, size=10, tag=0)
-    nccl_start(group, role, torch.zeros(12), share, alike)()()
+def asked(kind: Op, share: float | None, equal_shares: bool) -> tuple[str, Any]:
+    group, wire = Noting(), torch.zeros(12)
+    operation = Operation(kind, 1, 2, 4, 10, 0, share, equal_shares)
+    NcclTransport(group).prepare(operation, wire, wire)().wait()
     return group.asked[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autosync.codes import Op
-from autosync.runtime.transport.team_role import TeamRole
+from autosync.runtime.transport.base import Operation
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.compression import test_encodings, test_factors, test_rows
@@ -16,7 +16,7 @@ from tests.autosync.runtime.execution.test_exact import train_all
 from tests.autosync.runtime.execution.test_training import clipped
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
-from tests.autosync.runtime.updates.test_state import resumed, saved_at_once
+from tests.autosync.runtime.updates.test_optimizer_state import resumed, saved_at_once
 
 METHODS = ("all_reduce", "tree", "ps", "byteps", "rs", "zero", "mixed")
 HALVED = ("byteps", "rs", "zero", "mixed")
@@ -79,7 +79,7 @@ def test_what_a_rank_gives_and_gets_covers_the_message(members: int, size: int) 
     """Every element is given by somebody; whoever is owed it gets it and nothing else."""
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip
-        roles = [TeamRole(operation, place, 1, members, size, 0) for place in range(members)]
+        roles = [Operation(operation, place, 1, members, size, 0) for place in range(members)]
         padded = roles[0].padded
         given = [touched(role.sent(), padded) for role in roles]
         gotten = [touched(role.received(), padded) for role in roles]

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from autosync.errors import NotSupported
-from autosync.trials.launchers import ray_cluster
-from autosync.trials.launchers.ray_cluster import refuse_unreachable
+from autosync.trials.launchers import ray_launcher
+from autosync.trials.launchers.ray_launcher import refuse_unreachable
 
 SETTINGS_FRAME = b"\0\0\0\4\0\0\0\0\0"
 
@@ -39,7 +39,7 @@ def test_what_speaks_as_ray_does_is_left_to_ray() -> None:
 def test_what_is_no_ray_head_is_refused(
     answer: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(ray_launcher, "CONNECT_SECONDS", 0.2)
     with pytest.raises(
         NotSupported, match=r"'127\.0\.0\.1:\d+' cannot be reached.*ray start --head"
     ):

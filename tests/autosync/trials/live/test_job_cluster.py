@@ -8,12 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autosync.errors import NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.arena import Arena
 from autosync.trials.gpus import peak_bytes, reset_peak
 from autosync.trials.live import job_cluster
 from autosync.trials.live.job import LiveJob
-from autosync.trials.live.job_cluster import device_memory_gb, device_type_of, gpu_sharing
+from autosync.trials.live.job_cluster import (
+    Seat,
+    device_memory_gb,
+    device_type_of,
+    gpu_sharing,
+    refuse_mixed,
+    seated_device,
+)
 from autosync.trials.request_names import GPU_IN_TURNS
 
 
@@ -87,3 +94,17 @@ def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatc
     assert job_cluster._latency_seconds(job) == 0.5
     trip = ["done", "clock", "send", "recv", "done", "clock"]
     assert log == ["made", *trip * job_cluster.LATENCY_TRIPS]
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "slowdown"), [(0.1, 1.0), (0.105, 1.0), (0.095, 1.0), (0.2, 2.0), (0.05, 0.5)]
+)
+def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
+    """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
+    assert seated_device(Seat("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
+
+
+def test_ranks_of_a_host_must_follow_one_another() -> None:
+    assert refuse_mixed(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
+    with pytest.raises(InvalidInput, match="one after another"):
+        refuse_mixed(["a", "b", "a"])

@@ -6,8 +6,16 @@ import pytest
 
 from autosync.errors import InvalidInput
 from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialFailed, TrialRequest
-from autosync.trials.live.job_pool import PARTED, JobPool, LiveFailure, failure_kind, first_cause
+from autosync.trials.live.job_pool import (
+    PARTED,
+    JobPool,
+    LiveFailure,
+    counted_nics,
+    failure_kind,
+    first_cause,
+)
 from tests.autosync.trials.strategies import ddp, small_domain
 
 
@@ -55,3 +63,14 @@ def test_no_pass_begins_when_the_tunings_time_is_up() -> None:
         pool.run_pass(TrialRequest("late", ddp(small_domain())), after_load=False)
     assert raised.value.ranks_usable
     assert raised.value.error.kind == "timeout"
+
+
+def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
+    def answer(nic: str, host: str) -> PassDone:
+        return PassDone(MeasuredIterations((), 0.0, 0.0, 0.0, 0.0, 0), host, None, 0.0, nic=nic)
+
+    first, other = answer("a", "x"), answer("b", "y")
+    assert counted_nics([first, first, other]) == ["a", "a", "b"]
+    assert counted_nics([first, answer("b", "x")]) == []
+    assert counted_nics([first, first]) == []
+    assert counted_nics([answer("", "x"), answer("", "y")]) == []

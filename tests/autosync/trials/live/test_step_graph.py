@@ -9,18 +9,24 @@ from torch import Tensor, nn
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import RESERVE, Offload, budget_within
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.module_borders import borders_of, module_of
 from autosync.extensions.placement.proposals import modules_to_place
 from autosync.extensions.placement.verification import check_module
-from autosync.graph import ModelGraph
+from autosync.graph import ModelGraph, Operation
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.job import LiveJob
+from autosync.trials.live.recorded_step import (
+    Call,
+    Tape,
+    adopt_orphans,
+    finish_order,
+)
 from autosync.trials.live.snapshot import take_snapshot
-from autosync.trials.live.step_graph import record_job
+from autosync.trials.live.step_graph import RecordedJob, record_job
 from tests.domains import domain_of, grid_cluster
 
 BATCH = 2
@@ -111,6 +117,90 @@ def test_a_graph_in_which_all_are_called_keeps_its_text() -> None:
     assert "uncalled" not in to_json(graph)
     other = recorded(Containers())
     assert from_json(ModelGraph, to_json(other)) == other
+
+
+class Exits(nn.Module):
+    """Leaves after as many blocks as its input says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, depth: int) -> Tensor:
+        for block in self.blocks[:depth]:
+            x = torch.tanh(block(x))
+        found: Tensor = self.head(x)
+        return found
+
+
+def exiting_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, int]
+) -> None:
+    optimizer.zero_grad()
+    model(*batch).square().sum().backward()
+    optimizer.step()
+
+
+def recorded_exits(depths: list[int]) -> RecordedJob:
+    model = Exits()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
+    job = LiveJob(
+        exiting_step,
+        model,
+        optimizer,
+        take_snapshot(model, [optimizer]),
+        control,
+        timedelta(seconds=1),
+        ddp_options={"find_unused_parameters": True},
+        batches=[(torch.ones(2, 4), depth) for depth in depths],
+    )
+    return record_job(job, None, "cpu")
+
+
+def path_of(operation: Operation) -> str:
+    return operation.name.rpartition(".")[0]
+
+
+def test_parts_have_the_frequency_of_the_batches_that_run_them() -> None:
+    found = recorded_exits([1, 3, 2, 1])
+    graph = found.graph
+    frequency = {path_of(o): o.frequency for o in graph.operations}
+    assert frequency == {"blocks.0": 1.0, "blocks.1": 0.5, "blocks.2": 0.25, "head": 1.0}
+    assert [path_of(o) for o in graph.operations] == list(frequency)
+    gradients = {v.name: v.frequency for v in graph.variables}
+    assert gradients == {
+        f"{module}.{kind}": share
+        for module, share in (("blocks.0", 1), ("blocks.1", 0.5), ("blocks.2", 0.25), ("head", 1))
+        for kind in ("weight", "bias")
+    }
+    order = [graph.variables[v].name.rpartition(".")[0] for v in graph.gradient_order]
+    assert list(dict.fromkeys(order)) == ["head", "blocks.2", "blocks.1", "blocks.0"]
+    backward = [path_of(graph.operations[o]) for o in graph.backward_order]
+    assert backward == ["head", "blocks.2", "blocks.1", "blocks.0"]
+    for variable, operation in enumerate(graph.gradient_after):
+        assert graph.variables[variable].name.startswith(path_of(graph.operations[operation]))
+    assert all(seconds > 0 for seconds in found.profile.forward_seconds)
+
+
+def test_a_model_that_is_always_the_same_has_no_frequencies() -> None:
+    graph = recorded_exits([2, 2, 2]).graph
+    names = [path_of(o) for o in graph.operations]
+    assert names == ["blocks.0", "blocks.1", "head"]
+    assert {o.frequency for o in graph.operations} == {1.0}
+    assert {v.frequency for v in graph.variables} == {1.0}
+
+
+def test_orders_of_a_recorded_step() -> None:
+    """A tied variable (0) completes with its first call; 4 is read without a call of its own."""
+    calls = [
+        Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
+    ]
+    tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
+    adopt_orphans([tape])
+    assert calls[1].variables == (1, 2, 4)
+    assert finish_order(tape) == [3, 2, 1, 0]
 
 
 ROOMY = 1 << 33

@@ -11,13 +11,12 @@ import pytest
 from autosync.errors import NotSupported
 from autosync.trials.commands import CommandFailed
 from autosync.trials.contract import Workload
+from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
 from autosync.trials.pool import fork_server
 from autosync.trials.pool.fork_server import ForkServer
-from autosync.trials.pool.local_place import LocalPlace
-from autosync.trials.pool.worker_contract import Answers
-from autosync.trials.pool.worker_process import WorkerProcess
+from autosync.trials.pool.worker_process import Answers, WorkerProcess
 from autosync.trials.testbed import namespaces
 from tests.autosync.trials.strategies import small_domain
 

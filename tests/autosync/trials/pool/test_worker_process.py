@@ -8,8 +8,7 @@ import pytest
 
 from autosync.trials.commands import CommandFailed
 from autosync.trials.pool import worker_process
-from autosync.trials.pool.worker_contract import Answers
-from autosync.trials.pool.worker_process import WorkerProcess
+from autosync.trials.pool.worker_process import Answers, WorkerProcess
 
 WAIT_SECONDS = 200
 Start = Callable[[str], WorkerProcess]

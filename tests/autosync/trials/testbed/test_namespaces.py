@@ -15,11 +15,11 @@ from autosync.api.engine.registry import AutoLauncher
 from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.trials.contract import Workload, reporting_waits
+from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import process_start
-from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.testbed import namespaces
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
@@ -133,7 +133,7 @@ def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OWNER = """
 import subprocess, sys, time
 from autosync.trials.testbed import namespaces
-from autosync.trials.testbed.rate_probes import InaccurateLink
+from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import grid_cluster
 made = namespaces.up(grid_cluster(2))
 if "heir" in sys.argv:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from autosync.trials.testbed import namespaces
-from autosync.trials.testbed.link_rates import TOLERANCE
 from autosync.trials.testbed.link_shaping import QUEUE_SECONDS
 from autosync.trials.testbed.namespaces import Testbed
-from autosync.trials.testbed.self_check import check_testbed
+from autosync.trials.testbed.self_check import TOLERANCE, check_testbed
 from tests.domains import grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]

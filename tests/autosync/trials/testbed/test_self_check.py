@@ -10,12 +10,18 @@ from autosync.cluster import Cluster, Device, Link
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher, description
 from autosync.trials.request_names import SHORT_OF_CORES
-from autosync.trials.testbed import namespaces, payload_rates, rate_probes
-from autosync.trials.testbed.all_reduce_rates import AllReduceTime, refuse_inaccurate_all_reduces
-from autosync.trials.testbed.link_rates import LinkRate, measured_links, refuse_inaccurate_links
+from autosync.trials.testbed import namespaces, payload_rates, self_check
 from autosync.trials.testbed.namespaces import Testbed
-from autosync.trials.testbed.rate_probes import InaccurateLink, RateProbes
-from autosync.trials.testbed.self_check import SelfCheck, check_testbed
+from autosync.trials.testbed.self_check import (
+    AllReduceTime,
+    InaccurateLink,
+    LinkRate,
+    RateProbes,
+    SelfCheck,
+    check_testbed,
+    measured_links,
+    refuse_inaccurate,
+)
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
@@ -72,15 +78,15 @@ def test_a_step_that_a_processor_holds_up_does_not_count(monkeypatch: pytest.Mon
 def test_what_is_inaccurate_is_named() -> None:
     links = (LinkRate(0, 1, 1.01e6, 1e6), LinkRate(1, 0, 0.9e6, 1e6))
     with pytest.raises(InaccurateLink, match=r"from node 1 to node 0 carries 7\.2 .* says 8\.0"):
-        refuse_inaccurate_links(links, "t")
+        refuse_inaccurate(links, "t")
     with pytest.raises(InaccurateLink, match=r"within node 2 carries 0\.0 .* says 8\.0"):
-        refuse_inaccurate_links((*links, LinkRate(2, 2, 0.0, 1e6)), "t")
+        refuse_inaccurate((*links, LinkRate(2, 2, 0.0, 1e6)), "t")
     sound, slow = AllReduceTime(8000, 1.0, 0.01, (0, 1)), AllReduceTime(2000, 0.011, 0.1, (2, 0))
     with pytest.raises(
         InaccurateLink, match=r"of 2 KB takes 11\.0 ms .* say 10\.0; .* node 2 to node 0"
     ):
-        refuse_inaccurate_all_reduces((sound, slow), "t")
-    refuse_inaccurate_all_reduces((sound,), "t")
+        refuse_inaccurate((sound, slow), "t")
+    refuse_inaccurate((sound,), "t")
 
 
 def test_the_description_tells_accuracy_and_latency() -> None:
@@ -155,7 +161,7 @@ def test_a_probe_that_dies_ends_the_check_and_its_link_is_named(
     testbed = namespaces.up(cluster)
     try:
         with RateProbes(testbed, expected) as probes:
-            monkeypatch.setattr(rate_probes, "PATIENCE_SECONDS", 0.2)
+            monkeypatch.setattr(self_check, "PATIENCE_SECONDS", 0.2)
             probes._processes[0].kill()  # node 1 waits for it to dial
             with pytest.raises(InaccurateLink, match=r"link 0 -> 1 .* node 1 has not answered"):
                 measured_links(probes, expected)

@@ -11,12 +11,11 @@ import torch
 from autosync.cluster import Backend
 from autosync.trials.commands import StretchesTimed, TimeStretches
 from autosync.trials.contract import TrialRequest, Workload
-from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher
+from autosync.trials.launchers.local_launcher import LOOPBACK, LocalLauncher, LocalPlace
 from autosync.trials.measurement import pass_measurement
-from autosync.trials.pool.local_place import LocalPlace
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.pool.worker_group import WorkerGroup
-from autosync.trials.probe.kernel_profile import profile_kernels
+from autosync.trials.probes import profile_kernels
 from tests.autosync.runtime.device.gpus import on_real_gpus
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 

@@ -21,10 +21,10 @@ from autosync.trials.launchers.ray_launcher import (
     whole_above_one,
 )
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher, refuse_excess
-from autosync.trials.worker.kernel_compute import KernelCompute
-from autosync.trials.worker.operation_kernels import (
+from autosync.trials.worker.kernels import (
     MOST_ELEMENTS,
     Kernel,
+    KernelCompute,
     Product,
     Sweep,
     graph_kernels,

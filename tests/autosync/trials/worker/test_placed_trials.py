@@ -19,8 +19,7 @@ from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.worker.placed_compute import PlacedCompute
-from autosync.trials.worker.replay_compute import Stretch
+from autosync.trials.worker.replay_compute import PlacedCompute, Stretch, WaitedCompute
 from tests.autosync.trials.strategies import ddp
 from tests.placed_models import LAYERS, OUTPUT_BYTES, heavy_layers
 
@@ -106,27 +105,6 @@ def test_plans_without_placements_record_no_deals(pool: ProcessPool) -> None:
     assert [rank.deals for rank in timeline.ranks] == [None, None]
 
 
-@dataclass
-class SummedCompute:
-    """Computes nothing, and notes what it was asked for."""
-
-    seconds: dict[tuple[int, bool], float] = field(default_factory=lambda: defaultdict(float))
-    starts: int = 0
-
-    def set_batch_factor(self, factor: float) -> None: ...
-
-    def set_swap_slowdown(self, factor: float) -> None: ...
-
-    def start(self) -> None:
-        self.starts += 1
-
-    def resume(self) -> None: ...
-
-    def run(self, stretch: Stretch) -> None:
-        for operation in stretch.operations:
-            self.seconds[operation, stretch.backward] += stretch.seconds / len(stretch.operations)
-
-
 @dataclass(frozen=True)
 class NotedExchange(RowExchange):
     """Of a rank that is alone: deals are noted."""
@@ -146,17 +124,26 @@ class NotedExchange(RowExchange):
 
 def played(
     rank: int, placement: PlacedModules, shares: tuple[float, ...], byte_scale: float
-) -> tuple[SummedCompute, NotedExchange]:
-    """A forward and a backward pass, each one stretch."""
-    inner, exchange = SummedCompute(), NotedExchange(None, rank, shares)
-    compute = PlacedCompute(inner, heavy_layers(), byte_scale)
+) -> tuple[dict[tuple[int, bool], float], NotedExchange]:
+    """A forward and a backward pass, each one stretch, and a plain forward pass: the seconds of
+    every operation, forward and backward (True), and what was dealt."""
+    seconds: defaultdict[tuple[int, bool], float] = defaultdict(float)
+
+    def summed(compute: WaitedCompute, stretch: Stretch) -> None:
+        for operation in stretch.operations:
+            seconds[operation, stretch.backward] += stretch.seconds / len(stretch.operations)
+
+    exchange = NotedExchange(None, rank, shares)
+    compute = PlacedCompute(1.0, heavy_layers(), byte_scale)
     operations = tuple(range(LAYERS))
-    compute.place(placement, exchange)
-    compute.run(Stretch(4e-3, operations))
-    compute.run(Stretch(8e-3, operations[::-1], backward=True))
-    compute.remove()
-    compute.run(Stretch(4e-3, operations))
-    return inner, exchange
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(WaitedCompute, "run", summed)
+        compute.place(placement, exchange)
+        compute.run(Stretch(4e-3, operations))
+        compute.run(Stretch(8e-3, operations[::-1], backward=True))
+        compute.remove()
+        compute.run(Stretch(4e-3, operations))
+    return seconds, exchange
 
 
 @pytest.mark.parametrize("byte_scale", [1.0, 0.25])
@@ -180,7 +167,7 @@ def test_operations_take_a_ranks_own_share_of_them() -> None:
     placement = (in_proportion("layer1", [0, 1], [3.0, 1.0]), evenly("layer2", [1]))
     for rank, (share, whole) in enumerate(((0.75, 0.0), (0.25, 1.0))):
         replica = (0.25, 0.75)[rank]
-        seconds = played(rank, placement, (0.25, 0.75), 1.0)[0].seconds
+        seconds = played(rank, placement, (0.25, 0.75), 1.0)[0]
         backward = [seconds[operation, True] for operation in range(LAYERS)]
         assert backward == pytest.approx(
             [2e-3, 2e-3 * share / replica, 2e-3 * whole / replica, 2e-3]

@@ -7,8 +7,12 @@ import torch
 
 from autosync.trials.contract import Workload
 from autosync.trials.worker import replay_compute
-from autosync.trials.worker.placed_compute import PlacedCompute
-from autosync.trials.worker.replay_compute import TIMER_LATENESS_SECONDS, Stretch, WaitedCompute
+from autosync.trials.worker.replay_compute import (
+    TIMER_LATENESS_SECONDS,
+    PlacedCompute,
+    Stretch,
+    WaitedCompute,
+)
 from autosync.trials.worker.training_job import ReplayJob, build_replay
 from tests.autosync.trials.strategies import ddp, small_domain
 
@@ -36,8 +40,7 @@ def test_a_replay_takes_a_slowdown_on_and_off_with_its_trials(slept: list[float]
     job = build_replay(Workload(domain), 0)
     assert isinstance(job, ReplayJob)
     assert isinstance(job.compute, PlacedCompute)
-    assert isinstance(job.compute.inner, WaitedCompute)
-    job.compute.inner.slowness = 1.0
+    job.compute.slowness = 1.0
     for slowdown in (1.5, 1.0):
         job.begin("key", ddp(domain))
         job.wait_for_swaps(slowdown)

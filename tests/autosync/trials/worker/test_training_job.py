@@ -9,7 +9,7 @@ from autosync.errors import InvalidInput
 from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.strategy import AllReduce
 from autosync.trials.worker.replay import replay_module
-from autosync.trials.worker.replay_compute import Stretch
+from autosync.trials.worker.replay_compute import ReplayCompute, Stretch
 from autosync.trials.worker.training_job import ReplayJob, make_optimizer
 from tests.autosync.trials.strategies import ddp, lagging, small_domain
 
@@ -23,7 +23,7 @@ def test_every_optimizer_of_a_request_is_made(name: str) -> None:
             make_optimizer(name, model, sparse=True)
 
 
-class Timed:
+class Timed(ReplayCompute):
     """A compute that notes at which batch factor each stretch runs."""
 
     def __init__(self) -> None:
@@ -32,15 +32,6 @@ class Timed:
 
     def set_batch_factor(self, factor: float) -> None:
         self.factor = factor
-
-    def set_swap_slowdown(self, factor: float) -> None:
-        """Nothing is swapped."""
-
-    def start(self) -> None:
-        """A forward pass begins."""
-
-    def resume(self) -> None:
-        """Its backward pass goes on."""
 
     def run(self, stretch: Stretch) -> None:
         self.ran.append(self.factor)

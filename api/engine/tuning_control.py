@@ -1,0 +1,120 @@
+"""Pausing a tuning and letting it go on, and what people write beside it."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from autosync.api.db.database import Database, now_seconds, stored
+from autosync.api.db.tables import ACTIVE, FINAL, TuningRow
+from autosync.api.engine import tuning_queue
+from autosync.api.engine.database_store import add_event
+from autosync.api.spec import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
+from autosync.errors import InvalidInput, NotSupported
+from autosync.search.loop.outcome import TuningEvent
+
+
+def pause(database: Database, tuning_id: str) -> str:
+    """Its new state: `paused` at once where no worker has it, else `pausing` until the trial that
+    runs has ended. It goes on when it is resumed.
+
+    Raises:
+        NotFound: no such tuning. NotSupported: it has ended, or is being cancelled.
+    """
+    with database.writing() as session:
+        tuning = _locked(session, tuning_id)
+        if tuning.state in (*FINAL, "cancelling"):
+            raise _impossible(tuning, "paused", "Only a tuning that waits or runs can be paused.")
+        now = session.scalars(select(now_seconds())).one()
+        held = tuning.state in ACTIVE and (tuning.lease_until or now) >= now
+        if not held and tuning.state != "paused":
+            tuning.state, tuning.lease_until, tuning.worker = "paused", None, None
+            add_event(session, tuning_id, TuningEvent("waiting", "paused"))
+        elif tuning.state == "running":
+            tuning.state = "pausing"
+            add_event(session, tuning_id, TuningEvent("waiting", "pauses after this trial"))
+        return str(tuning.state)
+
+
+def resume(database: Database, tuning_id: str) -> str:
+    """Its new state. It goes on with what it measured, whether it was paused, failed or was
+    cancelled; one that waits or runs is left as it is.
+
+    Raises:
+        NotFound: no such tuning. NotSupported: it has finished, or is being cancelled.
+    """
+    with database.writing() as session:
+        tuning = _locked(session, tuning_id)
+        if tuning.state in ("finished", "cancelling"):
+            raise _impossible(tuning, "resumed", "Start another one.")
+        if tuning.state not in ("queued", "running"):
+            add_event(session, tuning_id, TuningEvent("waiting", "goes on"))
+    tuning_queue.reopen(database, tuning_id)
+    with database.reading() as session:
+        return session.get_one(TuningRow, tuning_id).state
+
+
+def _locked(session: Session, tuning_id: str) -> TuningRow:
+    """Nobody else changes it until the end of the transaction. Raises NotFound."""
+    tuning = stored(session, TuningRow, tuning_id, "tuning")
+    session.refresh(tuning, with_for_update=True)
+    return tuning
+
+
+def _impossible(tuning: TuningRow, done: str, remedy: str) -> NotSupported:
+    return NotSupported(
+        f"tuning {tuning.id} is {tuning.state} and cannot be {done}.",
+        thing="tuning",
+        value=tuning.state,
+        remedy=remedy,
+    )
+
+
+def write_notes(
+    database: Database,
+    tuning_id: str,
+    tags: str | None = None,
+    note: str | None = None,
+    archived: bool | None = None,
+) -> None:
+    """What is None stays as it is. tags: words between spaces or commas; one that comes twice is
+    kept once. archived: out of the lists, or back in.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: too many tags, or too long ones. NotSupported: it
+            has not ended, so nobody should lose sight of it.
+    """
+    words = None if tags is None else _checked_tags(tags)
+    if note is not None and (len(note) > LONGEST_NOTE or "\0" in note):
+        why = f"the note has {len(note)} characters, or one that is no text"
+        raise _refused("note", why, f"Use at most {LONGEST_NOTE} characters of text.")
+    with database.writing() as session:
+        tuning = stored(session, TuningRow, tuning_id, "tuning")
+        if archived and tuning.state not in FINAL:
+            raise NotSupported(
+                f"tuning {tuning_id} is {tuning.state} and cannot be archived.",
+                thing="tuning",
+                value=tuning.state,
+                remedy="Cancel it first, or wait until it has ended.",
+            )
+        tuning.tags = tuning.tags if words is None else " ".join(words)
+        tuning.note = tuning.note if note is None else note.strip()
+        tuning.archived = tuning.archived if archived is None else archived
+
+
+def archive(database: Database, tuning_id: str, archived: bool) -> None:
+    """As `write_notes`."""
+    write_notes(database, tuning_id, archived=archived)
+
+
+def _checked_tags(tags: str) -> list[str]:
+    words = list(dict.fromkeys(tags.replace(",", " ").split()))
+    if len(words) > MOST_TAGS:
+        raise _refused("tags", f"there are {len(words)} tags", f"Give at most {MOST_TAGS}.")
+    for word in words:
+        if len(word) > LONGEST_TAG or not word.isprintable():
+            why = f"the tag {word[:LONGEST_TAG]!r} is too long or does not print"
+            raise _refused("tags", why, f"Use at most {LONGEST_TAG} printable characters.")
+    return words
+
+
+def _refused(thing: str, why: str, remedy: str) -> InvalidInput:
+    return InvalidInput(f"{why}.", thing=thing, remedy=remedy)

@@ -1,0 +1,38 @@
+"""Single messages are timed, among ranks that cross the network first."""
+
+import pytest
+
+from autosync.errors import InvalidInput
+from autosync.trials.contract import Workload
+from autosync.trials.launchers.command_launcher import CommandLauncher
+from autosync.trials.launchers.local_launcher import LocalLauncher
+from autosync.trials.probes import measure_messages, timing_pool, worker_counts
+from autosync.trials.worker.timed_messages import KINDS
+from tests.domains import domain_of, grid_cluster
+
+
+def test_worker_counts_vary_and_cross_the_network_first() -> None:
+    assert worker_counts(grid_cluster(4)) == ((0, 1), (0, 1, 2), (0, 1, 2, 3))
+    assert worker_counts(grid_cluster(2, 2)) == ((0, 2), (0, 1, 2), (0, 1, 2, 3))
+    with pytest.raises(InvalidInput, match="2 ranks"):
+        worker_counts(grid_cluster(2))
+
+
+def test_launchers_say_whose_links_their_messages_take() -> None:
+    workload = Workload(domain_of(cluster=grid_cluster(3)))
+    with LocalLauncher().open(workload) as local, CommandLauncher("env").open(workload) as hosts:
+        assert not local.at_cluster_rates
+        assert hosts.at_cluster_rates
+        assert not hosts.shaped
+
+
+def test_real_messages_are_told_in_the_domains_units() -> None:
+    workload = Workload(domain_of(cluster=grid_cluster(3)), byte_scale=0.5, time_scale=2.0)
+    with timing_pool(LocalLauncher(), workload) as pool:
+        measured = measure_messages(pool, workload.domain.cluster, (1024, 65536), repeats=2)
+    assert not measured.at_cluster_rates
+    assert measured.burst_bytes == 0.0
+    assert {sample.kind for sample in measured.samples} == set(KINDS)
+    assert {sample.size_bytes for sample in measured.samples} == {2048.0, 131072.0}
+    assert {sample.workers for sample in measured.samples} == {(0, 1), (0, 1, 2)}
+    assert all(sample.seconds > 0 for sample in measured.samples)
