@@ -54,7 +54,7 @@ def best_by_prediction(
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
     from autosync.search.loop.source_candidates import judge_of, picked
-    from autosync.simulator.memory_check import fitting_rows
+    from autosync.simulator.memory.memory_check import fitting_rows
 
     def progress(done: int) -> None:
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))

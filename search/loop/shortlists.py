@@ -18,7 +18,7 @@ from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.ranking import RankedProposals, materialize, rank
 from autosync.search.loop.settings import Acquisition
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 

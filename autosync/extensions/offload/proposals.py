@@ -17,9 +17,9 @@ from autosync.search.extension_proposals import Named, Proposer
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.extension_prediction import slowdowns
-from autosync.simulator.memory_check import fitting_rows, most_peak_bytes
+from autosync.simulator.memory.memory_check import fitting_rows, most_peak_bytes
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import LACKS_ROOM, TrialResult

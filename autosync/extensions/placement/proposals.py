@@ -36,10 +36,10 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.shortlists import coarse_of
 from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
+from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.simulator_contract import Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllGather, AllReduce, Replica, Strategy, VariableChoice, whole
