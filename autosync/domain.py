@@ -12,7 +12,6 @@ from autosync.cluster import Cluster, Device
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT, content_hash
 from autosync.errors import InvalidInput
-from autosync.extensions.placement.module_borders import BordersByModule
 from autosync.graph import ATTENTION, ITEM_BYTES, ModelGraph
 from autosync.optimizers import FOR_ATTENTION, FOR_OTHERS, KINDS
 
@@ -184,11 +183,6 @@ class Domain:
     @cached_property
     def variables(self) -> "VariableTable":
         return _variable_table(self)
-
-    @cached_property
-    def borders(self) -> BordersByModule:
-        """What crosses the borders of modules, for those that are placed."""
-        return BordersByModule(self.graph)
 
     @cached_property
     def timing(self) -> "TimingTable":

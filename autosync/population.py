@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from autosync.codes import Method, Order
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy
-from autosync.extensions.offload.document import Offload
-from autosync.extensions.placement.document import PlacedModules, Placement
 from autosync.extensions.registry import Entries, entry_of
-from autosync.extensions.staleness.document import Staleness
 from autosync.strategy import (
     EXACT,
     Algorithm,
@@ -119,32 +116,6 @@ class Population:
         """`(n,)`: whether each strategy carries something of an extension."""
         carried = [entry_of(entries, kind) is not None for entries in self.extensions]
         return np.array(carried, dtype=np.bool_)[self.extension]
-
-    @property
-    def staleness(self) -> NDArray[np.uint8]:
-        found = [entry_of(each, Staleness) for each in self.extensions]
-        return np.array([e.iterations if e else 0 for e in found], np.uint8)[self.extension]
-
-    @property
-    def swap_bytes(self) -> NDArray[np.int64]:
-        found = [entry_of(each, Offload) for each in self.extensions]
-        return np.array([e.budget_bytes if e else 0 for e in found], np.int64)[self.extension]
-
-    def swap_of(self, index: int) -> Offload | None:
-        return self.entry(index, Offload)
-
-    @property
-    def placement(self) -> NDArray[np.bool_]:
-        return self.carrying(Placement)
-
-    @property
-    def placements(self) -> list[PlacedModules]:
-        found = [entry_of(each, Placement) for each in self.extensions]
-        return [e.modules if e else () for e in found]
-
-    def placed_of(self, index: int) -> PlacedModules:
-        entry = self.entry(index, Placement)
-        return entry.modules if entry else ()
 
     def between(self, start: int, stop: int) -> "Population":
         """The strategies from start to stop; their arrays are parts of these, not copies."""

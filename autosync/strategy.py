@@ -17,8 +17,6 @@ from autosync.documents import (
     content_hash,
 )
 from autosync.errors import InvalidStrategy
-from autosync.extensions.offload.document import Offload
-from autosync.extensions.placement.document import PlacedModules, Placement
 from autosync.extensions.registry import (
     Entries,
     ExtensionDocument,
@@ -26,7 +24,6 @@ from autosync.extensions.registry import (
     flat_schema,
     in_order,
 )
-from autosync.extensions.staleness.document import Staleness
 from autosync.torch_engine import FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
@@ -312,20 +309,6 @@ class Strategy:
     def id(self) -> str:
         """Identity: equal for strategies that differ in name or group numbers only."""
         return content_hash(self.canonical())
-
-    @property
-    def staleness(self) -> int:
-        entry = self.extension(Staleness)
-        return entry.iterations if entry else 0
-
-    @property
-    def swap(self) -> Offload | None:
-        return self.extension(Offload)
-
-    @property
-    def placement(self) -> PlacedModules:
-        entry = self.extension(Placement)
-        return entry.modules if entry else ()
 
     @property
     def run_by_torch(self) -> bool:

@@ -1,7 +1,7 @@
 """What the search asks of the extensions of strategies (`autosync.extensions`)."""
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,22 @@ from autosync.extensions.registry import EXTENSIONS, Entries, part_of
 from autosync.population import Population
 from autosync.search.space import Space
 from autosync.strategy import Strategy
+
+if TYPE_CHECKING:
+    from autosync.search.loop.settings import Settings
+    from autosync.search.loop.tuning_store import Candidate, Store
+    from autosync.simulator.simulator_contract import Simulator
+
+Named = Sequence[tuple[str, Strategy]]
+"""Designs by their names."""
+
+Stop = Callable[[], bool]
+"""Whether proposers end with what they have found; asked only where there is more to look at."""
+
+
+def no_stop() -> bool:
+    """Of proposers that their budget alone ends."""
+    return False
 
 
 class Drawn(NamedTuple):
@@ -44,6 +60,41 @@ class Proposer:
         """`(n,)`: whether each strategy, as an edit left it, may still carry its entry."""
         return np.ones(len(population), dtype=np.bool_)
 
+    def fitting_forms(self, domain: Domain, named: Named, space: Space) -> Named:
+        """Of designs that do not fit the devices' memory, forms that do."""
+        return ()
+
+    def can_fit(self, domain: Domain, space: Space, stop: Stop) -> bool:
+        """Whether any of its candidates fits where no design does, of those looked at before
+        `stop`."""
+        return False
+
+    def retries(
+        self, domain: Domain, space: Space, simulator: "Simulator", store: "Store"
+    ) -> "list[Candidate]":
+        """What failed in its trials and is due once more in another form, the most promising
+        first."""
+        return []
+
+    def candidates(
+        self,
+        domain: Domain,
+        space: Space,
+        simulator: "Simulator",
+        bases: Sequence[Strategy],
+        settings: "Settings",
+        *,
+        tried: Sequence[Strategy] = (),
+        store: "Store | None" = None,
+        stop: Stop = no_stop,
+    ) -> "list[Candidate]":
+        """Strategies made of others, that fit the devices' memory, the fastest by prediction first.
+
+        bases: the most promising first; some may carry entries. tried: not proposed again. store:
+        of a tuning's trials. stop: ends it before it has looked at everything.
+        """
+        return []
+
 
 def proposer_of(key: str) -> Proposer:
     found: Proposer = part_of(key, "proposals").PROPOSER
@@ -53,6 +104,39 @@ def proposer_of(key: str) -> Proposer:
 def proposers() -> list[Proposer]:
     """Of all extensions."""
     return [proposer_of(key) for key in EXTENSIONS]
+
+
+def fitting_forms(domain: Domain, named: Named, space: Space) -> list[tuple[str, Strategy]]:
+    """Forms of all extensions in which designs fit that otherwise do not."""
+    return [form for each in proposers() for form in each.fitting_forms(domain, named, space)]
+
+
+def retries(
+    domain: Domain, space: Space, simulator: "Simulator", store: "Store"
+) -> "list[Candidate]":
+    """What extensions make of designs whose trials failed."""
+    return [one for each in proposers() for one in each.retries(domain, space, simulator, store)]
+
+
+def extension_candidates(
+    domain: Domain,
+    space: Space,
+    simulator: "Simulator",
+    bases: Sequence[Strategy],
+    settings: "Settings",
+    *,
+    tried: Sequence[Strategy] = (),
+    store: "Store | None" = None,
+    stop: Stop = no_stop,
+) -> "list[Candidate]":
+    """See `Proposer.candidates`; of all extensions."""
+    return [
+        one
+        for each in proposers()
+        for one in each.candidates(
+            domain, space, simulator, bases, settings, tried=tried, store=store, stop=stop
+        )
+    ]
 
 
 def drawn_extensions(domain: Domain, space: Space) -> Drawn:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.extensions.registry import EXTENSIONS, part_of
+from autosync.extensions.registry import EXTENSIONS, Entries, part_of
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.strategy import Strategy
@@ -117,11 +117,14 @@ def restated_domain(domain: Domain, population: Population, index: int) -> Domai
     return domain
 
 
+def restates_domain(entries: Entries) -> bool:
+    """Whether a strategy that carries these is predicted in a domain of its own."""
+    return any(prediction_of(entry.key).restates_domains for entry in entries)
+
+
 def restated_strategies(population: Population) -> NDArray[np.bool_]:
     """`(n,)`: whether each is predicted in a domain of its own."""
-    own = [
-        any(prediction_of(e.key).restates_domains for e in each) for each in population.extensions
-    ]
+    own = [restates_domain(entries) for entries in population.extensions]
     return np.array(own, dtype=np.bool_)[population.extension]
 
 

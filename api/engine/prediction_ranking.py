@@ -36,23 +36,20 @@ def best_by_prediction(
     seed: int,
     on_event: Callable[[TuningEvent], None],
     space: Space = Space(),  # noqa: B008  # frozen
-    stop_placing: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Candidate]:
-    """Designed candidates, placements where the space has them, and unlike ones of the fastest
+    """Designed candidates, what extensions make of them, and unlike ones of the fastest
     sampled, fastest first; DDP is among them, as the last one where the devices' memory does not
     hold it.
 
-    on_event: told how far it is, by another thread; what it raises ends the ranking. stop_placing:
-    asked where there are more placements to look at; ends that alone.
+    on_event: told how far it is, by another thread; what it raises ends the ranking. stop: asked
+    where extensions have more to look at; ends that alone.
 
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
-    from autosync.extensions.placement.placed_designs import (
-        check_fits,
-        may_be_placed,
-        placed_candidates,
-    )
+    from autosync.search.designs.design_table import check_any_fits
+    from autosync.search.extension_proposals import extension_candidates
     from autosync.search.loop.design_candidates import known_designs
     from autosync.search.loop.ranking import ranking_context
     from autosync.search.loop.settings import Settings
@@ -62,7 +59,7 @@ def best_by_prediction(
     def progress(done: int) -> None:
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
 
-    check_fits(domain, space, stop_placing)
+    check_any_fits(domain, space, stop)
     with one_blas_thread():
         settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
         threads = ThreadPoolExecutor(1)
@@ -71,8 +68,8 @@ def best_by_prediction(
                 threads, ranked_draws, domain, space, predictor, proposals, seed, progress
             )
             known = known_designs(domain, space, predictor)
-            bases = [each.strategy for each in known if may_be_placed(each.strategy)]
-            known += placed_candidates(domain, space, predictor, bases, settings, stop=stop_placing)
+            bases = [each.strategy for each in known]
+            known += extension_candidates(domain, space, predictor, bases, settings, stop=stop)
             ranked = result_of(ranking)
         finally:
             threads.shutdown(wait=False)

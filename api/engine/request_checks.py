@@ -31,9 +31,9 @@ def check_request(request: TuningRequest) -> None:
     check_pins(request.space, request.domain)
     check_scales(request.byte_scale, request.time_scale)
     check_placement(request)
-    from autosync.extensions.placement.placed_designs import check_fits  # loads numba
+    from autosync.search.designs.design_table import check_any_fits  # loads numba
 
-    check_fits(request.domain, request.searched)
+    check_any_fits(request.domain, request.searched)
     _ = request.workload  # checks itself
 
 

@@ -7,7 +7,7 @@ from autosync.exports.ddp import ddp_settings
 from autosync.exports.deepspeed import deepspeed_settings
 from autosync.exports.fsdp2 import fsdp2_settings
 from autosync.exports.horovod import horovod_settings
-from autosync.exports.settings import FrameworkName, FrameworkSettings, refused
+from autosync.exports.settings import FrameworkName, FrameworkSettings, refuse_extensions
 from autosync.strategy import Strategy
 
 TWO_LINES = """import autosync
@@ -35,12 +35,6 @@ def settings_for(framework: FrameworkName, strategy: Strategy, domain: Domain) -
         InvalidStrategy: the strategy is for another graph.
         NotSupported: the framework cannot run it; names the variable and why.
     """
-    if strategy.placement and framework != "autosync":
-        raise refused(
-            framework,
-            f"module {strategy.placement[0].module!r} lives on ranks of its own, and there "
-            "every rank holds the whole model",
-            thing="placement",
-            value=[placed.module for placed in strategy.placement[:8]],
-        )
+    if framework != "autosync":
+        refuse_extensions(strategy, framework)
     return EXPORTS[framework](strategy, domain)

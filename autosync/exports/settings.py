@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 from autosync.documents import STRICT
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.extensions.registry import verification_of
 from autosync.graph import Variable
 from autosync.strategy import (
     AllGather,
@@ -245,6 +246,18 @@ def check_variables(strategy: Strategy, domain: Domain) -> None:
         )
 
 
+def refuse_extensions(strategy: Strategy, framework: FrameworkName) -> None:
+    """Raises NotSupported where the strategy carries anything of an extension."""
+    for entry in strategy.extensions:
+        words = "; ".join(verification_of(entry.key).describe(strategy, None))
+        raise refused(
+            framework,
+            f"it has {words}, for which there is no setting",
+            thing=entry.key,
+            value=words,
+        )
+
+
 def _check_alike(strategy: Strategy, domain: Domain, framework: FrameworkName) -> None:
     even = 1.0 / domain.world_size
     shares = [replica.share for replica in strategy.replicas]
@@ -256,12 +269,6 @@ def _check_alike(strategy: Strategy, domain: Domain, framework: FrameworkName) -
             thing="replicas",
             value=shares[:16],
         )
-    if strategy.staleness:
-        why = f"its gradients may be {strategy.staleness} iterations late"
-        raise refused(framework, why, thing="staleness", value=strategy.staleness)
-    if strategy.swap is not None:
-        why = "it swaps activations to host memory, for which there is no setting"
-        raise refused(framework, why, thing="swap", value=strategy.swap.budget_bytes)
 
 
 def _other_way(

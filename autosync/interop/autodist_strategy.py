@@ -20,7 +20,9 @@ from typing import Any, NoReturn
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
-from autosync.extensions.staleness.document import MAX_STALENESS, late_by
+from autosync.extensions.registry import verification_of
+from autosync.extensions.staleness.document import MAX_STALENESS, Staleness, late_by
+from autosync.extensions.staleness.verification import iterations_of
 from autosync.graph import Variable
 from autosync.interop.protobuf_messages import new_message, parse_message
 from autosync.interop.resource_spec import DeviceNames, names_of_devices
@@ -312,18 +314,17 @@ def _check_schedule_and_shares(strategy: Strategy) -> None:
         _refuse("schedule", "cuts messages into slices")
     if schedule.overlap_forward:
         _refuse("schedule", "runs into the next forward pass")
-    if strategy.placement:
-        _refuse("placement", "puts modules on ranks of their own")
     shares = [replica.share for replica in strategy.replicas]
     if max(shares) - min(shares) > SHARE_TOLERANCE:
         _refuse("replicas", "have uneven shares of the batch")
-    if strategy.swap is not None:
-        _refuse("swap", "moves activations to host memory")
+    for entry in strategy.without(Staleness).extensions:
+        words = verification_of(entry.key).describe(strategy, None)
+        _refuse(entry.key, f"has {'; '.join(words)}")
 
 
 class _Writer:
     def __init__(self, strategy: Strategy, names: DeviceNames) -> None:
-        self.staleness = strategy.staleness
+        self.staleness = iterations_of(strategy)
         self.names = names
         self.groups: dict[int, int] = {}
         self.members: dict[int, int] = {}

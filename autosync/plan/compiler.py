@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.domain import Domain
+from autosync.extensions.placement.document import Placement
 from autosync.extensions.placement.placed_messages import with_placed_messages
 from autosync.plan.compiler_arrays import (
     DomainArrays,
@@ -47,4 +48,6 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
     )
     if population.engine.any():
         plans = with_sharded_messages(plans, population, domain)
-    return with_placed_messages(plans, population, domain) if population.placement.any() else plans
+    if population.carrying(Placement).any():
+        plans = with_placed_messages(plans, population, domain)
+    return plans

@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 from autosync.codes import Channel, Op, Order, Update
 from autosync.documents import STRICT, UNLESS_NO_ITEMS, UNLESS_NONE, content_hash
 from autosync.domain import Domain
-from autosync.extensions.placement.document import PlacedModules
+from autosync.extensions.placement.document import PlacedModules, Placement
+from autosync.extensions.staleness.document import Staleness
 from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable
 from autosync.population import Population
 from autosync.torch_engine import FullyShard
@@ -123,6 +124,7 @@ DDP_FIRST_BUCKET_BYTES = MIB
 
 def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain) -> Plan:
     """The plan of strategy `index`."""
+    late, placement = population.entry(index, Staleness), population.entry(index, Placement)
     sharding = population.engines[population.engine[index]]
     layout = population.layouts[population.layout[index]]
     shares = [0.0] * domain.world_size
@@ -143,9 +145,9 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         shards=shard_specs(population, index),
         buckets=tuple(_pieces(plans, bucket) for bucket in buckets),
         messages=tuple(_message(plans, row, team, place) for row in rows),
-        staleness=int(population.staleness[index]),
+        staleness=late.iterations if late is not None else 0,
         sharding=sharding,
-        placement=population.placed_of(index),
+        placement=placement.modules if placement is not None else (),
     )
 
 

@@ -18,6 +18,7 @@ from autosync.environment import host_name
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.device import check_swappable
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.verification import check_swap
 from autosync.extensions.staleness.attachment import attach as attach_lagging
 from autosync.extensions.staleness.attachment import check_may_lag
@@ -124,7 +125,7 @@ def distribute(
         check_options(options, shipped.plan.engine)
         if shipped.plan.engine == "autosync":
             check_one_backward(optimizers)
-        if shipped.strategy.swap is not None:
+        if shipped.strategy.extension(Offload) is not None:
             check_swap(shipped.strategy)
             check_swappable(network, model)
     warn_unheld(network, optimizers)
@@ -182,6 +183,7 @@ def distribute(
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
+    swap = shipped.strategy.extension(Offload)
     attachment = attach(
         network,
         optimizer,
@@ -190,7 +192,7 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
-        compare_values=not (shipped.strategy.swap and shipped.strategy.swap.values),
+        compare_values=swap is None or not swap.values,
         called=model,
     )
     attachment.handles += beside()
@@ -204,7 +206,7 @@ def _beside_the_plan(
     watch: Callable[[], Removable],
 ) -> list[Removable]:
     """What a bundle puts on a model whichever engine synchronizes it."""
-    swap = shipped.strategy.swap
+    swap = shipped.strategy.extension(Offload)
     swapper = [swap_to_host(model, swap, optimizers)] if swap is not None else []
     return [watch(), *swapper]
 

@@ -163,7 +163,7 @@ def attach(
             activations are to be swapped and the model is on no GPU; or torch's `fully_shard` would
             shard a running job's own parameters, which cannot be undone.
     """
-    swap = None if isinstance(model, ShardedForm) else bundle.strategy.swap
+    swap = None if isinstance(model, ShardedForm) else bundle.strategy.extension(Offload)
     if swap is not None:
         check_swappable(model, model)
     attached = _attach(model, optimizer, bundle, byte_scale, groups, trace, running)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.extensions.offload.document import Offload
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.contract import TrialError, TrialFailed, TrialRequest, TrialResult
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_spread
@@ -164,7 +165,7 @@ class TrialPool(ABC):
         )
 
     def _description(self, request: TrialRequest) -> str:
-        measured = request.bundle.strategy.swap is None or self.swaps
+        measured = request.bundle.strategy.extension(Offload) is None or self.swaps
         return ", ".join([self.description, *([] if measured else [PREDICTED_WAITS])])
 
 
@@ -177,7 +178,7 @@ def steadied(request: TrialRequest, trains: bool) -> TrialRequest:
     """A plan that lags is ahead of its messages for its first iterations, and swapping records its
     schedule in them: these warm up, too. trains: the ranks train a model, and do not replay one."""
     first = request.bundle.plan.staleness * (FILLING if trains else 1)
-    if request.bundle.strategy.swap is not None:
+    if request.bundle.strategy.extension(Offload) is not None:
         first += UNSCHEDULED_PASSES
     return replace(request, warmup=request.warmup + first)
 

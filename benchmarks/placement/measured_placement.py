@@ -32,8 +32,8 @@ import autosync
 from autosync.bundle import load_bundle, make_bundle, save_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer, Profile
-from autosync.extensions.placement.greedy_placement import place_greedily
-from autosync.extensions.placement.placement_judge import PlacementJudge
+from autosync.extensions.placement.proposals import PlacementJudge, place_greedily
+from autosync.extensions.placement.verification import modules_of
 from autosync.importing import import_module
 from autosync.population import encode
 from autosync.search.designs import known_designs
@@ -173,7 +173,7 @@ def measured(
     """The median iteration of the slowest rank, and the elements that each rank holds."""
     with tempfile.TemporaryDirectory() as folder:
         save_bundle(make_bundle(strategy, where), Path(folder) / "bundle.json")
-        command = [sys.executable, "-m", "benchmarks.placement.measured_placement"]
+        command = [sys.executable, "-m", "modules_of(benchmarks).measured_placement"]
         command += ["--folder", folder, "--iterations", str(iterations)]
         ranks = [
             subprocess.Popen(
@@ -219,7 +219,8 @@ def main() -> None:
         print(
             f"{name:20} measured {middle * 1e3:.1f} ms ({rounds}; spread "
             f"{(max(seconds_of) - min(seconds_of)) / middle:.0%}), predicted "
-            f"{prediction * 1e3:.1f}, elements held {elements[name]}; {strategies[name].placement}"
+            f"{prediction * 1e3:.1f}, elements held {elements[name]}; "
+            f"{modules_of(strategies[name])}"
         )
 
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from autosync.cluster_file import load_cluster
 from autosync.domain import Domain, Optimizer
-from autosync.extensions.placement.placed_designs import may_be_placed
-from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
+from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge, may_be_placed
 from autosync.models import bundled
 from autosync.population import decode
 from autosync.profiling import estimate_profile

@@ -20,14 +20,14 @@ from statistics import median
 import torch
 
 from autosync.domain import Domain
-from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.extensions.placement.policy_network import PlacementPolicy
-from autosync.extensions.placement.policy_training import (
+from autosync.extensions.placement.policy import (
+    PlacementPolicy,
     PolicySettings,
     PolicyTask,
     policy_task,
     train_policy,
 )
+from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from benchmarks.placement.placement_domains import MODELS, domain_of, without_placement

@@ -11,8 +11,8 @@ import torch
 
 from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
-from autosync.extensions.placement.policy_network import PlacementPolicy
-from autosync.extensions.placement.policy_training import (
+from autosync.extensions.placement.policy import (
+    PlacementPolicy,
     PolicySettings,
     PolicyTask,
     policy_task,

@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 
 from autosync.domain import Domain
-from autosync.extensions.placement.greedy_placement import place_greedily
-from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.extensions.placement.policy_training import PolicySettings, learned_placement
+from autosync.extensions.placement.policy import PolicySettings, learned_placement
+from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge, place_greedily
+from autosync.extensions.placement.verification import modules_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Schedule, Strategy
 from autosync.strategy_description import describe
@@ -103,7 +103,7 @@ def compare(model: str, cluster: str, names: Sequence[str], budget: int, seeds: 
 def where(found: JudgedPlacement) -> str:
     return ", ".join(
         f"{placed.module} on {placed.ranks[0] if len(placed.ranks) == 1 else placed.ranks}"
-        for placed in found.strategy.placement
+        for placed in modules_of(found.strategy)
     )
 
 

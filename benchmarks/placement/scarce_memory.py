@@ -12,13 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from autosync.extensions.placement.greedy_placement import place_greedily
-from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.extensions.placement.policy_training import (
+from autosync.extensions.placement.policy import (
     PolicySettings,
     PolicyTask,
     learned_placement,
 )
+from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge, place_greedily
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.placement.policy_pretraining import drawn_tasks
 

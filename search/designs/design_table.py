@@ -5,18 +5,18 @@ from functools import partial
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
-from autosync.extensions.offload.swapped_designs import swapped_where_needed
 from autosync.population import encode
 from autosync.search.designs import known_designs as known
-from autosync.search.designs import (
-    list_schedule,
-    pace,
-    published_methods,
-    torch_engines,
-)
+from autosync.search.designs import list_schedule, pace, published_methods, torch_engines
 from autosync.search.designs.building_blocks import Design, ordered
 from autosync.search.domain_facts import replica_layouts
-from autosync.search.extension_proposals import proposer_of, proposers
+from autosync.search.extension_proposals import (
+    Stop,
+    fitting_forms,
+    no_stop,
+    proposer_of,
+    proposers,
+)
 from autosync.search.space import Space
 from autosync.simulator.memory.memory_check import check_memory, fitting_rows
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
@@ -196,8 +196,9 @@ def _encodings(strategy: Strategy, pinned: set[str]) -> set[Encoding]:
     return {getattr(shard, "encoding", EXACT) for shard in shards} - {EXACT}
 
 
-def check_any_fits(domain: Domain, space: Space) -> None:
-    """
+def check_any_fits(domain: Domain, space: Space, stop: Stop = no_stop) -> None:
+    """stop: ends what extensions look for where no design fits.
+
     Raises:
         InvalidInput: nothing fits; says which strategy needs least, how much that is, and what
             would make it fit.
@@ -207,9 +208,11 @@ def check_any_fits(domain: Domain, space: Space) -> None:
     if memory.most_bytes(1.0) <= devices.min():
         return
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    named += swapped_where_needed(domain, named, space)
+    named += fitting_forms(domain, named, space)
     population = encode([strategy for _, strategy in named], domain)
     if len(fitting_rows(domain, population)):
+        return
+    if any(each.can_fit(domain, space, stop) for each in proposers()):
         return
     plans = compile_plans_fast(population, domain)
     excess = (memory.peak_bytes(plans, population) / devices).max(axis=1)

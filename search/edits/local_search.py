@@ -21,6 +21,7 @@ from autosync.search.edits.small_edits import (
     make_edited,
     parents_of,
 )
+from autosync.search.extension_proposals import is_edited
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
@@ -104,10 +105,10 @@ def refined(
     where that is none.
 
     Edits of messages' borders and of the schedule: methods, cuts, owners and pinned choices stay.
-    What torch itself runs, what places modules, and what swaps, is left as it is: every neighbour
-    of the latter would take a schedule of its own. Raises Cancelled between generations.
+    What torch itself runs is left as it is, and what carries extensions of which no others are
+    made (`Proposer.is_edited`). Raises Cancelled between generations.
     """
-    if strategy.run_by_torch or strategy.placement or strategy.swap is not None:
+    if strategy.run_by_torch or not is_edited(strategy.extensions):
         return strategy
     predict = partial(TimelineSimulator().predict, domain)
     given = encode([strategy], domain)

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
-from autosync.extensions.offload.swapped_designs import swapped_where_needed
 from autosync.population import encode
 from autosync.search.designs.design_table import hand_designed, torch_designs
 from autosync.search.edits.local_search import refined
+from autosync.search.extension_proposals import fitting_forms
 from autosync.search.loop.earlier_trials import EarlierTrials, designs_again
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.selection import distinct_rows
@@ -40,7 +40,7 @@ deviations; a simulator that states none is off by `MODEL_NOISE`."""
 
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
     """DDP, then the other hand-designed strategies that fit the devices' memory, some of them with
-    something swapped, the most promising first, of equal messages the first one."""
+    something of an extension, the most promising first, of equal messages the first one."""
     named = list(_named_designs(domain, space))
     population = encode([strategy for _, strategy in named], domain)
     scores = simulator.predict(domain, population)
@@ -64,7 +64,7 @@ def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Ca
 def _named_designs(domain: Domain, space: Space) -> tuple[tuple[str, Strategy], ...]:
     """Every round asks for them, and they stay the same where trials correct no costs."""
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    return (*named, *swapped_where_needed(domain, named, space))
+    return (*named, *fitting_forms(domain, named, space))
 
 
 def with_refined(

@@ -143,8 +143,10 @@ def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
         lossy = len(space.encodings) > 1
         verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
         check_runnable(strategy.choices, domain.world_size)
-        if strategy.swap is not None:
-            check_memory(strategy, domain)  # what its budget does not hold has no schedule
+        if strategy.extensions:
+            check_memory(
+                strategy, domain
+            )  # what an extension's budget does not hold has no schedule
     except (InvalidStrategy, NotSupported):
         return False
     return is_ddp(strategy) or lies_in(strategy, space)

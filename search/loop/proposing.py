@@ -7,12 +7,11 @@ measured, their neighbours) has its share of a round's trials (`sources`).
 from collections.abc import Sequence
 
 from autosync.domain import Domain
-from autosync.extensions.offload.swapped_retries import retried_with_swap
-from autosync.extensions.placement.placed_designs import placed_again, refused_modules, with_placed
+from autosync.search.extension_proposals import extension_candidates, retries
 from autosync.search.loop.design_candidates import earned_designs, known_designs, with_refined
 from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs_again
 from autosync.search.loop.fusion_tuning import tuned_fusion
-from autosync.search.loop.outcome import MeasuredRow, OnEvent, rank_measured
+from autosync.search.loop.outcome import DDP, MeasuredRow, OnEvent, rank_measured
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import INSURED_SHARE, Searched, Sources, quota, round_shares
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
@@ -22,6 +21,10 @@ from autosync.strategy import Strategy
 
 ROUND_TRIALS = 4
 """Trials between two refits."""
+
+EXTENDED_SHARE = 0.25
+"""Of a round's trials, that are of candidates which extensions make of others: the timeline, which
+alone judges them, puts placed modules 6 % too low (docs/placement.md)."""
 
 
 def propose(
@@ -35,9 +38,9 @@ def propose(
     earlier: EarlierTrials | None = None,
 ) -> list[Proposal]:
     """The next round. The first one is of hand-designed strategies, DDP before all. Later ones are
-    what ran out of memory once more with swapping, one fusion buffer tuned by the trials, designs
-    that could still be the fastest, and what each search finds. None where the search has nothing
-    left to gain (`settings.least_gain`): then only what is due once more, if anything.
+    what failed once more in another form (`retries`), one fusion buffer tuned by the trials,
+    designs that could still be the fastest, and what each search finds. None where the search has
+    nothing left to gain (`settings.least_gain`): then only what is due once more, if anything.
 
     earlier: of another tuning. Its canaries are the first round, and its other strategies stand
     among the hand-designed ones of later rounds."""
@@ -55,12 +58,12 @@ def propose(
         chosen = _first_designs(domain, space, simulator, tried, settings, left, earlier)
         room = min(left, max(ROUND_TRIALS, len(chosen)))
     else:
-        due = retried_with_swap(domain, space, simulator, store)[:room]
+        due = retries(domain, space, simulator, store)[:room]
         chosen = due + tuned_fusion(domain, space, simulator, store)[: room - len(due)]
         most = min(quota(settings.design_share, later, room), room - len(chosen))
         known = [*(each.candidate for each in stored), *chosen]
         chosen += earned_designs(domain, space, simulator, known, best_seconds, most, earlier)
-        chosen += _placed(domain, space, simulator, store, settings, fastest, chosen, room)
+        chosen += _extended(domain, space, simulator, store, settings, fastest, chosen, room)
     gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
     searched = Searched.after(domain, simulator, fastest, settings)
     shares = round_shares(settings, room - len(chosen), len(searched.parents), later)
@@ -84,16 +87,22 @@ def _first_designs(
     left: int,
     earlier: EarlierTrials | None,
 ) -> list[Candidate]:
-    """The most promising designs, refined ones among them, as many as the settings say."""
+    """The most promising designs, refined ones among them, as many as the settings say, and what
+    extensions make of them: then DDP first, all others by prediction."""
     room = min(left, settings.first_designs, max(1, settings.budget // 2))
     designs = known_designs(domain, space, simulator)
     if earlier is not None:
         designs = designs_again(domain, simulator, earlier, designs, tried)
     designs = with_refined(domain, space, simulator, designs, settings.seed, tried)
-    return with_placed(domain, space, simulator, designs, tried, settings, room)
+    bases = [each.strategy for each in designs]
+    found = extension_candidates(domain, space, simulator, bases, settings, tried=tried)
+    if not (found := found[: int(EXTENDED_SHARE * room)]):
+        return designs[:room]
+    joined = [*designs[: room - len(found)], *found]
+    return sorted(joined, key=lambda each: (each.origin != DDP, each.predicted_seconds))
 
 
-def _placed(
+def _extended(
     domain: Domain,
     space: Space,
     simulator: Simulator,
@@ -103,19 +112,20 @@ def _placed(
     chosen: Sequence[Candidate],
     room: int,
 ) -> list[Candidate]:
-    """Placements of a later round, beside what is chosen already."""
+    """What extensions make of the fastest in a later round, beside what is chosen already."""
     if not fastest:
         return []
-    return placed_again(
+    tried = [each.candidate for each in store.proposals()]
+    found = extension_candidates(
         domain,
         space,
         simulator,
         [row.candidate.strategy for row in fastest],
-        [each.strategy for each in (*(p.candidate for p in store.proposals()), *chosen)],
         settings,
-        room - len(chosen),
-        refused_modules(store),
+        tried=[each.strategy for each in (*tried, *chosen)],
+        store=store,
     )
+    return found[: int(EXTENDED_SHARE * (room - len(chosen)))]
 
 
 def proposals_of(chosen: Sequence[Candidate], number: int) -> list[Proposal]:

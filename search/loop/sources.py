@@ -17,6 +17,7 @@ from autosync.codes import Method, Order
 from autosync.domain import Domain
 from autosync.population import Population, concatenate, encode
 from autosync.search.edits.local_search import neighbours_of, searched_from
+from autosync.search.extension_proposals import is_edited
 from autosync.search.loop.outcome import MeasuredRow, OnEvent, TuningEvent
 from autosync.search.loop.ranking import (
     OPTIMISM,
@@ -308,10 +309,10 @@ def parents_among(domain: Domain, measured: Population) -> Population:
 
 
 def parent_rows(domain: Domain, measured: Population) -> I64:
-    """Those that others can be made of: not what torch itself runs, no placed modules, no owner
-    beside the training ranks, and nothing swapped, since each child would take a schedule of its
-    own, and may be without one."""
+    """Those that others can be made of: not what torch itself runs, no owner beside the training
+    ranks, and no extensions of which no others are made (`Proposer.is_edited`)."""
     owned = (measured.method == Method.PARAMETER_SERVER) & (measured.server >= domain.world_size)
     beside = np.add.reduceat(owned, measured.first[:-1]) if len(measured) else np.zeros(0)
-    own = (measured.order != Order.DDP) & (measured.engine == 0) & (measured.placement == 0)
-    return np.flatnonzero(own & (beside == 0) & (measured.swap_bytes == 0))
+    edited = np.array([is_edited(entries) for entries in measured.extensions], dtype=np.bool_)
+    own = (measured.order != Order.DDP) & (measured.engine == 0) & edited[measured.extension]
+    return np.flatnonzero(own & (beside == 0))

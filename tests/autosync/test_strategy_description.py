@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from autosync.extensions.placement.document import evenly, in_proportion
-from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.proposals import with_placement
 from autosync.extensions.staleness.document import Staleness
 from autosync.search.designs import known_designs
 from autosync.strategy import (

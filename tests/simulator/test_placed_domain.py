@@ -12,8 +12,8 @@ from autosync.extensions.placement.document import (
     in_proportion,
 )
 from autosync.extensions.placement.module_borders import moved_shares
-from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.prediction import domain_with_placement, placed_holdings
+from autosync.extensions.placement.proposals import with_placement
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.simulator.analytic import AnalyticSimulator

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from autosync.extensions.placement.document import PlacedModule, evenly, in_proportion
-from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.prediction import (
     PlacedAccount,
     account_in_words,
     placement_accounts,
 )
+from autosync.extensions.placement.proposals import with_placement
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.simulator.explanation import explain
 from autosync.strategy import Replica

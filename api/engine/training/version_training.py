@@ -36,6 +36,7 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
+from autosync.simulator.extension_prediction import restates_domain
 from autosync.simulator.learned.checkpoint import (
     FILE,
     FOLDER,
@@ -149,7 +150,7 @@ def _split(
     names: Sequence[str] = sorted(
         name
         for name in seconds
-        if strategies[name].engine is None and not strategies[name].placement
+        if strategies[name].engine is None and not restates_domain(strategies[name].extensions)
     )
     population = encode([strategies[name] for name in names], domain)
     labels = np.array([float(np.median(seconds[name])) for name in names])

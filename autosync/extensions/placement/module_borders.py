@@ -3,6 +3,7 @@ there where it is placed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -57,20 +58,7 @@ def module_of(operation: Operation) -> str:
     return operation.name.rpartition(".")[0]
 
 
-class BordersByModule:
-    """Of one graph, each found once."""
-
-    def __init__(self, graph: ModelGraph):
-        self._graph = graph
-        self._found: dict[str, ModuleBorders] = {}
-
-    def of(self, module: str) -> ModuleBorders:
-        """See `borders_of`."""
-        if module not in self._found:
-            self._found[module] = borders_of(self._graph, module)
-        return self._found[module]
-
-
+@lru_cache(maxsize=1024)
 def borders_of(graph: ModelGraph, module: str) -> ModuleBorders:
     """
     Raises:

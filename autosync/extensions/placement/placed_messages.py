@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autosync.codes import Channel
 from autosync.domain import Domain
-from autosync.extensions.placement.document import placed_module
+from autosync.extensions.placement.document import Placement, placed_module
 from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable, Teams
 from autosync.population import Population
 
@@ -24,7 +24,7 @@ def with_placed_messages(plans: PlanTable, population: Population, domain: Domai
     teams = list(plans.teams)
     columns = {name: getattr(plans, name).copy() for name in MESSAGE_COLUMNS}
     order = np.arange(plans.messages)
-    for index in np.flatnonzero(population.placement).tolist():
+    for index in np.flatnonzero(population.carrying(Placement)).tolist():
         rows = np.arange(int(plans.first[index]), int(plans.first[index + 1]))
         team_of_row = _teams_of_rows(plans, population, domain, index, rows, teams)
         apart = team_of_row >= 0
@@ -46,13 +46,14 @@ def _teams_of_rows(
 ) -> NDArray[np.int64]:
     """Of each message, the index of the ranks that hold its variables in `teams`, to which they are
     added; -1 where all ranks do."""
-    placement = population.placed_of(index)
+    placement = population.entry(index, Placement)
+    assert placement is not None
     known: dict[tuple[int, ...], int] = {}
     found = np.full(len(rows), -1, dtype=np.int64)
     for place, row in enumerate(rows.tolist()):
         piece = int(plans.bucket_first[plans.bucket[row]])
         variable = population.variable[plans.piece_row[piece] + int(population.first[index])]
-        placed = placed_module(placement, domain.graph.variables[int(variable)].name)
+        placed = placed_module(placement.modules, domain.graph.variables[int(variable)].name)
         if placed is None or len(placed.ranks) == domain.world_size:
             continue
         if placed.ranks not in known:

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from autosync.cluster import Cluster, MessageKind
 from autosync.domain import Domain
 from autosync.extensions.placement.document import PlacedModule, PlacedModules, Placement
-from autosync.extensions.placement.module_borders import data_bytes, deals_of, moved_shares
+from autosync.extensions.placement.module_borders import (
+    borders_of,
+    data_bytes,
+    deals_of,
+    moved_shares,
+)
 from autosync.extensions.placement.verification import modules_of
 from autosync.plan import PlanTable
 from autosync.population import Population
@@ -110,7 +115,7 @@ def domain_with_placement(
 def _stretch(
     domain: Domain, placed: PlacedModule, slowest: float, forward: F64, backward: F64
 ) -> None:
-    operations = list(domain.borders.of(placed.module).operations)
+    operations = list(borders_of(domain.graph, placed.module).operations)
     devices = domain.cluster.device_of_rank()
     own = max(
         share * domain.world_size * domain.profile.factor_on(devices[rank])
@@ -134,7 +139,7 @@ def _add_deals(
     there, back = (partial(deal_seconds, cluster, where, *e) for e in _divisions(placed, replicas))
     reports = _startup_seconds(cluster, "all_gather")
     batch = float(domain.world_size)  # the graph's bytes are one replica's
-    for deal in deals_of(domain.graph, domain.borders.of(placed.module), trained):
+    for deal in deals_of(domain.graph, borders_of(domain.graph, placed.module), trained):
         seconds = (there if deal.inward else back)(deal.size_bytes * batch)
         passed = backward if deal.is_backward else forward
         passed[deal.operation] += (seconds + reports * deal.counted) / slowest
@@ -199,7 +204,7 @@ def placed_holdings(
     shares = np.zeros((world, len(placement)))
     dealt = np.zeros(world)
     for number, placed in enumerate(placement):
-        borders = domain.borders.of(placed.module)
+        borders = borders_of(domain.graph, placed.module)
         for index in borders.operations:
             if graph.operations[index].has_batch_dimension:
                 rows[index] = OF_MODULES + number
@@ -299,7 +304,7 @@ def placement_accounts(domain: Domain, strategy: Strategy) -> tuple[PlacedAccoun
     trained = reach_variables(domain.graph)
     found = []
     for placed in modules_of(strategy):
-        borders = domain.borders.of(placed.module)
+        borders = borders_of(domain.graph, placed.module)
         own = np.zeros(world)
         own[list(placed.ranks)] = placed.shares
         inward, outward = _moved(replicas, own), _moved(own, replicas)

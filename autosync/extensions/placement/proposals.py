@@ -1,13 +1,480 @@
-"""Proposals of this extension."""
+"""Candidates that place modules, made of the most promising strategies that do not: by a greedy
+proposer, and by the policy (`policy`) where torch-geometric is there and no strategy fits.
 
-from autosync.search.extension_proposals import Proposer
+The greedy proposer places the modules with many bytes for little work, one after the other,
+wherever the simulator predicts the shortest iteration.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.cancellation import check_cancelled
+from autosync.domain import Domain
+from autosync.errors import InvalidStrategy, NotSupported
+from autosync.extensions.placement.document import (
+    PlacedModule,
+    PlacedModules,
+    Placement,
+    evenly,
+    in_proportion,
+    placed_module,
+)
+from autosync.extensions.placement.module_borders import borders_of, data_bytes
+from autosync.extensions.placement.verification import check_module, modules_of
+from autosync.population import encode
+from autosync.search.designs.building_blocks import ordered
+from autosync.search.designs.design_table import hand_designed, lies_in
+from autosync.search.domain_facts import rank_speeds
+from autosync.search.extension_proposals import Proposer, Stop, no_stop
+from autosync.search.loop.ranking import coarse_of
+from autosync.search.loop.selection import distinct_rows
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.space import Space
-from autosync.strategy import Strategy
+from autosync.simulator.memory.memory_check import fitting_rows
+from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
+from autosync.simulator.message_digests import digests_of_strategies
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.simulator_contract import Simulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import AllGather, AllReduce, Replica, Strategy, VariableChoice, whole
+from autosync.verification import verify
+
+BASES = 2
+"""Strategies that modules are placed in."""
+
+EVALUATIONS = 256
+"""Predictions that the greedy proposer has for a base, and the policy for the best one; a tenth of
+the proposals of a round at the most."""
+
+LEAST_BYTES_SHARE = 0.01
+"""Of the model's bytes, that a module must hold to be worth a deal."""
+
+OUT_OF_MEMORY = 10.0
+"""By which the reward of what does not fit is multiplied (HeteroG, section 4.1.3)."""
+
+LEAST_GAIN = 0.005
+"""Of an iteration: less is within what the timeline is off by."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPlacement:
+    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits.
+    free_bytes: of each rank's device; negative where it needs more, infinite where it has no limit.
+    """
+
+    strategy: Strategy
+    step_seconds: float
+    excess: float
+    free_bytes: tuple[float, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.excess == 0.0
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """To compare: what fits before what does not, then the faster; of what does not fit, first
+        what comes nearer."""
+        return self.excess, self.step_seconds
+
+    def improves(self, other: "JudgedPlacement") -> bool:
+        """Whether it fits better, or both fit and it is faster by what counts."""
+        if not (self.fits and other.fits):
+            return self.rank < other.rank
+        return self.step_seconds < other.step_seconds * (1 - LEAST_GAIN)
+
+    def reward(self, unit_seconds: float) -> float:
+        """HeteroG's: the negative root of seconds an iteration. Out of memory it is ten times as
+        low, and lower the more is missing, so that of two placements that do not fit the nearer one
+        is liked better, however slow. unit_seconds: in which seconds count, so that models of all
+        sizes reward alike."""
+        if self.fits:
+            return -sqrt(self.step_seconds / unit_seconds)
+        return -OUT_OF_MEMORY * (1 + self.excess)
+
+
+@dataclass(slots=True)
+class PlacementJudge:
+    """evaluations: strategies judged so far. stop: ends whoever proposes, before its budget."""
+
+    domain: Domain
+    simulator: Simulator
+    stop: Stop = no_stop
+    evaluations: int = 0
+    _memory: DomainMemory = field(init=False)
+    _devices: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._memory = memory_of(self.domain)
+        self._devices = device_memory_bytes(self.domain)
+
+    def judge(self, strategies: Sequence[Strategy]) -> list[JudgedPlacement]:
+        """Raises Cancelled."""
+        check_cancelled()
+        population = encode(list(strategies), self.domain)
+        self.evaluations += len(population)
+        seconds = self.simulator.predict(self.domain, population)
+        limited = np.isfinite(self._devices)
+        free, excess = np.tile(self._devices, (len(population), 1)), np.zeros(len(population))
+        if limited.any():
+            plans = compile_plans_fast(population, self.domain)
+            free -= self._memory.peak_bytes(plans, population)
+            beyond = np.maximum(-free, 0.0)[:, limited]
+            excess = beyond.sum(axis=1) / self._devices[limited].sum()
+        return [
+            JudgedPlacement(strategy, float(second), float(share), tuple(left))
+            for strategy, second, share, left in zip(
+                strategies, seconds, excess, free.tolist(), strict=True
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceableModule:
+    """operations: inside, by index. variable_bytes: of its values. flops: of a forward and a
+    backward pass, of one replica's batch. dealt_bytes: of one replica's samples into and out of it.
+    seconds: that it takes on the profile's device. is_leaf: no placeable module is inside.
+    """
+
+    name: str
+    operations: tuple[int, ...]
+    variable_bytes: int
+    flops: int
+    dealt_bytes: int
+    seconds: float
+    is_leaf: bool
+
+    @property
+    def bytes_per_flop(self) -> float:
+        """High where gradients are many and the work is little: fully connected layers, tables."""
+        return self.variable_bytes / max(1, self.flops)
 
 
 class PlacementProposer(Proposer):
     def lies_in(self, strategy: Strategy, space: Space) -> bool:
         return space.placement
 
+    def can_fit(self, domain: Domain, space: Space, stop: Stop) -> bool:
+        simulator = TimelineSimulator()
+        return bool(self.candidates(domain, space, simulator, (), Settings(), stop=stop))
+
+    def candidates(
+        self,
+        domain: Domain,
+        space: Space,
+        simulator: Simulator,
+        bases: Sequence[Strategy],
+        settings: Settings,
+        *,
+        tried: Sequence[Strategy] = (),
+        store: Store | None = None,
+        stop: Stop = no_stop,
+    ) -> list[Candidate]:
+        """None with the messages of another or of one that was tried.
+
+        bases: those with a placement lend it to those without. Where there are none, since no
+        strategy fits, designs that do not fit; there the policy is asked, too: elsewhere it found
+        nothing that the greedy proposer and the sampler do not (docs/placement.md).
+        """
+        if not can_be_placed(domain, space):
+            return []
+        refused = refused_modules(store) if store is not None else set()
+        left_alone = {*refused, *(pin.variable for pin in space.pins)}
+        judge = PlacementJudge(domain, coarse_of(simulator), stop)
+        plain = [base for base in bases if may_be_placed(base)]
+        placements = [modules for base in bases if (modules := modules_of(base))]
+        chosen = unlike_shares(plain or _designs(domain, space, judge))
+        budget = max(1, min(EVALUATIONS, settings.proposals // 10))
+        found: list[tuple[Origin, Strategy]] = [
+            ("placed", place_greedily(judge, base, budget, left_alone=left_alone).strategy)
+            for base in chosen
+        ]
+        found += [
+            ("placed", with_placement(base, domain, modules))
+            for base in chosen
+            for modules in placements[:BASES]
+        ]
+        learns = not plain and not left_alone and find_spec("torch_geometric") is not None
+        if learns and chosen and not stop():
+            learned = _learned(domain, space, simulator, chosen[0], settings, budget, stop)
+            found.append(("placed_by_policy", learned))
+        return _distinct(domain, space, simulator, found, tried)
+
 
 PROPOSER = PlacementProposer()
+
+
+def may_be_placed(strategy: Strategy) -> bool:
+    """Whether modules can be placed in it: torch itself does not run it, and it carries nothing of
+    an extension."""
+    return not (strategy.run_by_torch or strategy.extensions)
+
+
+def refused_modules(store: Store) -> set[str]:
+    """Modules of placements whose trials were refused, without those that another trial placed:
+    they mix samples, say, which a graph may not tell."""
+    kinds = {t.key: t.error.kind if t.error else None for t in store.trials()}
+    refused: set[str] = set()
+    sound: set[str] = set()
+    for proposal in store.proposals():
+        modules = {placed.module for placed in modules_of(proposal.candidate.strategy)}
+        if proposal.key in kinds and kinds[proposal.key] in (None, "refused"):
+            (sound if kinds[proposal.key] is None else refused).update(modules)
+    return refused - sound
+
+
+def can_be_placed(domain: Domain, space: Space) -> bool:
+    """Deals run over gloo; ranks of a placed module all-reduce."""
+    return space.placement and space.all_reduce and domain.cluster.backend == "gloo"
+
+
+def unlike_shares(bases: Sequence[Strategy]) -> list[Strategy]:
+    """At most `BASES`: the best of each division of the batch, then the best of the rest."""
+    first: dict[tuple[Replica, ...], Strategy] = {}
+    for base in bases:
+        first.setdefault(base.replicas, base)
+    chosen = list(first.values())
+    return (chosen + [base for base in bases if base not in chosen])[:BASES]
+
+
+def _designs(domain: Domain, space: Space, judge: PlacementJudge) -> list[Strategy]:
+    """The fastest by prediction first, whether they fit or not."""
+    made = [each for _, each in hand_designed(domain, space) if may_be_placed(each)]
+    judged = judge.judge(made) if made else []
+    return [each.strategy for each in sorted(judged, key=lambda each: each.step_seconds)]
+
+
+def _learned(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    base: Strategy,
+    settings: Settings,
+    budget: int,
+    stop: Stop,
+) -> Strategy:
+    """The policy's best, itself where nothing is better."""
+    from autosync.extensions.placement.policy import PolicySettings, learned_placement
+
+    of_policy = PolicySettings(
+        seed=settings.seed, uneven_shares=space.uneven_shares, servers=space.parameter_server
+    )
+    found = learned_placement(
+        domain, coarse_of(simulator), base, budget, settings=of_policy, stop=stop
+    )
+    return found.strategy
+
+
+def _distinct(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    found: Sequence[tuple[Origin, Strategy]],
+    tried: Sequence[Strategy],
+) -> list[Candidate]:
+    sound = [(origin, each) for origin, each in found if _is_sound(each, domain, space)]
+    if not sound:
+        return []
+    population = encode([each for _, each in sound], domain)
+    scores = simulator.predict(domain, population)
+    fitting = set(fitting_rows(domain, population).tolist())
+    rows = distinct_rows(domain, population, digests_of_strategies(domain, tried))
+    candidates = [
+        Candidate(
+            replace(sound[row][1], name=""), float(scores[row]), simulator.name, sound[row][0]
+        )
+        for row in rows.tolist()
+        if row in fitting and np.isfinite(scores[row])
+    ]
+    return sorted(candidates, key=lambda each: each.predicted_seconds)
+
+
+def _is_sound(strategy: Strategy, domain: Domain, space: Space) -> bool:
+    """Whether it places anything, runs and lies in the space."""
+    try:
+        lossy = len(space.encodings) > 1
+        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
+    except (InvalidStrategy, NotSupported):
+        return False
+    return bool(modules_of(strategy)) and lies_in(strategy, space)
+
+
+def with_placement(strategy: Strategy, domain: Domain, placement: PlacedModules) -> Strategy:
+    """Variables that some ranks do not hold are all-reduced whole by those that do, a message a
+    module (gathered where their gradients are sparse); all others stay as they are.
+
+    In an explicit order such a message takes the place of its variables' first.
+    """
+    above = 1 + max(shard.group for choice in strategy.choices for shard in choice.shards)
+    groups: dict[tuple[str, bool, str], int] = {}
+    places = iter(strategy.schedule.positions or (0,) * strategy.shards)
+    choices: list[VariableChoice] = []
+    keys: list[list[float]] = []
+    for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
+        own = [float(next(places)) for _ in choice.shards]
+        placed = placed_module(placement, variable.name)
+        if placed is None or len(placed.ranks) == domain.world_size:
+            choices.append(choice)
+            keys.append(own)
+            continue
+        alike = (placed.module, variable.sparse, variable.dtype)
+        group = groups.setdefault(alike, above + len(groups))
+        shard = AllGather(group) if variable.sparse else AllReduce(group)
+        choices.append(VariableChoice(variable.name, whole(variable.shape), (shard,)))
+        keys.append([min(own)])
+    made = replace(strategy.without(Placement), choices=tuple(choices), name="")
+    made = made.carrying(Placement(placement)) if placement else made
+    if strategy.schedule.order == "explicit":
+        made = ordered(made, keys)
+    return made.canonical()
+
+
+def place_greedily(
+    judge: PlacementJudge,
+    base: Strategy,
+    budget: int = 400,
+    most_modules: int = 24,
+    left_alone: Collection[str] = (),
+) -> JudgedPlacement:
+    """The best found from `base` (without a placement) in at most `budget` evaluations, and before
+    the judge's `stop`; `base` itself where nothing is better.
+
+    The heaviest by bytes of variables per FLOP come first, of those that hold a hundredth of the
+    model's bytes. Each is tried on single devices, on subsets and in proportion to speed, beside
+    those placed before it; the best place is kept where it gains. A second pass looks again at
+    each, beside all others. left_alone: names of modules and variables; modules of these names, or
+    that hold them, stay where they are.
+    """
+    domain = judge.domain
+    candidates = _candidates(domain, most_modules, left_alone)
+    stop = judge.evaluations + budget
+    best = judge.judge([base])[0]
+    for again in range(2):
+        for module in candidates:
+            left = stop - judge.evaluations
+            if left <= 0 or judge.stop():
+                return best
+            own = list(_neighbours(domain, base, modules_of(best.strategy), module.name))[:left]
+            if not own:  # every place of it is refused
+                continue
+            found = min(judge.judge(own), key=lambda each: each.rank)
+            if found.improves(best):
+                best = found
+        if not modules_of(best.strategy) and not again:
+            break
+    return best
+
+
+def _candidates(domain: Domain, most: int, left_alone: Collection[str]) -> list[PlaceableModule]:
+    least = LEAST_BYTES_SHARE * domain.graph.size_bytes
+    heavy = [
+        each
+        for each in modules_to_place(domain)
+        if each.variable_bytes >= least
+        and not any(f"{name}.".startswith(f"{each.name}.") for name in left_alone)
+    ]
+    return sorted(heavy, key=lambda each: -each.bytes_per_flop)[:most]
+
+
+def _neighbours(
+    domain: Domain, base: Strategy, placement: PlacedModules, module: str
+) -> Iterator[Strategy]:
+    """The strategy with the module in other places, and with it unplaced."""
+    others = tuple(
+        placed
+        for placed in placement
+        if placed.module != module
+        and not placed.holds(module)
+        and not placed.module.startswith(f"{module}.")
+    )
+    for placed in (None, *module_places(domain, module)):
+        changed = others if placed is None else (*others, placed)
+        if set(changed) == set(placement):
+            continue
+        strategy = with_placement(base, domain, changed)
+        try:
+            verify(strategy, domain, allow_lossy=True)  # what else the base does was its maker's
+        except InvalidStrategy:  # every variable placed, say
+            continue
+        yield strategy
+
+
+def module_places(domain: Domain, module: str) -> Iterator[PlacedModule]:
+    """Each single device, the ranks of each kind of device and of each node evenly, and all ranks
+    in proportion to speed where speeds differ."""
+    for ranks in device_sets(domain):
+        yield evenly(module, ranks)
+    speeds = rank_speeds(domain)
+    if max(speeds) > min(speeds):
+        yield in_proportion(module, range(domain.world_size), speeds)
+
+
+def device_sets(domain: Domain) -> list[tuple[int, ...]]:
+    """Ranks: each by itself, then those of equal speed, then those of a node; not all."""
+    speeds = rank_speeds(domain)
+    nodes = domain.cluster.node_of_server()[: domain.world_size].tolist()
+    found: dict[tuple[int, ...], None] = {(rank,): None for rank in range(domain.world_size)}
+    for keys in (speeds, nodes):
+        for key in dict.fromkeys(keys):
+            ranks = tuple(rank for rank, own in enumerate(keys) if own == key)
+            if len(ranks) < domain.world_size:
+                found[ranks] = None
+    return list(found)
+
+
+def modules_to_place(domain: Domain) -> tuple[PlaceableModule, ...]:
+    """Blocks and leaves, in the order of their first variable, outer ones first."""
+    names: dict[str, None] = {}
+    for variable in domain.graph.variables:
+        path = variable.name.split(".")[:-1]
+        names.update(dict.fromkeys(".".join(path[: i + 1]) for i in range(len(path))))
+    fitting = [name for name in names if _may_be_placed(name, domain)]
+    return tuple(
+        _weighed(name, domain, not any(other.startswith(f"{name}.") for other in fitting))
+        for name in fitting
+    )
+
+
+def _may_be_placed(name: str, domain: Domain) -> bool:
+    try:
+        check_module(evenly(name, [0]), domain)
+    except InvalidStrategy:
+        return False
+    is_read = any(each.name.rpartition(".")[0] == name for each in domain.graph.variables)
+    return is_read or not _comes_back(name, domain)
+
+
+def _comes_back(name: str, domain: Domain) -> bool:
+    """Whether samples leave the module and enter it again. So they may through a list of modules,
+    which is never called itself; a graph of a running job tells so (`ModelGraph.uncalled`), others
+    do not. A block that is called twice could be placed, but is not proposed: those graphs do not
+    tell the two apart."""
+    borders = borders_of(domain.graph, name)
+    inside, sources = set(borders.operations), set(borders.operations)
+    for index, operation in enumerate(domain.graph.operations):
+        if index not in inside and not sources.isdisjoint(operation.inputs):
+            sources.add(index)
+    return any(source in sources for source, _ in borders.entering)
+
+
+def _weighed(name: str, domain: Domain, is_leaf: bool) -> PlaceableModule:
+    graph, profile, borders = domain.graph, domain.profile, borders_of(domain.graph, name)
+    inside = [graph.operations[index] for index in borders.operations]
+    dealt = sum(graph.operations[source].output_bytes for source, _ in borders.entering)
+    dealt += sum(data_bytes(graph, index) for index in borders.from_data)
+    dealt += sum(graph.operations[index].output_bytes for index in borders.leaving)
+    return PlaceableModule(
+        name,
+        borders.operations,
+        sum(graph.variables[index].size_bytes for index in borders.variables),
+        sum(each.forward_flops + each.backward_flops for each in inside),
+        dealt,
+        sum(profile.forward_seconds[i] + profile.backward_seconds[i] for i in borders.operations),
+        is_leaf,
+    )

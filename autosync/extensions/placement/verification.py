@@ -13,7 +13,7 @@ from autosync.extensions.placement.document import (
     Placement,
     placed_module,
 )
-from autosync.extensions.placement.module_borders import ModuleBorders
+from autosync.extensions.placement.module_borders import ModuleBorders, borders_of
 from autosync.extensions.staleness.document import Staleness
 from autosync.graph import ModelGraph
 from autosync.strategy import AllGather, AllReduce, Strategy, VariableChoice
@@ -55,7 +55,7 @@ def check_module(placed: PlacedModule, domain: Domain) -> None:
             f"lives on rank {placed.ranks[-1]}, of ranks 0 to {domain.world_size - 1}",
         )
     _check_called(placed, domain.graph)
-    borders = domain.borders.of(placed.module)
+    borders = borders_of(domain.graph, placed.module)
     _check_variables(placed, borders, domain.graph)
     _check_samples(placed, borders, domain.graph)
 

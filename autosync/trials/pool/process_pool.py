@@ -13,6 +13,7 @@ from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import InvalidInput, NotSupported
+from autosync.extensions.offload.document import Offload
 from autosync.trials.commands import (
     Command,
     MessagesTimed,
@@ -223,7 +224,7 @@ class ProcessPool(TrialPool):
         """Start the workers where there are none, and scale the plan for them."""
         if self._closed:
             raise InvalidInput("this pool is closed.", thing="pool")
-        if request.bundle.strategy.swap is not None:
+        if request.bundle.strategy.extension(Offload) is not None:
             self._refuse_swapping_kernels()
         with self._machine_held():
             group = self._warm_group()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.extensions.placement.document import PlacedModules
-from autosync.extensions.placement.module_borders import Deal, deals_of, moved_shares
+from autosync.extensions.placement.module_borders import Deal, borders_of, deals_of, moved_shares
 from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.profiling import reach_variables
 
@@ -163,7 +163,7 @@ class PlacedCompute(WaitedCompute):
         for placed in placement:
             own = np.zeros(world)
             own[list(placed.ranks)] = placed.shares
-            borders = domain.borders.of(placed.module)
+            borders = borders_of(domain.graph, placed.module)
             factor = float(own[exchange.rank] / shares[exchange.rank])
             self._factors |= dict.fromkeys(borders.operations, factor)
             inward = self._router(shares, own, exchange.rank)

@@ -153,11 +153,15 @@ def test_a_bundle_that_swaps(
     run(*chosen, "-o", "plain.json")
     run(*chosen, "--swap-gb", "15.5")
     plain, swapping = load_bundle("plain.json"), load_bundle("best.json")
-    assert swapping.strategy.swap == Offload(15_500_000_000)
+    assert swapping.strategy.extension(Offload) == Offload(15_500_000_000)
     run(*chosen, "--swap-gb", "15.5", "--swap-state")
-    assert load_bundle("best.json").strategy.swap == Offload(15_500_000_000, optimizer_state=True)
+    assert load_bundle("best.json").strategy.extension(Offload) == Offload(
+        15_500_000_000, optimizer_state=True
+    )
     run(*chosen, "--swap-gb", "15.5", "--swap-state", "--swap-values")
-    assert load_bundle("best.json").strategy.swap == Offload(15_500_000_000, True, values=True)
+    assert load_bundle("best.json").strategy.extension(Offload) == Offload(
+        15_500_000_000, True, values=True
+    )
     assert "without a budget" in refused(*chosen, "--swap-state")
     assert "--swap-values was given without a budget" in refused(*chosen, "--swap-values")
     assert swapping.plan == plain.plan

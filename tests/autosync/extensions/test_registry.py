@@ -1,5 +1,7 @@
 """What strategies carry of extensions keeps the JSON, and with it the identity, of version 1."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas
@@ -74,3 +76,21 @@ def test_entries_are_in_the_order_of_their_keys_and_each_is_there_once() -> None
     assert one.without(Offload).extensions == (PLACED,)
     with pytest.raises(InvalidStrategy, match="at most one of each"):
         Strategy(PLAIN.choices, PLAIN.replicas, extensions=(Offload(5), Offload(6)))
+
+
+def test_training_loads_neither_predictions_nor_proposals() -> None:
+    code = f"""
+import sys, autosync
+autosync.distribute
+from autosync.documents import from_json
+from autosync.extensions.registry import verification_of
+from autosync.strategy import Strategy
+strategy = from_json(Strategy, {to_json(PLAIN.carrying(Staleness(1), Offload(5), PLACED))!r})
+for entry in strategy.extensions:
+    verification_of(entry.key).label(strategy)
+above = ("autosync.simulator", "autosync.search", "autosync.api")
+loaded = [name for name in sys.modules if name.startswith(above)]
+loaded += [name for name in sys.modules if name.endswith((".prediction", ".proposals"))]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

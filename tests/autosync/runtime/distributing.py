@@ -16,7 +16,7 @@ import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
 from autosync.extensions.placement.document import evenly
-from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.proposals import with_placement
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import Schedule

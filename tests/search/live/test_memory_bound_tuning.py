@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autosync.bundle import load_bundle
+from autosync.extensions.offload.document import Offload
 from tests.search.live.torchrun import seen_by_ranks
 
 pytestmark = pytest.mark.timeout(900)
@@ -35,8 +36,9 @@ def test_ddp_really_runs_out_of_memory(seen: Seen, out: Path) -> None:
 def test_the_answer_swaps_and_was_measured_with_its_waits(seen: Seen, out: Path) -> None:
     """Trials of the others failed."""
     bundle = load_bundle(out / "best.json")
-    assert bundle.strategy.swap is not None
-    assert bundle.strategy.swap.budget_bytes < seen[0]["memory_bytes"]
+    swap = bundle.strategy.extension(Offload)
+    assert swap is not None
+    assert swap.budget_bytes < seen[0]["memory_bytes"]
     assert bundle.evidence.step_seconds is not None
     assert "predicted" not in bundle.evidence.measured_on
     tried = [message for message in seen[0]["messages"] if "_swapped: " in message]

@@ -8,7 +8,8 @@ import pytest
 from autosync.cluster import Device
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
-from autosync.extensions.offload.swapped_designs import plain_name
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.proposals import plain_name
 from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
 from autosync.search.loop.tuning_loop import describe_outcome, tune
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, MemoryStore
@@ -114,30 +115,34 @@ def tuned_in_arenas(
 
 
 def test_what_runs_out_of_memory_against_its_prediction_is_tried_with_swapping() -> None:
-    outcome, store = tuned_in_arenas(lambda strategy: strategy.swap is not None)
+    outcome, store = tuned_in_arenas(lambda strategy: strategy.extension(Offload) is not None)
     searched = [each.candidate for each in store.proposals() if each.phase == "search"]
-    swapped = [each for each in searched if each.strategy.swap is not None]
+    swapped = [each for each in searched if each.strategy.extension(Offload) is not None]
     assert "ddp_swapped" in {each.origin for each in swapped}
     assert len({each.strategy.id for each in swapped}) == len(swapped)
     first = searched.index(swapped[0])
-    assert not any(each.strategy.swap for each in searched[:first])
-    assert outcome.best.strategy.swap is not None
-    assert outcome.baseline.strategy.swap is not None  # compared with the fastest known that ran
+    assert not any(each.strategy.extension(Offload) for each in searched[:first])
+    assert outcome.best.strategy.extension(Offload) is not None
+    assert (
+        outcome.baseline.strategy.extension(Offload) is not None
+    )  # compared with the fastest known that ran
     assert not outcome.keep_ddp
 
 
 def test_what_ran_is_not_tried_with_swapping() -> None:
     _, store = tuned_in_arenas(lambda strategy: True)
-    assert not any(each.candidate.strategy.swap for each in store.proposals())
+    assert not any(each.candidate.strategy.extension(Offload) for each in store.proposals())
 
 
 def test_what_has_no_room_with_swapped_activations_comes_back_with_swapped_state() -> None:
     def runs(strategy: Strategy) -> bool:
-        return strategy.swap is not None and strategy.swap.optimizer_state
+        swap = strategy.extension(Offload)
+        return swap is not None and swap.optimizer_state
 
     outcome, store = tuned_in_arenas(runs)
-    assert outcome.best.strategy.swap is not None
-    assert outcome.best.strategy.swap.optimizer_state
+    swap = outcome.best.strategy.extension(Offload)
+    assert swap is not None
+    assert swap.optimizer_state
     tried = [each.candidate for each in store.proposals() if each.phase == "search"]
     assert {"ddp_swapped", "all_reduce_25mb_swapped"} & {each.origin for each in tried}
     assert any(each.origin.endswith("_swapped_with_state") for each in tried)
@@ -155,11 +160,13 @@ def with_large_variables() -> Domain:
 
 def test_what_has_no_room_in_one_form_comes_back_in_the_one_that_holds_least() -> None:
     def runs(strategy: Strategy) -> bool:
-        return strategy.swap is not None and strategy.swap.values
+        swap = strategy.extension(Offload)
+        return swap is not None and swap.values
 
     outcome, store = tuned_in_arenas(runs, with_large_variables())
-    assert outcome.best.strategy.swap is not None
-    assert outcome.best.strategy.swap.values
+    swap = outcome.best.strategy.extension(Offload)
+    assert swap is not None
+    assert swap.values
     tried = [each.candidate.origin for each in store.proposals() if each.phase == "search"]
     swapped = [origin for origin in tried if "_swapped" in origin]
     again = [origin for origin in swapped if f"{plain_name(origin)}_swapped" != origin]
@@ -169,7 +176,7 @@ def test_what_has_no_room_in_one_form_comes_back_in_the_one_that_holds_least() -
 
 def test_one_form_that_ran_is_enough() -> None:
     def runs(strategy: Strategy) -> bool:
-        return strategy.swap is not None
+        return strategy.extension(Offload) is not None
 
     _, store = tuned_in_arenas(runs)
     origins = [each.candidate.origin for each in store.proposals() if each.phase == "search"]
@@ -187,4 +194,4 @@ def test_a_search_without_gain_still_tries_what_had_no_room_with_swapping() -> N
     tune(domain, Space(), lambda: pool, store, Sure(), settings, lambda event: None)
     last = max((p for p in store.proposals() if p.phase == "search"), key=lambda p: p.round)
     assert last.round == 1
-    assert last.candidate.strategy.swap is not None
+    assert last.candidate.strategy.extension(Offload) is not None

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 
 from autosync.codes import Method
 from autosync.domain import Domain
+from autosync.extensions.staleness.prediction import iterations_of
+from autosync.extensions.staleness.verification import iterations_of as late_of
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.edits.local_search import refined
@@ -43,7 +45,7 @@ def checked(population: Population, domain: Domain) -> set[int]:
     """The staleness of all, each of which runs."""
     for index in range(len(population)):
         verify(decode(population, index, domain), domain, allow_lossy=True, allow_inexact=True)
-    return set(population.staleness.tolist())
+    return set(iterations_of(population).tolist())
 
 
 def methods(population: Population, index: int) -> set[int]:
@@ -53,8 +55,8 @@ def methods(population: Population, index: int) -> set[int]:
 def test_both_forms_are_drawn_as_often() -> None:
     drawn = sample(DOMAIN, SPACE, 0, 600, 0)
     assert checked(drawn, DOMAIN) == set(LATE)
-    assert 0.6 < (drawn.staleness > 0).mean() < 0.73
-    late = np.flatnonzero(drawn.staleness)
+    assert 0.6 < (iterations_of(drawn) > 0).mean() < 0.73
+    late = np.flatnonzero(iterations_of(drawn))
     owned = [methods(drawn, int(i)) == {Method.PARAMETER_SERVER} for i in late]
     assert 0.4 < np.mean(owned) < 0.6
     assert np.array_equal(kept_extensions(drawn), drawn.extension)
@@ -64,7 +66,7 @@ def test_what_does_not_lag_is_drawn_as_without() -> None:
     drawn, without = (
         sample(DOMAIN, space, 0, 300, 5) for space in (SPACE, replace(SPACE, staleness=(0,)))
     )
-    rows = np.flatnonzero(drawn.staleness == 0)
+    rows = np.flatnonzero(iterations_of(drawn) == 0)
     assert_same(drawn.take(rows), replace(without.take(rows), extensions=drawn.extensions))
 
 
@@ -87,7 +89,7 @@ def test_pins_say_which_form_may_lag(pin: str) -> None:
     pinned = VariableChoice("v1", whole(SHAPES[1]), (shard,))
     drawn = sample(DOMAIN, replace(SPACE, pins=(pinned,)), 0, 200, 0)
     checked(drawn, DOMAIN)
-    late = [methods(drawn, int(i)) for i in np.flatnonzero(drawn.staleness)]
+    late = [methods(drawn, int(i)) for i in np.flatnonzero(iterations_of(drawn))]
     assert set().union(*late) == expected
 
 
@@ -102,7 +104,7 @@ def test_pins_say_which_form_may_lag(pin: str) -> None:
     ids=["sparse", "nccl", "no form", "encoded"],
 )
 def test_where_neither_form_runs_none_is_late(domain: Domain, space: Space) -> None:
-    assert not sample(domain, space, 0, 200, 0).staleness.any()
+    assert not iterations_of(sample(domain, space, 0, 200, 0)).any()
 
 
 @settings(deadline=None, max_examples=30)
@@ -114,22 +116,22 @@ def test_children_lag_where_they_can(domain: Domain, space: Space, seed: int) ->
     base, edits = rng.integers(len(parents), size=48), rng.integers(1, 4, size=48)
     children = make_edited(parents_of(domain, space, parents), base, edits, 0, seed % 2**32)
     checked(children, domain)
-    late = children.staleness > 0
-    assert np.array_equal(children.staleness[late], parents.staleness[base][late])
+    late = iterations_of(children) > 0
+    assert np.array_equal(iterations_of(children)[late], iterations_of(parents)[base][late])
 
 
 def test_children_of_one_form_stay_late() -> None:
     space = replace(SPACE, parameter_server=False, staleness=(0, 2))
     drawn = sample(DOMAIN, space, 0, 64, 1)
-    parents = parents_of(DOMAIN, space, drawn.take(np.flatnonzero(drawn.staleness)))
+    parents = parents_of(DOMAIN, space, drawn.take(np.flatnonzero(iterations_of(drawn))))
     n = len(parents)
     same = make_edited(parents, np.arange(n), np.zeros(n, dtype=np.int64), 0, 0)
-    assert set(same.staleness.tolist()) == {2}
+    assert set(iterations_of(same).tolist()) == {2}
 
 
 def test_designs_lag_in_both_forms_where_the_space_allows_it() -> None:
     named = dict(hand_designed(DOMAIN, SPACE))
-    late = {name: strategy.staleness for name, strategy in named.items() if strategy.staleness}
+    late = {name: late_of(each) for name, each in named.items() if late_of(each)}
     assert late == {
         "pipelined_all_reduce_1": 1,
         "clocked_servers_1": 1,
@@ -137,14 +139,14 @@ def test_designs_lag_in_both_forms_where_the_space_allows_it() -> None:
         "clocked_servers_4": 4,
     }
     checked(encode(list(named.values()), DOMAIN), DOMAIN)
-    assert not [s for _, s in hand_designed(DOMAIN, Space()) if s.staleness]
+    assert not [s for _, s in hand_designed(DOMAIN, Space()) if late_of(s)]
 
 
 def test_a_refined_design_still_runs() -> None:
     design = dict(hand_designed(DOMAIN, SPACE))["clocked_servers_1"]
     for seed in range(4):
         better = refined(design, DOMAIN, SPACE, seed, 256)
-        assert better.staleness == 1
+        assert late_of(better) == 1
         verify(better, DOMAIN, allow_inexact=True)
 
 
@@ -155,6 +157,6 @@ def test_a_tuning_proposes_both_forms() -> None:
         proposals = propose(DOMAIN, space, predict, store, limits, 12, lambda event: None)
         store.propose(proposals)
     strategies = [proposal.candidate.strategy for proposal in store.proposals()]
-    kinds = {s.choices[0].shards[0].kind for s in strategies if s.staleness}
+    kinds = {s.choices[0].shards[0].kind for s in strategies if late_of(s)}
     assert kinds == {"all_reduce", "parameter_server"}
     checked(encode(strategies, DOMAIN), DOMAIN)

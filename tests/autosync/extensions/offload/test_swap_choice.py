@@ -116,5 +116,5 @@ def test_what_cannot_say_it_refuses_it() -> None:
     for framework in ("ddp", "deepspeed", "horovod"):
         with pytest.raises(NotSupported, match="swaps activations"):
             settings_for(framework, SWAPPED, DOMAIN)
-    with pytest.raises(NotSupported, match="moves activations to host memory"):
+    with pytest.raises(NotSupported, match="activations swapped to host memory"):
         export_strategy(SWAPPED, DOMAIN)

@@ -9,12 +9,13 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput
+from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.prediction import swap_budget_bytes
-from autosync.extensions.offload.swapped_designs import (
+from autosync.extensions.offload.proposals import (
     ENDINGS,
+    PROPOSER,
     plain_name,
     swapped_forms,
-    swapped_where_needed,
 )
 from autosync.population import encode
 from autosync.search.designs.design_table import (
@@ -72,7 +73,7 @@ def test_nothing_is_swapped_where_things_fit_or_nothing_can_be(
     memory_gb: float | None, device_type: str
 ) -> None:
     domain = four(memory_gb, device_type=device_type)
-    assert swapped_where_needed(domain, [*plain_designs(domain).items()], Space()) == []
+    assert PROPOSER.fitting_forms(domain, [*plain_designs(domain).items()], Space()) == []
 
 
 def test_where_activations_alone_are_too_much_every_answer_swaps() -> None:
@@ -88,8 +89,9 @@ def test_where_activations_alone_are_too_much_every_answer_swaps() -> None:
     for each in ranked[1:]:
         verify(each.strategy, tight)
         check_memory(each.strategy, tight)
-        assert each.strategy.swap is not None
-        assert each.strategy.swap.budget_bytes == swap_budget_bytes(tight)
+        swap = each.strategy.extension(Offload)
+        assert swap is not None
+        assert swap.budget_bytes == swap_budget_bytes(tight)
         assert not is_ddp(each.strategy)
         assert refined(each.strategy, tight, Space(), seed=0, count=64) is each.strategy
     assert len(parents_among(tight, encode([each.strategy for each in ranked], tight))) == 0
@@ -122,7 +124,7 @@ def test_waits_for_transfers_count_in_the_ranking() -> None:
     """Of two strategies alike but for the swapping that one device's memory asks for."""
     slow = four(0.0035, operation_seconds=1e-5)
     plain = DESIGNS["ddp"](slow)
-    ((_, swapped),) = swapped_where_needed(slow, [("ddp", plain)], Space())
+    ((_, swapped),) = PROPOSER.fitting_forms(slow, [("ddp", plain)], Space())
     without, with_waits = TimelineSimulator().predict(slow, encode([plain, swapped], slow))
     assert with_waits > without
 
@@ -158,15 +160,15 @@ def test_of_the_forms_that_fit_the_one_that_waits_least_is_proposed() -> None:
     waits = [predicted_slowdown(domain, strategy) for _, strategy in forms]
     assert waits == sorted(waits)
     assert {name for name, _ in forms} == {f"it{ending}" for ending in ENDINGS.values()}
-    assert swapped_where_needed(domain, [("it", plain)], Space()) == forms[:1]
+    assert PROPOSER.fitting_forms(domain, [("it", plain)], Space()) == forms[:1]
 
 
 def test_a_space_may_leave_swapping_out() -> None:
     tight, plain = four(0.0035), Space(swapping=False)
     named = [*plain_designs(tight).items()]
-    assert swapped_where_needed(tight, named, plain) == []
+    assert PROPOSER.fitting_forms(tight, named, plain) == []
     assert swapped_forms(named, tight, plain) == [[] for _ in named]
-    (_, swapped), *_ = swapped_where_needed(tight, named, Space())
+    (_, swapped), *_ = PROPOSER.fitting_forms(tight, named, Space())
     assert lies_in(swapped, Space())
     assert not lies_in(swapped, plain)
     with pytest.raises(InvalidInput, match="none of"):

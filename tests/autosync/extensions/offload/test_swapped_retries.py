@@ -4,7 +4,8 @@ from typing import get_args
 
 import pytest
 
-from autosync.extensions.offload.swapped_retries import retried_with_swap
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.proposals import PROPOSER
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.loop.tuning_store import Candidate, MemoryStore, Proposal
 from autosync.search.space import Space
@@ -26,7 +27,7 @@ def tried(store: MemoryStore, name: str, strategy: Strategy, kind: ErrorKind | N
 
 
 def retried(store: MemoryStore) -> list[Candidate]:
-    return retried_with_swap(DOMAIN, Space(), AnalyticSimulator(), store)
+    return PROPOSER.retries(DOMAIN, Space(), AnalyticSimulator(), store)
 
 
 @pytest.mark.parametrize("kind", [None, *get_args(ErrorKind)])
@@ -35,7 +36,7 @@ def test_another_form_is_tried_only_where_one_had_no_room(kind: ErrorKind | None
     name, plain = hand_designed(DOMAIN, Space())[0]
     tried(store, name, plain, "out_of_memory")
     (first,) = retried(store)
-    assert first.strategy.swap is not None
+    assert first.strategy.extension(Offload) is not None
     tried(store, first.origin, first.strategy, kind)
     others = retried(store)
     assert bool(others) is (kind in ("out_of_memory", "over_budget"))

@@ -2,7 +2,7 @@
 
 from autosync.extensions.placement.attachment import held_by
 from autosync.extensions.placement.document import PlacedModules, evenly
-from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.proposals import with_placement
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ps_pieces_4mb_priority

@@ -1,10 +1,14 @@
 """The plain proposer, where what is best is known."""
 
-from autosync.extensions.placement.device_sets import device_sets, module_places
 from autosync.extensions.placement.document import evenly
-from autosync.extensions.placement.greedy_placement import place_greedily
-from autosync.extensions.placement.placeable_modules import modules_to_place
-from autosync.extensions.placement.placement_judge import PlacementJudge
+from autosync.extensions.placement.proposals import (
+    PlacementJudge,
+    device_sets,
+    module_places,
+    modules_to_place,
+    place_greedily,
+)
+from autosync.extensions.placement.verification import modules_of
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -49,8 +53,8 @@ def test_slow_links_put_modules_on_single_devices() -> None:
     judge = PlacementJudge(domain, TimelineSimulator())
     before, found = judge.judge([base])[0], place_greedily(judge, base)
     assert found.step_seconds < before.step_seconds / 2
-    assert len(found.strategy.placement) == LAYERS - 1  # one stays with all ranks
-    assert all(len(placed.ranks) == 1 for placed in found.strategy.placement)
+    assert len(modules_of(found.strategy)) == LAYERS - 1  # one stays with all ranks
+    assert all(len(placed.ranks) == 1 for placed in modules_of(found.strategy))
     verify(found.strategy, domain)
 
 
@@ -68,7 +72,7 @@ def test_what_does_not_fit_is_made_to_fit() -> None:
     found = place_greedily(judge, base)
     assert found.fits
     held: list[set[str]] = [set(), set()]
-    for placed in found.strategy.placement:
+    for placed in modules_of(found.strategy):
         for rank in placed.ranks:
             held[rank].add(placed.module)
     assert all(len(modules) < LAYERS for modules in held)
@@ -94,7 +98,7 @@ def test_whoever_is_stopped_keeps_what_it_has_found() -> None:
 
     judge = PlacementJudge(domain, TimelineSimulator(), stop)
     found = place_greedily(judge, base)
-    assert 0 < len(found.strategy.placement) < len(whole.strategy.placement)
+    assert 0 < len(modules_of(found.strategy)) < len(modules_of(whole.strategy))
     assert place_greedily(judge, base).strategy == base
 
 

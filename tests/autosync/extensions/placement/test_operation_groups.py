@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from autosync.domain import Domain
-from autosync.extensions.placement.operation_groups import group_operations, heaviest_modules
-from autosync.extensions.placement.placeable_modules import PlaceableModule
+from autosync.extensions.placement.module_borders import borders_of
+from autosync.extensions.placement.policy_actions import group_operations, heaviest_modules
+from autosync.extensions.placement.proposals import PlaceableModule
 from tests.placed_models import LAYERS, SparseTable, Wide, heavy_layers, recorded
 
 
@@ -53,7 +54,7 @@ def test_operations_join_the_nearest_of_the_heaviest() -> None:
     domain = recorded(Wide(), 3)
     groups = group_operations(domain, 3)
     assert groups.count == 3
-    own = [set(domain.borders.of(name).operations) for name in groups.modules]
+    own = [set(borders_of(domain.graph, name).operations) for name in groups.modules]
     for operation in range(len(domain.graph.operations)):
         hops = _hops(domain, operation)
         nearest = [min(hops.get(index, 99) for index in inside) for inside in own]

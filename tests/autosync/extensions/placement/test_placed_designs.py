@@ -9,22 +9,21 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.extensions.placement import placed_designs
-from autosync.extensions.placement.placed_designs import (
+from autosync.extensions.placement import proposals
+from autosync.extensions.placement.proposals import (
     BASES,
-    PLACED_SHARE,
+    PROPOSER,
     can_be_placed,
-    check_fits,
     may_be_placed,
-    placed_again,
-    placed_candidates,
     refused_modules,
     unlike_shares,
 )
+from autosync.extensions.placement.verification import modules_of
 from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
+from autosync.search.designs.design_table import check_any_fits
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear
-from autosync.search.loop.proposing import ROUND_TRIALS
+from autosync.search.loop.proposing import EXTENDED_SHARE, ROUND_TRIALS
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
 from autosync.search.loop.tuning_store import MemoryStore
@@ -81,32 +80,35 @@ def rounds_of(store: MemoryStore) -> list[list[Strategy]]:
 
 def test_nothing_is_placed_unless_it_is_allowed() -> None:
     store, best = searched(SLOW, Space())
-    assert not best.placement
-    assert not any(each.placement for of_round in rounds_of(store) for each in of_round)
+    assert not modules_of(best)
+    assert not any(modules_of(each) for of_round in rounds_of(store) for each in of_round)
 
 
 def test_slow_links_are_answered_by_a_placement() -> None:
     store, best = searched(SLOW, ALLOWED)
-    assert best.placement
+    assert modules_of(best)
     rounds = rounds_of(store)
     assert len([each for of_round in rounds for each in of_round]) == SETTINGS.budget
     for number, of_round in enumerate(rounds):
         room = SETTINGS.budget // 2 if number == 0 else ROUND_TRIALS
-        assert sum(bool(each.placement) for each in of_round) <= PLACED_SHARE * room
-    placed = [each for of_round in rounds for each in of_round if each.placement]
+        assert sum(bool(modules_of(each)) for each in of_round) <= EXTENDED_SHARE * room
+    placed = [each for of_round in rounds for each in of_round if modules_of(each)]
     assert len(digests_of_strategies(SLOW, placed)) == len(placed)
-    origins = {p.candidate.origin for p in store.proposals() if p.candidate.strategy.placement}
+    origins = {p.candidate.origin for p in store.proposals() if modules_of(p.candidate.strategy)}
     assert origins == {"placed"}
 
 
 def test_a_later_round_tries_measured_placements_in_others() -> None:
-    first = placed_candidates(SLOW, ALLOWED, TimelineSimulator(), [all_reduce_5mb(SLOW)], SETTINGS)
+    first = PROPOSER.candidates(
+        SLOW, ALLOWED, TimelineSimulator(), [all_reduce_5mb(SLOW)], SETTINGS
+    )
     fastest = [first[0].strategy, dear(SLOW), all_reduce_5mb(SLOW)]
-    again = placed_again(SLOW, ALLOWED, TimelineSimulator(), fastest, fastest, SETTINGS, 8)
-    assert 1 <= len(again) <= PLACED_SHARE * 8
+    again = PROPOSER.candidates(
+        SLOW, ALLOWED, TimelineSimulator(), fastest, SETTINGS, tried=fastest
+    )
+    assert again
     tried = digests_of_strategies(SLOW, fastest)
     assert not tried & digests_of_strategies(SLOW, [each.strategy for each in again])
-    assert not placed_again(SLOW, ALLOWED, TimelineSimulator(), fastest, fastest, SETTINGS, 3)
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -122,12 +124,12 @@ def test_the_policy_proposes_where_nothing_fits(
         asked.append(base)
         return base
 
-    monkeypatch.setattr(placed_designs, "_learned", learned)
+    monkeypatch.setattr(proposals, "_learned", learned)
     bases = [all_reduce_5mb(SLOW)] if fits else []
-    found = placed_candidates(SLOW, ALLOWED, TimelineSimulator(), bases, SETTINGS)
+    found = PROPOSER.candidates(SLOW, ALLOWED, TimelineSimulator(), bases, SETTINGS)
     seconds = [each.predicted_seconds for each in found]
     assert seconds == sorted(seconds)
-    assert all(each.strategy.placement for each in found)
+    assert all(modules_of(each.strategy) for each in found)
     assert bool(asked) == (not fits and find_spec("torch_geometric") is not None)
 
 
@@ -138,7 +140,7 @@ def test_what_cannot_deal_proposes_nothing() -> None:
     assert not can_be_placed(SLOW, replace(ALLOWED, all_reduce=False))
     assert not can_be_placed(SLOW, Space())
     bases = [all_reduce_5mb(SLOW)]
-    assert not placed_candidates(SLOW, Space(), TimelineSimulator(), bases, SETTINGS)
+    assert not PROPOSER.candidates(SLOW, Space(), TimelineSimulator(), bases, SETTINGS)
     assert not may_be_placed(ddp(SLOW))
     assert not may_be_placed(all_reduce_5mb(SLOW).carrying(Staleness(1)))
     assert may_be_placed(all_reduce_5mb(SLOW))
@@ -147,7 +149,7 @@ def test_what_cannot_deal_proposes_nothing() -> None:
 def test_pinned_variables_stay_where_they_are() -> None:
     kept = all_reduce_5mb(SLOW).choices[1]
     pin = VariableChoice(kept.variable, kept.partition, kept.shards)
-    found = placed_candidates(
+    found = PROPOSER.candidates(
         SLOW,
         replace(ALLOWED, pins=(pin,)),
         TimelineSimulator(),
@@ -156,7 +158,7 @@ def test_pinned_variables_stay_where_they_are() -> None:
     )
     assert found
     for each in found:
-        assert not any(placed.holds(kept.variable) for placed in each.strategy.placement)
+        assert not any(placed.holds(kept.variable) for placed in modules_of(each.strategy))
 
 
 def test_modules_that_a_trial_refused_are_not_placed_again() -> None:
@@ -165,7 +167,7 @@ def test_modules_that_a_trial_refused_are_not_placed_again() -> None:
     class Refusing(PredictedPool):
         def run(self, request: TrialRequest) -> TrialResult:
             done = super().run(request)
-            if not any(placed.module == "layer0" for placed in request.bundle.strategy.placement):
+            if not any(placed.module == "layer0" for placed in modules_of(request.bundle.strategy)):
                 return done
             error = TrialError("refused", "it mixes samples")
             return replace(done, iteration_seconds=(), step_seconds=None, error=error)
@@ -179,11 +181,11 @@ def test_modules_that_a_trial_refused_are_not_placed_again() -> None:
     assert refused_modules(store) >= {"layer0"}
     placed = [name for of_round in later for name in modules_in(of_round)]
     assert not refused_modules(store) & set(placed)
-    assert all(placed.module != "layer0" for placed in outcome.best.strategy.placement)
+    assert all(placed.module != "layer0" for placed in modules_of(outcome.best.strategy))
 
 
 def modules_in(strategies: list[Strategy]) -> list[str]:
-    return [placed.module for each in strategies for placed in each.placement]
+    return [placed.module for each in strategies for placed in modules_of(each)]
 
 
 def test_both_divisions_of_the_batch_get_a_base() -> None:
@@ -200,15 +202,15 @@ def test_what_fits_only_when_placed_may_be_tuned() -> None:
     whole = Space(parameter_server=False, reduce_scatter=False, sharded_parameters=False)
     small = heavy_layers(gbps=0.05, memory_gb=0.015)
     with pytest.raises(InvalidInput, match="none of"):
-        check_fits(small, whole)
-    check_fits(small, replace(whole, placement=True))
+        check_any_fits(small, whole)
+    check_any_fits(small, replace(whole, placement=True))
     with pytest.raises(InvalidInput, match="none of"):
-        check_fits(heavy_layers(gbps=0.05, memory_gb=0.001), replace(whole, placement=True))
+        check_any_fits(heavy_layers(gbps=0.05, memory_gb=0.001), replace(whole, placement=True))
 
 
 def test_trials_of_placements_do_not_move_the_costs_of_the_timeline() -> None:
     base = all_reduce_5mb(SLOW)
-    found = placed_candidates(SLOW, ALLOWED, TimelineSimulator(), [base], SETTINGS)
+    found = PROPOSER.candidates(SLOW, ALLOWED, TimelineSimulator(), [base], SETTINGS)
     tried = encode([found[0].strategy] * FEWEST_TRIALS, SLOW)
     seconds = np.full(len(tried), 3 * found[0].predicted_seconds)
     assert recalibrated(SLOW, tried, seconds) is SLOW

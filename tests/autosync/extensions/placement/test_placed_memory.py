@@ -16,9 +16,8 @@ from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.placement.greedy_placement import place_greedily
-from autosync.extensions.placement.placement_judge import JudgedPlacement, PlacementJudge
-from autosync.extensions.placement.policy_training import learned_placement
+from autosync.extensions.placement.policy import learned_placement
+from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge, place_greedily
 from autosync.importing.importer import import_module
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

@@ -23,7 +23,7 @@ from autosync.extensions.placement.document import (
     in_proportion,
     placed_module,
 )
-from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.proposals import with_placement
 from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica

@@ -17,7 +17,7 @@ from autosync.bundle import make_bundle
 from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.extensions.placement.document import PlacedModules, evenly, in_proportion
-from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.proposals import with_placement
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.live import live_tuning
 from autosync.search.loop.outcome import TuningEvent

@@ -16,7 +16,8 @@ from autosync.extensions.placement.document import (
     evenly,
     in_proportion,
 )
-from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.proposals import with_placement
+from autosync.extensions.placement.verification import modules_of
 from autosync.extensions.staleness.document import Staleness
 from autosync.population import concatenate, decode, encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear, parallax, ps_one_server
@@ -60,14 +61,14 @@ def test_strategies_without_a_placement_keep_their_text_and_identity() -> None:
     assert "placement" not in to_data(strategy)
     both = placed((evenly("block", [1]), evenly("table", [0])))
     assert from_json(Strategy, to_json(both)) == both
-    assert both.carrying(Placement(both.placement[::-1])).id == both.id
+    assert both.carrying(Placement(modules_of(both)[::-1])).id == both.id
     assert len({strategy.id, both.id, placed(BLOCK).id, placed((evenly("block", [2]),)).id}) == 4
 
 
 def test_populations_keep_placements() -> None:
     first, second = encode([dear(DOMAIN), placed(BLOCK)], DOMAIN), encode([placed(BLOCK)], DOMAIN)
     joined = concatenate([second, first])
-    found = [decode(joined, index, DOMAIN).placement for index in range(3)]
+    found = [modules_of(decode(joined, index, DOMAIN)) for index in range(3)]
     assert found == [BLOCK, (), BLOCK]
     assert decode(joined.take([2]), 0, DOMAIN).id == placed(BLOCK).id
 
@@ -170,5 +171,5 @@ def test_what_is_not_exact_is_refused_by_name(module: str, words: str) -> None:
 
 @pytest.mark.parametrize("framework", ["ddp", "fsdp2", "deepspeed", "horovod"])
 def test_other_frameworks_hold_the_whole_model(framework: str) -> None:
-    with pytest.raises(NotSupported, match="lives on ranks of its own"):
+    with pytest.raises(NotSupported, match="for which there is no setting"):
         settings_for(framework, placed(BLOCK), DOMAIN)  # type: ignore[arg-type]

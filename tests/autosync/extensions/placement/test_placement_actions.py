@@ -6,15 +6,17 @@ import pytest
 
 from autosync.codes import Op
 from autosync.domain import Domain
-from autosync.extensions.placement.operation_groups import OperationGroups, group_operations
-from autosync.extensions.placement.placement_actions import (
+from autosync.extensions.placement.policy_actions import (
     FOLLOW,
     OTHER_SHARES,
     SERVER,
+    OperationGroups,
     PlacementActions,
+    group_operations,
     placement_actions,
     strategy_of_actions,
 )
+from autosync.extensions.placement.verification import modules_of
 from autosync.plan import compile_plans
 from autosync.population import encode
 from autosync.search.designs.list_schedule import list_schedule
@@ -45,7 +47,7 @@ def test_choices_become_placements_servers_and_shares() -> None:
     assert made(domain, [FOLLOW] * 4).id == list_schedule(domain).id
     mixed = made(domain, [-1, SERVER, OTHER_SHARES, FOLLOW])
     verify(mixed, domain)
-    where = {placed.module: placed for placed in mixed.placement}
+    where = {placed.module: placed for placed in modules_of(mixed)}
     assert where["layer0"].ranks == (0,)
     assert where["layer2"].shares == pytest.approx((2 / 3, 1 / 3))
     assert set(where) == {"layer0", "layer2"}
@@ -60,7 +62,7 @@ def test_a_base_by_speed_deals_evenly() -> None:
     base = replace(list_schedule(domain), replicas=fair)
     found = made(domain, [OTHER_SHARES, FOLLOW, FOLLOW, FOLLOW], base)
     assert found.replicas == fair
-    assert [placed.shares for placed in found.placement] == [(0.5, 0.5)]
+    assert [placed.shares for placed in modules_of(found)] == [(0.5, 0.5)]
 
 
 def test_parts_of_one_place_are_placed_as_their_block() -> None:
@@ -69,10 +71,10 @@ def test_parts_of_one_place_are_placed_as_their_block() -> None:
     chosen = [0 if name.startswith("block") else actions.follow for name in groups.modules]
     base = list_schedule(DOMAIN)
     found = strategy_of_actions(DOMAIN, base, groups, actions.sets, chosen)
-    assert [placed.module for placed in found.placement] == ["block"]
+    assert [placed.module for placed in modules_of(found)] == ["block"]
     chosen[groups.modules.index("block.2")] = 1
     found = strategy_of_actions(DOMAIN, base, groups, actions.sets, chosen)
-    assert {placed.module: placed.ranks for placed in found.placement} == {
+    assert {placed.module: placed.ranks for placed in modules_of(found)} == {
         "block.0": (0,),
         "block.2": (1,),
     }

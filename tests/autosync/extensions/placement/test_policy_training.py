@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from autosync.extensions.placement.policy_network import PlacementPolicy
-from autosync.extensions.placement.policy_training import (
+from autosync.extensions.placement.policy import (
+    PlacementPolicy,
     PolicySettings,
     chances_of,
     learned_placement,
     policy_task,
     train_policy,
 )
+from autosync.extensions.placement.verification import modules_of
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -69,7 +70,7 @@ def test_what_does_not_fit_is_made_to_fit() -> None:
     base = all_reduce_per_variable(domain)
     found = learned_placement(domain, TimelineSimulator(), base, 100, settings=SETTINGS)
     assert found.fits
-    assert 0 < len(found.strategy.placement) < LAYERS
+    assert 0 < len(modules_of(found.strategy)) < LAYERS
 
 
 def test_training_is_repeatable_and_keeps_to_its_budget() -> None:

@@ -14,7 +14,7 @@ from autosync.extensions.offload.document import RESERVE, Offload, budget_within
 from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.module_borders import borders_of, module_of
-from autosync.extensions.placement.placeable_modules import modules_to_place
+from autosync.extensions.placement.proposals import modules_to_place
 from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
 from autosync.trials.live.control_group import ControlGroup

@@ -12,7 +12,7 @@ import torch
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.extensions.placement.document import PlacedModules, evenly, in_proportion
-from autosync.extensions.placement.placed_strategy import with_placement
+from autosync.extensions.placement.proposals import with_placement
 from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.runtime.execution.execution_trace import SHORTEST_WAIT_SECONDS
 from autosync.search.designs.known_designs import all_reduce_5mb
