@@ -106,7 +106,7 @@ class Gates:
             return
         gated = self._gated[module] = [variable]
         if module is not self.model:  # whose own hook waits
-            hook = outside(_gate_hook(self.wait, gated), inlined)
+            hook = outside(lambda *_: self.wait(gated), inlined)
             self._handles.append(InFront(module, hook))
 
     def wait_for_model(self) -> None:
@@ -164,10 +164,3 @@ class Gates:
         self._remove()
         for module in self.model.modules():
             module.__dict__.pop("compile", None)
-
-
-def _gate_hook(wait: Wait, gated: list[VariableRecord]) -> Hook:
-    def hook(module: nn.Module, args: Any) -> None:
-        wait(gated)
-
-    return hook

@@ -48,12 +48,12 @@ def install(handles: list[Removable], model: nn.Module, engine: Engine, gates: G
     gates.install(
         _before_forward(model, engine, gates),
         _after_forward(model, engine, gates),
-        _before_buffers(engine),
+        lambda *_: engine.before_buffers(),
     )
     engine.is_blind = lambda: gates.inlined.seen
     for module in model.modules():
-        handles.append(module.register_state_dict_pre_hook(_flush_before_reading(engine)))
-        handles.append(module.register_load_state_dict_pre_hook(_before_loading(engine)))
+        handles.append(module.register_state_dict_pre_hook(lambda *_: engine.flush()))
+        handles.append(module.register_load_state_dict_pre_hook(lambda *_: engine.before_load()))
 
 
 def _before_forward(
@@ -110,27 +110,6 @@ def _after_forward(
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(expect_end)
-
-    return hook
-
-
-def _before_buffers(engine: Engine) -> Callable[[nn.Module, Any], None]:
-    def hook(module: nn.Module, args: Any) -> None:
-        engine.before_buffers()
-
-    return hook
-
-
-def _flush_before_reading(engine: Engine) -> Callable[..., None]:
-    def hook(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        engine.flush()
-
-    return hook
-
-
-def _before_loading(engine: Engine) -> Callable[..., None]:
-    def hook(module: nn.Module, *args: Any) -> None:
-        engine.before_load()
 
     return hook
 

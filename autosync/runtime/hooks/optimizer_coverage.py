@@ -49,7 +49,12 @@ def check_held(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     not the model's, or two train the same."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
-            raise _without_shape(name)
+            raise InvalidInput(
+                f"{name!r} of the model belongs to a lazy module and has no shape yet.",
+                thing=f"model.{name}",
+                remedy="Run a forward pass of the model on every rank, which gives it one, before "
+                "autosync.distribute.",
+            )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     holder: dict[int, Optimizer] = {}
     outside = []
@@ -206,15 +211,6 @@ def _frozen_outside(
 def _listed(words: Sequence[str]) -> str:
     more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
     return ", ".join(words[:MOST_NAMED]) + more
-
-
-def _without_shape(name: str) -> InvalidInput:
-    return InvalidInput(
-        f"{name!r} of the model belongs to a lazy module and has no shape yet.",
-        thing=f"model.{name}",
-        remedy="Run a forward pass of the model on every rank, which gives it one, before "
-        "autosync.distribute.",
-    )
 
 
 def _held_twice(name: str, first: Optimizer, second: Optimizer) -> InvalidInput:
