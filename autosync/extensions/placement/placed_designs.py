@@ -15,10 +15,10 @@ from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.extensions.placement.placement_judge import PlacementJudge, Stop, no_stop
 from autosync.population import encode
 from autosync.search.designs.design_table import check_any_fits, hand_designed, lies_in
-from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
+from autosync.search.loop.ranking import coarse_of
+from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import coarse_of
 from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.space import Space
 from autosync.simulator.memory.memory_check import fitting_rows

@@ -16,7 +16,6 @@ from tests.autosync.extensions.offload.swapped_scripts import (
 )
 from tests.autosync.extensions.offload.swapped_training import (
     BATCH,
-    DEEP_BATCH,
     MODELS,
     ROOMY,
     Trained,
@@ -70,24 +69,6 @@ def test_other_models_train_to_the_bit_in_the_least_memory(name: str) -> None:
     assert least <= least_bytes(name, sizes=sizes)
     swapped = trained(name, least, arena_bytes=least, sizes=sizes, with_state=True)
     assert same(swapped.values, plain.values)
-
-
-def test_micro_batches_update_after_several_passes() -> None:
-    sizes = (BATCH,) * 6
-    plain = trained("blocks", sizes=sizes, parts=3)
-    least = least_bytes("blocks", sizes=sizes, parts=3, with_state=True)
-    swapped = trained("blocks", least, arena_bytes=least, sizes=sizes, parts=3, with_state=True)
-    assert same(swapped.values, plain.values)
-    assert follows(swapped.swapper)
-
-
-def test_a_smaller_batch_runs_on_demand_and_the_next_follows_again() -> None:
-    sizes = (*DEEP, DEEP_BATCH // 4, DEEP_BATCH, DEEP_BATCH)
-    plain = trained("deep", sizes=sizes)
-    least = least_bytes("deep", sizes=DEEP, with_state=True)
-    swapped = trained("deep", least, arena_bytes=least, sizes=sizes, with_state=True)
-    assert same(swapped.values, plain.values)
-    assert follows(swapped.swapper)
 
 
 def test_its_bytes_really_leave_and_its_values_stay_where_they_are_read() -> None:

@@ -97,25 +97,6 @@ def test_every_use_of_a_value_is_seen(name: str, with_state: bool) -> None:
     assert found.swapper.deviations == 0
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_micro_batches_update_after_several_passes(parts: int) -> None:
-    how: dict[str, Any] = {"sizes": SMALL, "parts": parts, "with_values": True, "by_sgd": True}
-    plain = trained("broad", sizes=SMALL, parts=parts, by_sgd=True)
-    least = least_bytes("broad", **how)
-    found = trained("broad", least, arena_bytes=least, **how)
-    assert same(found.values, plain.values)
-    assert follows(found.swapper)
-
-
-def test_a_smaller_batch_runs_on_demand_and_the_next_follows_again() -> None:
-    sizes = (*DEEP, DEEP_BATCH // 4, DEEP_BATCH, DEEP_BATCH)
-    plain = trained("deep", sizes=sizes, by_sgd=True)
-    least = least_bytes("deep", sizes=DEEP, with_values=True, by_sgd=True)
-    found = trained("deep", least, least, sizes, with_values=True, by_sgd=True)
-    assert same(found.values, plain.values)
-    assert follows(found.swapper)
-
-
 def test_bytes_really_leave_and_are_home_between_update_and_forward() -> None:
     model, optimizer = make("broad", by_sgd=True)
     parameters = dict(model.named_parameters())

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import (
     BATCH,
+    DEEP_BATCH,
     MODELS,
     ROOMY,
     SMALLEST_BYTES,
@@ -23,11 +25,18 @@ from tests.autosync.extensions.offload.swapped_training import (
     batch_of,
     least_bytes,
     make,
+    moved_kinds,
     same,
     swapping,
     train_step,
     trained,
 )
+
+SWAPPED: dict[str, dict[str, bool]] = {
+    "activation": {},
+    "state": {"with_state": True},
+    "value": {"with_values": True},
+}
 
 
 def follows(run: Trained) -> bool:
@@ -86,19 +95,49 @@ def test_bytes_really_leave() -> None:
         loss.backward()
 
 
-def test_micro_batches_whose_gradients_add_up() -> None:
-    plain, least = trained("blocks", parts=2), least_bytes("blocks", parts=2)
-    swapped = trained("blocks", least, arena_bytes=least, parts=2)
-    assert same(swapped.values, plain.values)
-    assert follows(swapped)
+def moves(run: Trained, kind: str) -> bool:
+    """Whether passes follow a schedule that moves such tensors."""
+    swapper = run.swapper
+    assert swapper is not None
+    return swapper.is_following and swapper.deviations == 0 and kind in moved_kinds(swapper)
 
 
-def test_a_smaller_last_batch_runs_on_demand_and_the_next_follows_again() -> None:
-    sizes = (BATCH, BATCH, BATCH, BATCH // 4, BATCH, BATCH)
-    plain, least = trained("blocks", sizes=sizes), least_bytes("blocks")
-    swapped = trained("blocks", least, arena_bytes=least, sizes=sizes)
+@pytest.mark.parametrize(
+    ("kind", "name", "parts"),
+    [
+        ("activation", "blocks", 2),
+        ("state", "blocks", 3),
+        ("value", "broad", 2),
+        ("value", "broad", 3),
+    ],
+)
+def test_micro_batches_update_after_several_passes(kind: str, name: str, parts: int) -> None:
+    how: dict[str, Any] = {"sizes": (BATCH,) * 6, "parts": parts, "by_sgd": kind == "value"}
+    plain = trained(name, **how)
+    how |= SWAPPED[kind]
+    least = least_bytes(name, **how)
+    swapped = trained(name, least, arena_bytes=least, **how)
     assert same(swapped.values, plain.values)
-    assert follows(swapped)
+    assert moves(swapped, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "size"),
+    [
+        ("activation", "blocks", BATCH),
+        ("state", "deep", DEEP_BATCH),
+        ("value", "deep", DEEP_BATCH),
+    ],
+)
+def test_a_smaller_batch_runs_on_demand_and_the_next_follows_again(
+    kind: str, name: str, size: int
+) -> None:
+    sizes, by_sgd = (*(size,) * 6, size // 4, size, size), kind == "value"
+    plain = trained(name, sizes=sizes, by_sgd=by_sgd)
+    least = least_bytes(name, sizes=(size,) * 6, by_sgd=by_sgd, **SWAPPED[kind])
+    swapped = trained(name, least, least, sizes, by_sgd=by_sgd, **SWAPPED[kind])
+    assert same(swapped.values, plain.values)
+    assert moves(swapped, kind)
 
 
 def test_batches_that_stay_smaller_are_recorded_anew() -> None:
