@@ -1,6 +1,6 @@
 """Where an iteration's time goes (compute, transfers, startups), and how much memory it takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,15 +13,12 @@ from autosync.simulator.extension_prediction import prediction_of, restated_doma
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.sharded_timeline import play_sharded
 from autosync.simulator.timeline.timeline_arrays import (
     ComputeArrays,
     CostArrays,
-    InFlight,
-    MessageArrays,
 )
-from autosync.simulator.timeline.timeline_simulator import arguments
+from autosync.simulator.timeline.timeline_simulator import timeline_inputs
 from autosync.strategy import Strategy
 
 
@@ -100,8 +97,8 @@ def explain_plan(
     """The same for strategy `index` of compiled plans."""
     whole = domain
     domain = restated_domain(domain, population, index)
-    messages, costs, compute, in_flight = arguments(plans, domain)
-    messages = messages._replace(first=plans.first[index : index + 2])
+    inputs = timeline_inputs(plans, domain).of_strategy(index)
+    costs, compute = inputs.costs, inputs.compute
     factor = slowest_factors(domain, population.layouts)[population.layout[index]]
     factor *= slowdown(domain, population, plans, index)
     nothing = np.zeros_like(costs.startup)
@@ -115,7 +112,8 @@ def explain_plan(
 
     def period(assumed: CostArrays, work: ComputeArrays) -> float:
         if engine is None:
-            return _period(messages, assumed, work, in_flight, factor)
+            assuming = replace(inputs, costs=assumed, compute=work)
+            return float(assuming.play(np.array([factor])).seconds[0])
         sharded = play_sharded(plans, index, assumed, work, factor, engine.shard_ranks)
         return sharded.step_seconds
 
@@ -165,17 +163,3 @@ def _accounts(domain: Domain, strategy: Strategy) -> tuple[tuple[str, str], ...]
         for entry in strategy.extensions
         for sentence in prediction_of(entry.key).account(domain, strategy)
     )
-
-
-def _period(
-    messages: MessageArrays,
-    costs: CostArrays,
-    compute: ComputeArrays,
-    in_flight: InFlight,
-    factor: float,
-) -> float:
-    start, flowing, done = np.empty((3, len(messages.operation)))
-    period, only = np.empty(1), np.zeros(1, dtype=np.int64)
-    factors = np.array([factor])
-    play(messages, costs, compute, in_flight, only, factors, start, flowing, done, period)
-    return float(period[0])

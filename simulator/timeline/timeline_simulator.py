@@ -1,6 +1,6 @@
 """The timeline simulator: plays compiled plans against compute and the network."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,33 +53,25 @@ class TimelineSimulator:
         return simulate(plans, population, domain)
 
 
-def simulate(
-    plans: PlanTable, population: Population, domain: Domain, iterations: int = 3
-) -> NDArray[np.float64]:
+def simulate(plans: PlanTable, population: Population, domain: Domain) -> NDArray[np.float64]:
     """Seconds an iteration in steady state, `(strategies,)`.
 
     Collectives wait for the slowest rank, and whatever it waits for the others have: its clock is
     never overtaken, so it alone is played. Without extensions the first iteration is the steady
     state already (see `event_loop`). What compute waits for extensions is spread over it evenly.
 
-    iterations: how many to play; all are alike.
-
     Raises:
         InvalidStrategy: messages of a plan wait for each other in a circle, or an extension
             cannot run it so.
     """
-    if iterations < 1:
-        raise ValueError(f"iterations is {iterations}; at least one must be played.")
-    issued, on_wire, arrived = np.empty((3, plans.messages))
-    periods = np.empty(len(plans))
     factors = slowest_factors(domain, population.layouts)[population.layout]
     factors = factors * slowdowns(domain, population, plans)
-    messages, costs, compute, in_flight = arguments(plans, domain)
-    every = np.arange(len(plans))
-    play(messages, costs, compute, in_flight, every, factors, issued, on_wire, arrived, periods)
+    inputs = timeline_inputs(plans, domain)
+    periods = inputs.play(factors).seconds
     for index in np.flatnonzero(population.engine).tolist():
         shard_ranks = _shard_ranks(population, index)
-        own = play_sharded(plans, index, costs, compute, float(factors[index]), shard_ranks)
+        factor = float(factors[index])
+        own = play_sharded(plans, index, inputs.costs, inputs.compute, factor, shard_ranks)
         periods[index] = own.step_seconds
     for index in np.flatnonzero(restated_strategies(population)).tolist():
         periods[index] = play_one(plans, population, domain, index).step_seconds
@@ -116,21 +108,24 @@ class Played:
 def play_one(plans: PlanTable, population: Population, domain: Domain, index: int) -> Played:
     """Strategy `index` with the times of its messages."""
     domain = restated_domain(domain, population, index)
-    messages, costs, compute, in_flight = arguments(plans, domain)
+    inputs = timeline_inputs(plans, domain).of_strategy(index)
     begin, stop = int(plans.first[index]), int(plans.first[index + 1])
-    one = messages._replace(first=plans.first[index : index + 2])
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
     factors = factors * slowdown(domain, population, plans, index)
     if population.engine[index]:
         shard_ranks = _shard_ranks(population, index)
-        own = play_sharded(plans, index, costs, compute, float(factors[0]), shard_ranks)
+        factor = float(factors[0])
+        own = play_sharded(plans, index, inputs.costs, inputs.compute, factor, shard_ranks)
         times_of = own.issued, own.on_wire, own.arrived, own.arrived
         return Played(own.step_seconds, *times_of, tuple(own.spans), own.forward_start)
-    times, period, only = np.zeros((3, plans.messages)), np.empty(1), np.zeros(1, dtype=np.int64)
-    play(one, costs, compute, in_flight, only, factors, times[0], times[1], times[2], period)
-    issued, on_wire, arrived = times[:, begin:stop]
-    left = in_flight.left[begin:stop]
-    return Played(float(period[0]), issued, on_wire, left, arrived)
+    times, own_rows = inputs.play(factors), slice(begin, stop)
+    return Played(
+        float(times.seconds[0]),
+        times.start[own_rows],
+        times.flowing[own_rows],
+        inputs.in_flight.left[own_rows],
+        times.done[own_rows],
+    )
 
 
 def _shard_ranks(population: Population, index: int) -> int:
@@ -149,12 +144,51 @@ def busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64
     return busiest
 
 
-def arguments(
-    plans: PlanTable, domain: Domain
-) -> tuple[MessageArrays, CostArrays, ComputeArrays, InFlight]:
+@dataclass(frozen=True, slots=True)
+class TimelineTimes:
+    """seconds f64[n]: an iteration, extensions left out; infinite where it cannot finish. start,
+    flowing, done f64[M]: when each message is issued, on the wire and received, seconds from the
+    start of backward."""
+
+    seconds: NDArray[np.float64]
+    start: NDArray[np.float64]
+    flowing: NDArray[np.float64]
+    done: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineInputs:
     """What the kernel plays: plans, network and profile, and room for the messages in flight."""
+
+    messages: MessageArrays
+    costs: CostArrays
+    compute: ComputeArrays
+    in_flight: InFlight
+
+    def of_strategy(self, index: int) -> "TimelineInputs":
+        """Of that strategy alone; its messages keep their rows."""
+        first = self.messages.first[index : index + 2]
+        return replace(self, messages=self.messages._replace(first=first))
+
+    def play(
+        self,
+        factors: NDArray[np.float64],
+        chosen: NDArray[np.int64] | None = None,
+        seconds: NDArray[np.float64] | None = None,
+    ) -> TimelineTimes:
+        """Play the strategies `chosen`, by default all; the others keep their `seconds`, and have
+        no times. factors f64[n]: of the slowest rank's compute."""
+        start, flowing, done = np.empty((3, len(self.messages.operation)))
+        chosen = np.arange(len(factors)) if chosen is None else chosen
+        seconds = np.empty(len(factors)) if seconds is None else seconds
+        parts = self.messages, self.costs, self.compute, self.in_flight
+        play(*parts, chosen, factors, start, flowing, done, seconds)
+        return TimelineTimes(seconds, start, flowing, done)
+
+
+def timeline_inputs(plans: PlanTable, domain: Domain) -> TimelineInputs:
     costs = network_of(domain.cluster, plans.teams)
-    return (
+    return TimelineInputs(
         MessageArrays(*(getattr(plans, field) for field in MessageArrays._fields)),
         _kernel_costs(domain, costs),
         _kernel_compute(domain, plans),

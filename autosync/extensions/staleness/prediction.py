@@ -1,5 +1,7 @@
 """What late updates change: seconds an iteration, and the memory of gradients under way."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,9 +14,8 @@ from autosync.population import Population
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import Prediction
 from autosync.simulator.memory.plan_memory import PlanMemory
-from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.timeline_arrays import ComputeArrays
-from autosync.simulator.timeline.timeline_simulator import arguments, busiest_link_seconds
+from autosync.simulator.timeline.timeline_simulator import busiest_link_seconds, timeline_inputs
 
 F64 = NDArray[np.float64]
 
@@ -48,11 +49,9 @@ class StalenessPrediction(Prediction):
         owned = population.method == Method.PARAMETER_SERVER
         clocked = np.logical_or.reduceat(owned, population.first[:-1]) & (late > 0)
         if clocked.any():
-            messages, costs, compute, in_flight = arguments(plans, domain)
-            issued, on_wire, arrived = np.empty((3, plans.messages))
-            alone, rows = np.empty(len(plans)), np.flatnonzero(clocked)
-            idle = _no_compute(compute)
-            play(messages, costs, idle, in_flight, rows, factors, issued, on_wire, arrived, alone)
+            inputs = timeline_inputs(plans, domain)
+            idle = replace(inputs, compute=_no_compute(inputs.compute))
+            alone = idle.play(factors, np.flatnonzero(clocked)).seconds
             beyond_compute = np.where(clocked, alone, beyond_compute)
         exposed = beyond_compute / np.maximum(late, 1)
         lagging = np.maximum(_least_seconds(plans, domain, compute_seconds), exposed)

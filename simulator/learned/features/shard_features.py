@@ -21,7 +21,7 @@ from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import extension_features
 from autosync.simulator.learned.features.feature_names import DIMS, DTYPES, SHARD_COLUMNS
-from autosync.simulator.learned.features.what_if import TimelineTimes
+from autosync.simulator.timeline.timeline_simulator import TimelineTimes
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

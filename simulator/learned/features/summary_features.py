@@ -18,7 +18,8 @@ from autosync.simulator.learned.features.feature_names import (
     SUMMARY_COLUMNS,
     WHAT_IFS,
 )
-from autosync.simulator.learned.features.what_if import TimelineTimes, what_ifs
+from autosync.simulator.learned.features.what_if import what_ifs
+from autosync.simulator.timeline.timeline_simulator import TimelineTimes
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -21,40 +21,26 @@ from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.extension_prediction import slowdowns
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
-from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.timeline_arrays import (
-    ComputeArrays,
     CostArrays,
-    InFlight,
-    MessageArrays,
 )
-from autosync.simulator.timeline.timeline_simulator import arguments
+from autosync.simulator.timeline.timeline_simulator import (
+    TimelineInputs,
+    TimelineTimes,
+    timeline_inputs,
+)
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineTimes:
-    """seconds f64[n]: an iteration, staleness left out. start, flowing, done f64[M]: when each
-    message is issued, on the wire and received, seconds from the start of backward."""
+class SlowedInputs:
+    """factors f64[n]: by which compute of a strategy's slowest replica is longer than the
+    profile's, waits for extensions included. waiting f64[n]: of these factors what is no compute.
+    """
 
-    seconds: F64
-    start: F64
-    flowing: F64
-    done: F64
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineInputs:
-    """What the timeline plays. factors f64[n]: by which compute of a strategy's slowest replica is
-    longer than the profile's, waits for swapped tensors included. waiting f64[n]: of these
-    factors what is no compute."""
-
-    messages: MessageArrays
-    costs: CostArrays
-    compute: ComputeArrays
-    in_flight: InFlight
+    timeline: TimelineInputs
     factors: F64
     waiting: F64
 
@@ -62,7 +48,7 @@ class TimelineInputs:
 def timeline_times(plans: PlanTable, population: Population, domain: Domain) -> TimelineTimes:
     """The timeline's iteration of each strategy, and its times of every message."""
     inputs = _inputs(plans, population, domain)
-    return _simulate(inputs, np.arange(len(plans)), np.empty(len(plans)))
+    return inputs.timeline.play(inputs.factors)
 
 
 def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: F64) -> F64:
@@ -70,18 +56,18 @@ def what_ifs(plans: PlanTable, population: Population, domain: Domain, seconds: 
     are the timeline's own. A strategy without any message that another cost is of takes as long as
     it did, and is not played again."""
     inputs = _inputs(plans, population, domain)
-    network = network_of(domain.cluster, plans.teams)
+    timeline, network = inputs.timeline, network_of(domain.cluster, plans.teams)
     occurs = _kinds_of_strategies(plans, network)
     found = np.zeros((len(plans), len(WHAT_IFS)))
     for column, name in enumerate(WHAT_IFS):
         family = FAMILIES.get(name.partition("_")[2], ())
-        costs = _changed(name, inputs.costs, np.isin(network.operations, family), domain)
-        factors, chosen = inputs.factors, occurs[:, _differ(costs, inputs.costs)].any(axis=1)
+        costs = _changed(name, timeline.costs, np.isin(network.operations, family), domain)
+        factors, chosen = inputs.factors, occurs[:, _differ(costs, timeline.costs)].any(axis=1)
         if name == "compute":  # waits for transfers to host memory stay as they are
             factors = factors + 0.1 * (factors - inputs.waiting)
             chosen = factors != inputs.factors
-        other = replace(inputs, costs=costs, factors=factors)
-        times = _simulate(other, np.flatnonzero(chosen), seconds.copy())
+        other = replace(timeline, costs=costs)
+        times = other.play(factors, np.flatnonzero(chosen), seconds.copy())
         found[:, column] = np.log(times.seconds / seconds)
     return found
 
@@ -119,26 +105,7 @@ def _changed(
     return costs
 
 
-def _inputs(plans: PlanTable, population: Population, domain: Domain) -> TimelineInputs:
+def _inputs(plans: PlanTable, population: Population, domain: Domain) -> SlowedInputs:
     computing = slowest_factors(domain, population.layouts)[population.layout]
     factors = computing * slowdowns(domain, population, plans)
-    return TimelineInputs(*arguments(plans, domain), factors, factors - computing)
-
-
-def _simulate(inputs: TimelineInputs, chosen: I64, seconds: F64) -> TimelineTimes:
-    """Of the strategies `chosen`; the others keep their `seconds`, and have no times."""
-    messages = inputs.messages
-    start, flowing, done = np.empty((3, len(messages.operation)))
-    play(
-        messages,
-        inputs.costs,
-        inputs.compute,
-        inputs.in_flight,
-        chosen,
-        inputs.factors,
-        start,
-        flowing,
-        done,
-        seconds,
-    )
-    return TimelineTimes(seconds, start, flowing, done)
+    return SlowedInputs(timeline_inputs(plans, domain), factors, factors - computing)
