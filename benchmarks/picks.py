@@ -44,12 +44,10 @@ from autosync.search.collect.collection_log import (
 )
 from autosync.search.collect.collection_passes import PASSES, OccasionPasses
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan, select_targets
-from autosync.search.loop.acquisition import OPTIMISM
-from autosync.search.loop.message_equality import distinct_rows, message_shares
-from autosync.search.loop.ranking import materialize, rank
-from autosync.search.loop.selection import select
+from autosync.search.loop.ranking import OPTIMISM, SHORTLIST_SIZE, materialize, rank
+from autosync.search.loop.selection import distinct_rows, message_shares, select
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import COARSE_SIZE, SHORTLIST_SIZE
+from autosync.search.loop.sources import COARSE_SIZE
 from autosync.search.sampler.sampling import sample_at
 from autosync.search.space import Space
 from autosync.simulator.learned.features.strategy_features import features_of
@@ -120,6 +118,14 @@ def collect_picks(run: CollectionRun, targets: Sequence[CollectionTarget]) -> No
 
 
 def measure_picks(run: CollectionRun, target: CollectionTarget) -> None:
+    share = run.plan.pick_rounds * len(PICK_ORIGINS)
+    if target.picks < 0 or target.picks % share:
+        raise InvalidInput(
+            f"{target.name}.picks {target.picks!r} is no multiple of {share}.",
+            thing=f"{target.name}.picks",
+            value=target.picks,
+            remedy=f"In each of {run.plan.pick_rounds} rounds all choosers pick equally many.",
+        )
     domain, rounds = probed_domain(run, target), range(1, run.plan.pick_rounds + 1)
     if passes_of(run, target, domain, 1).pending(run.log):
         raise _not_collected(target.name, target.name)

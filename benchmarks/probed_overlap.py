@@ -16,9 +16,8 @@ import numpy as np
 
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
-from autosync.search.cluster_probe import probing_domain
+from autosync.search.cluster_probe import overlap_request, probing_domain, recorded_slowdown
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, load_plan
-from autosync.search.overlap_measurement import overlap_request, recorded_slowdown
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Workload

@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 
 from autosync.bundled_data import data_folder
 from autosync.domain import Domain
-from autosync.search.loop.acquisition import promise_of
 from autosync.search.loop.confirm import FINALISTS
-from autosync.search.loop.message_equality import message_shares
 from autosync.search.loop.proposing import ROUND_TRIALS
-from autosync.search.loop.selection import select
+from autosync.search.loop.ranking import promise_of
+from autosync.search.loop.selection import message_shares, select
 from autosync.search.loop.settings import Settings
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator

@@ -3,6 +3,8 @@
 First single messages (`autosync.trials.probes`); then whole iterations of a model
 made for it, under strategies whose plans hold from one to hundreds of messages of each kind. The
 costs are fitted to both (`autosync.simulator.fitting`).
+
+`measure_overlap` records one trial to find by how much messages slow compute beside them.
 """
 
 import math
@@ -19,10 +21,19 @@ from autosync.errors import NotSupported
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.population import Population, encode
 from autosync.search.designs.building_blocks import Choices, assemble, collective, everything, owned
+from autosync.search.loop.outcome import OnEvent, TuningEvent
+from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.iteration_costs import CostFit, fit_costs
-from autosync.simulator.fitting.message_costs import with_message_costs
+from autosync.simulator.fitting.message_costs import fit_overlap_slowdown, with_message_costs
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
-from autosync.trials.contract import Launcher, Pool, TrialFailed, TrialRequest, Workload
+from autosync.trials.contract import (
+    Launcher,
+    Pool,
+    TrialFailed,
+    TrialRequest,
+    TrialResult,
+    Workload,
+)
 from autosync.trials.probes import (
     REPEATS,
     brief_sizes,
@@ -43,6 +54,10 @@ EVERYTHING = 1 << 62
 BRIEF_REPEATS = 3
 MAX_ITERATIONS = {False: 12, True: 4}
 """Of the fit, by whether the probe is brief."""
+
+OVERLAP_MESSAGES = 16
+"""Of the trial, about: so many that some are under way during most of backward, and so few that
+what each costs the processors does not count."""
 
 Say = Callable[[str], None]
 
@@ -86,7 +101,7 @@ def probe_costs(
                 f"single messages could not be timed: {failure.error.message}",
                 thing="probe",
                 value=cluster.name,
-                remedy="Mend that, or tune without probing: costs are then assumed.",
+                remedy="Fix that, or tune without probing: costs are then assumed.",
             ) from None
         alone = with_message_costs(cluster, samples)
         if not pool.at_cluster_rates or compute == "kernels":
@@ -195,3 +210,50 @@ def probing_strategies(domain: Domain, brief: bool = False) -> list[tuple[str, S
             add(f"hierarchical all-reduce, {suffix}", inside, None, parts)
             add(f"hierarchical owners, {suffix}", served, None, parts)
     return found
+
+
+def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: OnEvent) -> Domain:
+    """The domain with its cluster's `overlap_slowdown` as measured, or as it was where a trial
+    cannot tell it, which an event says.
+
+    pool: of workers that compute for real and record in host memory.
+    """
+    result = pool.run(
+        overlap_request(
+            domain, "overlap", settings.warmup, settings.iterations, settings.timeout_seconds
+        )
+    )
+    slowdown = recorded_slowdown(result, domain)
+    if slowdown is None:
+        why = result.error.message if result.error else "no trial shows it"
+        on_event(TuningEvent("opening", f"by how much messages slow compute is not known: {why}"))
+        return domain
+    on_event(
+        TuningEvent("opening", f"compute is {slowdown:.0%} slower while messages are under way")
+    )
+    return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=round(slowdown, 4)))
+
+
+def overlap_request(
+    domain: Domain,
+    key: str,
+    warmup: int = 2,
+    iterations: int = 5,
+    timeout_seconds: float = 60.0,
+) -> TrialRequest:
+    """A trial whose all-reduces are under way during most of backward."""
+    each_bytes = -(-domain.graph.size_bytes // OVERLAP_MESSAGES)
+    strategy = assemble(domain, collective(domain, AllReduce(0)), limit_bytes=each_bytes)
+    return TrialRequest(
+        key=key,
+        bundle=make_bundle(strategy, domain),
+        warmup=warmup,
+        iterations=iterations,
+        timeout_seconds=timeout_seconds,
+        record=True,
+    )
+
+
+def recorded_slowdown(result: TrialResult, domain: Domain) -> float | None:
+    """None where the trial failed or cannot tell."""
+    return fit_overlap_slowdown([result.timeline] if result.timeline else [], domain)

@@ -30,8 +30,8 @@ class Space(Allowed):
         are DTensors: the training script must do without their whole values.
     swapping: what fits the devices' memory in no other way may be proposed with activations,
         optimizer state and values swapped to host memory.
-    idle_gathers: draw also when all-gathers leave that run into the next forward pass. Designs may
-        always send them while the wire is idle; random draws only where asked, for the shipped
+    idle_gathers: draw also when all-gathers start that run into the next forward pass. Designs may
+        always start them while the link is idle; random draws only where asked, for the shipped
         simulator has not learned from such trials.
     pins: choices the search must keep, by variable. Pinned shards share a message only among
         themselves, as their group numbers say.

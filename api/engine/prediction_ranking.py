@@ -50,10 +50,10 @@ def best_by_prediction(
     """
     from autosync.search.designs.design_table import check_any_fits
     from autosync.search.extension_proposals import extension_candidates
-    from autosync.search.loop.earned_designs import known_designs
+    from autosync.search.loop.design_candidates import known_designs
+    from autosync.search.loop.ranking import ranking_context
     from autosync.search.loop.settings import Settings
-    from autosync.search.loop.shortlists import ranked_draws, shortlist_of_draws
-    from autosync.search.loop.source_candidates import judge_of, picked
+    from autosync.search.loop.sources import ranked_draws, shortlist_of_draws
     from autosync.simulator.memory.memory_check import fitting_rows
 
     def progress(done: int) -> None:
@@ -73,15 +73,15 @@ def best_by_prediction(
             ranked = result_of(ranking)
         finally:
             threads.shutdown(wait=False)
-        judge = judge_of(
+        context = ranking_context(
             domain,
             predictor,
             settings.acquisition,
             None,
             [candidate.strategy for candidate in known],
         )
-        listed = shortlist_of_draws(judge, space, ranked, seed)
-        drawn = picked(judge, listed, settings, 0, SAMPLED, "sampled")
+        listed = shortlist_of_draws(context, space, ranked, seed)
+        drawn = context.pick(listed, settings, 0, SAMPLED, "sampled")
         ddp = next(candidate.strategy for candidate in known if candidate.origin == DDP)
         ddp_fits = len(fitting_rows(domain, encode([ddp], domain))) > 0
         return sorted(

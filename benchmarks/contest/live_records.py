@@ -7,8 +7,7 @@ from typing import Literal
 
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
-from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.tuning_store import Proposal
+from autosync.search.loop.tuning_store import MemoryStore, Proposal
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 

@@ -17,7 +17,7 @@ from autosync.population import encode
 from autosync.search.collect.collection_log import stored_domain
 from autosync.search.designs.design_table import DESIGNS, fitted
 from autosync.search.edits.local_search import refined
-from autosync.search.loop.refined_designs import RACED
+from autosync.search.loop.design_candidates import RACED
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.limit import iteration_limit

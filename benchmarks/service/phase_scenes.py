@@ -16,7 +16,7 @@ from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.population import decode
-from autosync.search.loop.earned_designs import known_designs
+from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.search.sampler.sampling import sample

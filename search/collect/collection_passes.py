@@ -26,7 +26,7 @@ from autosync.search.collect.collection_log import (
 from autosync.search.collect.collection_plan import CollectionTarget
 from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.message_equality import distinct_rows
+from autosync.search.loop.selection import distinct_rows
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of_strategies
@@ -220,7 +220,7 @@ class PassRunner:
             + (f": {error.kind}: {error.message}" if error else "."),
             thing=self.target.name,
             value=control.strategy.id,
-            remedy="Mend that. The same command goes on; what failed is measured again.",
+            remedy="Fix that. The same command resumes and measures again what failed.",
         )
 
     def _run_trial(self, key: PassKey, collected: CollectedStrategy) -> TrialResult:

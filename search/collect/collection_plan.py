@@ -15,7 +15,6 @@ from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
-from autosync.search.collect.collection_log import PICK_ORIGINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +25,9 @@ class CollectionTarget:
         over those of forward and backward on the fastest device.
     byte_scale, time_scale: of the testbed; fractions may be written as `1/32`.
     occasions: how often everything is measured, other domains lying between.
-    warmup, iterations: of a pass. Where links are busy all along, the first two iterations are
-        short of what is held over to the next (2 % in the second): a median of three passes over
-        one of them. A large time_scale with few iterations repeats better than the
-        reverse in the same time: on two cores 0.4 % at k = 4 with 1 + 3, 0.9 % at k = 2 with 2 + 5
-        (benchmarks/repeatability.py, the transformer, a quiet hour).
+    warmup, iterations: of a pass. Where links are always busy, the first two iterations are short,
+        since part of their messages is sent in the next ones. A large time_scale with few
+        iterations repeats better than the reverse in the same time.
     strategies: of this domain, where it is not the plan's number.
     picks: strategies that searches choose, measured and chosen by `benchmarks/picks.py`.
     """
@@ -59,9 +56,7 @@ class CollectionPlan:
     """strategies: of each domain, hand-designed ones included. seed: of the sampled ones and of
     the order of trials.
 
-    pick_rounds: in which a domain's picks are chosen, a third of each by every chooser.
-    pick_sources: the domains from which the transferred simulator learns, but for the one that it
-        picks in. proposals: of a round.
+    pick_rounds, pick_sources, proposals: read by `benchmarks/picks.py`.
     """
 
     domains: tuple[CollectionTarget, ...]
@@ -77,21 +72,9 @@ class CollectionPlan:
         for name in names:
             if names.count(name) > 1:
                 raise _refused("domains", name, "stands twice in the plan", "Use each name once.")
-        if self.strategies < 1:
-            raise _refused("strategies", self.strategies, "is below 1", "Ask for some.")
-        for name, value in (("pick_rounds", self.pick_rounds), ("proposals", self.proposals)):
-            if value < 1:
-                raise _refused(name, value, "is below 1", "Ask for one at least.")
-        share = self.pick_rounds * len(PICK_ORIGINS)
-        for target in self.domains:
-            if target.picks < 0 or target.picks % share:
-                raise _refused(
-                    f"{target.name}.picks",
-                    target.picks,
-                    f"is no multiple of {share}",
-                    f"{self.pick_rounds} rounds have as many picks of each of "
-                    f"{len(PICK_ORIGINS)} choosers.",
-                )
+        for name in ("strategies", "pick_rounds", "proposals"):
+            if getattr(self, name) < 1:
+                raise _refused(name, getattr(self, name), "is below 1", "Ask for one at least.")
 
     def strategies_of(self, target: CollectionTarget) -> int:
         """How many of a domain, picks not counted."""
@@ -129,12 +112,10 @@ def domain_of(target: CollectionTarget) -> Domain:
         raise _refused(
             "ring_over_compute", target.ring_over_compute, "is not positive", "Use 0.5 to 3."
         )
-    if target.occasions < 1:
-        raise _refused("occasions", target.occasions, "is below 1", "Use 1 or 2.")
-    if target.warmup < 0:
-        raise _refused("warmup", target.warmup, "is negative", "Use 1 or 2.")
-    if target.iterations < 1:
-        raise _refused("iterations", target.iterations, "is below 1", "Use 3 to 10.")
+    for name, least in (("occasions", 1), ("warmup", 0), ("iterations", 1)):
+        value = getattr(target, name)
+        if value < least:
+            raise _refused(name, value, f"is below {least}", f"Use {least} or more.")
     graph, cluster = bundled(target.model), load_cluster(target.cluster)
     optimizer = optimizer_named(target.optimizer)
     compute = ring_seconds(graph, cluster) / target.ring_over_compute

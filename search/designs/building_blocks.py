@@ -128,6 +128,16 @@ def owned(
         server = min(range(len(loads)), key=lambda s: ((loads[s] + size) / weights[s], s))
         loads[server] += size
         owners[index][part] = server
+    return owned_by(domain, partitions, owners, hierarchical)
+
+
+def owned_by(
+    domain: Domain,
+    partitions: Mapping[int, Partition],
+    owners: Mapping[int, Sequence[int]],
+    hierarchical: bool = False,
+) -> Choices:
+    """Parameter servers of each variable's shards, by the variable's index."""
     return {
         index: VariableChoice(
             domain.graph.variables[index].name,

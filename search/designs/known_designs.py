@@ -25,13 +25,13 @@ from autosync.search.designs.building_blocks import (
     factored,
     into_pieces,
     owned,
+    owned_by,
     returning_gradients,
     uncut,
 )
 from autosync.search.domain_facts import factor_costs, owner_loads, pulled_bytes, sent_bytes
 from autosync.strategy import (
     AllReduce,
-    ParameterServer,
     Partition,
     ReduceScatter,
     Schedule,
@@ -187,13 +187,8 @@ def scattered(
 
 def ps_one_server(domain: Domain) -> Strategy:
     """The first rank owns every variable (AutoDist's PS)."""
-    return assemble(
-        domain,
-        {
-            index: VariableChoice(variable.name, uncut(variable), (ParameterServer(0, 0),))
-            for index, variable in enumerate(domain.graph.variables)
-        },
-    )
+    whole_variables = {i: uncut(variable) for i, variable in enumerate(domain.graph.variables)}
+    return assemble(domain, owned_by(domain, whole_variables, dict.fromkeys(whole_variables, (0,))))
 
 
 def ps_load_balanced(domain: Domain) -> Strategy:
@@ -315,14 +310,7 @@ def least_busy_link(domain: Domain) -> Choices:
         best = np.flatnonzero(busiest <= busiest.min() * (1 + 1e-9))
         owner = int(best[np.argmin((after[best] ** 2).sum(axis=1))])
         owners[index][part], held = owner, after[owner]
-    return {
-        index: VariableChoice(
-            domain.graph.variables[index].name,
-            partition,
-            tuple(ParameterServer(owner, 0) for owner in owners[index]),
-        )
-        for index, partition in partitions.items()
-    }
+    return owned_by(domain, partitions, owners)
 
 
 def _balanced(domain: Domain, hierarchical: bool = False) -> Choices:

@@ -29,9 +29,9 @@ def hierarchical_list_schedule(domain: Domain) -> Strategy:
 def _scheduled(domain: Domain, synchronizer: AllReduce) -> Strategy:
     """Messages of about 4 MiB, never interrupted: of those that are ready the highest rank first.
 
-    rank(o) = p + the largest rank of its successors: of a message its seconds on the wire and, as
-    the forward pass runs one operation after another, what is computed from its first use on. The
-    wire is the link that HeteroG treats as a device.
+    rank(o) = p + the largest rank of its successors: of a message its seconds on the link and, as
+    the forward pass runs one operation after another, what is computed from its first use on.
+    HeteroG treats the link as a device.
     """
     overlapped = Schedule(overlap_forward=True)
     choices = collective(domain, synchronizer)

@@ -16,10 +16,11 @@ from autosync.search.designs.building_blocks import (
     assemble,
     collective,
     into_pieces,
+    owned_by,
 )
 from autosync.search.designs.known_designs import all_reduce_one_bucket, all_reduce_per_variable
 from autosync.search.designs.wire_estimates import all_reduce_estimate, ready_seconds
-from autosync.strategy import AllReduce, ParameterServer, Schedule, Strategy, VariableChoice
+from autosync.strategy import AllReduce, Schedule, Strategy
 from autosync.units import MIB
 
 FUSION_BYTES = 64 * MIB
@@ -180,7 +181,7 @@ def _after_backward(domain: Domain, strategy: Strategy) -> Strategy:
 def _on_dedicated_servers(domain: Domain) -> Choices:
     """Each piece to a dedicated server host.
 
-    With a single worker host nothing leaves it (BytePS then uses no server): an all-reduce inside.
+    A single worker host all-reduces inside, as BytePS then uses no server.
 
     Raises:
         InvalidInput: the cluster has several worker hosts and no server host.
@@ -201,19 +202,18 @@ def _on_dedicated_servers(domain: Domain) -> Choices:
 
 
 def _on_servers(domain: Domain, servers: range) -> Choices:
-    """Each piece to the server with the least load, summed inside each node before it leaves."""
+    """Each piece to the server with the least load, summed in each node before it is sent."""
     cluster, cut = domain.cluster, into_pieces(PIECE_BYTES)
     grouped = any(node.ranks > 1 for node in cluster.nodes)
     loads = dict.fromkeys(servers, 0)
-    choices = {}
-    for index, variable in enumerate(domain.graph.variables):
-        partition, owners = cut(variable), []
+    partitions = {index: cut(variable) for index, variable in enumerate(domain.graph.variables)}
+    owners: dict[int, list[int]] = {index: [] for index in partitions}
+    for index, partition in partitions.items():
         for length in partition.lengths:
             owner = min(servers, key=lambda server: (loads[server], server))
             loads[owner] += length
-            owners.append(ParameterServer(owner, 0, hierarchical=grouped))
-        choices[index] = VariableChoice(variable.name, partition, tuple(owners))
-    return choices
+            owners[index].append(owner)
+    return owned_by(domain, partitions, owners, hierarchical=grouped)
 
 
 METHODS: dict[str, PublishedMethod] = {

@@ -7,6 +7,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.population import Population
+from autosync.search.sampler.adjacent_merge import first_rows
 from autosync.search.sampler.sampling_tables import Tables
 
 SERVER_METHOD = np.uint8(0)
@@ -58,9 +59,7 @@ def columns_of(population: Population) -> EditedColumns:
 def child_of(tables: Tables, columns: EditedColumns, number: int) -> Child:
     start, stop = columns.first[number], columns.first[number + 1]
     row_of = np.empty(len(tables.variables) + 1, dtype=np.int64)
-    row_of[0] = start
-    for v in range(len(tables.variables)):
-        row_of[v + 1] = row_of[v] + columns.parts[number, v]
+    first_rows(start, columns.parts[number], row_of)
     ready_rows = np.empty(stop - start, dtype=np.int64)
     place = 0
     for v in tables.ready_order:

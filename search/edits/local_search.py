@@ -1,4 +1,4 @@
-"""Searches by small edits: neighbours of measured strategies, and what a search from one comes to.
+"""Searches by small edits: neighbours of measured strategies, and local searches from one of them.
 
 Both keep the fastest and edit these again, the mutation and selection of a genetic algorithm
 (thesis, 8.3.2, names one and prints none of its rules).

@@ -30,9 +30,9 @@ from autosync.search.sampler.sampling_tables import (
     GATHER,
     HIERARCHICAL,
     OWNER_HIERARCHICAL,
+    OWNER_HIERARCHICAL_RETURNS_GRADIENTS,
     SCATTER,
     SCATTER_SHARDED,
-    SUMMER_HIERARCHICAL,
     Record,
     SamplerInputs,
     Tables,
@@ -72,10 +72,13 @@ def forms_among(options: tuple[Option, ...], inputs: SamplerInputs) -> Forms:
 def may_take(rules: Record, variable: Record, parts: int, variant: int) -> bool:
     """Whether a variable of so many shards may be synchronized so."""
     owned = variant <= OWNER_HIERARCHICAL
-    summed = FACTORS < variant <= SUMMER_HIERARCHICAL
+    summed = FACTORS < variant <= OWNER_HIERARCHICAL_RETURNS_GRADIENTS
     if (owned or variant == SCATTER_SHARDED) and not rules.elementwise:
         return False
-    if variant in (OWNER_HIERARCHICAL, HIERARCHICAL, SUMMER_HIERARCHICAL) and not rules.hierarchy:
+    if (
+        variant in (OWNER_HIERARCHICAL, HIERARCHICAL, OWNER_HIERARCHICAL_RETURNS_GRADIENTS)
+        and not rules.hierarchy
+    ):
         return False
     if owned or summed:
         return bool(rules.owners) and not (summed and variable.sparse)

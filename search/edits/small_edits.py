@@ -1,8 +1,8 @@
-"""Strategies changed by small edits, such as an engineer would try on one that is fast already.
+"""Strategies changed by small edits, such as an engineer would try on one that is already fast.
 
-Cuts stay, and owners but for one that moves: it goes where the busiest link is then least busy, so
-that owners which are balanced by links stay so. What may not share a message is told apart
-afterwards (`groups.form_groups`).
+An edit keeps all cuts, and all owners but one: that owner moves to where the busiest link is then
+least busy, so owners that are balanced by links stay balanced. Afterwards `form_groups` separates
+shards that may not share a message.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,6 @@ from autosync.search.edits.edited_columns import (
     columns_of,
     free_row,
 )
-from autosync.search.edits.groups import form_groups, group_borders
 from autosync.search.edits.message_edits import (
     EXPLICIT,
     IDLE,
@@ -33,6 +32,8 @@ from autosync.search.edits.message_edits import (
     divide_message,
     edit_place,
     edit_schedule,
+    form_groups,
+    group_borders,
     join_messages,
     shift_border,
 )
@@ -46,8 +47,12 @@ from autosync.search.edits.method_edits import (
 )
 from autosync.search.extension_proposals import kept_extensions
 from autosync.search.sampler.counter_random import draw, stream
-from autosync.search.sampler.drawn_columns import ShardColumns
-from autosync.search.sampler.sampling_tables import SamplerInputs, Tables, sampler_inputs
+from autosync.search.sampler.sampling_tables import (
+    SamplerInputs,
+    ShardColumns,
+    Tables,
+    sampler_inputs,
+)
 from autosync.search.space import Space
 from autosync.simulator.numba_cache import cached_kernel
 

@@ -26,6 +26,7 @@ from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
+from autosync.search.cluster_probe import measure_overlap
 from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
 from autosync.search.live.time_budget import (
@@ -43,11 +44,10 @@ from autosync.search.loop.earlier_trials import (
     trials_of,
     usable,
 )
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
-from autosync.search.overlap_measurement import measure_overlap
+from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.numba_cache import compilations_told

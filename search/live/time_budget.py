@@ -8,8 +8,9 @@ from datetime import timedelta
 from autosync.domain import Domain
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.proposing import ROUND_TRIALS
+from autosync.search.loop.ranking import RankingContext
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import Judge, drawn_shortlist
+from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.loop.tuning_store import Phase
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
@@ -76,11 +77,11 @@ def with_fewer_proposals(
     """The settings, with fewer proposals a round where ranking them would take more than its share
     of the time until `until`, as a small ranking shows, which also loads what ranking needs."""
 
-    judge = Judge(domain, simulator)
+    context = RankingContext(domain, simulator)
 
     def ranking(proposals: int) -> float:
         begun = clock()
-        drawn_shortlist(judge, space, proposals, settings.seed, lambda done: None)
+        drawn_shortlist(context, space, proposals, settings.seed, lambda done: None)
         return clock() - begun
 
     ranking(1)

@@ -21,8 +21,8 @@ from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import lies_in
-from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP, MeasuredRow, is_ddp
+from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.memory.memory_check import check_memory

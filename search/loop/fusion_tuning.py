@@ -30,25 +30,24 @@ DESIGNED_BYTES = (25 * MIB, 5 * MIB)
 """Sizes of hand-designed strategies, which are tried before: DeAR begins at 25 MB."""
 
 SIZES = 32
-"""Sizes from 1 to 100 MiB (DeAR's range) that are told apart, each 16 % larger than the one before.
-"""
+"""Distinct sizes from 1 to 100 MiB (DeAR's range), each 16 % larger than the one before."""
 
 FAMILIES: dict[str, Callable[[Domain, int], Strategy]] = {
     "dear": dear_fused,
     "all_reduce": all_reduce_fused,
 }
-"""The second is Horovod's threshold without its cycles, which follow the clock: a size stays the
-same strategy however trials correct the costs."""
+"""`all_reduce` is Horovod's threshold without its cycles: these depend on costs, so the strategy of
+a size would change when trials correct the costs."""
 
 FIRST_SPREAD, LEAST_SPREAD = 0.1, 0.01
 """Standard deviation of the logarithm of a family's speeds: before two are measured, and at least,
 for a quiet trial repeats within 1 %."""
 
 LENGTHS = 9
-"""Lengths of the process that are compared."""
+"""Length scales of the Gaussian process that are compared."""
 
-DOUBT = 2.0
-"""A size is tried where it could beat everything measured within so many standard deviations."""
+MOST_STDS = 2.0
+"""A size is tried if it could beat everything measured within so many standard deviations."""
 
 
 class FusedStrategy(NamedTuple):
@@ -69,7 +68,7 @@ class FusionChoice:
 def tuned_fusion(
     domain: Domain, space: Space, simulator: Simulator, store: Store
 ) -> list[Candidate]:
-    """The buffer to try next as a candidate, where some could be the fastest of all."""
+    """The buffer to try next, if any could be the fastest of all."""
     seconds = {trial.key: trial.step_seconds for trial in store.trials()}
     choice = next_fusion(
         domain,
@@ -113,7 +112,7 @@ def next_fusion(
         mean, std = speeds_over_sizes(np.array(sizes, dtype=np.float64), speeds, asked)
         pick = int(np.argmax(speed_improvement(mean, std, speeds)))
         found.append(FusionChoice(family, open_sizes[pick], float(mean[pick]), float(std[pick])))
-    found = [each for each in found if each.speed + DOUBT * each.std > -np.log(min(measured))]
+    found = [each for each in found if each.speed + MOST_STDS * each.std > -np.log(min(measured))]
     return max(found, key=lambda each: each.speed + each.std, default=None)
 
 
@@ -139,10 +138,10 @@ def _fused(domain: Domain, space: Space, family: str, size_bytes: int) -> Strate
 
 
 def speeds_over_sizes(sizes: F64, speeds: F64, asked: F64) -> tuple[F64, F64]:
-    """Mean and standard deviation of the speed at sizes `asked`, `(asked,)`, given some measured.
+    """Mean and standard deviation of the speed at sizes `asked`, `(asked,)`, given measured ones.
 
-    A size counts by its logarithm. The length of the process is between half an octave, in which
-    few borders of messages move, and the whole range; its noise is that of a trial.
+    A Gaussian process over the logarithm of the size. Its length scale is between half an octave,
+    in which few borders of messages move, and the whole range; its noise is that of a trial.
     """
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import Matern, WhiteKernel
@@ -160,9 +159,8 @@ def speeds_over_sizes(sizes: F64, speeds: F64, asked: F64) -> tuple[F64, F64]:
 def _within_bounds(
     loss: Callable[..., float], start: F64, bounds: NDArray[np.float64]
 ) -> tuple[F64, float]:
-    """The best of a few lengths within the bounds, where a handful of trials often has its best.
-
-    start: not used. loss, bounds: of the length's logarithm.
+    """The best of a few length scales inside the bounds: with a handful of trials the optimum is
+    often at a bound. start: not used. loss, bounds: of the logarithm of the length scale.
     """
     inside = np.linspace(bounds[0, 0], bounds[0, 1], LENGTHS + 2)[1:-1]
     losses = [float(loss(np.array([each]), eval_gradient=False)) for each in inside]

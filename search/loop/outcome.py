@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def keeps_baseline(self) -> bool:
-        """Whether nothing was faster than the baseline beyond doubt."""
+        """Whether nothing was faster than the baseline beyond noise."""
         return self.best.strategy.id == self.baseline.strategy.id
 
 

@@ -1,21 +1,19 @@
 """Which strategies to try next: hand-designed ones first, then the most promising of all sources.
 
 Each source (designs that were not tried yet, random draws, local searches from the fastest
-measured, their neighbours) has its share of a round's trials (`round_shares`).
+measured, their neighbours) has its share of a round's trials (`sources`).
 """
 
 from collections.abc import Sequence
 
 from autosync.domain import Domain
 from autosync.search.extension_proposals import extension_candidates, retries
+from autosync.search.loop.design_candidates import earned_designs, known_designs, with_refined
 from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs_again
-from autosync.search.loop.earned_designs import earned_designs, known_designs
 from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.outcome import DDP, MeasuredRow, OnEvent, rank_measured
-from autosync.search.loop.refined_designs import with_refined
-from autosync.search.loop.round_shares import INSURED_SHARE, quota, round_shares
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.source_candidates import Searched, Sources
+from autosync.search.loop.sources import INSURED_SHARE, Searched, Sources, quota, round_shares
 from autosync.search.loop.tuning_store import Candidate, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator

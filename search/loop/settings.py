@@ -10,7 +10,7 @@ from autosync.documents import STRICT
 from autosync.errors import InvalidInput
 
 Acquisition = Literal["prediction", "lower_bound", "expected_improvement"]
-"""How the doubt of a simulator that learns counts (`acquisition.promise_of`)."""
+"""How the standard deviation that a learned simulator states counts (`ranking.promise_of`)."""
 
 SEARCHED = ("refined_share", "neighbour_share")
 """Shares of a round that searches from measured strategies have; random draws have the rest."""
@@ -22,7 +22,7 @@ class Settings:
 
     probe: measure what messages cost before the search, unless the cluster brings its costs.
     alpha: weight of similarity against predicted time in the selection (equation 11).
-    acquisition: how the doubt in a prediction counts.
+    acquisition: how the standard deviation of a prediction counts.
     first_designs: hand-designed strategies of the first round, DDP among them; half of the budget
         at the most. Others must earn their trial later.
     design_share: of a later round's trials that go to such designs at the most.

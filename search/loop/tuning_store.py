@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Protocol, get_args
 from pydantic import ConfigDict
 
 from autosync.documents import STRICT
+from autosync.errors import InvalidInput
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
 
@@ -69,3 +70,28 @@ class Store(Protocol):
     def record(self, result: TrialResult) -> None:
         """Store a finished trial once; recording its key again is an error."""
         ...
+
+
+class MemoryStore:
+    """A store that lives as long as its process: for searches that need no resuming."""
+
+    def __init__(self) -> None:
+        self._proposals: dict[str, Proposal] = {}
+        self._trials: dict[str, TrialResult] = {}
+
+    def proposals(self) -> Sequence[Proposal]:
+        return tuple(self._proposals.values())
+
+    def trials(self) -> Sequence[TrialResult]:
+        return tuple(self._trials.values())
+
+    def propose(self, proposals: Sequence[Proposal]) -> None:
+        for proposal in proposals:
+            self._proposals.setdefault(proposal.key, proposal)
+
+    def record(self, result: TrialResult) -> None:
+        if result.key in self._trials:
+            raise InvalidInput(
+                f"trial {result.key!r} was recorded before.", thing="trial", value=result.key
+            )
+        self._trials[result.key] = result

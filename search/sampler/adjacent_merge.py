@@ -1,4 +1,4 @@
-"""The adjacent-merge constraint (AutoSync supplement, algorithm 2), mended and compiled.
+"""The adjacent-merge constraint (AutoSync supplement, algorithm 2), corrected and compiled.
 
 As printed it can leave groups empty and walk past the last one. Here each group aims at the bytes
 left over the groups left, and always leaves the others enough shards. Without the constraint a
@@ -12,9 +12,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import draw, stream
-from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.load_balance import unit_bytes
-from autosync.search.sampler.sampling_tables import Record, Tables
+from autosync.search.sampler.sampling_tables import ChoiceColumns, Record, ShardColumns, Tables
 from autosync.simulator.numba_cache import cached_kernel
 
 MERGING = 3
@@ -79,7 +78,7 @@ def merge_adjacent(
     )
     start = np.empty(len(tables.variables) + 1, dtype=np.int64)
     for i in range(len(indices)):
-        _starts(first[i], choices.parts[i], start)
+        first_rows(first[i], choices.parts[i], start)
         used = _tally(tables, choices.axis[i], start, shards, merge)
         name = stream(seed, indices[i], MERGING)
         _share_groups(rules.max_groups, name, merge, merge.touched[:used])
@@ -91,8 +90,9 @@ def merge_adjacent(
 
 
 @njit(nogil=True, _nrt=False)
-def _starts(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> None:
-    """The first row of each variable of a strategy, and the row after the last."""
+def first_rows(row: int, parts: NDArray[np.int32], start: NDArray[np.int64]) -> None:
+    """Fill i64[V + 1]: the first row of each variable of a strategy, and the row after the last.
+    row: the first of all."""
     for v in range(len(parts)):
         start[v] = row
         row += parts[v]

@@ -5,7 +5,7 @@ a style (mostly servers or collectives, one method or several, cut or whole), be
 independent coins would make every proposal the same even mixture.
 
 Never drawn, though the runtime runs it: unequal cuts and explicit orders of messages, of which
-random ones only make the wire wait (designs compute them); orders of a ring where no link between
+random ones only keep the link idle (designs compute them); orders of a ring where no link between
 nodes has a rate of its own, as all are then alike or worse; shares of the batch other than even
 ones and those by speed; torch's DDP, which is tried anyway. A cut has one axis, for so has a shard
 of a plan.
@@ -18,7 +18,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from autosync.search.sampler.counter_random import draw, stream, word
-from autosync.search.sampler.drawn_columns import ChoiceColumns, ShardColumns
 from autosync.search.sampler.sampling_tables import (
     FACTORS,
     FIRST_ORDER,
@@ -26,13 +25,15 @@ from autosync.search.sampler.sampling_tables import (
     HIERARCHICAL,
     OWNER,
     OWNER_HIERARCHICAL,
+    OWNER_HIERARCHICAL_RETURNS_GRADIENTS,
+    OWNER_RETURNS_GRADIENTS,
     RING,
     SCATTER,
     SCATTER_SHARDED,
-    SUMMER,
-    SUMMER_HIERARCHICAL,
     TREE,
+    ChoiceColumns,
     Record,
+    ShardColumns,
     Tables,
 )
 from autosync.simulator.numba_cache import cached_kernel
@@ -45,7 +46,7 @@ SHARD_METHODS = 4
 """Purpose of the random stream of shards that choose by themselves."""
 
 IDLE_GATHERS = 5
-"""Purpose of the random stream of when all-gathers leave."""
+"""Purpose of the random stream of when all-gathers start."""
 
 EXTENSIONS = 6
 """Purpose of the random stream of what proposals carry of extensions."""
@@ -131,8 +132,8 @@ def draw_style(rules: Record, encodings: NDArray[np.int64], name: np.uint64) -> 
 
 @njit(nogil=True, _nrt=False)
 def returns_alone(style: Style) -> bool:
-    """Whether owners return gradients and nothing is gathered: what leaves when the schedule says
-    is then theirs alone."""
+    """Whether owners return gradients and nothing else is gathered, so that the schedule's rule for
+    gathers applies to returned gradients alone."""
     gathers = style.scatter_chance > NEVER and style.owner_chance < ALWAYS
     chosen: bool = style.returns_gradients and style.owner_chance > NEVER and not gathers
     return chosen
@@ -176,7 +177,7 @@ def choose_variant(variable: Record, style: Style, coins: np.uint64) -> int:
     owner = np.int64(coins & _BYTE) < style.owner_chance
     hierarchical = np.int64((coins >> _8) & _BYTE) < style.hierarchy_chance
     if owner and style.returns_gradients and not variable.sparse:
-        return SUMMER_HIERARCHICAL if hierarchical else SUMMER
+        return OWNER_HIERARCHICAL_RETURNS_GRADIENTS if hierarchical else OWNER_RETURNS_GRADIENTS
     if owner and style.owners_update:
         return OWNER_HIERARCHICAL if hierarchical else OWNER
     if variable.sparse:
@@ -330,3 +331,32 @@ def _fill_pinned(shards: ShardColumns, row: int, v: int, pinned: Record) -> None
     shards.variable[row], shards.length[row] = v, pinned.length
     shards.method[row], shards.option[row] = pinned.method, pinned.option
     shards.server[row], shards.group[row] = pinned.server, pinned.group
+
+
+@cached_kernel(allocates=False)
+def draw_shard_methods(
+    tables: Tables,
+    seed: np.uint64,
+    indices: NDArray[np.uint64],
+    choices: ChoiceColumns,
+    shards: ShardColumns,
+) -> None:
+    """Choose anew how each shard of a cut variable is synchronized, in proposals whose style says
+    so. A shard keeps its variable's encoding; sparse variables and whole ones stay as they are."""
+    variables, rules, encodings = tables.variables, tables.rules[0], len(tables.low_rank)
+    for i in range(len(indices)):
+        style = draw_style(rules, tables.encodings, stream(seed, indices[i], CHOICES))
+        if not style.shard_methods or choices.extension[i] > 0:
+            continue
+        name, row = stream(seed, indices[i], SHARD_METHODS), shards.first[i]
+        for v in range(len(variables)):
+            own = choices.synchronizer[i, v]
+            for number in range(choices.parts[i, v]):
+                if own != PINNED and choices.parts[i, v] > 1 and not variables[v].sparse:
+                    coins = word(name, row + number - shards.first[i])
+                    variant = choose_variant(variables[v], style, coins)
+                    if variant != FACTORS:
+                        chosen = tables.synchronizers[variant * encodings + own % encodings]
+                        shards.method[row + number] = chosen.method
+                        shards.option[row + number] = chosen.option
+            row += choices.parts[i, v]

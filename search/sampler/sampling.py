@@ -7,11 +7,9 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import Population
 from autosync.search.sampler.adjacent_merge import merge_adjacent
-from autosync.search.sampler.draw_kernels import draw_choices, fill_shards
-from autosync.search.sampler.drawn_columns import empty_choices, empty_shards
+from autosync.search.sampler.draw_kernels import draw_choices, draw_shard_methods, fill_shards
 from autosync.search.sampler.load_balance import balance_load
-from autosync.search.sampler.sampling_tables import sampler_inputs
-from autosync.search.sampler.shard_methods import draw_shard_methods
+from autosync.search.sampler.sampling_tables import empty_choices, empty_shards, sampler_inputs
 from autosync.search.space import Space
 
 

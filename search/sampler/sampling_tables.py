@@ -1,4 +1,4 @@
-"""What the kernels read: a domain and a space as flat arrays."""
+"""What the kernels read, a domain and a space as flat arrays; and the columns that they fill."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -19,7 +19,6 @@ from autosync.search.domain_facts import (
     server_weights,
 )
 from autosync.search.extension_proposals import Drawn, drawn_extensions
-from autosync.search.sampler.server_draws import alias_table
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice
 
@@ -48,8 +47,8 @@ VARIANTS = (
     SCATTER_SHARDED,
     GATHER,
     FACTORS,
-    SUMMER,
-    SUMMER_HIERARCHICAL,
+    OWNER_RETURNS_GRADIENTS,
+    OWNER_HIERARCHICAL_RETURNS_GRADIENTS,
 ) = range(len(VARIANTS))
 
 FIRST_ORDER = len(VARIANTS)
@@ -207,6 +206,23 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     return SamplerInputs(tables, tuple(options), layouts, extensions)
 
 
+def alias_table(weight: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """A drawn column stands for itself with its chance, else for its alias, `(S,)` each: together
+    every server has its weight (Vose 1991). weight: adds up to 1."""
+    chance = weight * len(weight)
+    alias = np.arange(len(weight))
+    small = [i for i in range(len(weight)) if chance[i] < 1.0]
+    large = [i for i in range(len(weight)) if chance[i] >= 1.0]
+    while small and large:
+        less, more = small.pop(), large[-1]
+        alias[less] = more
+        chance[more] -= 1.0 - chance[less]
+        if chance[more] < 1.0:
+            small.append(large.pop())
+    chance[small + large] = 1.0  # what rounding left
+    return chance, alias
+
+
 def _variables(domain: Domain, space: Space) -> NDArray[np.void]:
     table, graph = domain.variables, domain.graph
     found = np.zeros(len(graph.variables), dtype=VARIABLE)
@@ -284,3 +300,74 @@ def _pins(
             group = groups.setdefault(shard.group, len(groups))
             rows.append((length, method, server, number, group))
     return np.array(rows, dtype=PIN)
+
+
+class ChoiceColumns(NamedTuple):
+    """What n proposals choose as a whole, and for each of V variables.
+
+    layout, order u8[n], slice_bytes i64[n], overlap, idle_gather bool[n]: as in `Population`.
+    extension u16[n]: index into `SamplerInputs.extensions`.
+    axis i8[n, V], parts i32[n, V]: the partition of each variable.
+    synchronizer i16[n, V]: an index into `Tables.synchronizers`, or -1 where it is pinned.
+    flat_length i64[n, V]: elements of a shard of the flattened tensor (the last may be shorter);
+        of variables that are not cut along an axis.
+    """
+
+    layout: NDArray[np.uint8]
+    order: NDArray[np.uint8]
+    slice_bytes: NDArray[np.int64]
+    overlap: NDArray[np.bool_]
+    idle_gather: NDArray[np.bool_]
+    extension: NDArray[np.uint16]
+    axis: NDArray[np.int8]
+    parts: NDArray[np.int32]
+    synchronizer: NDArray[np.int16]
+    flat_length: NDArray[np.int64]
+
+
+class ShardColumns(NamedTuple):
+    """The N shards of n proposals; the columns are those of `Population`.
+
+    first i64[n + 1]: the shards of proposal i are first[i] to first[i + 1].
+    server and group: -1 while they are not chosen; collectives have no server.
+    """
+
+    first: NDArray[np.int64]
+    variable: NDArray[np.uint16]
+    length: NDArray[np.int64]
+    method: NDArray[np.uint8]
+    server: NDArray[np.int16]
+    option: NDArray[np.uint16]
+    group: NDArray[np.int32]
+
+
+def empty_choices(proposals: int, variables: int) -> ChoiceColumns:
+    shape = (proposals, variables)
+    return ChoiceColumns(
+        layout=np.empty(proposals, dtype=np.uint8),
+        order=np.empty(proposals, dtype=np.uint8),
+        slice_bytes=np.empty(proposals, dtype=np.int64),
+        overlap=np.empty(proposals, dtype=np.bool_),
+        idle_gather=np.empty(proposals, dtype=np.bool_),
+        extension=np.zeros(proposals, dtype=np.uint16),
+        axis=np.empty(shape, dtype=np.int8),
+        parts=np.empty(shape, dtype=np.int32),
+        synchronizer=np.empty(shape, dtype=np.int16),
+        flat_length=np.empty(shape, dtype=np.int64),
+    )
+
+
+def empty_shards(parts: NDArray[np.int32]) -> ShardColumns:
+    """Arrays for as many shards as the proposals' variables have parts."""
+    first = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum(parts.sum(axis=1, dtype=np.int64), out=first[1:])
+    rows = int(first[-1])
+    return ShardColumns(
+        first=first,
+        variable=np.empty(rows, dtype=np.uint16),
+        length=np.empty(rows, dtype=np.int64),
+        method=np.empty(rows, dtype=np.uint8),
+        server=np.empty(rows, dtype=np.int16),
+        option=np.empty(rows, dtype=np.uint16),
+        group=np.empty(rows, dtype=np.int32),
+    )

@@ -14,7 +14,7 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.loop.confirm import conclude, confirmation
-from autosync.search.loop.earned_designs import known_designs
+from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import DDP, TuningEvent, is_ddp
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal

@@ -151,10 +151,13 @@ def test_a_source_that_was_not_measured_is_named(tmp_path: Path) -> None:
     assert "collect --domain source" in (refused.value.remedy or "")
 
 
-def test_picks_are_shared_evenly_or_refused() -> None:
-    target = CollectionTarget("uneven", "resnet50", "example-4x1", 1.0, "1", picks=10)
-    with pytest.raises(InvalidInput, match=r"uneven\.picks 10 is no multiple of 15"):
-        CollectionPlan((target,))
+def test_picks_are_shared_evenly_or_refused(folder: Path) -> None:
+    uneven = replace(prepared_plan().domains[0], picks=10)
+    run = CollectionRun(
+        prepared_plan(), folder, CollectionLog(folder), ScriptedLauncher(steady), silent, bool
+    )
+    with pytest.raises(InvalidInput, match=r"picked\.picks 10 is no multiple of 6"):
+        collect_picks(run, [uneven])
 
 
 def test_a_stop_does_not_wait_for_a_choice(

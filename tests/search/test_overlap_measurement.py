@@ -6,9 +6,9 @@ import pytest
 
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.search.cluster_probe import OVERLAP_MESSAGES, measure_overlap
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.search.overlap_measurement import MESSAGES, measure_overlap
 from autosync.simulator.fitting.message_costs import fit_overlap_slowdown
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import predicted_iteration
@@ -127,7 +127,7 @@ def test_a_job_measures_it_before_it_searches() -> None:
         "compute is 50% slower while messages are under way"
     ]
     groups = {shard for choice in pool.strategies[0].choices for shard in choice.shards}
-    assert MESSAGES / 2 <= len(groups) <= MESSAGES
+    assert OVERLAP_MESSAGES / 2 <= len(groups) <= OVERLAP_MESSAGES
 
 
 def test_a_job_whose_trial_fails_goes_on_without_it() -> None:

@@ -31,9 +31,9 @@ from autosync.search.designs.building_blocks import ordered
 from autosync.search.designs.design_table import hand_designed, lies_in
 from autosync.search.domain_facts import rank_speeds
 from autosync.search.extension_proposals import Proposer, Stop, no_stop
-from autosync.search.loop.message_equality import distinct_rows
+from autosync.search.loop.ranking import coarse_of
+from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import coarse_of
 from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.space import Space
 from autosync.simulator.memory.memory_check import fitting_rows

@@ -12,9 +12,8 @@ from autosync.api.db.tables import StrategyRow, TrialRow
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.errors import InvalidInput
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.tuning_store import Store
+from autosync.search.loop.tuning_store import MemoryStore, Store
 from autosync.trials.contract import TrialError
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import candidates, claimed, proposal, result, small_request, timeline

@@ -15,9 +15,9 @@ from autosync.search.designs.design_table import (
     torch_designs,
 )
 from autosync.search.edits.local_search import refined
-from autosync.search.loop.earned_designs import known_designs
+from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import is_ddp
-from autosync.search.loop.shortlists import parents_among
+from autosync.search.loop.sources import parents_among
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

@@ -3,7 +3,7 @@
 from autosync.domain import Domain
 from autosync.population import Population, concatenate, encode
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.shortlists import parents_among
+from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from tests.domains import chain_graph, domain_of, grid_cluster

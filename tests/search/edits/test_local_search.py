@@ -9,7 +9,7 @@ from autosync.population import Population, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.edits.local_search import fastest, neighbours_of, searched_from
 from autosync.search.edits.small_edits import make_edited, parents_of
-from autosync.search.loop.shortlists import parents_among
+from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

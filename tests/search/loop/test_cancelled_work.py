@@ -11,7 +11,7 @@ from autosync.population import Population
 from autosync.search.designs.known_designs import dear_fused
 from autosync.search.edits.local_search import neighbours_of, refined, searched_from
 from autosync.search.loop.ranking import rank
-from autosync.search.loop.shortlists import parents_among
+from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import fit_costs, recalibrated

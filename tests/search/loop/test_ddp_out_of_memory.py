@@ -10,10 +10,9 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.proposals import plain_name
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
 from autosync.search.loop.tuning_loop import describe_outcome, tune
-from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
+from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy

@@ -23,10 +23,10 @@ from autosync.search.loop.earlier_trials import (
     trials_of_bundle,
     usable,
 )
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import TuningEvent, is_ddp, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import learn, tune
+from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy

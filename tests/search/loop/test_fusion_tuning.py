@@ -13,9 +13,9 @@ from autosync.search.loop.fusion_tuning import (
     speed_improvement,
     speeds_over_sizes,
 )
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
+from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy

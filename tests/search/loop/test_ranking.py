@@ -1,3 +1,5 @@
+"""Ranking proposals, and what the standard deviation of a prediction does to their places."""
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -5,8 +7,8 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import Population, decode
-from autosync.search.loop.ranking import CHUNK, materialize, rank
-from autosync.search.loop.shortlists import COARSE_SIZE, RANKED_SIZE, UNFAVOURED, coarse_places
+from autosync.search.loop.ranking import CHUNK, expected_improvement, materialize, promise_of, rank
+from autosync.search.loop.sources import COARSE_SIZE, RANKED_SIZE, UNFAVOURED, coarse_places
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from tests.domains import domain_of
@@ -93,3 +95,30 @@ def test_what_the_timeline_does_not_favour_is_judged_too() -> None:
     assert rest.max() > 0.9 * RANKED_SIZE
     assert np.median(rest) < 0.5 * RANKED_SIZE
     assert (places[favoured:] != coarse_places(RANKED_SIZE, seed=4)[favoured:]).any()
+
+
+def test_expected_improvement_is_the_mean_gain_of_draws() -> None:
+    rng = np.random.default_rng(0)
+    seconds, std = np.array([0.8, 1.0, 1.3]), np.array([0.02, 0.1, 0.4])
+    drawn = seconds * np.exp(std * rng.normal(size=(400_000, 3)))
+    expected = np.maximum(1.0 - drawn, 0.0).mean(axis=0)
+    assert expected_improvement(seconds, std, 1.0) == pytest.approx(expected, rel=0.02)
+
+
+def test_without_doubt_the_gain_is_the_difference() -> None:
+    found = expected_improvement(np.array([0.75, 1.0, 2.0]), np.zeros(3), 1.0)
+    assert found == pytest.approx([0.25, 0.0, 0.0], abs=1e-8)
+
+
+def test_more_doubt_promises_more_unless_the_prediction_alone_counts() -> None:
+    seconds, std = np.array([1.0, 1.0]), np.array([0.05, 0.2])
+    assert promise_of(seconds, std, "prediction", 1.0).tolist() == [1.0, 1.0]
+    for acquisition in ("lower_bound", "expected_improvement"):
+        sure, unsure = promise_of(seconds, std, acquisition, 1.0)
+        assert unsure < sure
+
+
+def test_before_the_first_trial_the_fastest_predicted_is_to_be_beaten() -> None:
+    seconds, std = np.array([1.0, 2.0]), np.full(2, 0.1)
+    given = promise_of(seconds, std, "expected_improvement", 1.0)
+    assert promise_of(seconds, std, "expected_improvement", None).tolist() == given.tolist()

@@ -11,11 +11,12 @@ from autosync.cluster import MessageCost
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.outcome import Outcome, TuningEvent
+from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import SHORTLIST_SIZE, Judge, drawn_shortlist
+from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.loop.tuning_loop import StopRule, learn, never, tune
+from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
@@ -217,8 +218,10 @@ def test_what_learns_judges_what_the_timeline_leaves() -> None:
     def ignore(done: int) -> None:
         assert done >= 0
 
-    plain = drawn_shortlist(Judge(DOMAIN, TimelineSimulator()), Space(), 600, 5, ignore)
-    learned = drawn_shortlist(Judge(DOMAIN, Contrary(), "prediction"), Space(), 600, 5, ignore)
+    plain = drawn_shortlist(RankingContext(DOMAIN, TimelineSimulator()), Space(), 600, 5, ignore)
+    learned = drawn_shortlist(
+        RankingContext(DOMAIN, Contrary(), "prediction"), Space(), 600, 5, ignore
+    )
     for kept in (plain, learned):
         assert len(kept.population) == len(kept.index) == len(kept.seconds) == SHORTLIST_SIZE
         assert (np.diff(kept.seconds) >= 0).all()
@@ -232,7 +235,9 @@ def test_what_may_be_faster_than_predicted_goes_first() -> None:
     def ignore(done: int) -> None:
         assert done >= 0
 
-    kept = drawn_shortlist(Judge(DOMAIN, Contrary(), "lower_bound"), Space(), 600, 5, ignore)
+    kept = drawn_shortlist(
+        RankingContext(DOMAIN, Contrary(), "lower_bound"), Space(), 600, 5, ignore
+    )
     unsure = kept.population.slice_bytes == 0
     count = int(unsure.sum())
     assert 0 < count < SHORTLIST_SIZE

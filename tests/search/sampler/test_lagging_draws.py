@@ -15,10 +15,10 @@ from autosync.search.designs.design_table import hand_designed
 from autosync.search.edits.local_search import refined
 from autosync.search.edits.small_edits import make_edited, parents_of
 from autosync.search.extension_proposals import kept_extensions
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import parents_among
+from autosync.search.loop.sources import parents_among
+from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

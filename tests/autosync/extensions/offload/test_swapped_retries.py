@@ -7,8 +7,7 @@ import pytest
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.proposals import PROPOSER
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.memory_store import MemoryStore
-from autosync.search.loop.tuning_store import Candidate, Proposal
+from autosync.search.loop.tuning_store import Candidate, MemoryStore, Proposal
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy

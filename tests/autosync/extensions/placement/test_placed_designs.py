@@ -23,10 +23,10 @@ from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.search.designs.design_table import check_any_fits
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear
-from autosync.search.loop.memory_store import MemoryStore
 from autosync.search.loop.proposing import EXTENDED_SHARE, ROUND_TRIALS
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
+from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import FEWEST_TRIALS, recalibrated
 from autosync.simulator.message_digests import digests_of_strategies

@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 
 from autosync.population import Population
-from autosync.search.sampler import server_draws
 from autosync.search.sampler.counter_random import word
-from autosync.search.sampler.sampling import sample
-from autosync.search.sampler.server_draws import (
+from autosync.search.sampler.load_balance import (
     FEW_SERVERS,
+    TEMPERATURE,
     Servers,
-    alias_table,
     begin_placement,
     draw_owner,
     place_on,
 )
+from autosync.search.sampler.sampling import sample
+from autosync.search.sampler.sampling_tables import alias_table
 from autosync.search.space import Space
 from tests.domains import chain_graph, domain_of, grid_cluster
 
@@ -52,7 +52,7 @@ def test_a_few_looked_at_are_drawn_as_the_softmax_over_all_says() -> None:
     weight /= weight.sum()
     load = np.array([0.0, 0.5, 1.0, 2.0])[np.arange(COUNT) // 25]
     servers, placed = servers_with(weight, load, 1000.0), float(load.sum())
-    logits = np.log(weight) + (placed * weight - load) / server_draws.TEMPERATURE
+    logits = np.log(weight) + (placed * weight - load) / TEMPERATURE
     wanted = np.exp(logits - logits.max())
     wanted /= wanted.sum()
     draws = 40_000

@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population, encode
-from autosync.search.loop.earned_designs import earned_designs, known_designs
-from autosync.search.loop.memory_store import MemoryStore
+from autosync.search.loop.design_candidates import earned_designs, known_designs
 from autosync.search.loop.outcome import rank_measured
+from autosync.search.loop.ranking import ranking_context
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import inherited, refined_shortlist
-from autosync.search.loop.source_candidates import Searched, judge_of
+from autosync.search.loop.sources import Searched, child_scale, refined_shortlist
 from autosync.search.loop.tuning_loop import run_pending, tune
-from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Proposal
+from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, MemoryStore, Proposal
 from autosync.search.space import Space
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -123,11 +122,12 @@ def test_refined_strategies_are_new_and_judged_beside_their_parent() -> None:
     designs = [d for d in known_designs(DOMAIN, Space(), TIMELINE) if d.origin != "ddp"]
     parents = encode([each.strategy for each in designs[:3]], DOMAIN)
     measured = 2.0 * TIMELINE.predict(DOMAIN, parents)
-    judge = judge_of(
+    context = ranking_context(
         DOMAIN, TIMELINE, "lower_bound", float(measured[0]), [d.strategy for d in designs[:3]]
     )
-    listed = refined_shortlist(judge, Space(), parents, measured, DOMAIN, 4096, 0)
-    again = refined_shortlist(judge, Space(), parents, measured, DOMAIN, 4096, 0)
+    searched = Searched(parents, measured, DOMAIN)
+    listed = refined_shortlist(context, Space(), searched, 4096, 0)
+    again = refined_shortlist(context, Space(), searched, 4096, 0)
     assert len(listed)
     assert (listed.seconds == again.seconds).all()
     np.testing.assert_allclose(
@@ -141,7 +141,7 @@ def test_refined_strategies_are_new_and_judged_beside_their_parent() -> None:
 
 def test_refinements_inherit_the_level_and_half_of_what_is_beyond_it() -> None:
     off = np.array([1.0, 1.21, 1.0, 0.81])
-    np.testing.assert_allclose(inherited(2.0 * off), 2.0 * np.array([1.0, 1.1, 1.0, 0.9]))
+    np.testing.assert_allclose(child_scale(2.0 * off), 2.0 * np.array([1.0, 1.1, 1.0, 0.9]))
 
 
 def test_trials_correct_the_costs_that_refinements_are_searched_with() -> None:

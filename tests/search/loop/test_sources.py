@@ -8,20 +8,13 @@ import pytest
 
 from autosync.errors import InvalidInput
 from autosync.population import encode
-from autosync.search.loop.earned_designs import known_designs
-from autosync.search.loop.round_shares import (
-    INSURED_SHARE,
-    earned_share,
-    passed_on,
-    quota,
-    round_shares,
-)
+from autosync.search.loop.design_candidates import known_designs
+from autosync.search.loop.ranking import Shortlist, ranking_context
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.shortlists import Shortlist
-from autosync.search.loop.source_candidates import judge_of
+from autosync.search.loop.sources import INSURED_SHARE, earned_share, passed_on, quota, round_shares
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
-from tests.search.loop.test_earned_designs import SETTINGS, TIMELINE, Doubtful, tuned
+from tests.search.loop.test_design_candidates import SETTINGS, TIMELINE, Doubtful, tuned
 from tests.search.loop.test_tuning_loop import DOMAIN
 
 STRATEGIES = [each.strategy for each in known_designs(DOMAIN, Space(), TIMELINE)[:6]]
@@ -58,15 +51,15 @@ def test_shares_are_of_all_rounds_together() -> None:
 
 
 def test_a_trial_is_earned_by_what_could_be_the_fastest() -> None:
-    learned = judge_of(DOMAIN, Doubtful(0.1), "lower_bound", 1.0, STRATEGIES[:1])
+    learned = ranking_context(DOMAIN, Doubtful(0.1), "lower_bound", 1.0, STRATEGIES[:1])
     assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.1), learned, 4, 0) == 3
     assert earned_share(listed([0.9, 1.1, 1.1, 1.2], 0.01), learned, 4, 0) == 1
     assert earned_share(listed([0.9, 0.9, 0.9], 0.01), learned, 2, 0) == 2
     assert earned_share(listed([1.2, 1.3], 0.01), learned, 3, 0) == 0
     assert earned_share(listed([1.2, 1.3], 0.01), learned, 3, 1) == 1, "in any case"
-    unmeasured = judge_of(DOMAIN, Doubtful(0.1), "lower_bound", None, [])
+    unmeasured = ranking_context(DOMAIN, Doubtful(0.1), "lower_bound", None, [])
     assert earned_share(listed([1.2, 1.3], 0.01), unmeasured, 2, 0) == 2
-    untaught = judge_of(DOMAIN, TIMELINE, "lower_bound", 1.0, STRATEGIES[:1])
+    untaught = ranking_context(DOMAIN, TIMELINE, "lower_bound", 1.0, STRATEGIES[:1])
     doubtful = [1.0 + 0.5 * MODEL_NOISE, 1.0 + 2.0 * MODEL_NOISE]
     assert earned_share(listed(doubtful, 0.0), untaught, 2, 0) == 1, "no doubt is stated"
 

@@ -1,4 +1,5 @@
-"""Hand-designed strategies: the most promising at once, others when the trials speak for them."""
+"""Designs as candidates: the most promising at once, others when trials favour them, and the best
+of them refined by a local search in the timeline."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,21 +11,29 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import hand_designed, torch_designs
+from autosync.search.edits.local_search import refined
 from autosync.search.extension_proposals import fitting_forms
 from autosync.search.loop.earlier_trials import EarlierTrials, designs_again
-from autosync.search.loop.message_equality import distinct_rows
 from autosync.search.loop.outcome import DDP
+from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
 
-DOUBT = 2.0
+RACED, RACE_EVALUATIONS = 6, 256
+"""The most promising designs, each improved a little: what improves most is not what began best."""
+REFINED = 2
+"""Of these, the fastest by the timeline are improved further; one trial each at the most. The
+harder a search optimises a simulator, the more it finds of its errors, so these are candidates
+beside the others."""
+EARNING_STDS = 2.0
 """A design earns its trial where it could beat the fastest measured within so many standard
 deviations; a simulator that states none is off by `MODEL_NOISE`."""
 
@@ -56,6 +65,38 @@ def _named_designs(domain: Domain, space: Space) -> tuple[tuple[str, Strategy], 
     """Every round asks for them, and they stay the same where trials correct no costs."""
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
     return (*named, *fitting_forms(domain, named, space))
+
+
+def with_refined(
+    domain: Domain,
+    space: Space,
+    simulator: Simulator,
+    designs: list[Candidate],
+    seed: int,
+    tried: Sequence[Strategy] = (),
+) -> list[Candidate]:
+    """The designs in their order, DDP first, with refined ones where these are predicted to be.
+    tried: not proposed again, which a refined one could be."""
+    promising = [each for each in designs if each.origin != DDP][:RACED]
+    raced = []
+    for design in promising:
+        strategy = refined(design.strategy, domain, space, seed, RACE_EVALUATIONS)
+        if strategy is not design.strategy:
+            raced.append(replace(strategy, name=f"{design.origin}_refined"))
+    if not raced:
+        return designs
+    places = np.argsort(TimelineSimulator().predict(domain, encode(raced, domain)))[:REFINED]
+    better = [refined(raced[place], domain, space, seed) for place in places]
+    scores = simulator.predict(domain, encode(better, domain))
+    found = [
+        Candidate(strategy, float(score), simulator.name, strategy.name)
+        for strategy, score in zip(better, scores, strict=True)
+    ]
+    joined = [*designs, *found]
+    joined.sort(key=lambda each: (each.origin != DDP, each.predicted_seconds))
+    known = digests_of_strategies(domain, tried)
+    rows = distinct_rows(domain, encode([each.strategy for each in joined], domain), known)
+    return [joined[row] for row in rows]
 
 
 def earned_designs(
@@ -92,6 +133,6 @@ def earned_designs(
 def likeliest(seconds: F64, std: F64, best_seconds: float) -> NDArray[np.int64]:
     """Those that could be faster than the fastest, the likeliest first. seconds, std `(n,)`:
     predicted, and the standard deviation of their logarithm."""
-    bound = seconds * np.exp(-DOUBT * std)
+    bound = seconds * np.exp(-EARNING_STDS * std)
     rows: NDArray[np.int64] = np.argsort(bound, kind="stable")
     return rows[bound[rows] < best_seconds]
