@@ -309,8 +309,8 @@ def parents_among(domain: Domain, measured: Population) -> Population:
 
 
 def parent_rows(domain: Domain, measured: Population) -> I64:
-    """Those that others can be made of: not what torch itself runs, no owner beside the training
-    ranks, and no extensions of which no others are made (`Proposer.is_edited`)."""
+    """Those that others can be made of: not what torch itself runs, no owner beside the
+    training ranks, and no extensions of which no others are made (`Proposer.is_edited`)."""
     owned = (measured.method == Method.PARAMETER_SERVER) & (measured.server >= domain.world_size)
     beside = np.add.reduceat(owned, measured.first[:-1]) if len(measured) else np.zeros(0)
     edited = np.array([is_edited(entries) for entries in measured.extensions], dtype=np.bool_)
