@@ -12,8 +12,7 @@ from autosync.errors import NotSupported
 
 if TYPE_CHECKING:
     from autosync.api.client.rest_client import Client
-    from autosync.runtime.detachment import detach
-    from autosync.runtime.distributed import distribute
+    from autosync.runtime.distributed import detach, distribute
     from autosync.runtime.gradient_norm import clip_grad_norm_
     from autosync.runtime.share_sampler import ShareSampler, local_batch_size
     from autosync.runtime.training_state import TrainingState
@@ -36,7 +35,7 @@ _HOMES = {
     "ShareSampler": "autosync.runtime.share_sampler",
     "TrainingState": "autosync.runtime.training_state",
     "clip_grad_norm_": "autosync.runtime.gradient_norm",
-    "detach": "autosync.runtime.detachment",
+    "detach": "autosync.runtime.distributed",
     "distribute": "autosync.runtime.distributed",
     "local_batch_size": "autosync.runtime.share_sampler",
     "tune": "autosync.search.live.live_tuning",  # by name only: a job may lack the search

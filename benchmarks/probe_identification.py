@@ -21,7 +21,7 @@ from scipy.stats import kendalltau
 from autosync.cluster import Cluster
 from autosync.population import Population, encode
 from autosync.search.cluster_probe import MAX_ITERATIONS, probing_domain, probing_strategies
-from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
+from autosync.simulator.fitting.iteration_costs import fit_costs
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, read_trials
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 

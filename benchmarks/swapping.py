@@ -30,12 +30,11 @@ import torch
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
-from autosync.extensions.offload.idle_spans import F64, HostLink
 from autosync.extensions.offload.prediction import RankSwap, base_bytes, idle_spans, rank_swap
-from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.transfer_clock import stall_seconds
+from autosync.extensions.offload.schedule import F64, HostLink, least_budget_bytes, stall_seconds
 from autosync.population import encode
 from autosync.profiling import measure_profile
 from autosync.search.designs.design_table import DESIGNS

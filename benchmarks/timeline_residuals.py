@@ -23,7 +23,7 @@ from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.population import decode
 from autosync.simulator.cost.network import COST_KIND, network_of
-from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, read_trials

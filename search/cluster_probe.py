@@ -23,9 +23,8 @@ from autosync.population import Population, encode
 from autosync.search.designs.building_blocks import Choices, assemble, collective, everything, owned
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.fitting.iteration_cost_fitting import CostFit, fit_costs
-from autosync.simulator.fitting.message_cost_fitting import with_message_costs
-from autosync.simulator.fitting.overlap_slowdown import fit_overlap_slowdown
+from autosync.simulator.fitting.iteration_costs import CostFit, fit_costs
+from autosync.simulator.fitting.message_costs import fit_overlap_slowdown, with_message_costs
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
 from autosync.trials.contract import (
     Launcher,

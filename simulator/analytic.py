@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_seconds
+from autosync.simulator.cost.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import (
     restated_domain,

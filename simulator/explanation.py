@@ -7,7 +7,7 @@ import numpy as np
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population, decode, encode
-from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import prediction_of, restated_domain, slowdown
 from autosync.simulator.limit import Limit, iteration_limit

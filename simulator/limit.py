@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
 from autosync.domain import Domain
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
 from autosync.simulator.preemptive_schedule import longest_tail_first
 from autosync.strategy import even_replicas

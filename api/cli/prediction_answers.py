@@ -6,26 +6,22 @@ from dataclasses import dataclass, replace
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import encode
-from autosync.simulator.cost.fitted_constants import Constants, constants_of, load_constants
-from autosync.simulator.cost.network_constants import (
+from autosync.simulator.backends import backend_of
+from autosync.simulator.cost.applied_constants import (
     CONNECTION_RANGE_GBPS,
-    with_borrowed_constants,
-    with_engine,
-)
-from autosync.simulator.cost.prediction_interval import (
     connection_limits,
     extrapolations,
     interval_share,
+    with_borrowed_constants,
+    with_engine,
+    with_replication_costs,
 )
-from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
-from autosync.simulator.cost.replicated_compute import with_replication_costs
+from autosync.simulator.cost.fitted_constants import Constants, constants_of, load_constants
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory_check import fitting_rows, most_peak_bytes
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 
-OTHERS_CONSTANTS = "rtx-2080-ti"
-"""Taken for NCCL clusters on which nothing was fitted."""
 UNKNOWN_SHARE = 0.5
 """Relative half-width of intervals where no constants are used."""
 
@@ -77,15 +73,16 @@ def calibrate(alone: Domain, name: str, compute_is_known: bool) -> Calibration:
     """A domain profiled on one device, at the constants of that name.
 
     name: `auto` for those that belong to the cluster, or for any other NCCL cluster to
-    OTHERS_CONSTANTS; `none`.
+    those that its backend borrows; `none`.
 
     Raises:
         NotFound: there are no constants of that name.
     """
     own = constants_of(alone.cluster)
     constants = own if name in ("auto", "none") else load_constants(name)
-    if name == "auto" and own is None and alone.cluster.backend == "nccl":
-        constants = load_constants(OTHERS_CONSTANTS)
+    borrowed = backend_of(alone.cluster).borrowed_constants
+    if name == "auto" and own is None and borrowed:
+        constants = load_constants(borrowed)
     if name == "none" or constants is None:
         why = "no constants are used: the interval is a guess"
         return Calibration(alone, None, UNKNOWN_SHARE, (why,))
@@ -95,7 +92,7 @@ def calibrate(alone: Domain, name: str, compute_is_known: bool) -> Calibration:
     connections: tuple[float, ...] = ()
     if own != constants:
         warnings.append(f"nothing was fitted on {alone.cluster.name}: constants of another cluster")
-        if alone.cluster.backend == "nccl":
+        if borrowed:
             domain = replace(alone, cluster=with_borrowed_constants(alone.cluster, constants))
             connections = CONNECTION_RANGE_GBPS if connection_limits(alone.cluster) else ()
     if not compute_is_known:
@@ -126,7 +123,7 @@ def answer_all(
         spent = _engine_seconds(each.engine if engine is None else engine, fitted)
         seconds = _seconds(domain, each.strategy, spent, predictor)
         ends = [seconds, *_at_connections(calibration, each.strategy, spent, predictor)]
-        one_by_one = served_one_by_one(each.strategy, domain.cluster)
+        caveat = backend_of(domain.cluster).caveat(each.strategy, domain.cluster)
         answers.append(
             StrategyPrediction(
                 strategy=each.name,
@@ -140,7 +137,7 @@ def answer_all(
                 constants=fitted.name if fitted else None,
                 predicted_peak_bytes=int(peaks[place]),
                 fits=place in fitting,
-                warnings=(*calibration.warnings, *((ONE_BY_ONE,) if one_by_one else ())),
+                warnings=(*calibration.warnings, *((caveat,) if caveat else ())),
             )
         )
     return answers

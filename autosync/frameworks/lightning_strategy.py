@@ -138,6 +138,12 @@ class PlanStrategy:
         found: dict[str, Any] = above.distributed_sampler_kwargs
         return found
 
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Lightning would also move the state to the device, which torch has done by then, and of
+        which no rank may hold all."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            optimizer.load_state_dict(state)
+
     def on_validation_start(self) -> None:
         """Lightning may call submodules, of which the plan does not see that training pauses."""
         if (plan := self._attached()) is not None:

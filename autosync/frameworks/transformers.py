@@ -16,7 +16,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.extras import needs
 from autosync.frameworks import accelerate
 from autosync.runtime.attached_models import ATTACHED
-from autosync.runtime.detachment import detach
+from autosync.runtime.distributed import detach
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 from autosync.runtime.hooks.torch_compile import compiled_from
 
@@ -20,11 +20,14 @@ REPLICATED = (DistributedDataParallel, DataParallel)
 
 
 class AttachedPlan(Protocol):
-    """An attachment, whichever form its plan has, as it is looked up by its model. failure: what
-    has ended it."""
+    """An attachment, whichever form its plan has, as it is looked up by its model. given: the
+    optimizer, or the list of several, as the script gave it. failure: what has ended it."""
 
     @property
     def model(self) -> nn.Module: ...
+
+    @property
+    def given(self) -> Optimizer | Sequence[Optimizer]: ...
 
     @property
     def failure(self) -> Exception | None: ...

@@ -11,28 +11,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
-from autosync.extensions.placement.held_plan import HeldPlan, held_by
-from autosync.extensions.placement.placed_modules import (
-    PlacedModules,
-    check_placeable,
-    place_modules,
-)
+from autosync.extensions.placement.attachment import HeldPlan, check_placeable, held_by
+from autosync.extensions.placement.attachment import attach as place_modules
+from autosync.extensions.placement.placed_values import PlacedModules
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.execution.engine import Engine
-from autosync.runtime.execution.engine_parts import put_together
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.execution.exit import finish_at_exit
-from autosync.runtime.execution.parameter_storage import ParameterStorage
+from autosync.runtime.execution.model_checks import ParameterStorage
+from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
-from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.model_methods import ModelMethods
+from autosync.runtime.hooks.model_hooks import ModelMethods, PlainCopies, Removable
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
-from autosync.runtime.hooks.plain_copies import PlainCopies
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.layout.records import ONE_QUEUE
 from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
@@ -54,8 +48,9 @@ from autosync.runtime.transport.process_groups import (
     working_group,
 )
 from autosync.runtime.transport.value_agreement import ValueAgreement
-from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
+from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
+from autosync.runtime.updates.optimizers import JoinedOptimizers
 from autosync.runtime.updates.unused_variables import UnusedVariables
 
 ABANDON_SECONDS = 10.0
@@ -75,14 +70,13 @@ class Attachment:
     engine: Engine
     gates: Gates
     end_groups: Callable[[], None]
-    at_exit: Callable[[], None]
     given: Optimizer | Sequence[Optimizer]
     placed: PlacedModules | None = None
     handles: list[Removable] = field(default_factory=list)
 
     @property
     def failure(self) -> AutosyncError | None:
-        return self.engine.failure
+        return self.engine.monitor.failure
 
     def flush(self) -> None:
         self.engine.flush()
@@ -99,7 +93,7 @@ class Attachment:
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
-        if engine.failure is None:
+        if self.failure is None:
             engine.flush()
             engine.streams.synchronize()
             if keep_state:
@@ -112,7 +106,7 @@ class Attachment:
         self._unhook()
         self.end_groups()
         engine.close()
-        if engine.failure is not None:
+        if self.failure is not None:
             _abandon_updates(engine.streams)
         for variable in engine.variables:
             variable.parameter.grad = None
@@ -122,12 +116,17 @@ class Attachment:
             handle.remove()
         self.handles.clear()
         self.gates.close()
-        self.engine.owed.release_all()
-        self.engine.script_state.drop()
+        self.engine.pending_parameters.release_all()
         for optimizer in self.optimizers:
             if follows_plan(optimizer):
-                release(optimizer, self.engine.optimizer_class_of(optimizer))
+                release(optimizer)
         ATTACHED.plans.pop(id(self.model), None)
+
+    def at_exit(self) -> None:
+        """The messages of the last `step()` complete before the interpreter goes."""
+        self.engine.finish()
+        self.end_groups()
+        self.engine.close()
 
     def undo(self) -> None:
         """Take back what an attachment that failed half way has done to model and optimizer."""
@@ -227,13 +226,13 @@ def attach(
                 engine,
                 Gates(model, engine.variables, engine.wait_for, called),
                 end_groups,
-                finish_at_exit(engine, end_groups),
                 given=optimizer,
             )
             undo.callback(attachment.undo)
+            atexit.register(attachment.at_exit)
             for one in optimizers:
                 undo.callback(one.state.update, dict(one.state))
-            engine.script_state.take()
+            engine.script_state.begin()
             streams.synchronize_current()
             engine.start()
             _install(attachment)
@@ -270,7 +269,7 @@ def _build_engine(
     everyone = tuple(range(group.size()))
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
-    records = build_records(optimizer, held.plan, built, groups)
+    records = build_records(held.plan, built, groups)
     records = replace(records, placed=bool(held.plan.placement))
     for index in held.apart:
         records.variables[index].apart = True
@@ -282,26 +281,28 @@ def _build_engine(
     values: ValueAgreement | None = None
     if common is not None:
         values = ValueAgreement(common, meeting.store, group.rank(), group.size(), patience_seconds)
-    parts = put_together(
+    values_travel = any(bucket.values_travel for bucket in records.buckets)
+    engine = Engine(
         optimizer,
+        held.plan,
         records,
+        ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls),
+        control=meeting.control,
         streams=groups.streams,
+        monitor=Monitor(groups.close, values_travel, meeting.refusals, trace),
+        storage=ParameterStorage(model, records.variables),
+        buffers=buffers,
+        values=values,
         unused=UnusedVariables(
             meeting.store, group.rank(), group.size(), held.variables, held.holders
         ),
-        buffers=buffers,
-        storage=ParameterStorage(model, records.variables),
-        values=values,
-        refusals=meeting.refusals,
-        control=meeting.control,
         sum_over_ranks=small_sum(groups, ONE_QUEUE, everyone, meeting.control),
-        abort=groups.close,
         max_grad_norm=max_grad_norm,
-        trace=trace,
         patience_seconds=patience_seconds,
     )
-    state = ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls)
-    return Engine(optimizer, held.plan, parts, state, meeting.control)
+    if max_grad_norm and not engine.optimizer_step.together:
+        raise clipping_of_several()
+    return engine
 
 
 def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Parameter]:
@@ -322,13 +323,15 @@ def _install(attachment: Attachment) -> None:
         attachment.optimizers,
         [variable.parameter for variable in engine.variables],
         {v.name: v.parameter for v in engine.variables if v.deferred or not v.whole},
-        telling=engine.monitor.telling,
+        reporting=engine.monitor.reporting,
     )
     attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]
     for optimizer in attachment.optimizers:
         adopt(optimizer, engine, guard)
     monitor = engine.monitor
-    attachment.handles.append(ModelMethods(model, engine.no_sync, monitor.telling, engine.cleared))
+    attachment.handles.append(
+        ModelMethods(model, engine.no_sync, monitor.reporting, engine.optimizer_step.cleared)
+    )
     model_hooks.install(attachment.handles, model, engine, attachment.gates)
 
 

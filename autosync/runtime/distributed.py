@@ -1,4 +1,4 @@
-"""`autosync.distribute`: the two lines in the training script."""
+"""`autosync.distribute`, the two lines in the training script, and `autosync.detach`."""
 
 import logging
 import warnings
@@ -10,25 +10,27 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_device import check_swappable
+from autosync.errors import InvalidInput, NotSupported
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.offload.verification import check_swap
-from autosync.extensions.staleness.lagging_attachment import attach_lagging
-from autosync.extensions.staleness.lagging_groups import LaggingJob
-from autosync.extensions.staleness.lagging_plans import check_may_lag
+from autosync.extensions.staleness.attachment import attach as attach_lagging
+from autosync.extensions.staleness.attachment import check_may_lag
+from autosync.extensions.staleness.pipelined import PipelinedAttachment
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
-from autosync.runtime.attachment import attach
+from autosync.runtime.attachment import Attachment, attach
 from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
 from autosync.runtime.compression.half import check_lossless
 from autosync.runtime.device.model_device import device_of
 from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import (
     CoverageGuard,
     check_held,
@@ -37,12 +39,20 @@ from autosync.runtime.hooks.optimizer_coverage import (
     warn_unheld,
 )
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
-from autosync.runtime.sharded_models import check_norm_is_global, check_unsharded
-from autosync.runtime.torch_ddp import (
+from autosync.runtime.torch_engines import (
     add_hook,
+    apply_fully_shard,
+    check_norm_is_global,
     check_options,
+    check_shardable,
+    check_unsharded,
     comparable,
     for_any_plan,
+    mesh_of,
+    named_values,
+    retarget,
+    share_values,
+    unit_modules,
     wrap_in_ddp,
 )
 from autosync.runtime.transport.agreement import (
@@ -55,9 +65,12 @@ from autosync.runtime.transport.agreement import (
 from autosync.runtime.transport.initial_values import tensor_signatures
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
-from autosync.runtime.updates.optimizer_scope import check_one_backward, warn_if_together
+from autosync.runtime.updates.optimizers import check_one_backward, warn_if_together
 
 log = logging.getLogger("autosync")
+
+Given = Optimizer | Sequence[Optimizer]
+"""The optimizer of a model, or several that hold different parameters of it."""
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
 
@@ -156,7 +169,7 @@ def distribute(
     warn_if_compiled(model)
     if shipped.plan.staleness:
         check_may_lag(shipped.plan, allow_staleness, len(optimizers))
-        job = LaggingJob(
+        lagging = attach_lagging(
             network,
             optimizers[0],
             shipped.plan,
@@ -165,7 +178,7 @@ def distribute(
             max_grad_norm=max_grad_norm,
             agreed=True,
         )
-        attach_lagging(job).handles += beside()
+        lagging.handles += beside()
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
@@ -244,25 +257,84 @@ def _shard(
 
     names: of the bundle's variables in the model.
     """
-    from autosync.runtime import torch_fsdp  # loads DTensors
-
     sharding = shipped.plan.sharding
     assert sharding is not None
     with agreed_everywhere(group, device):
-        torch_fsdp.check_shardable(model, optimizers, sharding, group)
+        check_shardable(model, optimizers, sharding, group)
         if max_grad_norm and len(optimizers) > 1:
             raise clipping_of_several()
         planned = (variable.name for variable in shipped.variables)
-        units = torch_fsdp.unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
-    torch_fsdp.share_values(model, group)
-    before = torch_fsdp.named_values(model)
-    mesh = torch_fsdp.mesh_of(sharding, group, device)
-    torch_fsdp.apply_fully_shard(model, units, sharding, mesh)
-    after = torch_fsdp.named_values(model)
+        units = unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
+    share_values(model, group)
+    before = named_values(model)
+    mesh = mesh_of(sharding, group, device)
+    apply_fully_shard(model, units, sharding, mesh)
+    after = named_values(model)
     for optimizer in optimizers:
-        torch_fsdp.retarget(optimizer, before, after)
+        retarget(optimizer, before, after)
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     CoverageGuard(model, optimizers, trained, exchanges=True).watch_steps()
     ATTACHED.sharded.add(model)
+
+
+def detach(model: nn.Module) -> tuple[nn.Module, Any]:
+    """Take the plan off, or torch's DDP that `distribute` put around the model: returns the plain
+    model, and the optimizer (or the list of them) as `distribute` was given it, trained on and
+    with all its state.
+
+    Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
+    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. Of a plan that lags,
+    gradients that are still to be applied are applied now, a step for each iteration; one with
+    clocks gives every rank the sum of all updates and the mean of the optimizers' states.
+
+    model: what `distribute` was given, or what it returned.
+
+    Raises:
+        InvalidInput: nobody has distributed the model.
+        NotSupported: torch's `fully_shard` holds it.
+        SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
+    """
+    if (plan := ATTACHED.plan_of(model)) is not None:
+        plan.detach()
+        if plan.failure is not None and isinstance(plan, Attachment | PipelinedAttachment):
+            raise plan.failure
+        return model, plan.given
+    if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:
+        return ddp.module, _unwrap(ddp)
+    if compiled_from(model) in ATTACHED.sharded:
+        raise NotSupported(
+            "torch's fully_shard cannot be taken off a model: no rank holds its whole parameters.",
+            thing="model",
+            value=type(model).__name__,
+            remedy="Make the model anew, and load what torch.distributed.checkpoint.state_dict."
+            "get_model_state_dict(..., options=StateDictOptions(full_state_dict=True)) gives.",
+        )
+    raise InvalidInput(
+        f"the model ({type(model).__name__}) is not distributed.",
+        thing="model",
+        value=type(model).__name__,
+        remedy="Give autosync.detach the model that autosync.distribute was given or returned.",
+    )
+
+
+def _unwrap(ddp: DistributedDataParallel) -> Given:
+    made = ATTACHED.wrapped.pop(ddp)
+    for handle in made.handles:
+        handle.remove()
+    with torch.no_grad():
+        for parameter in ddp.module.parameters():
+            parameter.grad = None
+    ddp._remove_autograd_hooks()
+    ddp.register_forward_pre_hook(_refuse_forward)
+    ATTACHED.detached.add(ddp)
+    return made.optimizers
+
+
+def _refuse_forward(module: nn.Module, args: Any) -> None:
+    raise InvalidInput(
+        "a DistributedDataParallel was used after autosync.detach had taken it off its model.",
+        thing="model",
+        remedy="Use the model that autosync.detach returned.",
+    )

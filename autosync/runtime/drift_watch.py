@@ -1,7 +1,8 @@
-"""Says where a job's iterations become longer than its bundle promises.
+"""Reports when a job's iterations become longer than its bundle promises.
 
-An iteration is the time between two calls of the optimizer's `step()`: one clock is read at each,
-and a median taken once a window, so that evaluations, checkpoints and slow batches do not count.
+An iteration is the time between two calls of the optimizer's `step()`. The clock is read once a
+step and a median taken once a window, so that evaluations, checkpoints and slow batches do not
+count.
 """
 
 import logging
@@ -22,11 +23,11 @@ log = logging.getLogger("autosync")
 WINDOW = 25
 """Iterations of a median. The first of a job are left out: they allocate and compile."""
 WINDOWS = 2
-"""In a row that must be longer."""
+"""How many in a row must be longer before it is reported."""
 TOLERANCE = 1.2
-"""Times what was measured, of this job or by trials, before iterations count as longer."""
+"""Iterations count as longer beyond this times a measured duration, of this job or of trials."""
 PREDICTION_TOLERANCE = 1.4
-"""The same of what was only predicted: the fastest of many predictions measure 6 to 38 % slower."""
+"""The same for a predicted duration: the fastest of many predictions measure 6 to 38 % slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ OnDrift = Callable[[Drift], None]
 
 
 class DriftWatch:
-    """Called behind every `step()`. What was told once becomes what is expected, so that only what
-    is longer still is told again; where iterations recover, so does the expectation.
+    """Called behind every `step()`. The duration that was reported becomes the expected one, so
+    that only a further slowdown is reported. When iterations recover, so does the expectation.
 
     expected_seconds: None takes it from the job's own first windows.
     """
@@ -85,9 +86,9 @@ class DriftWatch:
         times = self._times
         times.append(self._clock())
         if len(times) > WINDOW:
-            self._judge()
+            self._end_window()
 
-    def _judge(self) -> None:
+    def _end_window(self) -> None:
         times = self._times
         self._times = times[-1:]
         first, self._iteration = self._iteration, self._iteration + WINDOW
@@ -104,14 +105,14 @@ class DriftWatch:
             began = time.time() - (times[-1] - times[0])
             self._longer.append((seconds, first, began))
             if len(self._longer) >= WINDOWS:
-                self._tell()
+                self._report()
 
     def _learn(self, seconds: float) -> None:
         self._own.append(seconds)
         if len(self._own) >= WINDOWS:
             self._least = self._expected = median(self._own)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         assert self._expected is not None
         measured = median(seconds for seconds, _, _ in self._longer)
         _, iteration, began = self._longer[0]
@@ -126,17 +127,17 @@ def watch_iterations(
 ) -> RemovableHandle:
     """Watch the optimizer's iterations until the handle is removed.
 
-    falls_back: torch's DDP runs in place of the bundle's plan. speaks: this rank logs what it
-    finds; each calls `on_drift`.
+    falls_back: torch's DDP runs in place of the bundle's plan. speaks: this rank logs a
+    drift; every rank calls `on_drift`.
     """
 
-    def told(drift: Drift) -> None:
+    def report(drift: Drift) -> None:
         if speaks:
             log.warning("%s; `autosync.tune(..., since=...)` searches again", drift)
         if on_drift is not None:
             on_drift(drift)
 
-    return optimizer.register_step_post_hook(DriftWatch(*expectation(shipped, falls_back), told))
+    return optimizer.register_step_post_hook(DriftWatch(*expectation(shipped, falls_back), report))
 
 
 def expectation(shipped: Bundle, falls_back: bool) -> tuple[float | None, str, float]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from autosync.errors import NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
-from autosync.runtime.execution.iteration import Phase
+from autosync.runtime.execution.completion import Phase
 
 
 def clip_grad_norm_(
@@ -35,7 +35,7 @@ def _plan_with_parts(given: Sequence[Tensor]) -> Attachment | None:
     """The plan that has reduced some of these gradients, and of which no rank holds all sums."""
     mine = {id(parameter) for parameter in given}
     for plan in ATTACHED.plans.values():
-        if isinstance(plan, Attachment) and plan.engine.phase is Phase.REDUCING:
+        if isinstance(plan, Attachment) and plan.engine.iteration.phase is Phase.REDUCING:
             placed = bool(plan.engine.plan.placement)
             parts = (v for v in plan.engine.variables if placed or not v.whole)
             if any(id(variable.parameter) in mine for variable in parts):

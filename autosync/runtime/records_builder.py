@@ -10,7 +10,11 @@ from torch.optim import Optimizer
 from autosync.codes import POWERSGD, Op, Update
 from autosync.errors import InvalidInput, NotSupported
 from autosync.plan import Plan
-from autosync.runtime.compression.factors import FactorCapture, factor_message, owner_of
+from autosync.runtime.compression.factors import (
+    FactorCapture,
+    factor_message,
+    owner_of,
+)
 from autosync.runtime.compression.half import (
     dense_message,
     dense_payload_bytes,
@@ -37,10 +41,12 @@ from autosync.runtime.layout.records import (
 from autosync.runtime.layout.segments import bucket_segments, elements
 from autosync.runtime.transport.base import chunk_of
 from autosync.runtime.transport.process_groups import Groups
-from autosync.runtime.updates.flat_update import FlatUpdate
-from autosync.runtime.updates.joined_optimizers import optimizer_class_of
-from autosync.runtime.updates.optimizer_scope import check_elementwise, looks_at_one_variable
-from autosync.runtime.updates.row_update import RowUpdate, check_sparse
+from autosync.runtime.updates.optimizers import (
+    check_elementwise,
+    class_of_group,
+    looks_at_one_variable,
+)
+from autosync.runtime.updates.part_updates import FlatUpdate, RowUpdate, check_sparse
 
 RAGGED_MESSAGES = {
     Op.FACTOR_ALL_GATHER: factor_message,
@@ -99,7 +105,7 @@ def build_buckets(
     return BuiltBuckets(variables, buckets, low_rank_buckets(plan, buckets))
 
 
-def build_records(optimizer: Optimizer, plan: Plan, built: BuiltBuckets, groups: Groups) -> Records:
+def build_records(plan: Plan, built: BuiltBuckets, groups: Groups) -> Records:
     """Open every process group of the plan: what issues its messages, and what updates from them.
 
     Raises:
@@ -108,7 +114,7 @@ def build_records(optimizer: Optimizer, plan: Plan, built: BuiltBuckets, groups:
     messages = _messages(plan, built.buckets, built.factored, groups)
     for record in messages:
         if record.message.update != Update.NONE and not record.bucket.whole:
-            record.bucket.update = _update(optimizer, plan, record, groups.rank)
+            record.bucket.update = _update(plan, record, groups.rank)
     return Records(built.variables, built.buckets, messages, plan.shares[groups.rank])
 
 
@@ -259,7 +265,7 @@ def _check_updates(optimizer: Optimizer, buckets: list[Bucket]) -> None:
             continue
         for variable in bucket.variables:
             if variable.group >= 0:
-                check_elementwise(optimizer_class_of(optimizer, variable.group), variable.name)
+                check_elementwise(class_of_group(optimizer, variable.group), variable.name)
 
 
 def _find_deferred(optimizer: Optimizer, plan: Plan, buckets: list[Bucket]) -> None:
@@ -275,7 +281,7 @@ def _find_deferred(optimizer: Optimizer, plan: Plan, buckets: list[Bucket]) -> N
 def _updates_alone(optimizer: Optimizer, variable: VariableRecord) -> bool:
     if variable.group < 0:
         return True
-    return looks_at_one_variable(optimizer_class_of(optimizer, variable.group))
+    return looks_at_one_variable(class_of_group(optimizer, variable.group))
 
 
 def _messages(
@@ -305,13 +311,11 @@ def _messages(
     return records
 
 
-def _update(
-    optimizer: Optimizer, plan: Plan, record: MessageRecord, rank: int
-) -> BucketUpdate | None:
+def _update(plan: Plan, record: MessageRecord, rank: int) -> BucketUpdate | None:
     """The part of a bucket that this rank updates when the message has landed."""
-    bucket, message, optimizer_class = record.bucket, record.message, type(optimizer)
+    bucket, message = record.bucket, record.message
     if message.operation.sparse and message.operation.to_owner:
-        return RowUpdate(optimizer_class, bucket) if message.root == rank else None
+        return RowUpdate(bucket) if message.root == rank else None
     team = plan.team_of(message, rank)
     start, stop = 0, bucket.size
     if message.update == Update.OWNER:
@@ -321,4 +325,4 @@ def _update(
     elif message.update == Update.SHARD and message.operation == Op.REDUCE_SCATTER:
         chunk = chunk_of(team.index(rank), len(team), bucket.size)
         start, stop = chunk.start, min(chunk.stop, bucket.size)
-    return FlatUpdate(optimizer_class, bucket, start, stop) if start < stop else None
+    return FlatUpdate(bucket, start, stop) if start < stop else None

@@ -86,9 +86,9 @@ class TrainingState:
         if not isinstance(plan, Attachment):  # torch's engines, and plans that lag
             yield
             return
-        form = plan.engine.state_form
-        form.in_parts, form.to = in_parts, to
+        state = plan.engine.script_state
+        state.in_parts, state.to = in_parts, to
         try:
             yield
         finally:
-            form.in_parts, form.to = False, None
+            state.in_parts, state.to = False, None

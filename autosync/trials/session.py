@@ -21,16 +21,15 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import check_swappable
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.swap_device import check_swappable
-from autosync.extensions.staleness.lagging_attachment import attach_lagging
-from autosync.extensions.staleness.lagging_groups import LaggingJob
+from autosync.extensions.staleness.attachment import attach as attach_lagging
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
-from autosync.runtime.torch_ddp import add_hook, wrap_in_ddp
+from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
 from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
@@ -95,7 +94,7 @@ class ReusedGroups:
 
     def mesh(self, sharding: FullyShard, device: torch.device) -> DeviceMesh:
         """Of all ranks; its process groups are opened once for each size of shard groups."""
-        from autosync.runtime.torch_fsdp import mesh_of  # loads DTensors
+        from autosync.runtime.torch_engines import mesh_of  # loads DTensors
 
         group = dist.group.WORLD
         assert group is not None
@@ -226,10 +225,9 @@ def _attach(
         return _attach_fully_shard(model, only, bundle, plan.sharding, groups)
     if plan.staleness and running is None:  # a running job's are refused by the engine below
         (only,) = given_optimizers(optimizer)
-        job = LaggingJob(
+        lagging = attach_lagging(
             model, only, plan, names, working_group(None), share_values=False, agreed=True
         )
-        lagging = attach_lagging(job)
 
         def stop_lagging() -> None:
             lagging.detach(keep_state=False)
@@ -254,14 +252,14 @@ def _attach(
         attachment.detach(keep_state=False)
 
     def abandon() -> None:
-        engine = attachment.engine
-        with engine.condition:
-            if engine.failure is None:
-                engine.failure = SynchronizationFailed("the trial was abandoned.")
-            engine.condition.notify_all()
+        monitor = attachment.engine.monitor
+        with monitor.condition:
+            if monitor.failure is None:
+                monitor.failure = SynchronizationFailed("the trial was abandoned.")
+            monitor.condition.notify_all()
         attachment.detach()
         if attachment.placed is not None:
-            attachment.placed.values.renew()
+            attachment.placed.renew()
 
     return TrialAttachment(model, detach, abandon, attachment.engine.flush)
 
@@ -318,7 +316,7 @@ def _attach_fully_shard(
 ) -> TrialAttachment:
     """torch's FSDP2 on a copy of the model, for it cannot be taken off: a trial's updates
     are lost."""
-    from autosync.runtime import torch_fsdp  # loads DTensors
+    from autosync.runtime import torch_engines
 
     names = [variable.name for variable in bundle.variables]
     if isinstance(model, ShardedForm):
@@ -330,11 +328,11 @@ def _attach_fully_shard(
         before = dict(zip(names, map(model.get_parameter, names), strict=True))
     else:
         copied = copy.deepcopy(model)
-        units = torch_fsdp.unit_modules(copied, sharding, {name: name for name in names})
-        before = torch_fsdp.named_values(model)
+        units = torch_engines.unit_modules(copied, sharding, {name: name for name in names})
+        before = torch_engines.named_values(model)
     device = next(iter(before.values())).device
-    torch_fsdp.apply_fully_shard(copied, units, sharding, groups.mesh(sharding, device))
-    give_back = torch_fsdp.retarget(optimizer, before, torch_fsdp.named_values(copied))
+    torch_engines.apply_fully_shard(copied, units, sharding, groups.mesh(sharding, device))
+    give_back = torch_engines.retarget(optimizer, before, torch_engines.named_values(copied))
     held_model = [copied]
 
     def detach() -> None:

@@ -16,7 +16,7 @@ from autosync.domain import Domain
 from autosync.plan import Plan
 from autosync.plan.plan_table import PlanTable
 from autosync.population import encode
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit
 from autosync.simulator.numba_compiler import compile_plans_fast

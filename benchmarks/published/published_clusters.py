@@ -2,8 +2,8 @@
 
 from autosync.bundled_data import data_folder
 from autosync.cluster import Cluster, Device, Node
+from autosync.simulator.cost.applied_constants import with_network
 from autosync.simulator.cost.fitted_constants import Constants
-from autosync.simulator.cost.network_constants import with_network
 
 SIZES = (1, 2, 4, 8, 16)
 """Nodes of four GPUs; server hosts are as many as worker hosts. One without is no network's."""

@@ -11,6 +11,7 @@ from scipy.optimize import least_squares
 
 from autosync.bundled_data import data_folder
 from autosync.documents import to_data
+from autosync.simulator.cost.applied_constants import gradient_bytes
 from autosync.simulator.cost.fitted_constants import (
     PAYLOAD_SHARE,
     PHYSICAL_BOUNDS,
@@ -18,7 +19,6 @@ from autosync.simulator.cost.fitted_constants import (
     Constants,
     NetworkConstants,
 )
-from autosync.simulator.cost.replicated_compute import gradient_bytes
 from benchmarks.published.published_clusters import write_clusters
 from benchmarks.published.published_measurements import PublishedRow, predicted_seconds, profiled
 

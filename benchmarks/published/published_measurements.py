@@ -14,9 +14,12 @@ from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs.published_methods import method_named
+from autosync.simulator.cost.applied_constants import (
+    with_engine,
+    with_network,
+    with_replication_costs,
+)
 from autosync.simulator.cost.fitted_constants import Constants
-from autosync.simulator.cost.network_constants import with_engine, with_network
-from autosync.simulator.cost.replicated_compute import with_replication_costs
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 

@@ -24,7 +24,7 @@ from torch import nn
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
-from autosync.extensions.staleness.clocked_attachment import ClockedAttachment
+from autosync.extensions.staleness.clocked import ClockedAttachment
 from autosync.extensions.staleness.document import late_by
 from autosync.runtime.attached_models import ATTACHED
 from benchmarks.measure import provenance

@@ -10,7 +10,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.search.cluster_probe import BRIEF_REPEATS
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.fitting.message_cost_fitting import with_message_costs
+from autosync.simulator.fitting.message_costs import with_message_costs
 from autosync.trials.contract import TrialFailed
 from autosync.trials.probes import MessagePool, brief_sizes, measure_messages
 from autosync.units import MIB

@@ -31,7 +31,7 @@ from autosync.search.loop.ranking import (
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Source
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import MODEL_NOISE, recalibrated
+from autosync.simulator.fitting.iteration_costs import MODEL_NOISE, recalibrated
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autosync.cluster import Cluster
 from autosync.codes import Op
 from autosync.simulator.backends.message_edges import Edges, Team, all_to_all, star
+from autosync.strategy import ParameterServer, Strategy
 
 EdgesOf = Callable[[Op, Team, int], Edges]
 """The traffic of an operation within a team, from or to a root. A server may stand outside the team
@@ -26,6 +28,10 @@ class BackendModel:
     ranks_add_up: operations that a rank receives apart, to add up by itself.
     sharded_copies: `fully_shard` gathers into, and reduces in, a copy of its own.
     always_tcp: whatever the cluster's latency says.
+    owners_caveat: what users should know of strategies in which several ranks own variables.
+    borrowed_constants: the fitted constants that predictions for clusters without their own use;
+        empty: none.
+    descriptor: the number of the backend among the figures that describe a domain to models.
     """
 
     collective_edges: EdgesOf
@@ -37,6 +43,9 @@ class BackendModel:
     ranks_add_up: tuple[Op, ...]
     sharded_copies: bool
     always_tcp: bool
+    owners_caveat: str
+    borrowed_constants: str
+    descriptor: float
 
     def edges_of(self, operation: Op, team: Team, root: int) -> Edges:
         """The traffic of any operation. Messages of touched rows and of factors go from every rank
@@ -49,3 +58,13 @@ class BackendModel:
             case Op.PULL | Op.SPARSE_PULL:
                 return star(team, root, inwards=False)
         return self.collective_edges(operation, team, root)
+
+    def caveat(self, strategy: Strategy, cluster: Cluster) -> str | None:
+        """What users should know of the strategy on this backend, a sentence."""
+        owners = {
+            shard.server
+            for choice in strategy.choices
+            for shard in choice.shards
+            if isinstance(shard, ParameterServer) and shard.server < cluster.world_size
+        }
+        return (self.owners_caveat or None) if len(owners) > 1 else None

@@ -39,4 +39,7 @@ GLOO = BackendModel(
     ranks_add_up=(Op.REDUCE_SCATTER, Op.PUSH),
     sharded_copies=True,
     always_tcp=True,
+    owners_caveat="",
+    borrowed_constants="",
+    descriptor=0.0,
 )

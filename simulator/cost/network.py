@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autosync.cluster import Cluster, MessageCost, MessageKind
+from autosync.cluster import Cluster, MessageKind
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 from autosync.plan.plan_table import PlanTable, Teams
 from autosync.simulator.backends import backend_of
-from autosync.simulator.cost.alike_resources import number_equal_rows
-from autosync.simulator.cost.link_resources import load_of, resources_of
-from autosync.simulator.cost.message_startup import rounds_of, startup_seconds
-from autosync.simulator.cost.message_traffic import (
-    SERVER_OPERATIONS,
-    MessageTraffic,
-    TeamTraffic,
+from autosync.simulator.cost.link_resources import (
+    Resources,
+    connection_seconds,
+    load_of,
+    number_equal_rows,
+    passing,
+    resources_of,
 )
 
 F64 = NDArray[np.float64]
@@ -43,6 +43,14 @@ COST_KIND: dict[Op, MessageKind] = {
     Op.SPARSE_PULL: "send_recv",
 }
 """Whose fitted cost a message pays. The runtime's reduce-scatter on gloo is an all-to-all."""
+
+SERVER_OPERATIONS = tuple(op for op in Op if op.to_owner or op.from_owner)
+
+ROUNDS_OF_ROWS = 2
+"""Of a message of touched rows, whose number only the sender knows: a header, and the payload that
+is asked for when the header is there (`runtime.transport.ragged`). Each is a message to the hosts
+and to the links. Factors travel so, too, but what a round more would add is not found in what
+their strategies measured (docs/simulator.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +122,6 @@ def link_seconds_per_byte(
     return float(load_of(edges, resources_of(cluster)).max())
 
 
-class _Row(NamedTuple):
-    """What `Network` holds of one kind besides its tables. connection: seconds per byte of its
-    slowest connection. sends: how many one resource sees at the most. travels: whether anything
-    does, which is not so where one rank holds a placed module."""
-
-    startup_seconds: float
-    copy_seconds_per_byte: float
-    equation: float
-    server: int
-    operation: Op
-    connection: float
-    sends: float
-    travels: bool
-
-
 @lru_cache(maxsize=8)
 def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every message kind that plans over these teams can hold."""
@@ -144,15 +137,16 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
             remedy="Describe at most 4,000 devices.",
         )
     load, flows = np.empty((2, len(kinds), len(where.rate)))
-    rows: list[_Row] = []
+    figures, workers = np.empty((len(kinds), 4)), []
+    travels = np.ones(len(kinds), dtype=np.bool_)
     on_teams, explicit = TeamTraffic(cluster, where), FIRST_SERVER + cluster.servers
     for place, (operation, team, root) in enumerate(kinds):
         kind[operation, team, root + 1] = place
-        travels = team < explicit or max(map(len, teams[team])) > 1
-        traffic = on_teams.together(operation, teams[team], root)
-        load[place], flows[place] = traffic.load, traffic.flows
-        rows.append(_row(cluster, traffic, operation, teams[team], root, travels))
-    alone = np.maximum(load.max(axis=1), [row.connection for row in rows])
+        figures[place], load[place], flows[place] = on_teams.together(operation, teams[team], root)
+        workers.append(max((len(ranks) for ranks in teams[team]), default=1))
+        travels[place] = team < explicit or workers[place] > 1  # one rank holds a placed module
+    latency_seconds, equation, connection, sends = figures.T
+    alone = np.maximum(load.max(axis=1), connection)
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
     column = number_equal_rows(share.T, flows.T)
     first = np.unique(column, return_index=True)[1]
@@ -160,22 +154,29 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     ports = np.bincount(column, weights=where.ports) > 0
     first, ports = first[held], ports[held]
     engine = cluster.cost("engine")
-    copies = np.array([row.copy_seconds_per_byte for row in rows]) + engine.seconds_per_byte
-    operations = [row.operation for row in rows]
-    nothing = MessageCost("engine", 0.0)
-    hosts = [cluster.cost(COST_KIND[row.operation]) if row.travels else nothing for row in rows]
-    rounds = np.array([rounds_of(row.operation) for row in rows], dtype=np.float64)
+    operations = [operation for operation, _, _ in kinds]
+    paid = [COST_KIND[operation] for operation in operations]
+    costs = [cluster.cost(each) for each in paid]
+    startups = [
+        startup_seconds(cluster, *each)
+        for each in zip(paid, workers, latency_seconds.tolist(), strict=True)
+    ]
+    rounds = np.array([ROUNDS_OF_ROWS if op.sparse else 1 for op in operations], dtype=np.float64)
+
+    def of_costs(field: str) -> F64:
+        return np.where(travels, [getattr(cost, field) for cost in costs], 0.0)
+
     return Network(
         kind=kind,
         operations=np.array(operations, dtype=np.uint8),
-        startup_seconds=np.array([row.startup_seconds for row in rows]),
-        copy_seconds_per_byte=copies,
-        host_seconds=np.array([host.host_seconds for host in hosts]) * rounds,
-        host_seconds_per_byte=np.array([host.host_seconds_per_byte for host in hosts]),
-        link_seconds=np.array([row.sends for row in rows]) * cluster.link_seconds_per_send * rounds,
+        startup_seconds=np.where(travels, rounds * startups, 0.0),
+        copy_seconds_per_byte=of_costs("seconds_per_byte") + engine.seconds_per_byte,
+        host_seconds=of_costs("host_seconds") * rounds,
+        host_seconds_per_byte=of_costs("host_seconds_per_byte"),
+        link_seconds=sends * cluster.link_seconds_per_send * rounds,
         seconds_per_byte=alone,
-        equation_seconds_per_byte=np.array([row.equation for row in rows]),
-        server=np.array([row.server for row in rows], dtype=np.int16),
+        equation_seconds_per_byte=equation,
+        server=np.array([root for _, _, root in kinds], dtype=np.int16),
         load=load,
         resources=where.names,
         utilization=np.ascontiguousarray(share[:, first]),
@@ -209,20 +210,90 @@ def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, in
     return found
 
 
-def _row(
-    cluster: Cluster, traffic: MessageTraffic, operation: Op, teams: Teams, root: int, travels: bool
-) -> _Row:
-    kind = COST_KIND[operation]
-    workers = max((len(team) for team in teams), default=1)
-    latency, equation, connection, sends = traffic.figures.tolist()
-    startup = rounds_of(operation) * startup_seconds(cluster, kind, workers, latency)
-    return _Row(
-        startup if travels else 0.0,
-        cluster.cost(kind).seconds_per_byte if travels else 0.0,
-        equation,
-        root,
-        operation,
-        connection,
-        sends,
-        travels,
+def startup_seconds(
+    cluster: Cluster, kind: MessageKind, workers: int, latency_seconds: float
+) -> float:
+    """What a message among so many workers costs before its bytes. latency_seconds: of its steps
+    one after another; a cost that the cluster states holds them already."""
+    cost = cluster.cost(kind)
+    startup = cost.startup_seconds + cost.startup_seconds_per_worker * workers
+    return startup if cost in cluster.costs else startup + latency_seconds
+
+
+class MessageTraffic(NamedTuple):
+    """A message's, or one team's share of it.
+
+    figures f64[4], of which the largest count of several teams: latency seconds; seconds per byte
+        by equations 2 and 3, and of the slowest connection; how many sends one resource sees.
+    load, flows f64[R]: see `Network`.
+    """
+
+    figures: F64
+    load: F64
+    flows: F64
+
+
+class TeamTraffic:
+    """What messages over teams are together.
+
+    One over the teams of all nodes has a root in one of them; the others do what they do without a
+    root, which is found once: of hundreds of nodes there are too many pairs of root and team.
+    """
+
+    def __init__(self, cluster: Cluster, where: Resources) -> None:
+        self.cluster, self.where = cluster, where
+        self.rootless: dict[tuple[Op, Teams], tuple[list[MessageTraffic], MessageTraffic]] = {}
+
+    def together(self, operation: Op, teams: Teams, root: int) -> MessageTraffic:
+        if len(teams) == 1:
+            return _traffic(self.cluster, self.where, operation, teams[0], root)
+        if (operation, teams) not in self.rootless:
+            parts = [_traffic(self.cluster, self.where, operation, team, -1) for team in teams]
+            self.rootless[operation, teams] = parts, _together(parts, len(self.where.rate))
+        parts, whole = self.rootless[operation, teams]
+        own = next((place for place, team in enumerate(teams) if root in team), -1)
+        if own < 0:
+            return whole
+        rooted = _traffic(self.cluster, self.where, operation, teams[own], root)
+        figures = [rooted.figures, *(part.figures for part in parts if part is not parts[own])]
+        # teams of different nodes share no link, so nothing of the team's own is left
+        return MessageTraffic(
+            np.max(figures, axis=0),
+            whole.load - parts[own].load + rooted.load,
+            whole.flows - parts[own].flows + rooted.flows,
+        )
+
+
+def _together(parts: list[MessageTraffic], resources: int) -> MessageTraffic:
+    nothing = np.zeros(resources)
+    return MessageTraffic(
+        np.max([np.zeros(4), *(part.figures for part in parts)], axis=0),
+        sum((part.load for part in parts), nothing),
+        sum((part.flows for part in parts), nothing),
+    )
+
+
+def _traffic(
+    cluster: Cluster, where: Resources, operation: Op, team: tuple[int, ...], root: int
+) -> MessageTraffic:
+    edges = backend_of(cluster).edges_of(operation, team, root)
+    if not len(edges.source):
+        nothing = np.zeros(len(where.rate))
+        return MessageTraffic(np.zeros(4), nothing, nothing)
+    ends = where.node[edges.source], where.node[edges.target]
+    latency = where.pair_latency_seconds[ends]
+    weights = edges.weight / where.pair_rate[ends]
+    if operation in SERVER_OPERATIONS:
+        equation = weights.sum()
+    else:
+        equation = (edges.equation_weight / where.pair_rate[ends]).max()
+    # a ring sends over every edge in every step
+    sends = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
+    latency_seconds = edges.steps * (latency.mean() if edges.ring else latency.max())
+    connection = connection_seconds(cluster, edges, where)
+    most_sends = passing(edges, sends, where).max()
+    return MessageTraffic(
+        np.array([latency_seconds, equation, connection, most_sends]),
+        load_of(edges, where),
+        passing(edges, np.ones(len(edges.source)), where),
     )

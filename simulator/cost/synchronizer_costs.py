@@ -11,7 +11,7 @@ from autosync.domain import Domain
 from autosync.graph import Variable
 from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, NODE_TEAMS
 from autosync.population import encode
-from autosync.simulator.cost.alike_resources import alike_loads
+from autosync.simulator.cost.link_resources import alike_loads
 from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import (

@@ -1,15 +1,16 @@
-"""The costs of a cluster that measurements of whole iterations can tell, as a vector of numbers.
+"""The costs of a cluster that whole iterations can identify, as a vector of numbers, and their fit.
 
-Every number has what is known of it before: its value on the cluster as it is, by how much that may
-be wrong (a standard deviation), and what is physically possible. Vectors are counted in these
-standard deviations from there, so a fit sees numbers of about one, whatever their units.
+Every number has a prior: its value on the cluster as it is, a standard deviation, and what is
+physically possible. Vectors count in these standard deviations from there, so a fit sees numbers of
+about one, whatever their units.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
@@ -32,7 +33,7 @@ LINK_SECONDS_PER_SEND = (0.0, 1e-4)
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class PriorStd:
     """Standard deviations of what is known before whole iterations are measured.
 
     startup, host: shares of a kind's own value. least_seconds: of both, where that is small.
@@ -91,45 +92,31 @@ def kinds_of_messages(plans: PlanTable) -> tuple[MessageKind, ...]:
     return tuple(sorted({COST_KIND[Op(operation)] for operation in np.unique(plans.operation)}))
 
 
-def cost_parameters(cluster: Cluster, kinds: Sequence[MessageKind], doubt: Doubt) -> CostParameters:
-    """Of these kinds of messages, as the cluster has them and with this doubt about them."""
-    byte_seconds = _byte_seconds(cluster)
-    before, deviation, low, high = [], [], [], []
+def cost_parameters(
+    cluster: Cluster, kinds: Sequence[MessageKind], std: PriorStd
+) -> CostParameters:
+    """Of these kinds of messages, as the cluster has them and with this prior about them."""
+    byte_seconds = 1.0 / float(cluster.nic_bytes_per_second().min())
+    byte_std = std.bytes_factor * byte_seconds
+    byte_limits = BYTES_FACTOR[0] * byte_seconds, BYTES_FACTOR[1] * byte_seconds
+    rows = []
     for kind in kinds:
         cost = cluster.cost(kind)
         startup, host = _startup_seconds(cluster, cost), cost.host_seconds
-        before += [startup, cost.seconds_per_byte, host, cost.host_seconds_per_byte]
-        deviation += [
-            max(doubt.startup * startup, doubt.least_seconds),
-            doubt.bytes_factor * byte_seconds,
-            max(doubt.host * host, doubt.least_seconds),
-            doubt.bytes_factor * byte_seconds,
+        rows += [
+            (startup, max(std.startup * startup, std.least_seconds), *STARTUP_SECONDS),
+            (cost.seconds_per_byte, byte_std, *byte_limits),
+            (host, max(std.host * host, std.least_seconds), *HOST_SECONDS),
+            (cost.host_seconds_per_byte, byte_std, *byte_limits),
         ]
-        for limits, unit in (
-            (STARTUP_SECONDS, 1.0),
-            (BYTES_FACTOR, byte_seconds),
-            (HOST_SECONDS, 1.0),
-            (BYTES_FACTOR, byte_seconds),
-        ):
-            low.append(limits[0] * unit)
-            high.append(limits[1] * unit)
-    before += [cluster.compute_slowdown, cluster.link_seconds_per_send]
-    deviation += [doubt.overlap_slowdown, doubt.link_seconds_per_send]
-    low += [OVERLAP_SLOWDOWN[0], LINK_SECONDS_PER_SEND[0]]
-    high += [OVERLAP_SLOWDOWN[1], LINK_SECONDS_PER_SEND[1]]
-    known = np.array(before)
-    return CostParameters(
-        cluster,
-        tuple(kinds),
-        known,
-        np.array(deviation),
-        np.minimum(low, known),
-        np.maximum(high, known),
-    )
-
-
-def _byte_seconds(cluster: Cluster) -> float:
-    return 1.0 / float(cluster.nic_bytes_per_second().min())
+    send = cluster.link_seconds_per_send
+    rows += [
+        (cluster.compute_slowdown, std.overlap_slowdown, *OVERLAP_SLOWDOWN),
+        (send, std.link_seconds_per_send, *LINK_SECONDS_PER_SEND),
+    ]
+    before, deviation, low, high = np.array(rows).T
+    low, high = np.minimum(low, before), np.maximum(high, before)
+    return CostParameters(cluster, tuple(kinds), before, deviation, low, high)
 
 
 def _startup_seconds(cluster: Cluster, cost: MessageCost) -> float:
@@ -137,12 +124,7 @@ def _startup_seconds(cluster: Cluster, cost: MessageCost) -> float:
 
 
 def _with_values(
-    cluster: Cluster,
-    kind: MessageKind,
-    startup: float,
-    copies: float,
-    host: float,
-    host_bytes: float,
+    cluster: Cluster, kind: MessageKind, startup: float, copies: float, host: float, by_byte: float
 ) -> MessageCost:
     """The startup keeps the share of it that grows with workers."""
     cost = cluster.cost(kind)
@@ -154,6 +136,77 @@ def _with_values(
         startup_seconds_per_worker=startup * of_worker,
         seconds_per_byte=copies,
         host_seconds=host,
-        host_seconds_per_byte=host_bytes,
+        host_seconds_per_byte=by_byte,
         residual=cost.residual,
     )
+
+
+DEGREES_OF_FREEDOM = 3.0
+"""Of the distribution of errors; normal ones have infinitely many."""
+DIFFERENCE_STEP = 0.15
+"""Of derivatives, in standard deviations of what is known before."""
+SMALLEST_GAIN = 1e-5
+"""Relative: the fit ends where a step gains less."""
+INSIDE = 1e-3
+"""How far from its bounds, as a share of what lies between them, each number begins: the interior
+method does not leave a bound that it begins on."""
+
+
+def fit_regularized(
+    predict: Callable[[F64], F64],
+    target: F64,
+    noise: float,
+    low: F64,
+    high: F64,
+    max_iterations: int,
+) -> F64:
+    """The vector `(n,)` with the least sum of squares, its own among them: 0 is the prior's mean, 1
+    a standard deviation from there. By scipy's trust-region methods.
+
+    Iterations are piecewise smooth in the costs, so derivatives are differences over a step that is
+    long beside the pieces. Errors count as Student's t distribution has them: a trial that went
+    wrong, or a strategy that no costs explain, pulls less the further off it is.
+
+    predict: from a vector to `(m,)`, compared with target. noise: the standard deviation of both
+    together. low, high `(n,)`: bounds, with 0 between them.
+    """
+    free = np.flatnonzero(high > low)
+    vector = np.zeros(len(low))
+    if not len(free):
+        return vector
+    low, high = low[free], high[free]
+
+    def residuals(of_free: F64) -> F64:
+        vector[free] = of_free
+        errors = (predict(vector) - target) / noise
+        heavy = np.sqrt(DEGREES_OF_FREEDOM * np.log1p(errors**2 / DEGREES_OF_FREEDOM))
+        return np.concatenate([np.copysign(heavy, errors), of_free])
+
+    def slopes(of_free: F64) -> F64:
+        """`(m + n, n)`: of the residuals by each number, in the direction in which there is
+        room."""
+        here = residuals(of_free)
+        found = np.empty((len(here), len(of_free)))
+        for place in range(len(of_free)):
+            up = high[place] - of_free[place] >= of_free[place] - low[place]
+            there = of_free.copy()
+            there[place] += DIFFERENCE_STEP if up else -DIFFERENCE_STEP
+            there = np.clip(there, low, high)
+            found[:, place] = (residuals(there) - here) / (there[place] - of_free[place])
+        return found
+
+    inside = INSIDE * (high - low)
+    begin = np.clip(0.0, low + inside, high - inside)
+    for method in ("trf", "dogbox"):  # the first moves along bounds, the second ends on them
+        fit = least_squares(
+            residuals,
+            begin,
+            jac=slopes,
+            bounds=(low, high),
+            method=method,
+            ftol=SMALLEST_GAIN,
+            max_nfev=max_iterations,
+        )
+        begin = fit.x
+    vector[free] = begin
+    return vector

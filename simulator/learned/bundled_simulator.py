@@ -5,6 +5,7 @@ import numpy as np
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
 from autosync.domain import Domain
+from autosync.simulator.backends import backend_of
 from autosync.simulator.learned.checkpoint import CheckpointCard, load_checkpoint, read_card
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
@@ -36,8 +37,8 @@ def default_simulator(domain: Domain, name: str = "learned") -> LearnedSimulator
 
 
 def knows_backend(card: CheckpointCard, cluster: Cluster) -> bool:
-    """Whether any of what a simulator has learned from used the backend of a cluster: what gloo
-    costs says nothing of NCCL."""
-    wanted = float(cluster.backend == "nccl")
+    """Whether any of what a simulator has learned from used the backend of a cluster: what one
+    costs says nothing of another."""
+    wanted = backend_of(cluster).descriptor
     place = DESCRIPTOR.index("nccl")
     return bool(np.any([source.descriptor[place] == wanted for source in card.sources]))

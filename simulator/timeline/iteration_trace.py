@@ -8,8 +8,7 @@ from autosync.codes import Channel, Op, Update
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_factors
-from autosync.simulator.cost.bucket_work import update_seconds_of_buckets
+from autosync.simulator.cost.compute_time import compute_factors, update_seconds_of_buckets
 from autosync.simulator.extension_prediction import restated_domain, slowdown
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance

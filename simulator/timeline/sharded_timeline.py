@@ -88,7 +88,7 @@ class _Player:
             for name in ("operation", "ranks", "wire_bytes", "ready", "after", "gate", "before")
         }
         self.costs, self.compute, self.factor = costs, compute, factor
-        self.blocking = costs.in_order  # gloo
+        self.blocking = costs.in_order  # in host memory
         count = stop - first
         self.played = ShardedIteration(*np.zeros((3, count)))
         self.now = 0.0
@@ -199,7 +199,7 @@ class _Player:
         self.wired = _with_interval(self.wired, (float(wired), arrived))
 
     def _kind(self, message: int) -> int:
-        """gloo reduce-scatters by an all-reduce of which each rank keeps its part."""
+        """In host memory a reduce-scatter is an all-reduce of which each rank keeps its part."""
         operation = int(self.rows["operation"][message])
         if self.blocking and operation == Op.REDUCE_SCATTER:
             operation = int(Op.ALL_REDUCE)

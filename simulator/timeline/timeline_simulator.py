@@ -10,13 +10,12 @@ from autosync.errors import InvalidStrategy
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.backends import backend_of
-from autosync.simulator.compute_time import slowest_factors
-from autosync.simulator.cost.bucket_work import (
+from autosync.simulator.cost.compute_time import (
     rebuild_seconds_of_buckets,
+    slowest_factors,
     update_seconds_of_buckets,
 )
-from autosync.simulator.cost.message_traffic import SERVER_OPERATIONS
-from autosync.simulator.cost.network import Network, network_of
+from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
 from autosync.simulator.extension_prediction import (
     carried_predictions,
     restated_domain,

@@ -10,7 +10,7 @@ from autosync.errors import InvalidInput
 from autosync.importing import import_module
 from autosync.models import bundled
 from autosync.optimizers import KINDS, OPTIMIZERS
-from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
+from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.search.designs.design_table import DESIGNS
 from autosync.simulator.memory_check import most_peak_bytes
 from autosync.trials.worker.training_job import make_optimizer

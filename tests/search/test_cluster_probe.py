@@ -11,7 +11,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import Population, encode
 from autosync.search.cluster_probe import probe_costs, probing_domain, probing_strategies
-from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
+from autosync.simulator.fitting.iteration_costs import fit_costs
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.launchers.local_launcher import LocalLauncher

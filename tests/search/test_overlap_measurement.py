@@ -9,7 +9,7 @@ from autosync.population import encode
 from autosync.search.cluster_probe import OVERLAP_MESSAGES, measure_overlap
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.fitting.overlap_slowdown import fit_overlap_slowdown
+from autosync.simulator.fitting.message_costs import fit_overlap_slowdown
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import predicted_iteration
 from autosync.strategy import Strategy

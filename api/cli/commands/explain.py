@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     """What compute, updates, transfers and startups add to the iteration; peak memory a rank."""
-    from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
+    from autosync.simulator.backends import backend_of
     from autosync.simulator.explanation import explain
 
     told = explain(domain, strategy)
@@ -34,8 +34,8 @@ def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
     for extension, words in told.extensions:
         out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
-    if served_one_by_one(strategy, domain.cluster):
-        warn(ONE_BY_ONE)
+    if caveat := backend_of(domain.cluster).caveat(strategy, domain.cluster):
+        warn(caveat)
 
 
 def _memory_words(told: "Explanation") -> str:

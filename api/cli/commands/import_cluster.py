@@ -180,10 +180,11 @@ def _slurm_hosts(
 
 def _notes_on_model(cluster: "Cluster", transport: Transport | None) -> list[str]:
     """Where predictions take the stated latency for another transport than the stated one."""
-    from autosync.simulator.cost.network_constants import RDMA_LATENCY_US, uses_tcp
+    from autosync.simulator.backends import backend_of
+    from autosync.simulator.cost.applied_constants import RDMA_LATENCY_US, uses_tcp
 
     by_tcp = uses_tcp(cluster)
-    if transport is None or cluster.backend == "gloo" or len(cluster.nodes) < 2:
+    if transport is None or backend_of(cluster).always_tcp or len(cluster.nodes) < 2:
         return []
     if by_tcp == (transport == "tcp"):
         return []

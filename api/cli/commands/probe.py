@@ -18,7 +18,7 @@ from autosync.trials.request_names import LauncherName
 
 if TYPE_CHECKING:
     from autosync.cluster import Cluster
-    from autosync.simulator.fitting.iteration_cost_fitting import CostFit
+    from autosync.simulator.fitting.iteration_costs import CostFit
 
 
 def probe(

@@ -84,7 +84,7 @@ def rank(
     from autosync.api.cli.progress import compilation_lines
     from autosync.api.engine.prediction_ranking import one_blas_thread
     from autosync.search.space import Space
-    from autosync.simulator.cost.rank_servers import ONE_BY_ONE, served_one_by_one
+    from autosync.simulator.backends import backend_of
 
     gc.set_threshold(GARBAGE_OBJECTS)
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
@@ -95,8 +95,10 @@ def rank(
         space = Space(placement=placement)
         ranked = best_by_prediction(domain, predictor, proposals, seed, space, quiet=json)
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
-    if any(served_one_by_one(each.strategy, domain.cluster) for each in ranked[:top]):
-        warn(ONE_BY_ONE)
+    backend = backend_of(domain.cluster)
+    caveats = [backend.caveat(each.strategy, domain.cluster) for each in ranked[:top]]
+    for caveat in dict.fromkeys(filter(None, caveats)):
+        warn(caveat)
     warn_of_memory(domain, peak_bytes_of(domain, [ddp])[0])
     if json:
         seconds = ddp.predicted_seconds

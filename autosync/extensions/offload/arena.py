@@ -78,18 +78,22 @@ class Arena(TorchDispatchMode):
         return out
 
     def allocated_bytes(self) -> int:
+        """What is allocated now."""
         return self._bytes
 
     def take_peak_bytes(self) -> int:
+        """The most that was allocated since the last call."""
         peak, self._peak = self._peak, self._bytes
         return peak
 
     def count(self, tensors: Iterable[Tensor]) -> None:
-        """Raises DeviceMemoryExceeded where they do not fit."""
+        """These are on the device from before. Raises DeviceMemoryExceeded where they do not
+        fit."""
         self._count(list(tensors), "what was there before")
 
     @contextmanager
     def host_memory(self) -> Iterator[None]:
+        """What is allocated within is the host's."""
         counts, self._counts = self._counts, False
         try:
             yield
@@ -97,9 +101,11 @@ class Arena(TorchDispatchMode):
             self._counts = counts
 
     def forbid(self, storage: torch.UntypedStorage, why: str) -> None:
+        """Whoever reads or writes it, which has no bytes, gets a RuntimeError that says why."""
         self._forbidden[storage._cdata] = why
 
     def allow(self, storage: torch.UntypedStorage) -> None:
+        """It is about to have bytes again."""
         self._forbidden.pop(storage._cdata, None)
 
     def synchronize(self) -> None:

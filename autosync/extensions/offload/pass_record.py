@@ -6,18 +6,16 @@ host memory meanwhile, so that what the device holds is what no schedule can mov
 
 import time
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from autosync.extensions.offload.device_memory import DeviceMemory
-from autosync.extensions.offload.idle_spans import HostLink, IdleSpans, Moments, spans_of
-from autosync.extensions.offload.saved_activations import SavedActivation
-from autosync.extensions.offload.swapped_values import SwappedValue
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.device import GpuMemory
+from autosync.extensions.offload.schedule import HostLink, IdleSpans, Moments, spans_of
+from autosync.extensions.offload.swapped_tensors import SavedActivation
 
 Kind = Literal["save", "use", "forward", "value", "end", "update"]
 Access = tuple[Kind, int, int]
@@ -31,16 +29,22 @@ END: Access = ("end", 0, 0)
 States = tuple[tuple[int, int], ...]
 """As `SwappedStates.sizes`: of each tensor the number of its optimizer, and its bytes."""
 
+Key = tuple[Literal["activation", "state", "value"], int]
+"""A swapped tensor: its kind, and its place among those of the kind."""
+
+
+def update_access(number: int, states: States) -> Access:
+    return "update", number, sum(size for owner, size in states if owner == number)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedPass:
-    """accesses: the n-th begins moment n + 1; moment 0 is what runs before them. saved: how many
-    activations; in the spans the tensors of the optimizers' state follow them, and then values, of
-    which these are the bytes. begin_bytes: on the device where the pass began, without that state.
-    """
+    """accesses: the n-th begins moment n + 1; moment 0 is what runs before them. tensors: that the
+    spans number. states, values: that were swapped. begin_bytes: on the device where the pass
+    began, without that state."""
 
     accesses: tuple[Access, ...]
-    saved: int
+    tensors: tuple[Key, ...]
     states: States
     values: tuple[int, ...]
     spans: IdleSpans
@@ -55,7 +59,7 @@ class PassRecord:
 
     def __init__(
         self,
-        memory: DeviceMemory,
+        memory: Arena | GpuMemory,
         states: States = (),
         values: tuple[int, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
@@ -67,16 +71,22 @@ class PassRecord:
         self._accesses: list[Access] = []
         self._seconds: list[float] = []
         self._peaks: list[float] = []
-        self._freed: defaultdict[int, list[int]] = defaultdict(list)
-        self._held: set[int] = set()
-        self._forward = 0
-        self._away: dict[int, int] = {}
-        self._value_spans: list[tuple[int, int, int]] = []
+        self._final: dict[Key, int] = {}
+        self._idle: dict[Key, tuple[int, int]] = {
+            ("state", place): (size, 0) for place, (_, size) in enumerate(states)
+        }
+        self._spans: list[tuple[Key, int, int, int, int]] = []
+        self._freed: set[Key] = set()
+        self._held: set[Key] = set()
         self._watches: list[weakref.ref[object]] = []
         self._moved_bytes = 0
         self._moving_seconds = 0.0
         self._begin_bytes = memory.allocated_bytes()
         self.resume()
+
+    @property
+    def moment(self) -> int:
+        return len(self._accesses)
 
     def pause(self) -> None:
         """A moment ends."""
@@ -90,46 +100,44 @@ class PassRecord:
         self._memory.take_peak_bytes()
         self._since = self._clock()
 
-    def access(self, kind: Kind, activation: SavedActivation) -> None:
-        if kind == "use" and not self._freed[activation.position]:
-            self._held.add(activation.position)  # somebody else holds it: it cannot leave
-        self._accesses.append((kind, activation.position, activation.size_bytes))
+    def begin(self, access: Access) -> None:
+        """What is accessed is idle no more."""
+        self._accesses.append(access)
+        kind, number, _ = access
+        if kind == "save":
+            self._final.setdefault(("activation", number), self.moment)
+        elif kind == "use":
+            if ("activation", number) not in self._freed:
+                self._held.add(("activation", number))  # by somebody else: it cannot leave
+            self._used([("activation", number)])
+        elif kind == "value":
+            self._used([("value", number)])
+        elif kind == "forward":
+            for place in range(len(self._values)):
+                self._final.setdefault(("value", place), self.moment)
+        else:
+            self.values_are_home()
+            owners = enumerate(self._states)
+            if kind == "update":
+                self._used([("state", place) for place, (owner, _) in owners if owner == number])
 
-    def begin_forward(self) -> None:
-        """The model's forward begins."""
-        self._accesses.append(FORWARD)
+    def idle(self, key: Key, size_bytes: int, moment: int) -> None:
+        """It is not on the device any more, from this moment on."""
+        self._freed.add(key)
+        self._idle[key] = size_bytes, moment
 
-    def end_backward(self) -> None:
-        """A backward pass has ended, in which values were away."""
-        self._accesses.append(END)
-
-    def read(self, value: SwappedValue) -> None:
-        """A forward or backward pass is about to read it."""
-        self._accesses.append(value_access(value))
-
-    def left(self, value: SwappedValue) -> None:
-        """Its bytes are given up, before the next moment begins."""
-        moment = len(self._accesses) + 1
-        self._forward = self._forward or moment
-        self._away[value.position] = moment
-
-    def returned(self, value: SwappedValue) -> None:
-        """They are here again, from this moment on."""
-        self._value_spans.append(
-            (value.position, self._away.pop(value.position), len(self._accesses))
-        )
-
-    def update(self, number: int) -> None:
-        """An optimizer is about to step."""
-        self._accesses.append(update_access(number, self._states))
+    def values_are_home(self) -> None:
+        """They are on the device again, from this moment on."""
+        self._used([("value", place) for place in range(len(self._values))])
 
     def watch(self, activation: SavedActivation) -> None:
         """Notice when the bytes that the activation has now on the device are freed."""
-        storage = activation.watch()
-        position = activation.position
+        storage, size = activation.watch(), activation.size_bytes
+        key: Key = "activation", activation.position
 
         def freed(_: object) -> None:
-            self._freed[position].append(len(self._accesses))
+            # idle from the moment in which it was freed: kept, it would fill the rest of it
+            self.idle(key, size, self.moment)
 
         if storage is not None:
             self._watches.append(weakref.ref(storage, freed))
@@ -139,20 +147,30 @@ class PassRecord:
             self._moved_bytes += size_bytes
             self._moving_seconds += seconds
 
+    def timed(self, copy: Callable[[], int]) -> None:
+        """copy: returns the bytes that it has copied."""
+        begin = self._clock()
+        copied = copy()
+        self.moved(copied, self._clock() - begin)
+
     def finished(self) -> RecordedPass:
         """Where the next pass begins."""
         self.pause()
         self._watches.clear()
         rate = self._moved_bytes / self._moving_seconds if self._moving_seconds else float("inf")
-        saved = 1 + max((place for _, place, _ in activation_accesses(self._accesses)), default=-1)
+        saved = {number for kind, number, _ in self._accesses if kind in ("save", "use")}
+        tensors: list[Key] = [("activation", place) for place in range(1 + max(saved, default=-1))]
+        tensors += [("state", place) for place in range(len(self._states))]
+        tensors += [("value", place) for place in range(len(self._values))]
+        number = {key: place for place, key in enumerate(tensors)}
         rows = [
-            *self._activation_rows(),
-            *self._state_rows(saved),
-            *self._value_rows(saved + len(self._states)),
+            (float(size), number[key], final, begin, end)
+            for key, size, final, begin, end in self._spans
+            if key not in self._held
         ]
         return RecordedPass(
             tuple(self._accesses),
-            saved,
+            tuple(tensors),
             self._states,
             self._values,
             spans_of(rows),
@@ -161,58 +179,10 @@ class PassRecord:
             self._begin_bytes,
         )
 
-    def _activation_rows(self) -> list[tuple[float, int, int, int, int]]:
-        moments: defaultdict[int, list[int]] = defaultdict(list)
-        sizes: dict[int, int] = {}
-        for moment, position, size in activation_accesses(self._accesses):
-            moments[position].append(moment)
-            sizes[position] = size
-        rows = []
-        for position, used in moments.items():
-            if position in self._held:
-                continue
-            final = used[0]
-            for before, after in pairwise(used):
-                freed = [moment for moment in self._freed[position] if before <= moment < after]
-                if freed:
-                    # idle from the moment in which it was freed: kept, it would fill the rest of it
-                    rows.append((float(sizes[position]), position, final, freed[-1], after))
-                    final = after
-        return rows
-
-    def _state_rows(self, saved: int) -> list[tuple[float, int, int, int, int]]:
-        """Each optimizer's is idle from the begin of the pass to its first update."""
-        updates: dict[int, int] = {}
-        for moment, (kind, number, _) in enumerate(self._accesses, 1):
-            if kind == "update":
-                updates.setdefault(number, moment)
-        return [
-            (float(size), saved + place, 0, 0, updates[number])
-            for place, (number, size) in enumerate(self._states)
-            if number in updates
-        ]
-
-    def _value_rows(self, first: int) -> list[tuple[float, int, int, int, int]]:
-        """Idle wherever they were away. What they hold is final where the forward pass begins, and
-        where no update has brought them back, the next pass does."""
-        end = len(self._accesses) + 1
-        left = [(position, begin, end) for position, begin in self._away.items()]
-        return [
-            (float(self._values[position]), first + position, self._forward, begin, until)
-            for position, begin, until in [*self._value_spans, *left]
-        ]
-
-
-def activation_accesses(accesses: Sequence[Access]) -> Iterator[tuple[int, int, int]]:
-    """Moment, position and bytes of those that save or use an activation."""
-    for moment, (kind, position, size) in enumerate(accesses, 1):
-        if kind in ("save", "use"):
-            yield moment, position, size
-
-
-def value_access(value: SwappedValue) -> Access:
-    return "value", value.position, value.size_bytes
-
-
-def update_access(number: int, states: States) -> Access:
-    return "update", number, sum(size for owner, size in states if owner == number)
+    def _used(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            if key in self._idle:
+                size, begin = self._idle.pop(key)
+                self._spans.append((key, size, self._final.get(key, 0), begin, self.moment))
+                if key[0] == "activation":  # which may leave again when this use has ended
+                    self._final[key] = self.moment

@@ -19,23 +19,24 @@ from autosync.documents import to_data
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.extensions.offload.document import Offload, budget_within, forms_within
-from autosync.extensions.offload.idle_spans import (
+from autosync.extensions.offload.schedule import (
     F64,
     SMALLEST_BYTES,
     HostLink,
     IdleSpans,
     Moments,
+    SwapSchedule,
     joined,
+    make_schedule,
     spans_of,
+    stall_seconds,
 )
-from autosync.extensions.offload.scheduling import SwapSchedule, make_schedule
-from autosync.extensions.offload.transfer_clock import stall_seconds
 from autosync.extensions.offload.verification import check_swap, swapped_in_words
 from autosync.graph import ModelGraph
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.profiling import reach_variables
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.extension_prediction import Prediction, Rows
 from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.saved_tensors import Storages, keeps_values, storages_of

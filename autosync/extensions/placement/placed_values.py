@@ -5,7 +5,8 @@ On other ranks a parameter has no element and is frozen, so that a script that r
 its module fails on the shape, and no optimizer makes state for it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.extensions.placement.row_exchange import RowExchange
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
-from autosync.runtime.updates.twin_optimizer import held_state
+from autosync.runtime.updates.optimizers import held_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,10 @@ class PlacedParameter:
     is_held: bool
 
 
-class PlacedValues:
-    """exchange: between all ranks. calls: where they meet before they gather."""
+class PlacedModules:
+    """Placed modules at work. parameters: of those that some ranks do not hold. exchange: between
+    all ranks. calls: where they meet before they gather. undo: takes back what was done to modules
+    and optimizer."""
 
     def __init__(
         self,
@@ -46,9 +49,15 @@ class PlacedValues:
         self._optimizer = optimizer
         self._exchange = exchange
         self._calls = calls
+        self.undo = ExitStack()
+
+    def remove(self) -> None:
+        """Modules run on every rank again; values are where they are."""
+        self.undo.close()
 
     def release(self) -> None:
-        """Of parameters that this rank does not hold."""
+        """Parameters that this rank does not hold lose their values, so not before all ranks have
+        placed their modules."""
         for placed in self._elsewhere():
             placed.parameter.grad = None
             placed.parameter.requires_grad_(False)
@@ -56,8 +65,8 @@ class PlacedValues:
             held_state(self._optimizer).pop(placed.parameter, None)
 
     def give_back(self, with_state: bool = True) -> None:
-        """Every rank holds everything again. A collective. with_state: the
-        optimizer's, too; else that of these variables is gone on every rank."""
+        """Every rank holds every variable again. A collective. with_state: the optimizer's state,
+        too; else that of these variables is gone on every rank."""
         if not self._parameters:
             return
         self._calls.meet("detach()")
@@ -82,15 +91,18 @@ class PlacedValues:
                 placed.parameter.data = placed.parameter.data.new_zeros(placed.shape)
                 placed.parameter.requires_grad_(True)
 
-    def watch(self) -> Iterator[Removable]:
-        """Whole state dicts, and parts of what is loaded, until the handles are removed."""
+    def watch(self) -> None:
+        """Give whole state dicts, and take parts of what is loaded."""
         for module in {id(placed.module): placed.module for placed in self._parameters}.values():
-            yield module.register_state_dict_post_hook(_function(self._fill))
-            yield module.register_load_state_dict_pre_hook(_function(self._take_part))
-        if not self._parameters:
-            return
-        yield self._optimizer.register_state_dict_post_hook(self._fill_optimizer_state)
-        yield self._optimizer.register_load_state_dict_pre_hook(self._take_optimizer_state)
+            self._add(module.register_state_dict_post_hook(_function(self._fill)))
+            self._add(module.register_load_state_dict_pre_hook(_function(self._take_part)))
+        if self._parameters:
+            optimizer = self._optimizer
+            self._add(optimizer.register_state_dict_post_hook(self._fill_optimizer_state))
+            self._add(optimizer.register_load_state_dict_pre_hook(self._take_optimizer_state))
+
+    def _add(self, handle: Removable) -> None:
+        self.undo.callback(handle.remove)
 
     def _elsewhere(self) -> list[PlacedParameter]:
         return [placed for placed in self._parameters if not placed.is_held]

@@ -16,7 +16,7 @@ from autosync.extensions.placement.operation_groups import OperationGroups
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.search.designs.building_blocks import ordered
 from autosync.search.domain_facts import rank_speeds, server_weights
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.strategy import ParameterServer, Strategy, even_replicas, whole
 
 FOLLOW, SERVER, OTHER_SHARES, OTHER_SHARES_SERVER = 0, 1, 2, 3

@@ -25,14 +25,14 @@ from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.activation_memory import activation_curve
 from autosync.simulator.backends.message_edges import Edges
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.link_resources import (
     Resources,
     connection_seconds,
     load_of,
     resources_of,
 )
-from autosync.simulator.cost.message_startup import startup_seconds
+from autosync.simulator.cost.network import startup_seconds
 from autosync.simulator.extension_prediction import Prediction, Rows
 from autosync.simulator.gradient_memory import most_living
 from autosync.simulator.peak_memory import DomainMemory

@@ -7,7 +7,8 @@ multiplied by s_a / s_b on the way. With even shares that is 1, and nothing is r
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -73,15 +74,13 @@ class RowExchange:
         row_bytes = tail.numel() * rows.element_size()
         given = rows.detach().contiguous().view(-1).view(torch.uint8)
         begun = time.monotonic()
-        try:
+        with _exchanging():
             self.group.alltoall_base(
                 made.view(-1).view(torch.uint8),
                 given,
                 [count * row_bytes for count in route.received],
                 [count * row_bytes for count in route.sent],
             ).wait()
-        except RuntimeError as error:
-            raise _lost(error) from error
         if self.trace is not None:
             to_others = sum(route.sent) - route.sent[self.rank]
             self.trace.dealt("all_to_all", begun, to_others * row_bytes)
@@ -92,10 +91,8 @@ class RowExchange:
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in self.shares]
         begun = time.monotonic()
-        try:
+        with _exchanging():
             self.group.allgather([found], [mine]).wait()
-        except RuntimeError as error:
-            raise _lost(error) from error
         if self.trace is not None:
             self.trace.dealt("all_gather", begun, mine.nbytes * (len(self.shares) - 1))
         return [row.tolist() for row in found]
@@ -104,10 +101,8 @@ class RowExchange:
         """The source's tensor, into one of the same shape and type on every rank. A collective."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        try:
+        with _exchanging():
             self.group.broadcast([value.view(-1).view(torch.uint8)], options).wait()
-        except RuntimeError as error:
-            raise _lost(error) from error
         return value
 
     def broadcast_text(self, text: str, source: int) -> str:
@@ -176,6 +171,10 @@ class _NoRows(torch.autograd.Function):
         return None, None, *zeros
 
 
-def _lost(error: RuntimeError) -> Exception:
-    text = f"samples of a placed module were not exchanged: {error}"
-    return lost_peer(text, "process_group", None, state_is_split=False)
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        text = f"samples of a placed module were not exchanged: {error}"
+        raise lost_peer(text, "process_group", None, state_is_split=False) from error

@@ -1,2 +1,2 @@
 """Runs a plan, iteration by iteration: the engine, the queues of messages, and what follows from a
-message that has landed. Knows updates, the layout and transport; hooks call it."""
+completed message. Knows updates, the layout and transport; hooks call it."""

@@ -1,52 +1,140 @@
-"""What follows from a message that has landed: sums are shown, values unpacked, updates run.
+"""What follows from a completed message: sums are shown, updates run, new values are unpacked, and
+the counters of the iteration say what is still missing.
 
-`land` decides and counts, `update` computes. Neither issues a message: whoever calls them, a queue
-or `step()`, issues what has become ready afterwards.
+Nothing here issues a message: whoever calls it, a queue or `step()`, issues what has become ready
+afterwards. One lock, the monitor's, guards all state; copies and updates run outside of it.
 """
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from enum import Enum
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from autosync.codes import Update
-from autosync.runtime.device.streams import Streams
-from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.execution.iteration import IterationState, Phase
+from autosync.runtime.device.streams import DeviceEvent, Streams
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.layout.packing import hand_back, show_targets, unpack_values
-from autosync.runtime.layout.records import Bucket, MessageRecord, VariableRecord
-from autosync.runtime.updates.optimizer_application import OptimizerApplication
+from autosync.runtime.layout.records import (
+    Bucket,
+    MessageRecord,
+    Records,
+    Settings,
+    VariableRecord,
+)
+from autosync.runtime.updates.clipping import keep_scaler_tensors
+from autosync.runtime.updates.optimizers import (
+    as_plain,
+    plain_step,
+    settings_of,
+    update_aliases,
+    update_parameters,
+)
+from autosync.runtime.updates.unused_variables import UnusedVariables
 
 
-@dataclass(frozen=True, slots=True)
-class DueUpdates:
-    """Updates that a landed message makes possible, claimed for whoever receives this.
+class Phase(Enum):
+    """Where the script is in its iteration."""
 
-    bucket: whose flat update is due. variables: deferred whole variables that are due.
+    IDLE = 0
+    BACKWARD = 1
+    REDUCING = 2
+    STEPPED = 3
+
+
+class Iteration:
+    """What is still missing in the current iteration: counters over the records of a plan. Every
+    method is called with the lock held.
+
+    phase: of the script. number: counts iterations from 0; -1 before the first backward pass.
+    outdated_variables: those whose new values are not here yet.
+    unreduced_buckets: those whose sums are missing.
+    blocking_variables: whole variables that `step()` waits for and whose sums are missing.
     """
 
-    bucket: Bucket | None = None
-    variables: list[VariableRecord] = field(default_factory=list)
+    def __init__(self, records: Records):
+        self.records = records
+        self.phase = Phase.IDLE
+        self.number = -1
+        self.outdated_variables = 0
+        self.unreduced_buckets = 0
+        self.blocking_variables = 0
+        self._updatable: list[VariableRecord] = []
+        self._blocking = sum(v.whole and not v.deferred for v in records.variables)
+
+    def rewind(self) -> None:
+        """A new iteration begins; every message of the last one has completed."""
+        self.number += 1
+        for bucket in self.records.buckets:
+            bucket.missing_arrivals = bucket.missing_gradients = len(bucket.variables)
+            bucket.reduced = bucket.claimed = bucket.updated = False
+        for variable in self.records.variables:
+            variable.has_arrived = False
+            variable.missing_sums = len(variable.buckets)
+            variable.missing_values = 1 if variable.whole else len(variable.buckets)
+        for record in self.records.messages:
+            record.done = False
+        self.outdated_variables = len(self.records.variables)
+        self.unreduced_buckets = len(self.records.buckets)
+        self.blocking_variables = self._blocking
+        self._updatable.clear()
+
+    def reduced(self, bucket: Bucket, stepped: bool) -> list[VariableRecord]:
+        """The sums of a bucket are here; returns the whole variables to update at once, which
+        are those that `step()` has not waited for."""
+        bucket.reduced = True
+        self.unreduced_buckets -= 1
+        now: list[VariableRecord] = []
+        for variable in bucket.variables:
+            variable.missing_sums -= 1
+            if variable.missing_sums or not variable.whole:
+                continue
+            (now if stepped and variable.deferred else self._updatable).append(variable)
+            self.blocking_variables -= not variable.deferred
+        return now
+
+    def take_updatable(self) -> list[VariableRecord]:
+        """Whole variables with all their sums that nobody updates yet: the caller does."""
+        taken, self._updatable = self._updatable, []
+        return taken
+
+    def claim(self, bucket: Bucket) -> bool:
+        """Whether the caller, after `step()`, is to run the flat update of a bucket."""
+        if bucket.whole or bucket.claimed or not bucket.reduced:
+            return False
+        bucket.claimed = True
+        return True
+
+    def values_arrived(self, variables: Iterable[VariableRecord]) -> None:
+        """These were updated, or one bucket of each brought its new values."""
+        for variable in variables:
+            variable.missing_values -= 1
+            self.outdated_variables -= variable.missing_values == 0
 
 
 class Completion:
-    """The effects of messages that have landed. One lock, the monitor's, guards all state; copies
-    and updates run outside of it."""
+    """Unpacks completed messages, and applies the optimizer as of one `step()`: with the
+    hyperparameters of that moment, and on a GPU not before it. On a GPU all updates run on one
+    stream, whichever thread asks for them."""
 
     def __init__(
         self,
-        iteration: IterationState,
-        application: OptimizerApplication,
+        iteration: Iteration,
+        optimizer: Optimizer,
+        unused: UnusedVariables,
         monitor: Monitor,
         streams: Streams,
-        trace: ExecutionTrace | None,
     ):
-        self._iteration = iteration
-        self._application = application
+        self.iteration = iteration
+        self._optimizer = optimizer
+        self._unused = unused
         self._condition = monitor.condition
+        self._trace = monitor.trace
         self._streams = streams
-        self._trace = trace
+        self._settings: Settings = []
+        self._step_event: DeviceEvent = None
 
     def unpack(self, record: MessageRecord) -> None:
         """Put what the message brought where it belongs. Called without the lock."""
@@ -59,13 +147,15 @@ class Completion:
         record.ended_event = self._streams.record_event()
         if self._trace is not None:
             record.read_clock(self._streams)
-            self._trace.note(self._iteration.number, record)
+            self._trace.note(self.iteration.number, record)
         if bucket.ranges and bucket.whole:  # shown as tensors whose readers wait for no event
             self._streams.synchronize_event(record.ended_event)
 
-    def land(self, record: MessageRecord) -> DueUpdates:
-        """Count what the message brought. Called with the lock held."""
-        bucket, iteration = record.bucket, self._iteration
+    def count(self, record: MessageRecord) -> tuple[Bucket | None, list[VariableRecord]]:
+        """Count what the message brought. Returns the updates that it makes possible, claimed for
+        the caller: a bucket's flat update, and deferred whole variables. Called with the lock
+        held."""
+        bucket, iteration = record.bucket, self.iteration
         stepped = iteration.phase is Phase.STEPPED
         record.done = True
         self._streams.set_last_event(bucket.variables)
@@ -77,35 +167,66 @@ class Completion:
             iteration.values_arrived(bucket.variables)
         claimed = stepped and iteration.claim(bucket)
         self._condition.notify_all()
-        return DueUpdates(bucket if claimed else None, variables)
+        return bucket if claimed else None, variables
+
+    def note_step(self) -> None:
+        """The script calls `step()`: gradients are what it leaves, and on a GPU its stream has
+        been asked for everything that still reads the values before."""
+        self._settings = settings_of(self._optimizer)
+        keep_scaler_tensors(self._optimizer, self._streams)
+        self._step_event = self._streams.record_event()
 
     def update_bucket(self, bucket: Bucket) -> None:
-        """Run the flat update of a bucket that the caller has claimed. Called without the lock, on
-        the landing stream."""
+        """Run the flat update of a bucket that the caller has claimed: of the part that this rank
+        updates. Called without the lock, on the stream of updates."""
+        streams = self._streams
         with torch.no_grad():
-            self._application.update_bucket(bucket)
-        bucket.updated_event = self._streams.record_event()
+            streams.wait_event(self._step_event)
+            if bucket.update:
+                unused = self._unused.by_every_rank(variable.index for variable in bucket.variables)
+                bucket.update.run(self._optimizer, self._settings, unused.__contains__)
+            if not bucket.values_travel:
+                unpack_values(bucket)
+        bucket.updated_event = streams.record_event()
         with self._condition:
             bucket.updated = True
             bucket.updated_seconds = time.monotonic()
             if not bucket.values_travel:
-                self._streams.set_last_event(bucket.variables)  # before they count as current
-                self._iteration.values_arrived(bucket.variables)
+                streams.set_last_event(bucket.variables)  # before they count as current
+                self.iteration.values_arrived(bucket.variables)
             self._condition.notify_all()
 
     def update_deferred(self, variables: list[VariableRecord]) -> None:
-        """Update whole variables while the script goes on. Called without the lock, on the landing
-        stream."""
-        self._application.update_deferred(variables)
-        self._updated(variables)
+        """Update whole variables while the script goes on, and may already have replaced their
+        gradients. Called without the lock, on the stream of updates."""
+        unused = self._unused.by_every_rank(variable.index for variable in variables)
+        used = [variable for variable in variables if variable.index not in unused]
+        self._streams.wait_event(self._step_event)
+        update_aliases(self._optimizer, used, self._settings)
+        self.updated(variables)
 
     def update_whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
-        """Update whole variables within `step()`, on the landing stream."""
-        self._application.update_whole(variables, all_of_them)
-        self._updated(variables)
+        """Update whole variables from `parameter.grad`, within the script's `step()` and on the
+        stream of updates. all_of_them: the optimizer holds no others."""
+        unused = self._unused.by_every_rank(variable.index for variable in variables)
+        for variable in variables:
+            if variable.index in unused:
+                variable.parameter.grad = None
+        self._streams.wait_event(self._step_event)
+        if all_of_them and not self._script_may_change_settings():
+            with as_plain(self._optimizer):
+                plain_step(type(self._optimizer))(self._optimizer)
+        else:
+            update_parameters(self._optimizer, variables, self._settings)
 
-    def _updated(self, variables: list[VariableRecord]) -> None:
+    def updated(self, variables: list[VariableRecord]) -> None:
+        """These have their new values."""
         with self._condition:
             self._streams.set_last_event(variables)
-            self._iteration.values_arrived(variables)
+            self.iteration.values_arrived(variables)
             self._condition.notify_all()
+
+    def _script_may_change_settings(self) -> bool:
+        """Before the device reads them: a learning rate may be a tensor there."""
+        values = (value for group in self._settings for value in group.values())
+        return self._streams.asynchronous and any(isinstance(value, Tensor) for value in values)

@@ -1,228 +1,380 @@
 """Takes a plan through the iterations of a training script.
 
-An iteration opens with the first gradient of a backward pass; `step()` closes it for the script,
-and what may run into the next forward pass ends behind it. One lock, the monitor's, guards all
-state; the work itself (waiting, summing, updating) happens outside of it.
+An iteration opens with the first gradient of a backward pass. Its messages leave as buckets are
+full, and where nothing runs into the next forward pass, backward waits for the sums at its end.
+`step()` closes the iteration for the script, and what may run into the next forward pass ends
+behind it. One lock, the monitor's, guards all state; the work itself (waiting, summing, updating)
+happens outside of it.
 
-On a GPU this thread only asks for work. Device events keep its order: landings and updates are on a
-stream of their own, which waits for the moment of `step()`, and the script's stream waits for the
-last event of the variables that it goes on to read.
+On a GPU this thread only asks for work. Device events keep its order: completions and updates are
+on a stream of their own, which waits for the moment of `step()`, and the script's stream waits for
+the last event of the variables that it goes on to read.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from threading import Condition
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
-from autosync.errors import AutosyncError
+from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.compression.powersgd import SavedErrors
-from autosync.runtime.execution.backward_pass import BackwardPass
-from autosync.runtime.execution.engine_parts import EngineParts
-from autosync.runtime.execution.iteration import Phase
+from autosync.runtime.device.streams import Streams
+from autosync.runtime.execution.completion import Completion, Iteration, Phase
+from autosync.runtime.execution.message_queue import MessageQueues
+from autosync.runtime.execution.model_checks import (
+    ParameterStorage,
+    inside_another,
+    ready_twice,
+    unknown_end,
+    with_graph,
+    within_backward,
+)
+from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.execution.optimizer_step import OptimizerStep
+from autosync.runtime.execution.pending import PendingParameters
+from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.script_state import ScriptState
-from autosync.runtime.layout.records import VariableRecord, issue_order
-from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
-from autosync.runtime.updates.optimizer_state import ShardedOptimizerState, asks_for_state
-from autosync.runtime.updates.twin_optimizer import held_state
+from autosync.runtime.layout.packing import pack_gradients, pack_zeros
+from autosync.runtime.layout.records import Records, VariableRecord, issue_order
+from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.value_agreement import ValueAgreement, changed_within
+from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
+from autosync.runtime.updates.unused_variables import UnusedVariables
+from autosync.units import MIB
 
-
-@dataclass(slots=True)
-class StateForm:
-    """What `optimizer.state_dict()` gives where no rank holds all of a variable's state: the whole
-    on every rank, on rank `to` alone, or this rank's parts."""
-
-    in_parts: bool = False
-    to: int | None = None
+EXIT_SECONDS = 30.0
+"""How long the last iteration's messages may take after the script has ended. A message that
+outlives the interpreter would abort the process: its thread ends inside the backend's own code."""
 
 
 class Engine:
-    """One attached plan at work: what hooks and frameworks call. is_blind: whether the forward pass
-    does not say what it is about to read, so that `step()` waits for everything.
+    """One attached plan at work: what hooks and frameworks call.
 
     optimizer: the script's, or several joined. control: a process group of all ranks for small
-    exchanges.
+    exchanges. values: compares those of the ranks, where they are to begin alike. sum_over_ranks:
+    see `clip_gradients`. patience_seconds: see `MessageQueues`.
+    synchronizing: False inside `no_sync`. is_blind: whether the forward pass does not say what it
+    is about to read, so that `step()` waits for everything.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         plan: Plan,
-        parts: EngineParts,
+        records: Records,
         state: ShardedOptimizerState,
+        *,
         control: Any,
+        streams: Streams,
+        monitor: Monitor,
+        storage: ParameterStorage,
+        buffers: BufferBroadcast,
+        values: ValueAgreement | None,
+        unused: UnusedVariables,
+        sum_over_ranks: Callable[[Tensor], None],
+        max_grad_norm: float | None,
+        patience_seconds: float,
     ):
         self.optimizer = optimizer
-        self.optimizer_class = type(optimizer)
         self.plan = plan
-        self.variables = parts.records.variables
-        self.buckets = parts.records.buckets
-        self.messages = parts.records.messages
+        self.records = records
+        self.variables = records.variables
+        self.buckets = records.buckets
+        self.messages = records.messages
         self.state = state
         self.control = control
-        self.streams = parts.streams
-        self.iteration = parts.iteration
-        self.monitor = parts.monitor
-        self.completion = parts.completion
-        self.gradients = parts.gradients
-        self.turns = parts.turns
-        self.owed = parts.waits.owed
-        self.state_form = StateForm()
-        self._state_has_begun = False
-        self._parts = parts
-        self.backward = BackwardPass(parts)
-        self.script_state = ScriptState(state, self.flush, parts.monitor)
-        self._optimizer_step = OptimizerStep(parts, self.script_state)
+        self.streams = streams
+        self.monitor = monitor
+        self.storage = storage
+        self.values = values
+        self.synchronizing = True
         self.is_blind: Callable[[], bool] = lambda: False
+        self.iteration = Iteration(records)
+        self.completion = Completion(self.iteration, optimizer, unused, monitor, streams)
+        self.queues = MessageQueues(self.completion, monitor, streams, patience_seconds)
+        self.gradients = ScriptGradients(self, sum_over_ranks, max_grad_norm)
+        self.optimizer_step = OptimizerStep(self)
+        self.script_state = ScriptState(self)
+        self.pending_parameters = PendingParameters(self.variables, self.wait_for)
+        self._buffers = buffers
+        self._unused = unused
+        self._share = torch.tensor(records.share, dtype=torch.float64, device="cpu")
+        self._end_is_expected = False
+        self._batch_bytes = 16 * MIB if streams.asynchronous else MIB
+        self._waiting: list[VariableRecord] = []
+        self._waiting_bytes = 0
+        self._is_due = False
+        self._versions: list[int] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
         """A copied model keeps its hooks; they are of no effect on the copy."""
         return self
 
-    @property
-    def failure(self) -> AutosyncError | None:
-        return self.monitor.failure
-
-    @failure.setter
-    def failure(self, error: AutosyncError) -> None:
-        self.monitor.failure = error
-
-    @property
-    def condition(self) -> Condition:
-        return self.monitor.condition
-
-    @property
-    def phase(self) -> Phase:
-        return self.iteration.phase
-
-    @property
-    def synchronizing(self) -> bool:
-        """False inside `no_sync`."""
-        return self.backward.synchronizing
-
-    def optimizer_class_of(self, optimizer: Optimizer) -> type[Optimizer]:
-        """The class that an optimizer of the script had before it followed the plan."""
-        if isinstance(self.optimizer, JoinedOptimizers):
-            return self.optimizer.classes[self.optimizer.optimizers.index(optimizer)]
-        return self.optimizer_class
-
     def start(self) -> None:
         """Start the threads of every queue of messages."""
-        self._parts.queues.start(self.messages[index] for index in issue_order(self.plan))
-        if self._parts.values is not None:
-            self._parts.values.start()
+        self.queues.start(self.messages[index] for index in issue_order(self.plan))
+        if self.values is not None:
+            self.values.start()
 
     def close(self) -> None:
         """Stop every thread. Call `flush` before, unless the engine failed."""
-        self._parts.queues.close()
-        self._parts.buffers.close()
-        if self._parts.values is not None:
-            self._parts.values.close()
+        self.queues.close()
+        self._buffers.close()
+        if self.values is not None:
+            self.values.close()
 
-    # --- the script's forward and backward pass
+    def finish(self) -> None:
+        """At the end of the process: the messages of the last `step()` complete. After an error in
+        the middle of an iteration nothing is waited for."""
+        monitor = self.monitor
 
-    def begin_forward(self) -> None:
-        self.backward.begin_forward()
+        def ended() -> bool:
+            done = self.iteration.outdated_variables == 0
+            return monitor.failure is not None or self.iteration.phase is not Phase.STEPPED or done
 
-    def before_buffers(self) -> None:
-        self.backward.before_buffers()
+        with monitor.condition:
+            monitor.condition.wait_for(ended, timeout=EXIT_SECONDS)
+        if monitor.failure is None:
+            self.streams.synchronize()
+            if self.streams.asynchronous and self.iteration.phase is Phase.STEPPED:
+                # A rank's own end of a message is not its peers': to end a group aborts theirs.
+                with suppress(RuntimeError):
+                    patience = timedelta(seconds=EXIT_SECONDS)
+                    self.control.barrier(dist.BarrierOptions()).wait(patience)
 
-    def expect_end(self) -> None:
-        self.backward.expect_end()
+    # --- waiting for what is in flight
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside add to the local gradients only."""
-        return self.backward.no_sync()
+    def wait_for(self, variables: Sequence[VariableRecord]) -> None:
+        """Before a forward that reads these variables."""
+        if self.iteration.phase is not Phase.STEPPED:
+            return
+        if self.iteration.outdated_variables or self.monitor.failure:
+            self.monitor.wait(lambda: all(variable.missing_values == 0 for variable in variables))
+        self.streams.wait_last_events(variables)
+        self.pending_parameters.release(variables)
 
-    # --- its optimizer
+    def flush(self) -> None:
+        """Wait for every message and update in flight, module buffers included."""
+        self.monitor.check()
+        self.optimizer_step.check_finished()
+        self._drain()
+        self.finish_buffers()
 
-    def step(self, optimizer: Optimizer) -> None:
-        self._optimizer_step.step(optimizer)
-        if self.phase is Phase.STEPPED and self.is_blind():
-            self.flush()
+    def _drain(self) -> None:
+        if self.iteration.phase is Phase.STEPPED:
+            self.monitor.wait(lambda: self.iteration.outdated_variables == 0)
+        elif self.iteration.phase is Phase.REDUCING:
+            self.monitor.wait(lambda: self.iteration.unreduced_buckets == 0)
+        self.streams.wait_last_events(self.variables)
+        self.pending_parameters.release_all()
 
-    def cleared(self, optimizer: Optimizer | None = None) -> None:
-        """The script's `zero_grad()` of an optimizer, or of the model."""
-        self._optimizer_step.cleared(optimizer)
+    def finish_buffers(self) -> None:
+        """Wait for rank 0's module buffers, where their broadcast has begun."""
+        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
+            self._buffers.finish(self.monitor.wait_for_work)
+
+    def before_load(self) -> None:
+        """The script is about to load values into the model, or into a module of it."""
+        self.flush()
+        if self.values is not None:
+            self.values.before_load()
 
     def drop_gradients(self) -> None:
-        """`zero_grad()` without a `step()`: what was reduced is of no use. Not where several
-        optimizers step by themselves: the others may still."""
-        alone = self.turns is not None and not self.turns.together
-        if self.phase is Phase.REDUCING and not alone:
+        """`zero_grad()` without a `step()`: what was reduced is of no use."""
+        if self.iteration.phase is Phase.REDUCING:
             self.flush()
             self.gradients.make_plain()
             self.iteration.phase = Phase.IDLE
             self.iteration.outdated_variables = 0
 
-    def begin_state(self, optimizer: Optimizer) -> bool:
-        """Whether a `step()` only asks for the state of an optimizer that has none, as
-        torch.distributed.checkpoint.state_dict does; then it is made, without a message."""
-        if self.phase is Phase.REDUCING or not asks_for_state(optimizer):
-            return False
-        self.flush()
-        self.script_state.take()
-        self.state.begin(optimizer, self.optimizer_class_of(optimizer))
-        self._state_has_begun = True
-        return True
+    # --- the script's forward and backward pass
 
     @contextmanager
-    def gathered_state(self) -> Iterator[None]:
-        """The optimizer holds the state of every variable. A collective where updates are owned or
-        sharded."""
-        self.flush()
-        self.script_state.take()
-        with self.monitor.exchange("the gathering of the optimizer's state"):
-            gathered = self.state.gather("optimizer.state_dict()", self.state_form.to)
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to the local gradients only."""
+        before, self.synchronizing = self.synchronizing, False
         try:
             yield
         finally:
-            for variable in gathered:
-                held_state(self.optimizer).pop(variable.parameter, None)
+            self.synchronizing = before
 
-    def saved_errors(self, optimizer: Optimizer) -> SavedErrors:
-        """What a checkpoint of an optimizer keeps of PowerSGD, of variables that have a state: for
-        torch's optimizers make none where they find an entry. A collective under PowerSGD."""
-        with self.monitor.exchange("the gathering of PowerSGD's errors"):
-            errors = self.state.gather_errors(optimizer)
-        held = held_state(optimizer)
-        if not held:  # it keeps none for any variable
-            return errors if self._state_has_begun or self.iteration.number >= 0 else {}
-        return {parameter: entry for parameter, entry in errors.items() if parameter in held}
+    def begin_forward(self) -> None:
+        """Also where a backward pass ended with an exception, which never called back."""
+        if within_backward():
+            return
+        self.monitor.check()
+        self.monitor.resume()
+        self.optimizer_step.check_finished()
+        with self.monitor.refusing():
+            self.storage.check_forward()
+        self.finish_buffers()
+        if self.values is not None:
+            self.values.begin_forward()
+        self._end_is_expected = False
+        if self.iteration.phase is Phase.BACKWARD:
+            raise SynchronizationFailed(
+                "the last backward pass ended with an error, so this rank's gradients are missing.",
+                thing="backward",
+                remedy="Start all ranks again from the last checkpoint.",
+            )
 
-    def take_loaded(
-        self,
-        optimizer: Optimizer,
-        parts: dict[Tensor, dict[str, Any]] | None,
-        errors: SavedErrors,
-    ) -> None:
-        """The script has loaded a state: all of it into the optimizer, or what is split as the
-        parts that this rank holds."""
-        if parts is None:
-            self.state.take_parts()
-        else:
-            self.state.load_parts(optimizer, parts)
-        self.state.restore_errors(optimizer, errors)
-        self.script_state.loaded()
-        self._state_has_begun = True
+    def before_buffers(self) -> None:
+        """A module is about to read its buffers: the script may call it by itself."""
+        if not within_backward():
+            self.finish_buffers()
 
-    # --- what reads its model
+    def _begin_backward(self) -> None:
+        """Open an iteration, with the first gradient of a backward pass."""
+        if self.iteration.phase is Phase.REDUCING and self.gradients.any_left():
+            raise NotSupported(
+                "two backward passes were synchronized before one optimizer.step().",
+                thing="backward",
+                remedy="Run all but the last of them inside `with model.no_sync():`.",
+            )
+        self.optimizer_step.check_finished()
+        with self.monitor.refusing():
+            if not self._end_is_expected and inside_another():
+                raise unknown_end()
+            if torch.is_grad_enabled():
+                raise with_graph()
+        self._drain()
+        with self.monitor.refusing():
+            self.storage.check_backward()
+        if not self.records.placed:
+            self._compare_values(self.iteration.number + 1)
+        with self.monitor.condition:
+            self.optimizer_step.begin()
+            self.gradients.scaler_looked = False
+            self.iteration.rewind()
+            self.queues.rewind()
+            self.iteration.phase = Phase.BACKWARD
+        self._forget_waiting()
+        self._versions = self._current_versions()
+        self.expect_end()
 
-    def wait_for(self, variables: list[VariableRecord]) -> None:
-        """Before a forward that reads these variables."""
-        self._parts.waits.wait_for(variables)
+    def _compare_values(self, iteration: int) -> None:
+        if self.values is None:
+            return
+        with self.monitor.exchange("the comparison of parameter values"):
+            error = self.values.difference(iteration, self.monitor.wait_for_work)
+        if error is not None:
+            self.monitor.stop(error)
+            raise error
 
-    def before_load(self) -> None:
-        """The script is about to load values into the model, or into a module of it."""
-        self._parts.waits.flush()
-        if self._parts.values is not None:
-            self._parts.values.before_load()
+    def _current_versions(self) -> list[int]:
+        return [variable.parameter._version for variable in self.variables]
 
-    def flush(self) -> None:
-        """Wait for every message and update in flight, module buffers included."""
-        self._parts.waits.flush()
+    def expect_end(self) -> None:
+        """Be called back at the end of the backward pass that is running. The model's outputs
+        ask first: the inner backward of a reentrant checkpoint would end too early."""
+        if self.synchronizing and not self._end_is_expected:
+            self._end_is_expected = True
+            Autograd._execution_engine.queue_callback(self._end_backward)
+
+    def arrived(self, variable: VariableRecord) -> None:
+        """The gradient of a variable is complete: called by its hook, once in a backward pass.
+
+        Several are packed together, with the last of a bucket or when they are many: until then
+        they are in memory twice. If the script has hooks of the same node that run later, the
+        gradient is packed when the next one arrives, behind them.
+        """
+        if self.iteration.phase is not Phase.BACKWARD:
+            self._begin_backward()
+        if variable.has_arrived:
+            with self.monitor.refusing():
+                raise ready_twice(variable.name)
+        if self._is_due:
+            self._pack_waiting()
+        variable.has_arrived = True
+        self._waiting.append(variable)
+        self._waiting_bytes += variable.size_bytes
+        full = False
+        for bucket in variable.buckets:
+            bucket.missing_arrivals -= 1
+            full = full or not bucket.missing_arrivals
+        if full or self._waiting_bytes >= self._batch_bytes:
+            accumulator = variable.accumulator
+            if accumulator is None or accumulator.is_last():
+                self._pack_waiting()
+            else:
+                accumulator.make_last()
+                self._is_due = True
+
+    def _pack_waiting(self) -> None:
+        waiting = self._waiting
+        self._forget_waiting()
+        try:
+            pack_gradients(waiting, self._share)
+        except NotSupported:
+            with self.monitor.refusing():
+                raise
+        self._packed(waiting)
+
+    def _forget_waiting(self) -> None:
+        self._waiting, self._waiting_bytes, self._is_due = [], 0, False
+
+    def _packed(self, variables: list[VariableRecord]) -> None:
+        """These are in their buffers. Buckets that are full leave."""
+        full = False
+        self.streams.order_packing()
+        for variable in variables:
+            for bucket in variable.buckets:
+                if bucket.missing_gradients == 1:  # at 0 a completion thread may issue it
+                    bucket.packed_seconds = time.monotonic()
+                    bucket.packed_event = self.streams.record_event()
+                    full = True
+                bucket.missing_gradients -= 1
+        if full:
+            with self.monitor.condition:
+                self.queues.issue_ready()
+
+    def _end_backward(self) -> None:
+        """Variables without a gradient count as zero; where nothing runs into the next forward
+        pass, gradients are complete when `backward()` returns, as with torch's DDP."""
+        self._end_is_expected = False
+        if self.iteration.phase is not Phase.BACKWARD:
+            return
+        with torch.no_grad():
+            self._pack_late()
+        self._check_unchanged()
+        with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
+            self._buffers.start(self.monitor.wait_for_work)
+        if self.records.placed:  # before, a rank may wait for its peers' backward passes
+            self._compare_values(self.iteration.number)
+        with self.monitor.condition:
+            self.iteration.phase = Phase.REDUCING
+        # A GPU may still work on what the host has completed: readers wait for its events.
+        self.gradients.make_pending(completed=self.streams.asynchronous)
+        self.monitor.wait(lambda: self.iteration.blocking_variables == 0)
+        self.streams.wait_last_events(v for v in self.variables if v.whole and not v.deferred)
+
+    def _pack_late(self) -> None:
+        """What this backward pass has not packed: gradients of passes before it, and zeros."""
+        late = [variable for variable in self.variables if not variable.has_arrived]
+        absent = [variable for variable in late if variable.parameter.grad is None]
+        with self.monitor.exchange("the count of unused variables"):
+            self._unused.post(self.iteration.number, (variable.index for variable in absent))
+        for variable in late:
+            variable.has_arrived = True
+        for variable in absent:
+            pack_zeros(variable)
+        self._waiting += [v for v in late if v not in absent]  # of passes under no_sync
+        self._pack_waiting()
+        self._packed(absent)
+
+    def _check_unchanged(self) -> None:
+        """An optimizer that steps in hooks has changed parameters by this rank's gradients."""
+        if (versions := self._current_versions()) == self._versions:
+            return
+        pairs = zip(self.variables, versions, self._versions, strict=True)
+        changed = next(variable for variable, now, before in pairs if now != before)
+        with self.monitor.refusing():
+            raise changed_within(changed.name)

@@ -56,7 +56,7 @@ class ExecutionTrace:
     deals included; a GPU's stream that waits is not seen. plan_index: the place in the whole plan
     of every message that the rank knows of; None where it knows all.
 
-    Of a GPU, a trace costs some overlap: landing waits until times can be read."""
+    On a GPU, a trace costs some overlap: completion waits until times can be read."""
 
     events: list[MessageEvent] = field(default_factory=list)
     deals: list[DealEvent] = field(default_factory=list)

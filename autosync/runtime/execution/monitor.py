@@ -13,7 +13,7 @@ from autosync.runtime.transport.agreement import Refusals, reported
 from autosync.runtime.transport.failures import lost_peer
 
 LOOK_SECONDS = 1.0
-"""How often a wait looks whether a peer has refused to go on: gloo does not say so."""
+"""How often a wait checks whether a peer has refused to go on: gloo does not report that."""
 
 
 class Monitor:
@@ -33,7 +33,7 @@ class Monitor:
         self._abort = abort
         self._state_is_split = state_is_split
         self._refusals = refusals
-        self._trace = trace
+        self.trace = trace
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Raises SynchronizationFailed as soon as anything failed."""
@@ -44,8 +44,8 @@ class Monitor:
             ):
                 if (refusal := self._refusals.find()) is not None:
                     self._end(refusal)
-            if self._trace is not None:
-                self._trace.waited(begun)
+            if self.trace is not None:
+                self.trace.waited(begun)
         self.check()
 
     def wait_for_work(self, work: Any) -> None:
@@ -72,30 +72,32 @@ class Monitor:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Around a check of this rank alone: where it refuses, all ranks stop and say why."""
+        """Around a check that this rank makes alone: where it refuses, all ranks stop and raise
+        the same error."""
         try:
             yield
         except NotSupported as error:
-            if self.failure is None:  # else a peer was the first, and it is told already
+            if self.failure is None:  # else a peer was the first, and it is reported already
                 self.stop(error)
             raise
 
     @contextmanager
-    def telling(self, where: str) -> Iterator[None]:
-        """Around a call of the script's: whatever ends it, the others read where they wait for this
-        rank. Nothing ends here, for the script may take the plan off, or go on. where: the call."""
-        self.go_on()
+    def reporting(self, where: str) -> Iterator[None]:
+        """Around a call of the script's: any error that it raises is posted for the ranks that wait
+        for this one. The engine does not stop, for the script may catch the error and take the plan
+        off, or go on. where: the call."""
+        self.resume()
         try:
             yield
         except Exception as error:  # a closure of the script's own may raise anything
-            if self.failure is None:  # else it is told already, or a peer was the first
+            if self.failure is None:  # else it is reported already, or a peer was the first
                 self._refusals.post(reported(error, where))
             raise
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Around updates: the optimizer's own code may raise anything, and the new values would be
-        waited for without end. All ranks stop and say why."""
+        """Around updates: the optimizer's own code may raise anything, and its new values would
+        never arrive. All ranks stop and raise the same error."""
         try:
             yield
         except AutosyncError:
@@ -104,12 +106,12 @@ class Monitor:
             self.stop(reported(error, "the optimizer's update"))
             raise
 
-    def go_on(self) -> None:
-        """The script goes on, whatever it was told before."""
+    def resume(self) -> None:
+        """The script goes on: withdraw what `reporting` has posted."""
         self._refusals.withdraw()
 
     def stop(self, error: AutosyncError) -> None:
-        """This rank goes no further: the others stop, too, and say why."""
+        """End the plan on this rank and, with the same error, on all others."""
         self._refusals.post(error)
         self._end(error)
 

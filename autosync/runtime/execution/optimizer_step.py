@@ -1,48 +1,93 @@
-"""The script's `step()`: it closes an iteration for the script, and updates what has arrived."""
+"""The script's `step()`: it closes an iteration for the script, and updates what has arrived.
 
+A model may have several optimizers. Where every replica updates whole variables within `step()`,
+each optimizer updates its own at its own `step()`, in any order and number, as under torch's DDP.
+Where updates are owned, sharded or run into the next forward pass, one bucket may hold variables of
+several: there a `step()` is noted, and the last of them runs all updates. What a script could do
+between them unseen is refused.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.execution.engine_parts import EngineParts
-from autosync.runtime.execution.iteration import Phase
-from autosync.runtime.execution.pending_gradients import check_synchronized
-from autosync.runtime.execution.script_state import ScriptState
-from autosync.runtime.execution.step_turns import StepTurns
+from autosync.runtime.execution.completion import Phase
+from autosync.runtime.execution.pending import plain_gradient
+from autosync.runtime.execution.script_gradients import check_synchronized
+from autosync.runtime.layout.records import VariableRecord
+from autosync.runtime.updates.optimizers import JoinedOptimizers, own_class
+
+if TYPE_CHECKING:
+    from autosync.runtime.execution.engine import Engine
 
 
 class OptimizerStep:
-    """Of one optimizer, or of several. state: what the script has left of it."""
+    """Of one optimizer, or of several. together: the last `step()` of an iteration runs all
+    updates."""
 
-    def __init__(self, parts: EngineParts, state: ScriptState):
-        self._parts = parts
-        self._state = state
-        self._variables = parts.records.variables
-        self._buckets = parts.records.buckets
-        self._iteration = parts.iteration
-        self._monitor = parts.monitor
-        self._streams = parts.streams
-        self._all_whole = all(variable.whole for variable in parts.records.variables)
+    def __init__(self, engine: "Engine"):
+        joined = engine.optimizer if isinstance(engine.optimizer, JoinedOptimizers) else None
+        self.together = joined is None or bool(engine.gradients.pending)
+        self._engine = engine
+        self._joined = joined
+        self._optimizers = joined.optimizers if joined else (engine.optimizer,)
+        self._all_whole = all(variable.whole for variable in engine.variables)
         self._last: dict[int, int] = {}
+        self._stepped: set[int] = set()
+        self._noted: list[tuple[VariableRecord, Tensor | None]] = []
+        self._postponed: list[tuple[Optimizer, bool]] = []
+        owners = joined.owners() if joined else []
+        self._variables = {
+            id(optimizer): [v for v in engine.variables if v.group >= 0 and owners[v.group] == n]
+            for n, optimizer in enumerate(joined.optimizers if joined else ())
+        }
+
+    def begin(self) -> None:
+        """A synchronized backward pass begins."""
+        self._stepped.clear()
+        self._noted.clear()
 
     def step(self, optimizer: Optimizer) -> None:
         """The `step()` of the script's optimizer, or of one of them."""
-        self._monitor.check()
-        with self._monitor.refusing():
-            self._parts.storage.check_step()
-        if self._parts.values is not None:
-            self._parts.values.before_step()
-        turns = self._parts.turns
+        engine = self._engine
+        engine.monitor.check()
+        with engine.monitor.refusing():
+            engine.storage.check_step()
+        if engine.values is not None:
+            engine.values.before_step()
+        kept = engine.script_state.is_kept()
         self._check_first(optimizer)
-        if self._iteration.phase is not Phase.REDUCING:
-            check_synchronized(self._variables)
+        if engine.iteration.phase is not Phase.REDUCING:
+            check_synchronized(engine.variables)
+        elif id(optimizer) not in self._stepped:  # else it has cleared its gradients
+            self._last[id(optimizer)] = engine.iteration.number
+            if self._joined is None or (self.together and self._note(self._joined, optimizer)):
+                self._step()
+            elif not self.together:
+                self._step_alone(optimizer)
+        if engine.iteration.phase is Phase.STEPPED and (kept or engine.is_blind()):
+            engine.flush()
+
+    def clear(self, optimizer: Optimizer, set_to_none: bool) -> None:
+        """The script's `zero_grad()`. It waits for the `step()` of the others where they are to
+        come.
+
+        Raises:
+            NotSupported: it has not stepped, while others have.
+        """
+        self.cleared(optimizer)
+        if self._waits_for_others():
+            if id(optimizer) not in self._stepped:
+                kind = own_class(optimizer).__name__
+                raise _not_together(f"zero_grad() of optimizer {kind} came before its step()", kind)
+            self._postponed.append((optimizer, set_to_none))
             return
-        if turns is not None and turns.has_taken(optimizer):  # and has cleared its gradients
-            return
-        self._last[id(optimizer)] = self._iteration.number
-        if turns is None or (turns.together and turns.note(optimizer)):
-            self._step()
-        elif not turns.together:
-            self._step_alone(turns, optimizer)
+        if self._joined is None or self.together:  # else the others may still step
+            self._engine.drop_gradients()
+        clear_gradients(optimizer, set_to_none)
 
     def cleared(self, optimizer: Optimizer | None = None) -> None:
         """The script clears the gradients of an optimizer, or all: a `step()` on what is left
@@ -52,13 +97,27 @@ class OptimizerStep:
         else:
             self._last.pop(id(optimizer), None)
 
+    def check_finished(self) -> None:
+        """Before anything that reads values: every noted `step()` has run.
+
+        Raises:
+            NotSupported: an optimizer has not stepped, while others have.
+        """
+        if self._waits_for_others() and self._engine.iteration.phase is Phase.REDUCING:
+            waiting = next(o for o in self._optimizers if id(o) not in self._stepped)
+            kind = own_class(waiting).__name__
+            raise _not_together(f"the model went on before optimizer {kind} had stepped", kind)
+
+    def _waits_for_others(self) -> bool:
+        return self.together and 0 < len(self._stepped) < len(self._optimizers)
+
     def _check_first(self, optimizer: Optimizer) -> None:
         """Raises NotSupported where the gradients of this iteration are applied already, and not
         cleared since. Pending ones are gone from `parameter.grad` behind any step."""
-        if self._last.get(id(optimizer)) != self._iteration.number:
+        if self._last.get(id(optimizer)) != self._engine.iteration.number:
             return
         held = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        if self._parts.gradients.pending or any(p.grad is not None for p in held):
+        if self._engine.gradients.pending or any(p.grad is not None for p in held):
             raise NotSupported(
                 "optimizer.step() came a second time on the gradients of one backward pass: a plan "
                 "applies them once.",
@@ -67,55 +126,104 @@ class OptimizerStep:
                 "the same batch, run forward and backward again, or raise the learning rate.",
             )
 
-    def _step_alone(self, turns: StepTurns, optimizer: Optimizer) -> None:
-        """Update what one of several optimizers holds; all sums are here."""
-        updated = turns.take(optimizer)
-        self._parts.gradients.take_for_step()
-        self._parts.application.note_step()
-        with self._monitor.updating(), self._streams.landing():
-            self._parts.application.update_whole(updated, all_of_them=False)
-            self._streams.set_last_event(updated)
-        if turns.all_taken():
-            with self._monitor.condition:
-                self._iteration.phase = Phase.STEPPED
-                self._iteration.values_arrived(self._iteration.take_updatable())
-        self._finish_buffers()
-        self._streams.wait_last_events(updated)
+    def _note(self, joined: JoinedOptimizers, optimizer: Optimizer) -> bool:
+        """The `step()` of one of several has come; whether it is the last.
+
+        Raises:
+            NotSupported: a gradient was cleared or replaced since another's.
+        """
+        self._stepped.add(id(optimizer))
+        joined.note(optimizer)
+        if self._waits_for_others():
+            held = self._variables[id(optimizer)]
+            self._noted += [(variable, plain_gradient(variable)) for variable in held]
+            return False
+        for variable, gradient in self._noted:
+            if plain_gradient(variable) is not gradient:
+                raise _not_together(
+                    f"the gradient of {variable.name!r} was cleared or replaced between the "
+                    "step() of its optimizer and those of the others",
+                    variable.name,
+                )
+        return True
 
     def _step(self) -> None:
-        with self._monitor.refusing():
-            self._state.take()
-        self._parts.gradients.take_for_step()
-        self._parts.application.note_step()
-        with self._monitor.condition:
-            self._iteration.phase = Phase.STEPPED
-            claimed = [bucket for bucket in self._buckets if self._iteration.claim(bucket)]
-        with self._monitor.updating():
+        engine = self._engine
+        engine.script_state.note_step()
+        engine.gradients.take_for_step()
+        engine.completion.note_step()
+        with engine.monitor.condition:
+            engine.iteration.phase = Phase.STEPPED
+            claimed = [bucket for bucket in engine.buckets if engine.iteration.claim(bucket)]
+        with engine.monitor.updating():
             for bucket in claimed:
-                self._parts.queues.update_bucket(bucket)
+                engine.queues.update_bucket(bucket)
             self._update_whole()
-        for variable in self._parts.gradients.pending:
+        for variable in engine.gradients.pending:
             variable.parameter.grad = None
         self._wait_for_values()
         self._finish_buffers()
+        postponed, self._postponed = self._postponed, []
+        for optimizer, set_to_none in postponed:
+            clear_gradients(optimizer, set_to_none)
 
     def _update_whole(self) -> None:
-        self._monitor.wait(lambda: self._iteration.blocking_variables == 0)
-        with self._monitor.condition:
-            updatable = self._iteration.take_updatable()
-        with self._streams.landing():
-            every = self._all_whole and len(updatable) == len(self._variables)
-            all_of_them = every and self._parts.turns is None
-            self._parts.completion.update_whole(updatable, all_of_them)
+        engine = self._engine
+        engine.monitor.wait(lambda: engine.iteration.blocking_variables == 0)
+        with engine.monitor.condition:
+            updatable = engine.iteration.take_updatable()
+        with engine.streams.landing():
+            every = self._all_whole and len(updatable) == len(engine.variables)
+            engine.completion.update_whole(updatable, every and self._joined is None)
+            engine.completion.updated(updatable)
 
     def _wait_for_values(self) -> None:
-        """All but those that run into the next forward pass: they are owed."""
-        owed = self._parts.waits.owed
-        awaited = [v for v in self._variables if not v.deferred] + owed.unguarded
-        self._monitor.wait(lambda: all(v.missing_values == 0 for v in awaited))
-        self._streams.wait_last_events(awaited)
-        owed.mark(of_a_device=self._streams.asynchronous)
+        """All but those that run into the next forward pass: they are pending."""
+        engine, pending = self._engine, self._engine.pending_parameters
+        awaited = [v for v in engine.variables if not v.deferred] + pending.unguarded
+        engine.monitor.wait(lambda: all(v.missing_values == 0 for v in awaited))
+        engine.streams.wait_last_events(awaited)
+        pending.mark(of_a_device=engine.streams.asynchronous)
+
+    def _step_alone(self, optimizer: Optimizer) -> None:
+        """Update what one of several optimizers holds; all sums are here."""
+        engine = self._engine
+        self._stepped.add(id(optimizer))
+        updated = self._variables[id(optimizer)]
+        engine.gradients.take_for_step()
+        engine.completion.note_step()
+        with engine.monitor.updating(), engine.streams.landing():
+            engine.completion.update_whole(updated, all_of_them=False)
+            engine.streams.set_last_event(updated)
+        if len(self._stepped) == len(self._optimizers):
+            with engine.monitor.condition:
+                engine.iteration.phase = Phase.STEPPED
+                engine.iteration.values_arrived(engine.iteration.take_updatable())
+        self._finish_buffers()
+        engine.streams.wait_last_events(updated)
 
     def _finish_buffers(self) -> None:
-        if not self._streams.mode.threads:  # else a thread waits for the device: not here
-            self._parts.waits.finish_buffers()
+        if not self._engine.streams.mode.threads:  # else a thread waits for the device: not here
+            self._engine.finish_buffers()
+
+
+def clear_gradients(optimizer: Optimizer, set_to_none: bool) -> None:
+    """As `zero_grad()` of a plain optimizer does; no value of a parameter is read."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.requires_grad_(False).zero_()
+
+
+def _not_together(what: str, value: str) -> NotSupported:
+    return NotSupported(
+        f"{what}: under this plan all optimizers of a model step after each synchronized backward "
+        "pass, and the last step() runs their updates.",
+        thing="optimizer",
+        value=value,
+        remedy="Call every optimizer's step() behind the backward pass, or use a strategy of "
+        "all-reduces without owned or sharded updates and without overlap of the forward pass.",
+    )

@@ -1,59 +1,44 @@
 """Gradients in the script's hands, between the end of backward and `step()`: which are pending, and
 what clipping and a GradScaler do to them."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from autosync.runtime.device.streams import Streams
-from autosync.runtime.execution.iteration import IterationState, Phase
-from autosync.runtime.execution.monitor import Monitor
-from autosync.runtime.execution.pending_gradients import (
-    any_left,
-    incomplete_gradient,
-    make_pending,
-    make_plain,
-    take_for_step,
+from autosync.errors import NotSupported
+from autosync.runtime.compression.rows import sparse_tensor
+from autosync.runtime.execution.completion import Phase
+from autosync.runtime.execution.pending import PendingGradient, plain_gradient
+from autosync.runtime.layout.records import VariableRecord
+from autosync.runtime.updates.clipping import (
+    agree_on_infinity,
+    clip_gradients,
+    loss_scale,
+    show_gradients,
+    take_back,
 )
-from autosync.runtime.execution.step_turns import scaler_of_several
-from autosync.runtime.layout.records import Records, VariableRecord
-from autosync.runtime.updates.clipping import agree_on_infinity, clip_gradients, loss_scale
-from autosync.runtime.updates.joined_optimizers import JoinedOptimizers
-from autosync.runtime.updates.scaler_gradients import show_gradients, take_back
+from autosync.runtime.updates.optimizers import JoinedOptimizers
+
+if TYPE_CHECKING:
+    from autosync.runtime.execution.engine import Engine
 
 
 class ScriptGradients:
-    """The holder of pending gradients; see `pending_gradients.GradientHolder`.
-
-    pending: variables whose gradients are not complete when backward returns. scaler_looked: a
-    GradScaler has seen the gradients of this iteration. control: a process group of all ranks, in
-    host memory. sum_over_ranks: see `clip_gradients`.
-    """
+    """pending: variables whose gradients are not complete when backward returns. sum_over_ranks:
+    see `clip_gradients`. scaler_looked: a GradScaler has seen the gradients of this iteration."""
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        records: Records,
-        iteration: IterationState,
-        monitor: Monitor,
-        streams: Streams,
-        control: Any,
+        engine: "Engine",
         sum_over_ranks: Callable[[Tensor], None],
         max_grad_norm: float | None,
     ):
-        self.pending = [v for v in records.variables if v.deferred or v.apart or not v.whole]
+        self.pending = [v for v in engine.variables if v.deferred or v.apart or not v.whole]
         self.scaler_looked = False
         self._grad_norm: float | Tensor = 0.0
-        self._optimizer = optimizer
-        self._variables = list(records.variables)
-        self._buckets = list(records.buckets)
-        self._placed = records.placed
-        self._iteration = iteration
-        self._monitor = monitor
-        self._streams = streams
-        self._control = control
+        self._engine = engine
         self._sum_over_ranks = sum_over_ranks
         self._max_grad_norm = max_grad_norm
 
@@ -64,16 +49,28 @@ class ScriptGradients:
 
     def any_left(self) -> bool:
         """Whether a gradient of the backward pass before is still there, read or not."""
-        return any_left(self.pending)
+        pairs = [(variable.parameter.grad, variable) for variable in self.pending]
+        return any(
+            isinstance(gradient, PendingGradient) or gradient is variable.target
+            for gradient, variable in pairs
+            if gradient is not None
+        )
 
-    def make_gradients_pending(self, landed: bool = False) -> None:
-        """landed: those, too, whose sums are here."""
-        with self._monitor.condition:  # a landing thread may show a sparse sum
-            kept = (v for v in self.pending if v.apart or v.missing_sums or not v.whole)
-            make_pending(self, self.pending if landed else kept)
+    def make_pending(self, completed: bool = False) -> None:
+        """Where gradients are not complete. completed: those, too, whose sums are here. A variable
+        without a gradient gets zeros, so that every rank shows the same variables."""
+        with self._engine.monitor.condition:  # a completion thread may show a sparse sum
+            for variable in self.pending:
+                if completed or variable.apart or variable.missing_sums or not variable.whole:
+                    gradient = variable.parameter.grad
+                    if gradient is None:
+                        gradient = _zeros(variable)
+                        variable.parameter.grad = gradient
+                    variable.parameter.grad = PendingGradient.around(self, variable, gradient)
 
     def make_plain(self) -> None:
-        make_plain(self.pending)
+        for variable in self.pending:
+            variable.parameter.grad = plain_gradient(variable)
 
     def complete(self, variable: VariableRecord) -> None:
         """Wait until `parameter.grad` is the global average, a plain tensor.
@@ -81,85 +78,153 @@ class ScriptGradients:
         Raises:
             NotSupported: no rank holds all of it.
         """
-        if self._iteration.phase is not Phase.REDUCING:  # held since an earlier iteration
+        if self._engine.iteration.phase is not Phase.REDUCING:  # held since an earlier iteration
             return
         if not variable.whole or variable.apart:
-            raise incomplete_gradient(variable, "was read between backward and step()")
-        self._monitor.wait(lambda: variable.missing_sums == 0)
-        self._streams.wait_last_events([variable])
-        make_plain([variable])
+            raise _incomplete(variable, "was read between backward and step()")
+        self._engine.monitor.wait(lambda: variable.missing_sums == 0)
+        self._engine.streams.wait_last_events([variable])
+        variable.parameter.grad = plain_gradient(variable)
 
-    def show_gradients(self) -> None:
-        """A GradScaler inspects and unscales the gradients. A collective where updates are owned
-        or sharded: all ranks must find the same infinities."""
-        if self._iteration.phase is not Phase.REDUCING:
+    def show_to_scaler(self) -> None:
+        """A GradScaler inspects and unscales the gradients: put the sums that this rank applies
+        into `parameter.grad`, as plain tensors. A collective where updates are owned or sharded:
+        all ranks must find the same infinities."""
+        engine = self._engine
+        if engine.iteration.phase is not Phase.REDUCING:
             return
-        if isinstance(self._optimizer, JoinedOptimizers):
-            raise scaler_of_several()
+        if isinstance(engine.optimizer, JoinedOptimizers):
+            raise _scaler_of_several()
         for variable in self.pending:
             if variable.apart:
-                raise incomplete_gradient(variable, "was scaled by a GradScaler")
+                raise _incomplete(variable, "was scaled by a GradScaler")
         self._wait_for_sums()
-        make_plain(self.pending)
+        self.make_plain()
         if self.scaler_looked:
             return
         self.scaler_looked = True
-        for bucket in self._buckets:
+        for bucket in engine.buckets:
             if not bucket.whole:
                 show_gradients(bucket)
-        if any(bucket.values_travel for bucket in self._buckets):
-            with self._monitor.exchange("the search for infinities"):
-                agree_on_infinity(self._variables, self._buckets, self._control)
+        if any(bucket.values_travel for bucket in engine.buckets):
+            with engine.monitor.exchange("the search for infinities"):
+                agree_on_infinity(engine.variables, engine.buckets, engine.control)
 
     def take_for_step(self) -> None:
-        """Gradients are as the script leaves them to `step()`: those that it replaced count, and
-        under clipping or a scaler every reduction ends before any update.
+        """Gradients are as the script leaves them to `step()`: those that it replaced count, on
+        every rank alike, and under clipping or a scaler every reduction ends before any update.
 
         Raises:
             NotSupported: it replaced one that no rank holds.
         """
-        replaced = take_for_step(self.pending)
-        self._monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
+        replaced = []
+        for variable in self.pending:
+            gradient = variable.parameter.grad
+            if isinstance(gradient, PendingGradient):
+                variable.parameter.grad = gradient.plain
+            elif not variable.whole or (gradient is not variable.target and variable.apart):
+                raise _incomplete(variable, "was replaced before step()")
+            elif gradient is not variable.target:
+                replaced.append(variable)
+        engine = self._engine
+        engine.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
         for variable in replaced:  # the script's own tensors, which an update reads later
             if variable.parameter.grad is not None:
-                self._streams.keep_for_landing(variable.parameter.grad)
+                engine.streams.keep_for_landing(variable.parameter.grad)
         if not (self.scaler_looked or self._max_grad_norm):
             return
         self._wait_for_sums()
         if self.scaler_looked:
-            for bucket in self._buckets:
+            for bucket in engine.buckets:
                 if bucket.update:
                     take_back(bucket)
         if self._max_grad_norm:
-            self._clip(self._max_grad_norm)
+            scale = loss_scale(engine.optimizer)
+            self._grad_norm = self._clip(self._max_grad_norm * scale) / scale
 
     def clip_now(self, max_norm: float) -> Tensor:
         """The script clips all gradients between backward and `step()`. Returns the norm before.
         A collective where updates are owned or sharded."""
         self._wait_for_sums()
-        make_plain(self.pending)
-        shown = [b for b in self._buckets if self.scaler_looked and b.update and not b.whole]
+        self.make_plain()
+        buckets = self._engine.buckets
+        shown = [b for b in buckets if self.scaler_looked and b.update and not b.whole]
         for bucket in shown:
             take_back(bucket)
-        with self._monitor.exchange("clipping by the global norm"):
-            norm = self._clip_gradients(max_norm)
+        norm = self._clip(max_norm)
         for bucket in shown:
             show_gradients(bucket)
-        self.make_gradients_pending()
+        self.make_pending()
         return norm
 
-    def _clip(self, max_grad_norm: float) -> None:
-        with self._monitor.exchange("clipping by the global norm"):
-            scale = loss_scale(self._optimizer)
-            limit = max_grad_norm * scale
-            norm = self._clip_gradients(limit)
-            self._grad_norm = norm / scale
-
-    def _clip_gradients(self, max_norm: float | Tensor) -> Tensor:
-        return clip_gradients(
-            self._variables, self._buckets, self._sum_over_ranks, max_norm, self._placed
-        )
+    def _clip(self, max_norm: float | Tensor) -> Tensor:
+        engine = self._engine
+        with engine.monitor.exchange("clipping by the global norm"):
+            return clip_gradients(
+                engine.variables,
+                engine.buckets,
+                self._sum_over_ranks,
+                max_norm,
+                engine.records.placed,
+            )
 
     def _wait_for_sums(self) -> None:
-        self._monitor.wait(lambda: self._iteration.unreduced_buckets == 0)
-        self._streams.wait_last_events(self._variables)
+        engine = self._engine
+        engine.monitor.wait(lambda: engine.iteration.unreduced_buckets == 0)
+        engine.streams.wait_last_events(engine.variables)
+
+
+def check_synchronized(variables: Iterable[VariableRecord]) -> None:
+    """At a `step()` that no synchronized backward pass came before.
+
+    Raises:
+        NotSupported: there is a gradient all the same.
+    """
+    for variable in variables:
+        if variable.parameter.grad is not None:
+            raise NotSupported(
+                f"optimizer.step() found a gradient of {variable.name!r} that no backward "
+                "pass has synchronized.",
+                thing=f"variable {variable.name}",
+                remedy="Run the last backward pass before step() outside of no_sync().",
+            )
+
+
+def _zeros(variable: VariableRecord) -> Tensor:
+    table = variable.alias
+    if not any(bucket.ranges for bucket in variable.buckets):
+        return torch.zeros_like(table)
+    rows = torch.empty(0, dtype=torch.int64, device=table.device)
+    empty = table.new_empty(0, *table.shape[1:])
+    return sparse_tensor((rows, empty), tuple(table.shape), coalesced=True)
+
+
+def _incomplete(variable: VariableRecord, what: str) -> NotSupported:
+    if variable.apart:
+        return NotSupported(
+            f"the gradient of {variable.name!r} {what}, but only the ranks that its module is "
+            "placed on have it: a norm or a scale over all gradients would differ from rank "
+            "to rank.",
+            thing=f"variable {variable.name}.grad",
+            remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_; "
+            "train without a GradScaler (bfloat16 needs none); or use a strategy without a "
+            "placement.",
+        )
+    return NotSupported(
+        f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "
+        "updates parts of variables on the ranks that own them.",
+        thing=f"variable {variable.name}.grad",
+        remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_, or "
+        "use a strategy without owned or sharded updates.",
+    )
+
+
+def _scaler_of_several() -> NotSupported:
+    return NotSupported(
+        "a GradScaler, which lets one optimizer step and another not, met several optimizers under "
+        "a plan whose last step() runs all updates.",
+        thing="GradScaler",
+        remedy="Use one optimizer with several parameter groups, bfloat16 without a scaler, or a "
+        "strategy of all-reduces without owned or sharded updates and without overlap of the "
+        "forward pass.",
+    )

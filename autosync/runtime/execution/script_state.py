@@ -1,217 +1,214 @@
-"""The optimizer's state in the script's hands.
+"""The optimizer's state in the script's hands: `optimizer.state`, `state_dict()` and
+`load_state_dict()`.
 
-Where updates end behind `step()`, or are owned or sharded, `optimizer.state` is a view: whoever
-reads or changes it waits for the updates in flight, and finds the whole state of every parameter.
-The next `step()` goes on from what the script leaves there: each rank takes the parts that it
-updates. A tensor of the state that the script keeps beyond a `step()` waits in the same way.
+Where every rank holds the state of every variable, `optimizer.state` is torch's own dictionary, and
+reading it waits for the updates in flight. As long as the script keeps what it has found there,
+each `step()` waits for its updates. Where updates are owned or sharded no rank holds all of it:
+`state_dict()` gathers it, and reading `optimizer.state` is refused.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, ClassVar
-from weakref import ref
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.runtime.execution.monitor import Monitor
-from autosync.runtime.execution.pending_gradients import METADATA
-from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
-from autosync.runtime.updates.twin_optimizer import held_state
+from autosync.errors import NotSupported
+from autosync.runtime.compression.powersgd import (
+    SavedErrors,
+    parameters_of,
+    saved_keys,
+    take_errors,
+)
+from autosync.runtime.execution.completion import Phase
+from autosync.runtime.updates.optimizer_state import asks_for_state
+from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers_in
+
+if TYPE_CHECKING:
+    from autosync.runtime.execution.engine import Engine
 
 
 class ScriptState:
-    """Of the optimizer of one plan, or of several. flush: waits for what is in flight."""
+    """Of the optimizer of one plan, or of several.
 
-    def __init__(
-        self, state: ShardedOptimizerState, flush: Callable[[], None], monitor: Monitor
-    ) -> None:
-        variables = state.records.variables
-        self._state = state
-        self._flush = flush
-        self._monitor = monitor
-        self._is_split = not all(variable.whole for variable in variables)
-        self._waits = self._is_split or any(variable.deferred for variable in variables)
-        self._is_shown = True
-        self._kept: list[tuple[Tensor, Any, ref[Tensor]]] = []
-        self._awaited: Any = type("AwaitedState", (AwaitedState,), {"owner": self})
+    in_parts, to: what `state_dict()` gives where no rank holds all of a variable's state: this
+        rank's parts; or the whole, on rank `to` alone, by default on every rank.
+    """
+
+    def __init__(self, engine: "Engine"):
+        self.in_parts = False
+        self.to: int | None = None
+        self._begun: set[int] = set()
+        self._engine = engine
+        self._optimizers = optimizers_in(engine.optimizer)
+        self._is_split = not all(variable.whole for variable in engine.variables)
+        self._was_read = False
+
+    def begin(self) -> None:
+        """The plan takes over what the script's optimizer holds."""
+        self._begun = {id(one) for one in self._optimizers if held_state(one)}
+        self._engine.state.take_parts()
+
+    def note_step(self) -> None:
+        """Every optimizer may have a state from now on."""
+        self._begun.update(map(id, self._optimizers))
 
     def of(self, optimizer: Optimizer) -> Any:
         """What the script gets for `optimizer.state`."""
-        return StateView(optimizer, self) if self._waits else held_state(optimizer)
+        if self._is_split and not self.in_parts:
+            return SplitState(id(optimizer) in self._begun)
+        if self._engine.iteration.phase is Phase.STEPPED:
+            self._engine.flush()
+        self._was_read = True
+        return held_state(optimizer)
 
-    def show(self, call: str = "optimizer.state") -> None:
-        """Before the script reads or changes it: nothing is in flight, and optimizers hold all of
-        it. A collective where updates are owned or sharded. call: of the script."""
-        if self._is_shown:
-            return
-        self._flush()
+    def replace(self, optimizer: Optimizer, state: Any) -> None:
+        """The script assigns `optimizer.state`."""
         if self._is_split:
-            with self._monitor.exchange("the gathering of the optimizer's state"):
-                self._state.gather(call)
-        self._is_shown = True
-        self._give_kept_back()
+            raise _split_state()
+        self.of(optimizer)
+        optimizer.__dict__["state"] = state
 
-    def take(self) -> None:
-        """At `step()`, and before a checkpoint is gathered: what the script has left counts.
+    def is_kept(self) -> bool:
+        """Whether the script still holds a dictionary or a tensor of `optimizer.state`, and may
+        change it behind any step. Called while no update runs."""
+        if self._was_read:
+            self._was_read = any(map(_is_kept, self._optimizers))
+        return self._was_read
 
-        Raises:
-            NotSupported: it is of another shape than its parameter, and updates are owned or
-                sharded.
-        """
-        if not (self._is_shown and self._waits):
-            return
-        kept = list(self._find_tensors())
-        self._state.take_parts()
-        self._is_shown = False
-        self._kept = [one for one in kept if one[-1]() is not None]
-        for _, _, tensor in self._kept:
-            _turn_into(self._awaited, tensor)
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """A collective where updates are owned or sharded, or messages are packed by PowerSGD."""
+        engine = self._engine
+        added: dict[Tensor, dict[str, Any]] = {}
+        state: dict[str, Any]
+        if self.in_parts:
+            engine.flush()
+            with as_plain(optimizer):
+                state = optimizer.state_dict()
+            added = engine.state.parts(optimizer)
+        else:
+            with self.gathered(), as_plain(optimizer):
+                state = optimizer.state_dict()
+        errors = self._saved_errors(optimizer)
+        entries: dict[int, Any] = state["state"]
+        for number, parameter in enumerate(parameters_of(optimizer)):
+            entry = {**added.get(parameter, {}), **errors.get(parameter, {})}
+            if entry or parameter in added or errors:  # torch misses those that others have
+                entries[number] = {**entries.get(number, {}), **entry}
+        return state
 
-    def drop(self) -> None:
-        """Another state has been loaded, or the plan is off: what the script keeps is its own."""
-        for _, _, tensor in self._kept:
-            _turn_into(Tensor, tensor)
-        self._kept = []
+    def load_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """All of it into the optimizer, from which each rank takes the parts that it updates; or,
+        of what is split, these parts alone."""
+        engine = self._engine
+        engine.flush()
+        state_dict, errors = take_errors(optimizer, state_dict)
+        self._begun.discard(id(optimizer))
+        if state_dict["state"]:
+            self._begun.add(id(optimizer))
+        if self.in_parts:
+            keys = dict(zip(parameters_of(optimizer), saved_keys(state_dict), strict=True))
+            state = dict(state_dict["state"])
+            parts = {p: state.pop(keys[p], {}) for p in engine.state.parts(optimizer)}
+            with as_plain(optimizer):
+                optimizer.load_state_dict({**state_dict, "state": state})
+            engine.state.load_parts(optimizer, parts)
+        else:
+            if len(self._optimizers) > 1:  # whose states lie in the same buckets
+                self.show("optimizer.load_state_dict()")
+            with as_plain(optimizer):
+                optimizer.load_state_dict(state_dict)
+            engine.state.take_parts()
+        engine.state.restore_errors(optimizer, errors)
 
-    def loaded(self) -> None:
-        """The optimizer's parts are taken from a loaded state already."""
-        self.drop()
-        self._is_shown = not self._is_split
+    def make(self, optimizer: Optimizer) -> bool:
+        """Whether a `step()` only asks for the state of an optimizer that has none, as
+        torch.distributed.checkpoint.state_dict does; then it is made, without a message."""
+        engine = self._engine
+        if engine.iteration.phase is Phase.REDUCING or not asks_for_state(optimizer):
+            return False
+        engine.flush()
+        engine.state.begin(optimizer)
+        self._begun.add(id(optimizer))
+        return True
 
-    def _find_tensors(self) -> Iterator[tuple[Tensor, Any, ref[Tensor]]]:
-        """(parameter, key, tensor); a tensor that lives on behind this is kept by the script, for
-        the optimizer goes on with an alias of it."""
-        held = held_state(self._state.optimizer)
-        for parameter in list(held):
-            entry = held[parameter]
-            if not isinstance(entry, dict):
-                continue
-            for key in list(entry):
-                if type(entry[key]) is Tensor:
-                    found = ref(entry[key])
-                    entry[key] = entry[key].detach()
-                    yield parameter, key, found
+    def show(self, call: str) -> None:
+        """Nothing is in flight, and optimizers hold all of the state. A collective where updates
+        are owned or sharded. call: of the script."""
+        self._engine.flush()
+        if self._is_split:
+            with self._engine.monitor.exchange("the gathering of the optimizer's state"):
+                self._engine.state.gather(call)
 
-    def _give_kept_back(self) -> None:
-        kept = self._kept
-        self.drop()
-        held = held_state(self._state.optimizer)
-        for parameter, key, found in kept:
-            tensor, entry = found(), held.get(parameter)
-            if tensor is None or not isinstance(entry, dict):
-                continue
-            now = entry.get(key)
-            if not isinstance(now, Tensor) or now.shape != tensor.shape:
-                continue
-            if now.data_ptr() != tensor.data_ptr():
-                with torch.no_grad():
-                    tensor.copy_(now)
-            entry[key] = tensor
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within, the optimizer holds the state of every variable. A collective where updates are
+        owned or sharded."""
+        engine = self._engine
+        engine.flush()
+        with engine.monitor.exchange("the gathering of the optimizer's state"):
+            gathered = engine.state.gather("optimizer.state_dict()", self.to)
+        try:
+            yield
+        finally:
+            for variable in gathered:
+                held_state(engine.optimizer).pop(variable.parameter, None)
 
-
-class AwaitedState(Tensor):
-    """A tensor of the state, while updates that change it may be in flight."""
-
-    owner: ClassVar[ScriptState]
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        cls.owner.show()
-        return func(*args, **(kwargs or {}))
-
-
-def _turn_into(kind: Any, found: ref[Tensor]) -> None:
-    if (tensor := found()) is not None:
-        tensor.__class__ = kind
-
-
-class _View(MutableMapping[Any, Any]):
-    """A dictionary that is waited for, and found, anew at each access."""
-
-    def plain(self) -> Any:
-        """The dictionary itself."""
-        raise NotImplementedError
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.plain()[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.plain()[key] = value.plain() if isinstance(value, _View) else value
-
-    def __delitem__(self, key: Any) -> None:
-        del self.plain()[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.plain())
-
-    def __len__(self) -> int:
-        return len(self.plain())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.plain()
-
-    def __repr__(self) -> str:
-        return repr(self.plain())
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copied and pickled as a dictionary."""
-        return dict, (dict(self.plain()),)
-
-    # These read an entry first in MutableMapping, and torch's dictionary would make it.
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        if key in self:
-            return self[key]
-        return default
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        return self.plain().pop(key, *default)
-
-    def popitem(self) -> tuple[Any, Any]:
-        item: tuple[Any, Any] = self.plain().popitem()
-        return item
-
-    def clear(self) -> None:
-        self.plain().clear()
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        self.plain().setdefault(key, default)
-        return self[key]
+    def _saved_errors(self, optimizer: Optimizer) -> SavedErrors:
+        """What a checkpoint of an optimizer keeps of PowerSGD, of variables that have a state: for
+        torch's optimizers make none where they find an entry. A collective under PowerSGD."""
+        with self._engine.monitor.exchange("the gathering of PowerSGD's errors"):
+            errors = self._engine.state.gather_errors(optimizer)
+        held = held_state(optimizer)
+        if not held:  # it keeps none for any variable
+            begun = id(optimizer) in self._begun or self._engine.iteration.number >= 0
+            return errors if begun else {}
+        return {parameter: entry for parameter, entry in errors.items() if parameter in held}
 
 
-class StateView(_View):
-    """`optimizer.state`."""
+class SplitState:
+    """`optimizer.state` where no rank holds all of it: says whether there is any."""
 
-    def __init__(self, optimizer: Optimizer, shown: ScriptState) -> None:
-        self._optimizer = optimizer
-        self._shown = shown
+    def __init__(self, has_begun: bool):
+        self._has_begun = has_begun
 
-    def plain(self) -> Any:
-        self._shown.show()
-        return held_state(self._optimizer)
+    def __bool__(self) -> bool:
+        return self._has_begun
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return defaultdict, (dict, dict(self.plain()))
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise _split_state()
 
-    def __getitem__(self, key: Any) -> Any:
-        value = self.plain()[key]
-        return EntryView(self, key) if isinstance(value, dict) else value
+    __getattr__ = __getitem__ = __setitem__ = __delitem__ = _refuse
+    __iter__ = __len__ = __contains__ = __reduce_ex__ = _refuse
 
 
-class EntryView(_View):
-    """`optimizer.state[parameter]`."""
+def _split_state() -> NotSupported:
+    return NotSupported(
+        "optimizer.state was read or changed, but no rank holds all of it: the strategy updates "
+        "parts of variables on the ranks that own them.",
+        thing="optimizer.state",
+        remedy="Take it by optimizer.state_dict(), called on every rank, and give it back by "
+        "optimizer.load_state_dict(); or use a strategy without owned or sharded updates.",
+    )
 
-    def __init__(self, state: StateView, key: Any) -> None:
-        self._state = state
-        self._key = key
 
-    def plain(self) -> Any:
-        found = self._state.plain().get(self._key)
-        return {} if found is None else found  # torch's is nobody's state any more
+def _references(held: dict[Any, Any]) -> int:
+    """The most that any tensor or dictionary among the values has."""
+    kinds = (Tensor, dict)
+    counts = (sys.getrefcount(value) for value in held.values() if isinstance(value, kinds))
+    return max(counts, default=0)
+
+
+HELD_ONCE = _references({0: {}})
+
+
+def _is_kept(optimizer: Optimizer) -> bool:
+    attributes = optimizer.__dict__
+    if _references({0: attributes["state"]}) > HELD_ONCE + 1:
+        return True
+    entries = attributes["state"].values()
+    return _references(attributes["state"]) > HELD_ONCE or any(
+        _references(entry) > HELD_ONCE for entry in entries if isinstance(entry, dict)
+    )

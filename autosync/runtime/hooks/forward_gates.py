@@ -1,19 +1,16 @@
 """Where the forward pass waits for new values.
 
-A variable is waited for before the forward of every module that owns it, and of every module
-that was seen to read it in the recorded first forward pass. One that nobody was seen to read
-(or that is read outside any module's forward) is waited for at the start of the model's forward.
-Where regions are compiled nobody can be seen: parameters themselves wait for who reads them early.
+A variable is waited for before the forward of the module that owns it, or, where the first forward
+pass did not call that one, of the nearest module around it that was called. Whoever else reads a
+parameter early waits by the parameter itself (`execution/pending.py`).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from autosync.runtime.execution.nested_tensors import tensors_in
 from autosync.runtime.hooks.torch_compile import (
     Hook,
     InFront,
@@ -25,22 +22,6 @@ from autosync.runtime.hooks.torch_compile import (
 from autosync.runtime.layout.records import VariableRecord
 
 Wait = Callable[[list[VariableRecord]], None]
-
-
-class _Reads(TorchFunctionMode):
-    """Notes which parameters are read while which module's forward runs."""
-
-    def __init__(self, known: dict[int, VariableRecord], running: list[nn.Module]):
-        super().__init__()
-        self.known = known
-        self.running = running
-        self.readers: dict[int, list[nn.Module]] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tensors_in((args, kwargs)):
-            if (variable := self.known.get(id(tensor))) is not None and self.running:
-                self.readers.setdefault(variable.index, []).append(self.running[-1])
-        return func(*args, **(kwargs or {}))
 
 
 class Gates:
@@ -64,11 +45,9 @@ class Gates:
         self.inlined = Inlined()
         self._called = model if called is None else called
         self._known = {id(v.parameter): v for v in variables}
-        self._readers: dict[int, list[nn.Module]] = {}
         self._gated: dict[nn.Module, list[VariableRecord]] = {}
         self._handles: list[InFront] = []
-        self._running: list[nn.Module] = []
-        self._reads: _Reads | None = None
+        self._called_modules: set[nn.Module] = set()
         self._watch: list[RemovableHandle] = []
 
     def install(self, before: Hook, after: Hook, before_buffers: Hook) -> None:
@@ -106,9 +85,8 @@ class Gates:
                         self._gate(self.model, variable, inlined)
         for module in with_buffers - {self.model}:
             self._handles.append(InFront(module, outside(self._before_buffers, inlined)))
-        for index, readers in self._readers.items():
-            for module in readers:
-                self._gate(module, self._variable(index), inlined)
+        if self._called_modules:
+            self._gate_around()
 
     def _regions(self) -> dict[nn.Module, nn.Module]:
         """Of each module in a compiled region, the module that the region begins with."""
@@ -118,9 +96,6 @@ class Gates:
                 for inner in module.modules():
                     found.setdefault(inner, module)
         return found
-
-    def _variable(self, index: int) -> VariableRecord:
-        return next(variable for variable in self._known.values() if variable.index == index)
 
     def _gate(self, module: nn.Module, variable: VariableRecord, inlined: Inlined | None) -> None:
         if not variable.deferred:
@@ -140,42 +115,43 @@ class Gates:
             self.wait(gated)
 
     def start_recording(self) -> None:
-        """At the start of the model's own forward, the first that runs eagerly."""
-        if self.recorded or within_compiler() or self._running:
+        """At the start of the model's own forward, the first that runs eagerly: note which modules
+        are called."""
+        if self.recorded or within_compiler():
             return
+        self.recorded = True
         if self._regions():  # compiled since: a region would be compiled once more for it
-            self.recorded = True
             return
-        self._reads = _Reads(self._known, self._running)
+        self._called_modules = {self.model}  # is running: its hooks cannot change meanwhile
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self._called_modules.add(module)
+
         for module in self.model.modules():
-            if module is self.model:  # is running: its hooks cannot change while they are called
-                continue
-            self._watch.append(module.register_forward_pre_hook(_enter_hook(self._running)))
-            self._watch.append(
-                module.register_forward_hook(_leave_hook(self._running), always_call=True)
-            )
-        self._running.append(self.model)
-        self._reads.__enter__()  # type: ignore[no-untyped-call]
+            if module is not self.model:
+                self._watch.append(module.register_forward_pre_hook(enter))
 
     def stop_recording(self) -> None:
         """At the end of the model's own forward, even when it failed."""
-        if self._reads is None:
-            return
-        self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for variable in self._known.values():
-            readers = self._reads.readers.get(variable.index, [])
-            self._readers[variable.index] = list(dict.fromkeys(readers or [self.model]))
-            for module in self._readers[variable.index]:
-                self._gate(module, variable, self.inlined)
-        self._end_watch()
-        self.recorded = True
+        if self._watch:
+            self._end_watch()
+            self._gate_around()
+
+    def _gate_around(self) -> None:
+        """Modules that own variables and were not called, as a module reads them that is."""
+        for name, module in self.model.named_modules():
+            if module in self._gated and module not in self._called_modules:
+                around = module
+                while around not in self._called_modules:
+                    name = name.rpartition(".")[0]
+                    around = self.model.get_submodule(name)
+                for variable in self._gated[module]:
+                    self._gate(around, variable, self.inlined)
 
     def _end_watch(self) -> None:
         for handle in self._watch:
             handle.remove()
         self._watch.clear()
-        self._running.clear()
-        self._reads = None
 
     def _remove(self) -> None:
         for handle in reversed(self._handles):  # around one compiled module there may be several
@@ -193,20 +169,5 @@ class Gates:
 def _gate_hook(wait: Wait, gated: list[VariableRecord]) -> Hook:
     def hook(module: nn.Module, args: Any) -> None:
         wait(gated)
-
-    return hook
-
-
-def _enter_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any], None]:
-    def hook(module: nn.Module, args: Any) -> None:
-        running.append(module)
-
-    return hook
-
-
-def _leave_hook(running: list[nn.Module]) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if running and running[-1] is module:
-            running.pop()
 
     return hook

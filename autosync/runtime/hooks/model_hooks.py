@@ -1,25 +1,49 @@
-"""Hooks of the script's model: where forward passes begin and end, and where its state is read."""
+"""What a plan puts on the script's model: hooks where gradients are complete, where forward passes
+begin and end and where its state is read; methods as torch's DDP has them; and plain copies."""
 
-from collections.abc import Callable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.compression.factors import FactorCapture
 from autosync.runtime.execution.engine import Engine
-from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.execution.pending import tensors_in
 from autosync.runtime.hooks.forward_gates import Gates
-from autosync.runtime.hooks.gradient_hooks import Removable, watch
 from autosync.runtime.hooks.torch_compile import compiled_from
+from autosync.runtime.layout.accumulators import Accumulator, NodeHook
+from autosync.runtime.layout.records import VariableRecord
+
+Reporting = Callable[[str], AbstractContextManager[None]]
+"""Around a call of the script's: whatever ends it, other ranks read it."""
+
+METHODS = ("no_sync", "zero_grad", "join", "join_hook")
+"""What a plan gives the model itself."""
+
+REDUCE = "__reduce_ex__"
+SCRIPT = "__prepare_scriptable__"
+"""What torch.jit.script calls of each module first."""
+
+ADDED = (REDUCE, SCRIPT, "forward", "compile", *METHODS)
+"""Attributes that a plan gives a module, where they are the runtime's."""
+
+OURS = ("autosync.runtime.", "autosync.extensions.")
+
+
+class Removable(Protocol):
+    def remove(self) -> None: ...
 
 
 def install(handles: list[Removable], model: nn.Module, engine: Engine, gates: Gates) -> None:
     """Every hook of an attached plan. handles: receives each as it is installed, so that those
     before one that fails can be removed."""
     for variable in engine.variables:
-        handle = watch(engine, variable)
+        handle = _watch(engine, variable)
         handles.append(handle)
     gates.install(
         _before_forward(model, engine, gates),
@@ -79,7 +103,7 @@ def _after_forward(
         if compiled_from(module) is not model:
             return
         gates.stop_recording()
-        if engine.failure is not None:  # which the forward pass has raised
+        if engine.monitor.failure is not None:  # which the forward pass has raised
             return
         if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
             return
@@ -109,3 +133,158 @@ def _before_loading(engine: Engine) -> Callable[..., None]:
         engine.before_load()
 
     return hook
+
+
+def _watch(engine: Engine, variable: VariableRecord) -> Removable:
+    """Tell the engine of the variable's gradients, until removed."""
+    if isinstance(variable.packer, FactorCapture):
+        hook = _factor_hook(engine, variable, variable.packer)
+        variable.accumulator = variable.packer.install(hook)
+        return variable.packer
+    variable.accumulator = Accumulator(variable.parameter, _dense_hook(engine, variable))
+    return variable.accumulator
+
+
+def _dense_hook(engine: Engine, variable: VariableRecord) -> NodeHook:
+
+    def hook(_: Any, gradients: Any) -> None:
+        if engine.synchronizing and gradients[0] is not None:
+            engine.arrived(variable)
+
+    return hook
+
+
+def _factor_hook(engine: Engine, variable: VariableRecord, capture: FactorCapture) -> NodeHook:
+    """Whether or not a gradient came beside the factors."""
+
+    def hook(_: Any, gradients: Any) -> None:
+        if engine.synchronizing:
+            capture.collect()
+            engine.arrived(variable)
+        else:
+            with torch.no_grad():
+                capture.accumulate()
+
+    return hook
+
+
+class ModelMethods:
+    """Of an attached model, until removed.
+
+    no_sync: as torch's DDP has it. cleared: called at each `model.zero_grad()`, where given. What
+    the model itself calls `join` or `join_hook` stays.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        no_sync: Callable[[], AbstractContextManager[None]],
+        reporting: Reporting,
+        cleared: Callable[[], None] | None = None,
+    ):
+        self._attributes = model.__dict__
+        self._given: dict[str, Any] = {"no_sync": no_sync}
+        for name, what in (("join", "model.join()"), ("join_hook", "torch's Join")):
+            if not hasattr(model, name):
+                self._given[name] = refused_join(what, reporting)
+        if cleared is not None:
+            self._given["zero_grad"] = _clearing(model, cleared)
+        self._attributes.update(self._given)
+
+    def remove(self) -> None:
+        for name, given in self._given.items():
+            if self._attributes.get(name) is given:
+                del self._attributes[name]
+
+
+def refused_join(what: str, reporting: Reporting) -> Callable[..., Any]:
+    """In place of `join` and of the `join_hook` that torch's Join asks for."""
+
+    def join(*args: Any, **kwargs: Any) -> Any:
+        with reporting(what):
+            raise NotSupported(
+                f"{what} shadows the messages of ranks that are out of data, and a plan has no "
+                "such messages: every rank takes part in each synchronized backward pass.",
+                thing=what,
+                remedy="Give every rank the same number of batches: autosync.ShareSampler and "
+                "torch's DistributedSampler do, IterableDatasets need a common length.",
+            )
+
+    return join
+
+
+def _clearing(model: nn.Module, cleared: Callable[[], None]) -> Callable[..., None]:
+    def zero_grad(*args: Any, **kwargs: Any) -> None:
+        cleared()
+        type(model).zero_grad(model, *args, **kwargs)
+
+    return zero_grad
+
+
+class PlainCopies:
+    """What is pickled or copied of a model is plain, until removed: `torch.save(model)` and
+    `copy.deepcopy(model)` leave hooks, threads and process groups behind, and wait for what is in
+    flight. Python asks the object itself how it is reduced, so a module keeps its class."""
+
+    def __init__(self, model: nn.Module, flush: Callable[[], None]):
+        self._modules = list(model.modules())
+        for module in self._modules:
+            module.__dict__[REDUCE] = _reducer(module, flush)
+            module.__dict__[SCRIPT] = _refuse_script
+
+    def remove(self) -> None:
+        for module in self._modules:
+            module.__dict__.pop(REDUCE, None)
+            module.__dict__.pop(SCRIPT, None)
+
+
+def _refuse_script() -> nn.Module:
+    raise NotSupported(
+        "torch.jit.script met a module that follows a plan: a scripted module has its own hooks, "
+        "and none that would synchronize its gradients.",
+        thing="torch.jit.script",
+        remedy="Script a plain copy of it, `torch.jit.script(copy.deepcopy(model))`; to train "
+        "what is scripted, script it before autosync.distribute.",
+    )
+
+
+def _reducer(module: nn.Module, flush: Callable[[], None]) -> Callable[[Any], Any]:
+    def reduce(protocol: Any) -> Any:
+        flush()
+        made = type(module).__reduce_ex__(module, protocol)
+        if isinstance(made, str):
+            return made
+        return tuple(_plain_state(part) if isinstance(part, dict) else part for part in made)
+
+    return reduce
+
+
+def _plain_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module without what a plan has added to them."""
+    found = {
+        key: _plain_hooks(value) if isinstance(value, OrderedDict) else value
+        for key, value in state.items()
+        if not (key in ADDED and _is_ours(value))
+    }
+    known = {number for value in found.values() for number in _numbers(value)}
+    for key in ("_forward_hooks_always_called", "_forward_hooks_with_kwargs"):
+        if key in found:
+            found[key] = OrderedDict((n, flag) for n, flag in found[key].items() if n in known)
+    return found
+
+
+def _numbers(value: Any) -> Iterable[int]:
+    if not isinstance(value, OrderedDict):
+        return ()
+    return (number for number, hook in value.items() if callable(hook))
+
+
+def _plain_hooks(hooks: Mapping[Any, Any]) -> OrderedDict[Any, Any]:
+    return OrderedDict((key, hook) for key, hook in hooks.items() if not _is_ours(hook))
+
+
+def _is_ours(value: Any) -> bool:
+    """A hook, a reducer, or a method of the engine."""
+    function = getattr(value, "hook", value)  # torch wraps some hooks
+    home = getattr(function, "__module__", None)
+    return callable(function) and isinstance(home, str) and home.startswith(OURS)

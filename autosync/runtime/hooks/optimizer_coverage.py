@@ -1,5 +1,5 @@
-"""Whether plan, model and optimizers speak of the same parameters: when a plan begins, and at each
-step since, for a script may freeze, add and replace parameters.
+"""Checks that plan, model and optimizers hold the same parameters, when a plan is attached and at
+each step: a script may freeze, add and replace parameters.
 
 A parameter that trains outside of the plan differs from rank to rank, or is never updated.
 """
@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.runtime.execution.model_structure import ModelStructure, unplanned
-from autosync.runtime.hooks.gradient_hooks import Removable
-from autosync.runtime.hooks.model_methods import Telling
+from autosync.runtime.execution.model_checks import ModelStructure, unplanned
+from autosync.runtime.hooks.model_hooks import Removable, Reporting
 
 MOST_NAMED = 5
 """Parameters that a message lists."""
@@ -111,7 +110,7 @@ class CoverageGuard:
 
     optimizers: those that were given. planned: parameters that are synchronized. in_parts: of these
     the ones whose gradients a rank does not have whole behind `backward()`, by name. exchanges: an
-    engine of torch's exchanges the model's parameters by itself. telling: around a refusal that
+    engine of torch's exchanges the model's parameters by itself. reporting: around a refusal that
     other ranks are to read.
     """
 
@@ -123,12 +122,12 @@ class CoverageGuard:
         in_parts: Mapping[str, nn.Parameter] | None = None,
         *,
         exchanges: bool = False,
-        telling: Telling | None = None,
+        reporting: Reporting | None = None,
     ):
         planned = list(planned)
         known = {id(parameter) for parameter in planned}
         self._structure = None if exchanges else ModelStructure(model, planned)
-        self._telling = telling
+        self._reporting = reporting
         self._optimizers = optimizers
         self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) not in known]
         known |= {id(parameter) for _, parameter in self._frozen}
@@ -175,7 +174,7 @@ class CoverageGuard:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if id(optimizer) in self._held:
                 return
-            with self._telling("optimizer.step()") if self._telling else nullcontext():
+            with self._reporting("optimizer.step()") if self._reporting else nullcontext():
                 check(optimizer)
 
         def check(optimizer: Optimizer) -> None:

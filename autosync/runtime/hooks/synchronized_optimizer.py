@@ -1,30 +1,31 @@
-"""The user's optimizer, taught to wait for the plan.
+"""The script's optimizer while it follows a plan.
 
-The object stays the user's own and only its class changes, to a subclass made here: schedulers
+The object stays the script's own and only its class changes, to a subclass made here: schedulers
 that already hold it, scalers and isinstance go on working, and detaching gives the class back.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from copyreg import _reconstructor as made_again  # type: ignore[attr-defined]
+from dataclasses import dataclass
 from functools import cache, wraps
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.compression.powersgd import parameters_of, saved_keys, take_errors
 from autosync.runtime.execution.engine import Engine
-from autosync.runtime.execution.script_state import StateView
-from autosync.runtime.hooks.model_methods import refused_join
+from autosync.runtime.hooks.model_hooks import refused_join
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
-from autosync.runtime.hooks.plain_copies import reduce_optimizer
-from autosync.runtime.hooks.step_wrapper import scheduled_step
-from autosync.runtime.updates.twin_optimizer import as_plain, held_state
+from autosync.runtime.updates.optimizers import OWN_CLASS, as_plain, own_class
 
 ENGINE = "_autosync_engine"
 GUARD = "_autosync_guard"
 WRAPPED_STEP = "_autosync_wrapped_step"
+
+Step = Callable[..., Any]
 
 
 class Synchronized(Optimizer):
@@ -33,7 +34,7 @@ class Synchronized(Optimizer):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever ends it, hooks included, other ranks read."""
         engine: Engine = self.__dict__[ENGINE]
-        with engine.monitor.telling("optimizer.step()"):
+        with engine.monitor.reporting("optimizer.step()"):
             return self._hooked_step(*args, **kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
@@ -49,87 +50,48 @@ class Synchronized(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         guard.check(self)
-        if closure is None and engine.begin_state(self):
-            return None
-        engine.step(self)
-        if engine.turns is not None and engine.turns.all_taken():
-            for optimizer, set_to_none in engine.turns.take_postponed():
-                _clear(optimizer, set_to_none)
+        if closure is not None or not engine.script_state.make(self):
+            engine.optimizer_step.step(self)
         return loss
 
     @property
     def state(self) -> Any:
         """As it is behind the last `step()`; see `script_state`."""
         engine: Engine = self.__dict__[ENGINE]
-        if engine.state_form.in_parts:  # nothing is gathered
-            return held_state(self)
         return engine.script_state.of(self)
 
     @state.setter
     def state(self, state: Any) -> None:
         engine: Engine = self.__dict__[ENGINE]
-        engine.script_state.show()
-        self.__dict__["state"] = state.plain() if isinstance(state, StateView) else state
+        engine.script_state.replace(self, state)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         engine: Engine = self.__dict__[ENGINE]
-        engine.cleared(self)
-        if engine.turns is not None and engine.turns.postpone(self, set_to_none):
-            return
-        engine.drop_gradients()
-        _clear(self, set_to_none)
+        engine.optimizer_step.clear(self, set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
         is a collective: call it on every rank."""
         engine: Engine = self.__dict__[ENGINE]
-        kind = engine.optimizer_class_of(self)
-        added: dict[Tensor, dict[str, Any]] = {}
-        state: dict[str, Any]
-        if engine.state_form.in_parts:
-            engine.flush()
-            engine.script_state.take()
-            with as_plain(self, kind):
-                state = kind.state_dict(self)
-            added = engine.state.parts(self)
-        else:
-            with engine.gathered_state(), as_plain(self, kind):
-                state = kind.state_dict(self)
-        errors = engine.saved_errors(self)
-        entries: dict[int, Any] = state["state"]
-        for number, parameter in enumerate(parameters_of(self)):
-            entry = {**added.get(parameter, {}), **errors.get(parameter, {})}
-            if entry or parameter in added or errors:  # torch misses those that others have
-                entries[number] = {**entries.get(number, {}), **entry}
-        return state
+        return engine.script_state.state_dict(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         engine: Engine = self.__dict__[ENGINE]
-        engine.flush()
-        kind = engine.optimizer_class_of(self)
-        state_dict, errors = take_errors(self, state_dict)
-        if engine.state_form.in_parts:
-            engine.script_state.take()
-            keys = dict(zip(parameters_of(self), saved_keys(state_dict), strict=True))
-            state = dict(state_dict["state"])
-            parts = {p: state.pop(keys[p], {}) for p in engine.state.parts(self)}
-            with as_plain(self, kind):
-                kind.load_state_dict(self, {**state_dict, "state": state})
-            engine.take_loaded(self, parts, errors)
-            return
-        if engine.turns is not None:  # the other optimizers' state lies in the same buckets
-            engine.script_state.show("optimizer.load_state_dict()")
-        with as_plain(self, kind):
-            kind.load_state_dict(self, state_dict)
-        engine.take_loaded(self, None, errors)
+        engine.script_state.load_state_dict(self, state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled or copied as the plain optimizer; a collective where `state_dict()` is one."""
-        return reduce_optimizer(self, self.__dict__[ENGINE])
+        """Pickled or copied as the class that it had, with the state of every parameter; a
+        collective where `state_dict()` is one."""
+        engine: Engine = self.__dict__[ENGINE]
+        kind = own_class(self)
+        with engine.script_state.gathered(), as_plain(self):
+            attributes = dict(self.__getstate__())
+            attributes["state"] = type(self.state)(dict, dict(self.state))
+        return made_again, (kind, object, None), attributes
 
     def join_hook(self, **kwargs: Any) -> Any:
         engine: Engine = self.__dict__[ENGINE]
-        return refused_join("torch's Join", engine.monitor.telling)(**kwargs)
+        return refused_join("torch's Join", engine.monitor.reporting)(**kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise NotSupported(
@@ -140,23 +102,13 @@ class Synchronized(Optimizer):
         )
 
 
-def _clear(optimizer: Optimizer, set_to_none: bool) -> None:
-    with torch._C.DisableTorchFunctionSubclass():  # no value of a parameter is read
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if set_to_none:
-                    parameter.grad = None
-                elif parameter.grad is not None:
-                    parameter.grad.requires_grad_(False).zero_()
-
-
 def follows_plan(optimizer: Optimizer) -> bool:
     return ENGINE in optimizer.__dict__
 
 
 @cache
 def synchronized_class(kind: type[Optimizer]) -> type[Optimizer]:
-    return type(f"Synchronized{kind.__name__}", (Synchronized, kind), {})
+    return type(f"Synchronized{kind.__name__}", (Synchronized, kind), {OWN_CLASS: kind})
 
 
 def adopt(optimizer: Optimizer, engine: Engine, guard: CoverageGuard) -> None:
@@ -178,14 +130,67 @@ def adopt(optimizer: Optimizer, engine: Engine, guard: CoverageGuard) -> None:
     optimizer.__dict__["step"] = step
 
 
-def release(optimizer: Optimizer, optimizer_class: type[Optimizer]) -> None:
+def release(optimizer: Optimizer) -> None:
     """Give the optimizer its own class back."""
-    optimizer.__class__ = optimizer_class
+    optimizer.__class__ = own_class(optimizer)
     optimizer.__dict__.pop(ENGINE)
     optimizer.__dict__.pop(GUARD)
     late = optimizer.__dict__.pop("step", None)
     bound = optimizer.__dict__.pop(WRAPPED_STEP, None)
     if bound is None and late is not None:
-        bound = scheduled_step(optimizer, optimizer_class)
+        bound = scheduled_step(optimizer, type(optimizer))
     if bound is not None:
         optimizer.__dict__["step"] = bound
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedStep:
+    """A context around every `step()` of an optimizer, with its hooks and its closure, until
+    removed. torch's own hooks see the beginning of a step, and its end where it has one; not that
+    it failed.
+
+    step: in the optimizer's `__dict__`. before: what was there, of a scheduler
+    that was made before."""
+
+    optimizer: Optimizer
+    step: Step
+    before: Step | None
+
+    def remove(self) -> None:
+        """A scheduler that was made since has wrapped this step: it gets the class's own."""
+        held = self.optimizer.__dict__.pop("step", None)
+        if self.before is not None:
+            self.optimizer.__dict__["step"] = self.before
+        elif held is not None and held is not self.step:
+            self.optimizer.__dict__["step"] = scheduled_step(self.optimizer, type(self.optimizer))
+
+
+def wrap_steps(
+    optimizer: Optimizer, context: Callable[[], AbstractContextManager[None]]
+) -> WrappedStep:
+    """context: entered anew by each step."""
+    before: Step | None = optimizer.__dict__.get("step")
+    kind = type(optimizer)
+
+    @wraps(before or kind.step)
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            if before is not None:
+                return before(*args, **kwargs)
+            return kind.step(self, *args, **kwargs)
+
+    bound = MethodType(step, optimizer)  # of which a scheduler takes the function
+    optimizer.__dict__["step"] = bound
+    return WrappedStep(optimizer, bound, before)
+
+
+def scheduled_step(optimizer: Optimizer, kind: type[Optimizer]) -> Step:
+    """The step that a scheduler would have made of an optimizer of this class."""
+
+    @wraps(kind.step)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer.__dict__["_opt_called"] = True
+        return kind.step(optimizer, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step

@@ -1,5 +1,5 @@
-"""Clips by the global norm of exactly the gradients that are applied, each counted once. Norms stay
-on the device: on a GPU the script's thread does not wait for them."""
+"""Clips by the global norm of exactly the gradients that are applied, each counted once, and shows
+these to a GradScaler. Norms stay on the device: on a GPU the script's thread does not wait."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.compression.rows import TouchedRows, sparse_tensor
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.layout.packing import whole_gradients
 from autosync.runtime.layout.records import Bucket, VariableRecord
+from autosync.runtime.updates.part_updates import FlatUpdate
 
 EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -109,6 +111,57 @@ def keep_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
     for name in ("grad_scale", "found_inf"):
         if isinstance(tensor := getattr(optimizer, name, None), Tensor):
             streams.keep_for_landing(tensor)
+
+
+def show_gradients(bucket: Bucket) -> None:
+    """For a GradScaler, where updates are owned or sharded: make `parameter.grad` hold the sums
+    that this rank updates, and zero where other ranks do."""
+    if bucket.ranges:
+        for variable in bucket.variables:
+            _show_rows(variable)
+        return
+    owned = bucket.update.span if isinstance(bucket.update, FlatUpdate) else slice(0, 0)
+    bucket.buffer[: owned.start].zero_()
+    bucket.buffer[owned.stop :].zero_()
+    for variable, segment, view in bucket.pieces:
+        if variable.view is None:
+            if variable.parameter.grad is None:
+                variable.parameter.grad = torch.zeros_like(variable.alias)
+            variable.parameter.grad[segment.region].copy_(view)
+
+
+def take_back(bucket: Bucket) -> None:
+    """What a GradScaler did to shown gradients is done to the sums."""
+    if bucket.ranges:
+        _take_rows_back(bucket)
+        return
+    for variable, segment, view in bucket.pieces:
+        if variable.view is None and variable.parameter.grad is not None:
+            view.copy_(variable.parameter.grad[segment.region])
+
+
+def _show_rows(variable: VariableRecord) -> None:
+    """The summed rows that this rank updates, or one row of zeros where it updates none."""
+    carrier, table = variable.packer, variable.alias
+    assert isinstance(carrier, TouchedRows)
+    owned = [(rows.start, rows.sums) for rows in carrier.ranges if rows.sums is not None]
+    indices = [start + sums._indices()[0] for start, sums in owned]
+    values = [sums._values() for _, sums in owned]
+    if not any(len(found) for found in indices):
+        indices = [torch.zeros(1, dtype=torch.int64, device=table.device)]
+        values = [table.new_zeros(1, *table.shape[1:])]
+    shown = (torch.cat(indices), torch.cat(values))
+    variable.parameter.grad = sparse_tensor(shown, tuple(table.shape)).coalesce()
+
+
+def _take_rows_back(bucket: Bucket) -> None:
+    for rows in bucket.ranges:
+        gradient = rows.variable.parameter.grad
+        if rows.sums is None or gradient is None or not rows.sums._nnz():
+            continue
+        indices = gradient._indices()[0]
+        inside = (indices >= rows.start) & (indices < rows.stop)
+        rows.sums._values().copy_(gradient._values()[inside])
 
 
 def agree_on_infinity(variables: list[VariableRecord], buckets: list[Bucket], control: Any) -> None:

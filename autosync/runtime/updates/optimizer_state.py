@@ -20,11 +20,15 @@ from autosync.runtime.compression.powersgd import (
 from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.state_exchange import exchange_states
-from autosync.runtime.updates.flat_update import SCALARS
-from autosync.runtime.updates.joined_optimizers import JoinedOptimizers, settings_of
-from autosync.runtime.updates.row_update import fill_rows
+from autosync.runtime.updates.optimizers import (
+    JoinedOptimizers,
+    as_plain,
+    held_state,
+    plain_step,
+    settings_of,
+)
+from autosync.runtime.updates.part_updates import SCALARS, fill_rows
 from autosync.runtime.updates.state_parts import StateParts, boxes_of
-from autosync.runtime.updates.twin_optimizer import as_plain, held_state, plain_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +99,13 @@ class ShardedOptimizerState:
         """This rank's part of PowerSGD's, of the variables of one of the script's optimizers."""
         restore_errors(optimizer, self.low_rank, errors, self.group.size())
 
-    def begin(self, optimizer: Optimizer, optimizer_class: type[Optimizer]) -> None:
+    def begin(self, optimizer: Optimizer) -> None:
         """Make the state of an optimizer that has none, by a step on gradients that are zero, as
         torch.distributed.checkpoint.state_dict does: this rank's parts of what is split."""
         for variable in self._split():
             variable.parameter.grad = None
-        with as_plain(optimizer, optimizer_class):
-            plain_step(optimizer_class)(optimizer)
+        with as_plain(optimizer):
+            plain_step(type(optimizer))(optimizer)
         groups = self._groups_of(optimizer)
         for bucket in self.records.buckets:
             if bucket.update:

@@ -1,10 +1,10 @@
-"""Which variables no rank used in an iteration: torch leaves those alone, without a gradient.
+"""Which variables no rank used in an iteration: torch does not update those, as they have no
+gradient.
 
 Each rank that left a variable out writes one bitmap into the store at the end of its backward pass,
-before its zeros leave. So whoever has the sums of a variable that no rank used can read the bitmaps
-of all ranks, and reads them at once. A rank that has never left one out writes nothing and reads
-nothing; from its first bitmap on a rank writes one in every iteration, so that those who read once
-know all.
+before it sends zeros. So when the sums of a variable that no rank used are complete, the bitmaps of
+all ranks are in the store. A rank that has never left a variable out writes and reads nothing. From
+its first bitmap on a rank writes one in every iteration, so that one read gives all of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,7 +56,7 @@ class UnusedVariables:
 
     def by_every_rank(self, variables: Iterable[int]) -> frozenset[int]:
         """Those of the variables that no rank has a gradient for; called when their sums are here.
-        The store is read once, or not at all where the bitmaps that were read before tell all."""
+        The store is read once, or not at all where the bitmaps that were read before suffice."""
         mine = self._mine.intersection(variables)
         known = {variable: self._known(variable) for variable in mine}
         if None in known.values():

@@ -16,9 +16,9 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
-from autosync.runtime.torch_ddp import check_options
+from autosync.runtime.torch_engines import check_options
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
-from autosync.runtime.updates.optimizer_scope import check_one_backward
+from autosync.runtime.updates.optimizers import check_one_backward
 from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.session import ReusedGroups, RunningJob

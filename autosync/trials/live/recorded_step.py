@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput
-from autosync.runtime.execution.nested_tensors import tensors_in
+from autosync.runtime.execution.pending import tensors_in
 from autosync.trials.gpus import DeviceMoment, moment_now
 from autosync.trials.live.job import LiveJob
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload, budget_within
-from autosync.extensions.offload.host_swapper import swap_to_host
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
-from autosync.runtime.updates.optimizer_scope import ELEMENTWISE
+from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_ROOM
 from autosync.trials.gpus import seconds_since

@@ -18,7 +18,7 @@ from autosync.extensions.placement.document import PlacedModules
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
 from autosync.runtime.compression.factors import Take
-from autosync.runtime.hooks.gradient_hooks import Removable
+from autosync.runtime.hooks.model_hooks import Removable
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.scales import scaled_graph
 from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
@@ -220,7 +220,7 @@ class Replay(nn.Module):
         return made, modules_of_units(made, units)
 
     def parameters_of(self, module: str) -> list[nn.Parameter]:
-        """See `runtime.placement.stand_in.PlacedStandIn`."""
+        """See `extensions.placement.attachment.PlacedStandIn`."""
         both = zip(self._variable_names, self._parameters_by_variable, strict=True)
         return [parameter for name, parameter in both if name.startswith(f"{module}.")]
 

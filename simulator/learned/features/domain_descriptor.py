@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autosync.domain import Domain
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.backends import backend_of
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.strategy import even_replicas
 
 DESCRIPTOR = (
@@ -71,7 +72,7 @@ def describe_domain(domain: Domain) -> NDArray[np.float64]:
             float((place * size).sum() / total),
             float(size[table.sparse].sum() / total),
             float(size[small].sum() / total),
-            float(cluster.backend == "nccl"),
+            backend_of(cluster).descriptor,
         ]
     )
 

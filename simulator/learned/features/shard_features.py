@@ -17,7 +17,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.plan.compiler_arrays import encoding_code
 from autosync.population import Population
-from autosync.simulator.compute_time import compute_factors
+from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.extension_prediction import extension_features
 from autosync.simulator.learned.features.feature_names import DIMS, DTYPES, SHARD_COLUMNS
 from autosync.simulator.learned.features.shard_traffic import ShardTraffic, traffic_of

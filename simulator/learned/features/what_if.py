@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
-from autosync.simulator.compute_time import slowest_factors
+from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import Network, network_of
 from autosync.simulator.extension_prediction import slowdowns
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS

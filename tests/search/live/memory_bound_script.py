@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import load_bundle
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload, budget_within
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, blocks

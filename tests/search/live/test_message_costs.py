@@ -13,7 +13,7 @@ from autosync.search.live.message_costs import (
 )
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.simulator.fitting.message_cost_fitting import link_seconds
+from autosync.simulator.fitting.message_costs import link_seconds
 from autosync.trials.contract import TrialError, TrialFailed
 from autosync.trials.probes import MessageSample
 from autosync.trials.worker.timed_messages import KINDS

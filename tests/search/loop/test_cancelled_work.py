@@ -14,8 +14,7 @@ from autosync.search.loop.ranking import rank
 from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.simulator.fitting.iteration_cost_fitting import fit_costs
-from autosync.simulator.fitting.recalibration import recalibrated
+from autosync.simulator.fitting.iteration_costs import fit_costs, recalibrated
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
 from autosync.simulator.learned.models.network_model import NetworkModel
 from autosync.simulator.learned.models.trees_model import TreesModel

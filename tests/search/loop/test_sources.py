@@ -13,7 +13,7 @@ from autosync.search.loop.ranking import Shortlist, ranking_context
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import INSURED_SHARE, earned_share, passed_on, quota, round_shares
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import MODEL_NOISE
+from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from tests.search.loop.test_design_candidates import SETTINGS, TIMELINE, Doubtful, tuned
 from tests.search.loop.test_tuning_loop import DOMAIN
 

@@ -7,13 +7,13 @@ import pytest
 
 from autosync.cluster_file import bundled_clusters, load_cluster
 from autosync.errors import InvalidInput, NotFound
+from autosync.simulator.cost.applied_constants import with_network
 from autosync.simulator.cost.fitted_constants import (
     PAYLOAD_SHARE,
     PHYSICAL_BOUNDS,
     constants_of,
     load_constants,
 )
-from autosync.simulator.cost.network_constants import with_network
 from tests.domains import grid_cluster
 
 FITTED = load_constants("rtx-2080-ti")

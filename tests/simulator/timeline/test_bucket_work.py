@@ -9,7 +9,7 @@ from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.profiling import EFFICIENCY
-from autosync.simulator.cost.bucket_work import update_seconds_of_buckets
+from autosync.simulator.cost.compute_time import update_seconds_of_buckets
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import simulate_trace

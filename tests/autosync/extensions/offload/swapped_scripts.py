@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import HostSwapper
-from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import (
     DEEP_BATCH,
     ROOMY,
     batch_of,
     make,
+    moved_kinds,
     swapping,
     train_step,
 )
@@ -27,12 +27,8 @@ DEEP = (DEEP_BATCH,) * 6
 def follows(swapper: HostSwapper | None) -> bool:
     """The passes went by a schedule that moves state, and the next one, just begun, will."""
     assert swapper is not None
-    recorded, schedule = swapper.recorded, swapper.schedule
-    assert recorded is not None
-    assert schedule is not None
-    moved = schedule.spans.tensor[~schedule.kept] >= recorded.saved
-    going_on = isinstance(swapper._current, ScheduledPass) and swapper.deviations == 0
-    return going_on and bool(moved.any())
+    going_on = swapper.is_following and swapper.deviations == 0
+    return going_on and "state" in moved_kinds(swapper)
 
 
 def state_of(optimizer: Optimizer) -> list[Tensor]:

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.schedule import least_budget_bytes
 
 WIDTH = 32
 BATCH = 64
@@ -186,6 +187,20 @@ def swapping(
     optimizers = [] if optimizer is None else [optimizer]
     swap = Offload(budget_bytes, with_state and optimizer is not None, with_values)
     return swap_to_host(model, swap, optimizers, SMALLEST_BYTES)
+
+
+def moved_kinds(swapper: HostSwapper) -> set[str]:
+    """Of what its schedule moves: activation, state, value."""
+    assert swapper.recorded is not None
+    assert swapper.schedule is not None
+    moved = swapper.schedule.spans.tensor[~swapper.schedule.kept].tolist()
+    return {swapper.recorded.tensors[tensor][0] for tensor in moved}
+
+
+def saved_count(swapper: HostSwapper) -> int:
+    """Of activations in the recorded pass."""
+    assert swapper.recorded is not None
+    return sum(kind == "activation" for kind, _ in swapper.recorded.tensors)
 
 
 def least_bytes(name: Named, **how: Any) -> int:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import HostSwapper
-from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import (
     DEEP_BATCH,
     ROOMY,
@@ -62,7 +61,7 @@ def test_a_list_of_losses_takes_no_new_schedule_in_every_pass(how: dict[str, Any
         before = swapper.schedule
         for step in range(4):
             step_that_logs(model, optimizer, batch_of(step, DEEP_BATCH), losses)
-            assert isinstance(swapper._current, ScheduledPass)
+            assert swapper.is_following
         assert swapper.schedule is before
 
 
@@ -76,7 +75,7 @@ def test_what_grows_beyond_the_headroom_is_counted_on(how: dict[str, Any]) -> No
         held = torch.zeros(least // 200, dtype=torch.uint8)
         for step in range(3):
             train_step(model, optimizer, batch_of(step, DEEP_BATCH))
-            assert isinstance(swapper._current, ScheduledPass)
+            assert swapper.is_following
         assert swapper.schedule is not before
         assert least_budget_bytes(swapper.recorded.moments) >= least + held.numel()
 
@@ -89,4 +88,4 @@ def test_what_is_there_only_where_a_pass_begins_is_no_reason_to_refuse_the_budge
         model.register_forward_pre_hook(lambda module, args: held.clear())  # behind the swapper's
         for step in range(3):
             train_step(model, optimizer, batch_of(step, DEEP_BATCH))
-        assert isinstance(swapper._current, ScheduledPass)
+        assert swapper.is_following

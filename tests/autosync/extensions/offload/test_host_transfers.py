@@ -2,7 +2,7 @@
 
 import torch
 
-from autosync.extensions.offload.host_transfers import ThreadTransfers
+from autosync.extensions.offload.device import ThreadTransfers
 
 
 def test_a_default_device_of_the_script_does_not_make_host_buffers() -> None:

@@ -8,10 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.errors import BudgetTooSmall
-from autosync.extensions.offload.idle_spans import HostLink, IdleSpans, Moments, joined, spans_of
-from autosync.extensions.offload.resident_spans import resident_spans
-from autosync.extensions.offload.scheduling import SwapSchedule, least_budget_bytes, make_schedule
-from autosync.extensions.offload.transfer_clock import stall_seconds
+from autosync.extensions.offload.schedule import (
+    HostLink,
+    IdleSpans,
+    Moments,
+    SwapSchedule,
+    joined,
+    least_budget_bytes,
+    make_schedule,
+    resident_spans,
+    spans_of,
+    stall_seconds,
+)
 
 LAYERS = 4
 """Layer i runs in moments i and 7 - i; its output of 10 bytes is idle from i + 1 on."""

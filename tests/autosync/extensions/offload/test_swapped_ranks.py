@@ -14,14 +14,19 @@ import autosync
 from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.errors import AutosyncError, InvalidStrategy, NotSupported
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import HostSwapper
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.host_swapper import HostSwapper
-from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attachment_of
 from autosync.trials import session
-from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
+from tests.autosync.extensions.offload.swapped_training import (
+    ROOMY,
+    batch_of,
+    make,
+    moved_kinds,
+    train_step,
+)
 from tests.autosync.runtime.cases import domain, strategy
 from tests.autosync.runtime.distributing import DDP, PLANS
 from tests.autosync.runtime.ranks import Ranks
@@ -84,13 +89,12 @@ def follows(swapper: HostSwapper | None) -> bool:
     """The last pass went by a schedule that moves something; of state or values, where swapped."""
     if swapper is None or swapper.schedule is None or swapper.recorded is None:
         return False
-    last, schedule = swapper._current, swapper.schedule
-    moved = schedule.spans.tensor[~schedule.kept]
-    if not isinstance(last, ScheduledPass):
+    if not swapper.is_following:
         return False
+    moved = moved_kinds(swapper)
     if swapper.states.tensors or swapper.values.tensors:  # the next pass has begun
-        return swapper.deviations == 0 and bool((moved >= swapper.recorded.saved).any())
-    return not last.deviated and len(moved) > 0
+        return swapper.deviations == 0 and bool(moved - {"activation"})
+    return bool(moved)
 
 
 def is_swapping(model: nn.Module) -> bool:

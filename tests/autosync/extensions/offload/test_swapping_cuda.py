@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import autosync
-from autosync.extensions.offload.device_memory import GpuMemory
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.device import GpuMemory
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.host_swapper import HostSwapper, swap_to_host
-from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
 from tests.autosync.extensions.offload.test_swapped_ranks import bundle_of
 from tests.autosync.runtime.place import HERE
@@ -50,8 +50,7 @@ def trained(
     values = [value.detach().cpu() for value in model.parameters()]
     if swapper is None or swapper.recorded is None or swapper.schedule is None:
         return values, peak, 0, False
-    last = swapper._current
-    followed = isinstance(last, ScheduledPass) and not (last.deviated or swapper.deviations)
+    followed = swapper.is_following and not swapper.deviations
     moved = swapper.schedule.moved_bytes > 0
     return values, peak, least_budget_bytes(swapper.recorded.moments), followed and moved
 

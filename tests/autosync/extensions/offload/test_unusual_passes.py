@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import HostSwapper
-from autosync.extensions.offload.scheduled_pass import ScheduledPass
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, same, swapping
 from tests.autosync.extensions.offload.value_models import Factors, ReadsAnothersWeight
 
@@ -141,4 +140,4 @@ def test_a_backward_pass_that_needs_nothing_swapped_has_an_end_too(step: Step) -
     assert same(swapped, plain)
     assert swapper is not None
     assert len(swapper.values.tensors) == len(plain)
-    assert isinstance(swapper._current, ScheduledPass)
+    assert swapper.is_following

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from autosync.extensions.offload.arena import Arena
-from autosync.extensions.offload.host_swapper import HostSwapper
-from autosync.extensions.offload.host_transfers import ThreadTransfers
-from autosync.extensions.offload.scheduling import least_budget_bytes
-from autosync.extensions.offload.swapped_values import SwappedValue
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.device import ThreadTransfers
+from autosync.extensions.offload.parameter_values import SwappedValue
+from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import (
     BATCH,
     ROOMY,

@@ -1,7 +1,7 @@
 """A rank's own part of a plan."""
 
+from autosync.extensions.placement.attachment import held_by
 from autosync.extensions.placement.document import PlacedModules, evenly
-from autosync.extensions.placement.held_plan import held_by
 from autosync.extensions.placement.placed_strategy import with_placement
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode

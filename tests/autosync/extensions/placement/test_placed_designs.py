@@ -29,7 +29,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
-from autosync.simulator.fitting.recalibration import FEWEST_TRIALS, recalibrated
+from autosync.simulator.fitting.iteration_costs import FEWEST_TRIALS, recalibrated
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Replica, Strategy, VariableChoice

@@ -24,7 +24,7 @@ from autosync.extensions.placement.document import (
     placed_module,
 )
 from autosync.extensions.placement.placed_strategy import with_placement
-from autosync.runtime.hooks.plain_copies import REDUCE
+from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica
 from autosync.verification import verify

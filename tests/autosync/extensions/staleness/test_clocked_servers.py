@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 import autosync
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.extensions.staleness.clocked_attachment import ClockedAttachment
-from autosync.extensions.staleness.clocked_setup import attach_clocked
-from autosync.extensions.staleness.lagging_groups import LaggingJob
+from autosync.extensions.staleness.attachment import attach
+from autosync.extensions.staleness.clocked import ClockedAttachment
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.extensions.staleness.lagging import distributed, iterate, lagging
@@ -80,13 +79,20 @@ def counting(world: int, staleness: int, momentum: float = 0.0) -> ClockedAttach
 
 
 def attached(
-    model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, world: int, staleness: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    case: Case,
+    world: int,
+    staleness: int,
+    max_grad_norm: float | None = None,
 ) -> ClockedAttachment:
     names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
     made = replace(plan(case, model, world), staleness=staleness)
     group = dist.group.WORLD
     assert group is not None
-    return attach_clocked(LaggingJob(model, optimizer, made, names, group))
+    lagging = attach(model, optimizer, made, names, group, max_grad_norm=max_grad_norm)
+    assert isinstance(lagging, ClockedAttachment)
+    return lagging
 
 
 def count(made: ClockedAttachment, iteration: int, rank: int) -> None:
@@ -265,7 +271,7 @@ def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
     plain.load_state_dict(state)
     made.detach()
     means, own = [], []
-    for parameter in made.parameters:
+    for parameter in made.job.parameters:
         means += made.given.state[parameter]["exp_avg"].flatten().tolist()
         own += mine.get(parameter, torch.zeros_like(parameter)).flatten().tolist()
     return len(plain.state) == len(made.given.state), means, own
@@ -382,11 +388,7 @@ def clipped(rank: int, world: int) -> float:
     """Each rank's own gradient, to a norm of 1."""
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    group = dist.group.WORLD
-    assert group is not None
-    names = tuple(name for name, _ in model.named_parameters())
-    job = LaggingJob(model, optimizer, plan(SERVERS, model, world), names, group, max_grad_norm=1.0)
-    made = attach_clocked(job)
+    made = attached(model, optimizer, SERVERS, world, 0, max_grad_norm=1.0)
     before = [p.detach().clone() for p in model.parameters()]
     count(made, 0, 0)  # the same on every rank
     made.detach()

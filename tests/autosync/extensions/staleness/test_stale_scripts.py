@@ -20,6 +20,7 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.distributing import distributed, largest_difference, refusal, train
+from tests.autosync.runtime.hooks.test_model_hooks import WAYS, hooks_of
 from tests.autosync.runtime.hooks.test_other_methods import (
     Call,
     Checkpointed,
@@ -28,7 +29,6 @@ from tests.autosync.runtime.hooks.test_other_methods import (
     by_method,
     by_submodule,
 )
-from tests.autosync.runtime.hooks.test_plain_copies import WAYS, hooks_of
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
 

@@ -322,7 +322,9 @@ def refusal(rank: int, world: int, case: str) -> str:
         try:
             loss(model, 0, rank).backward()
         finally:
-            attachment.engine.failure = NotSupported("the backward pass failed", thing="backward")
+            attachment.engine.monitor.failure = NotSupported(
+                "the backward pass failed", thing="backward"
+            )
             attachment.detach()
     except NotSupported as error:
         return f"{error} {error.remedy}"

@@ -29,7 +29,7 @@ from tests.autosync.runtime.execution import test_pending, test_training
 from tests.autosync.runtime.place import HERE, here
 from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.training import CASES, each_case
-from tests.autosync.runtime.updates import test_state
+from tests.autosync.runtime.updates import test_optimizer_state
 
 WAYS = (CASES[0], CASES[2], CASES[5])
 """Every replica updates, shards and all of them mixed; the last two run into the next forward."""
@@ -41,9 +41,9 @@ SCRIPTS = (
     test_training.accumulated,
     test_training.checkpointed,
     test_training.scaled,
-    test_state.evaluated,
-    test_state.saved_at_once,
-    test_state.resumed,
+    test_optimizer_state.evaluated,
+    test_optimizer_state.saved_at_once,
+    test_optimizer_state.resumed,
 )
 
 

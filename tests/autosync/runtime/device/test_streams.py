@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autosync.runtime.device.streams import ONE_ORDER, GpuStreams
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.execution.watchdog import Watchdog
+from autosync.runtime.execution.message_queue import Watchdog
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
@@ -210,7 +210,7 @@ def late_message(rank: int, world: int) -> tuple[bool, bool]:
     watch.add(record)
     time.sleep(0.001)
     lost = watch.lost()
-    late = lost is not None and lost.record is record
+    late = lost is not None and lost[0] is record
     torch.cuda.synchronize()
     return late, watch.lost() is None
 

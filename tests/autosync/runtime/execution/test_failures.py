@@ -62,7 +62,7 @@ def raises_again(attachment: Attachment, model: nn.Module, what: str) -> bool:
     try:
         loss_of(model, 0, 0) if what == "forward" else attachment.optimizers[0].state_dict()
     except SynchronizationFailed as error:
-        return error is attachment.engine.failure
+        return error is attachment.failure
     return False
 
 

@@ -154,13 +154,13 @@ def landed(rank: int, world: int) -> list[str]:
 
 
 def _land_before_showing(engine: Engine) -> None:
-    make_pending = engine.gradients.make_gradients_pending
+    make_pending = engine.gradients.make_pending
 
-    def late(landed: bool = False) -> None:
+    def late(completed: bool = False) -> None:
         engine.monitor.wait(lambda: not any(variable.missing_sums for variable in engine.variables))
-        make_pending(landed)
+        make_pending(completed)
 
-    engine.gradients.__dict__["make_gradients_pending"] = late
+    engine.gradients.__dict__["make_pending"] = late
 
 
 def test_a_sum_that_the_host_has_landed_is_waited_for_on_the_device(pair: Ranks) -> None:

@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ PLANS = {
     "priority": Case(optimizer="adamw", partition="even", schedule=OVERLAP),
     "dear": Case(optimizer="adamw", method="rs", schedule=OVERLAP),
     "byteps": Case(optimizer="adamw", method="byteps", partition="even", schedule=OVERLAP),
+}
+SPLIT = {
     "sharded": Case(optimizer="adamw", method="zero", partition="uneven", schedule=OVERLAP),
     "server": Case(optimizer="adamw", method="ps"),
     "mixed": Case(optimizer="adamw", method="mixed", partition="pieces", groups=4),
@@ -220,19 +223,44 @@ def test_a_checkpoint_holds_what_the_script_left(pair: Ranks, plan: str) -> None
     assert pair.run(saved_between, PLANS[plan]) == [0.0, 0.0]
 
 
+def refused(rank: int, world: int, case: Case) -> tuple[list[str], float]:
+    """What each script is told, and the difference of a training that went on all the same."""
+    model, optimizer, attachment = attached(case, world)
+    alone = make_model(case.model)
+    beside = make_optimizer(case.optimizer, alone)
+    network = DistributedDataParallel(alone)
+    found = []
+    assert not optimizer.state
+    for iteration in range(3):
+        for place, one in ((model, optimizer), (network, beside)):
+            train(place, one, rank, range(iteration, iteration + 1))
+        assert optimizer.state
+        found += [refusal(partial(script, optimizer, model, [])) for script in SCRIPTS]
+    attachment.detach()
+    return found, worst_difference(model, alone)
+
+
+@pytest.mark.parametrize("plan", SPLIT)
+def test_state_that_no_rank_holds_is_refused(pair: Ranks, plan: str) -> None:
+    for found, difference in pair.run(refused, SPLIT[plan]):
+        assert all("optimizer.state was read or changed, but no rank" in one for one in found)
+        assert difference < 3e-6
+
+
 def misshapen(rank: int, world: int, case: Case) -> str:
     model, optimizer, attachment = attached(case, world)
     train(model, optimizer, rank, range(1))
-    for parameter in model.parameters():
-        optimizer.state[parameter]["exp_avg"] = torch.zeros(3)
-    found = refusal(lambda: train(model, optimizer, rank, range(1, 2)))
+    saved = optimizer.state_dict()
+    for state in saved["state"].values():
+        state["exp_avg"] = torch.zeros(3)
+    found = refusal(lambda: optimizer.load_state_dict(saved))
     attachment.detach(keep_state=False)
     return found
 
 
 @pytest.mark.parametrize("plan", ["sharded", "server"])
 def test_state_of_another_shape_is_named(pair: Ranks, plan: str) -> None:
-    for found in pair.run(misshapen, PLANS[plan]):
+    for found in pair.run(misshapen, SPLIT[plan]):
         assert "the optimizer's state 'exp_avg' of variable '" in found
         assert "has shape (3,)" in found
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import AutosyncError
-from autosync.extensions.staleness.lagging_groups import LaggingJob
-from autosync.extensions.staleness.pipelined_attachment import PipelinedAttachment, attach_pipelined
+from autosync.extensions.staleness.attachment import attach as attach_lagging
+from autosync.extensions.staleness.lagging import LaggingAttachment
 from autosync.runtime.attachment import Attachment
 from autosync.runtime.transport.process_groups import working_group
 from autosync.strategy import AllGather, AllReduce, Synchronizer
@@ -69,16 +69,16 @@ WORDS = {
 
 def put_on(
     case: Case, world: int, model: nn.Module, optimizer: Optimizer
-) -> Attachment | PipelinedAttachment:
+) -> Attachment | LaggingAttachment:
     if not case.staleness:
         return attached(case, world, model=model, optimizer=optimizer)[2]
     names = tuple(name for name, _ in model.named_parameters())
     made = plan(case, model, world)
-    return attach_pipelined(LaggingJob(model, optimizer, made, names, working_group(None)))
+    return attach_lagging(model, optimizer, made, names, working_group(None))
 
 
 def ended(
-    attachment: Attachment | PipelinedAttachment,
+    attachment: Attachment | LaggingAttachment,
     step: Callable[[int], object],
     culprit: bool,
     key: str,

@@ -16,7 +16,7 @@ from tests.autosync.runtime.execution.test_exact import train_all
 from tests.autosync.runtime.execution.test_training import clipped
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
-from tests.autosync.runtime.updates.test_state import resumed, saved_at_once
+from tests.autosync.runtime.updates.test_optimizer_state import resumed, saved_at_once
 
 METHODS = ("all_reduce", "tree", "ps", "byteps", "rs", "zero", "mixed")
 HALVED = ("byteps", "rs", "zero", "mixed")

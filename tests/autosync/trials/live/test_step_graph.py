@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import RESERVE, Offload, budget_within
-from autosync.extensions.offload.host_swapper import swap_to_host
-from autosync.extensions.offload.scheduling import least_budget_bytes
+from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.module_borders import borders_of, module_of
 from autosync.extensions.placement.placeable_modules import modules_to_place

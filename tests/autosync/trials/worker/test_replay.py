@@ -8,7 +8,7 @@ import torch
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
-from autosync.runtime.torch_ddp import bucket_limits_mebibytes
+from autosync.runtime.torch_engines import bucket_limits_mebibytes
 from autosync.trials.scales import parameter_names
 from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value, replay_module
 from autosync.trials.worker.replay_compute import WaitedCompute

@@ -1,0 +1,152 @@
+"""Puts a plan whose updates may be late on a model and its optimizer: pipelined all-reduces, or
+parameter servers with clocks."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from autosync.codes import Op
+from autosync.errors import NotSupported
+from autosync.extensions.staleness.clocked import ClockedAttachment
+from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
+from autosync.extensions.staleness.pipelined import PipelinedAttachment
+from autosync.plan import Message, Plan
+from autosync.runtime.transport.agreement import (
+    PATIENCE,
+    agreed_everywhere,
+    check_same_plan,
+    meeting_of,
+    ranks_meet,
+)
+from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.transport.process_groups import open_groups
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: Plan,
+    names: tuple[str, ...],
+    group: dist.ProcessGroup,
+    *,
+    max_grad_norm: float | None = None,
+    share_values: bool = True,
+    agreed: bool = False,
+) -> LaggingAttachment:
+    """As `autosync.runtime.attachment.attach`, for a plan that lags. A collective over the process
+    group, after which groups of gloo are open, unless a rank cannot begin: then all ranks raise.
+
+    Raises:
+        NotSupported: the plan has messages other than plain all-reduces between all ranks, or than
+            those between owners and all ranks; the model is not in host memory.
+        SynchronizationFailed: a peer does not come.
+    """
+    held = dict(model.named_parameters())
+    parameters = [held[name] for name in names]
+    groups = open_groups(group, parameters[0].device)
+    everyone = tuple(range(group.size()))
+    with ExitStack() as undo:
+        undo.callback(groups.close)
+        with ranks_meet():
+            control = groups.get("control", everyone, "gloo")
+            if not agreed:
+                check_same_plan(control, plan)
+            if share_values:
+                share_initial_values(control, model)
+            meeting = meeting_of(groups, control)
+        with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
+            _check_plan(plan, names, parameters)
+        with agreed_everywhere(control, patience=PATIENCE):
+            with ranks_meet():
+                gradients = groups.get("lagging", everyone, "gloo")
+                for_buffers = groups.get("buffers", everyone, "gloo")
+            job = LaggingJob(
+                model,
+                optimizer,
+                plan,
+                names,
+                parameters,
+                group.rank(),
+                max_grad_norm,
+                groups,
+                meeting,
+                gradients,
+                BufferBroadcast(model, for_buffers, group.rank(), groups.streams),
+            )
+            kind = ClockedAttachment if has_clocks(plan) else PipelinedAttachment
+            made: LaggingAttachment = kind(job)
+            undo.callback(made.unhook)
+            made.install()
+        undo.pop_all()
+    if isinstance(made, ClockedAttachment):  # every rank has come so far
+        made.start()
+    return made
+
+
+def has_clocks(plan: Plan) -> bool:
+    """Whether owners hold the values; else gradients are all-reduced and applied later."""
+    return any(message.operation.to_owner for message in plan.messages)
+
+
+def check_may_lag(plan: Plan, allowed: bool, optimizers: int) -> None:
+    """Raises NotSupported where a plan that lags was not asked for, or has several optimizers."""
+    if not allowed:
+        raise NotSupported(
+            f"the plan lets updates be {plan.staleness} iterations late, which is not the same "
+            "training.",
+            thing="plan.staleness",
+            value=plan.staleness,
+            remedy="Pass allow_staleness=True where the training can bear it, or use a strategy of "
+            "staleness 0.",
+        )
+    if optimizers != 1:
+        raise NotSupported(
+            f"the plan lags, and {optimizers} optimizers were given.",
+            thing="optimizer",
+            value=optimizers,
+            remedy="Give one optimizer with a parameter group each, or use staleness 0.",
+        )
+
+
+def _check_plan(plan: Plan, names: tuple[str, ...], parameters: Sequence[nn.Parameter]) -> None:
+    """Raises NotSupported for what only a plan of staleness 0 can do."""
+    everyone = (tuple(range(plan.world_size)),)
+    operations = (Op.PUSH, Op.PULL) if has_clocks(plan) else (Op.ALL_REDUCE,)
+    usual = "between its owner and all ranks" if has_clocks(plan) else "by a plain all-reduce"
+    for message in plan.messages:
+        plain = message.operation in operations and message.encoding == 0
+        if not plain or plan.teams[message.teams] != everyone:
+            name = names[_variable_of(plan, message)]
+            raise _refused(
+                f"variable {name!r} travels otherwise than {usual}, as others do",
+                f"variable {name}",
+                message.operation.name.lower(),
+            )
+    if plan.overlap_forward:
+        why = "it also lets messages run into the next forward pass, which staleness does by itself"
+        raise _refused(why, "plan.overlap_forward", True)
+    for name, parameter in zip(names, parameters, strict=True):
+        if parameter.device.type != "cpu":
+            why = (
+                f"variable {name!r} is on {parameter.device}: late updates travel in host memory, "
+                "by gloo. NCCL's messages occupy the device until their peers come"
+            )
+            raise _refused(why, f"variable {name}", str(parameter.device))
+
+
+def _variable_of(plan: Plan, message: Message) -> int:
+    return plan.shards[plan.buckets[message.bucket][0].shard].variable
+
+
+def _refused(why: str, thing: str, value: object) -> NotSupported:
+    return NotSupported(
+        f"the plan lags, and {why}.",
+        thing=thing,
+        value=value,
+        remedy="Use all_reduce for every variable, or parameter_server for every variable, without "
+        "encodings, on a model in host memory; or staleness 0.",
+    )
