@@ -1,5 +1,5 @@
-"""Prints what learned simulators cost: fitting 150 trials, and ranking 30,000 proposals by the
-timeline and then, with one of them, the best 3,000 and 500 random ones.
+"""Prints what learned simulators cost: learning from 150 trials, and ranking 30,000 proposals by
+the timeline and then, with one of them, the best 3,000 and 500 random ones.
 
 python -m benchmarks.learned [bert_base bert_large ...] [--simulators gaussian lstm gat]
 
@@ -17,9 +17,15 @@ from autosync.domain import Domain
 from autosync.search.loop.ranking import rank
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
+from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.model_factory import make_model
-from autosync.simulator.learned.models.recipe import ModelKind, Recipe
+from autosync.simulator.learned.models.learned_model import (
+    LabelledTrials,
+    ModelKind,
+    Recipe,
+    make_model,
+)
+from autosync.simulator.learned.training import pretrained
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate
 from benchmarks.measure import provenance
@@ -29,7 +35,7 @@ TRIALS = 150
 BEST, RANDOM = 3_000, 500
 DRAWN = 512
 """Of these, proposals held at a time."""
-KINDS: tuple[ModelKind, ...] = ("gaussian", "linear", "lstm", "gat", "ensemble")
+KINDS: tuple[ModelKind, ...] = ("gaussian", "trees", "lstm", "gat", "ensemble")
 SECONDS_A_MESSAGE = 5e-4
 
 
@@ -39,10 +45,13 @@ def fitted(domain: Domain, kind: ModelKind) -> LearnedSimulator:
     plans = compile_plans_fast(population, domain)
     messages = np.diff(plans.first)
     seconds = simulate(plans, population, domain) + SECONDS_A_MESSAGE * messages
-    simulator = LearnedSimulator(make_model(Recipe(kind), 0))
+    trials = LabelledTrials(domain, features_of(domain, population), seconds)
     began = time.perf_counter()
-    simulator.refit(domain, population, seconds)
-    print(f"  {kind:10s} fits {TRIALS} trials in {time.perf_counter() - began:6.2f} s", flush=True)
+    simulator = pretrained(make_model(Recipe(kind), 0), [trials])
+    print(
+        f"  {kind:10s} learns from {TRIALS} trials in {time.perf_counter() - began:6.2f} s",
+        flush=True,
+    )
     return simulator
 
 

@@ -33,8 +33,8 @@ from autosync.models import bundled
 from autosync.population import encode
 from autosync.profiling import estimate_profile
 from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
 from autosync.trials.request_names import BackendName
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach

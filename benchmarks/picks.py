@@ -52,9 +52,9 @@ from autosync.search.sampler.sampling import sample_at
 from autosync.search.space import Space
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.gaussian_model import GaussianModel
+from autosync.simulator.learned.models.gaussian_process import GaussianModel
 from autosync.simulator.learned.models.learned_model import LabelledTrials
-from autosync.simulator.learned.transfer import transferred
+from autosync.simulator.learned.training import transferred
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.runtime_dataset import MeasuredDomain, domain_of_rows
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

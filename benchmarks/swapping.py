@@ -2,7 +2,7 @@
 budget, with and without, and what waiting for transfers costs, predicted and measured.
 
 python -m benchmarks.swapping [--model googlenet] [--optimizer sgd] [--batch 4] [--budget-mb 250]
-    [--gb-per-second 0.1 0.3 1] [--minutes 5] [--state] [--values]
+    [--gb-per-second 0.1 0.3 1] [--state] [--values]
 
 Most of what a convolutional network's step holds are activations, as in GeePS, which measures
 GoogLeNet too. Of a model whose values and optimizer state fill the budget, swapping activations
@@ -12,8 +12,7 @@ moves little (try `--model bert_3l --optimizer adamw`); `--state` swaps optimize
 An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
 link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
 an arena of its own. They are predicted twice: from the operations that the first pass recorded, and
-from the imported graph with a profile measured on this machine. What the minutes do not suffice for
-is left out, and said to be.
+from the imported graph with a profile measured on this machine.
 """
 
 import argparse
@@ -22,7 +21,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -38,20 +36,17 @@ from autosync.extensions.offload.schedule import F64, HostLink, least_budget_byt
 from autosync.population import encode
 from autosync.profiling import measure_profile
 from autosync.search.designs.design_table import DESIGNS
+from autosync.simulator.memory.peak_memory import DomainMemory, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import DomainMemory, memory_of
 from benchmarks.measure import provenance
 from benchmarks.models import build
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
 
-T = TypeVar("T")
 OfBatch = Callable[[int], Domain]
 
 ROOMY = 1 << 40
 STEPS_TO_FIT = 3
 """Two are recorded, before and with the optimizer's state; the third follows the schedule."""
-BATCHES_SHARE = 1 / 3
-"""Of the minutes, for the largest batches."""
 SHARES = (0.0, 0.5, 0.25, 0.75)
 """Budgets, as shares of the way from the least that works to all that a step takes."""
 
@@ -66,69 +61,35 @@ def main() -> None:
     parser.add_argument("--state", action="store_true", help="Offload optimizer state, too.")
     parser.add_argument("--values", action="store_true", help="Offload values of parameters, too.")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=5.0, help="A third for the batches.")
     parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    now, seconds = time.monotonic(), 60 * options.minutes
     of_batch = partial(domain_of, options.model, optimizer=options.optimizer)
     print(f"{options.model}, {options.optimizer}, one thread of {provenance()['cpu']}")
     swap = Offload(options.budget_mb * 10**6, options.state, options.values)
-    print_largest_batches(of_batch, swap, options.most, now + BATCHES_SHARE * seconds)
+    print_largest_batches(of_batch, swap, options.most)
     domain = of_batch(options.batch)
-    print_costs(domain, swap, options.gb_per_second, options.steps, now + seconds)
+    print_costs(domain, swap, options.gb_per_second, options.steps)
 
 
-def print_largest_batches(of_batch: OfBatch, swap: Offload, most: int, until: float) -> None:
+def print_largest_batches(of_batch: OfBatch, swap: Offload, most: int) -> None:
     title = f"largest batch in {swap.budget_bytes / 1e6:.0f} MB"
     print(f"  {title:40}{'measured':>10}{'predicted':>12}")
-    for place, (words, swapped) in enumerate(
-        (("without swapping", False), ("with swapping", True))
-    ):
+    for words, swapped in (("without swapping", False), ("with swapping", True)):
         given = of_batch, swap, swapped
-        now = time.monotonic()
-        of_this = Pieces(now + (until - now) / (2 - place))
-        measured = largest(partial(trains, *given), most, of_this)
-        told = largest(partial(fits, *given), most, Pieces(float("inf")))
-        more = " or more (out of time)" if of_this.left_out else ""
-        print(f"  {words:40}{measured:10}{told:12}{more}", flush=True)
+        measured, predicted = (largest(partial(one, *given), most) for one in (trains, fits))
+        print(f"  {words:40}{measured:10}{predicted:12}", flush=True)
 
 
-class Pieces:
-    """Pieces of work until a moment of `time.monotonic()`.
-
-    left_out: whether one was, as there was no time for another as long as the longest.
-    """
-
-    def __init__(self, until: float) -> None:
-        self.left_out = False
-        self._until = until
-        self._longest = 0.0
-
-    def fits(self, times_longest: float = 1.0) -> bool:
-        """Whether there is time for one that takes so many times the longest so far."""
-        fits = time.monotonic() + times_longest * self._longest <= self._until
-        self.left_out |= not fits
-        return fits
-
-    def run(self, piece: Callable[[], T]) -> T:
-        begun = time.monotonic()
-        found = piece()
-        self._longest = max(self._longest, time.monotonic() - begun)
-        return found
-
-
-def largest(holds: Callable[[int], bool], most: int, pieces: Pieces) -> int:
-    """The largest batch up to `most` that is known to hold, 0 where none is."""
+def largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest batch up to `most` that holds, 0 where none does."""
     low, high = 0, 1
-    while high <= most and pieces.fits(2.0):  # a batch twice as large takes twice as long
-        if not pieces.run(partial(holds, high)):
-            break
+    while high <= most and holds(high):
         low, high = high, high * 2
     high = min(high, most + 1)
-    while high - low > 1 and not pieces.left_out and pieces.fits():
+    while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if pieces.run(partial(holds, middle)) else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 
@@ -164,9 +125,7 @@ def held_alone(memory: DomainMemory) -> F64:
     return alone
 
 
-def print_costs(
-    unprofiled: Domain, of_kind: Offload, rates: list[float], steps: int, until: float
-) -> None:
+def print_costs(unprofiled: Domain, of_kind: Offload, rates: list[float], steps: int) -> None:
     """of_kind: what is swapped; within several budgets here."""
     domain = profiled(unprofiled)
     memory = memory_of(domain)
@@ -186,16 +145,10 @@ def print_costs(
     print(
         "  GB/s  budget MB  stay  moved MB  waits ms of a step: record  graph  measured (p10-p90)"
     )
-    rows, done = Pieces(until), 0
-    asked = [(share, rate) for share in SHARES for rate in rates]
-    for share, rate in asked:
-        if not rows.fits():
-            break
+    for share in SHARES:
         swap = replace(of_kind, budget_bytes=int(least + share * (peak - least)))
-        rows.run(partial(print_cost, domain, held, plain, swap, rate * 1e9, steps))
-        done += 1
-    if rows.left_out:
-        print(f"  out of time: {len(asked) - done} of {len(asked)} rows are left out (--minutes)")
+        for rate in rates:
+            print_cost(domain, held, plain, swap, rate * 1e9, steps)
 
 
 def print_cost(

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from autosync.codes import Op
 from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
-from autosync.plan.compiler_arrays import ALL_RANKS, team_table
-from autosync.plan.compiler_kernels import INDEX_BYTES
+from autosync.plan.bucket_cutting import INDEX_BYTES
+from autosync.plan.plan_table import ALL_RANKS, team_table
 from autosync.search.space import Space
 from autosync.simulator.cost.network import network_of
 from autosync.strategy import Replica, even_replicas

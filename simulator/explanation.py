@@ -11,8 +11,8 @@ from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import prediction_of, restated_domain, slowdown
 from autosync.simulator.limit import Limit, iteration_limit
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.sharded_timeline import play_sharded
 from autosync.simulator.timeline.timeline_arrays import (

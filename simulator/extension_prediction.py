@@ -13,8 +13,8 @@ from autosync.population import Population
 from autosync.strategy import Strategy
 
 if TYPE_CHECKING:
-    from autosync.simulator.peak_memory import DomainMemory
-    from autosync.simulator.plan_memory import PlanMemory
+    from autosync.simulator.memory.peak_memory import DomainMemory
+    from autosync.simulator.memory.plan_memory import PlanMemory
 
 F64 = NDArray[np.float64]
 Rows = list[int]

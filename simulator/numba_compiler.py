@@ -6,19 +6,11 @@ from functools import cache
 from numba.extending import register_jitable
 
 from autosync.domain import Domain
-from autosync.plan import (
-    PlanTable,
-    bucket_cutting,
-    compile_plans,
-    compiler_kernels,
-    compiler_loop,
-    message_chains,
-    message_order,
-)
+from autosync.plan import PlanTable, bucket_cutting, compile_plans, message_chains, message_order
 from autosync.population import Population
 from autosync.simulator.numba_cache import Kernel
 
-PLAIN_PYTHON = (compiler_kernels, bucket_cutting, message_chains, message_order, compiler_loop)
+PLAIN_PYTHON = (bucket_cutting, message_order, message_chains)
 """Modules whose functions numba compiles although nothing in them says so: training processes run
 them as they are."""
 
@@ -38,4 +30,4 @@ def _compiled_loop() -> Kernel[..., None]:
         for _, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__:
                 register_jitable(function)
-    return Kernel(compiler_loop.compile_loop, allocates=False)
+    return Kernel(message_chains.compile_loop, allocates=False)

@@ -30,7 +30,7 @@ def describe_domain(domain: "Domain") -> None:
 
 def warn_of_memory(domain: "Domain", ddp_peak_bytes: float) -> None:
     """Say so where DDP itself does not fit; what else does not fit is not proposed."""
-    from autosync.simulator.peak_memory import device_memory_bytes
+    from autosync.simulator.memory.peak_memory import device_memory_bytes
 
     least = float(device_memory_bytes(domain).min())
     if ddp_peak_bytes > least:

@@ -18,7 +18,7 @@ from autosync.simulator.cost.applied_constants import (
 )
 from autosync.simulator.cost.fitted_constants import Constants, constants_of, load_constants
 from autosync.simulator.limit import iteration_limit
-from autosync.simulator.memory_check import fitting_rows, most_peak_bytes
+from autosync.simulator.memory.memory_check import fitting_rows, most_peak_bytes
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 

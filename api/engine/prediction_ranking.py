@@ -57,7 +57,7 @@ def best_by_prediction(
     from autosync.search.loop.ranking import ranking_context
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.sources import ranked_draws, shortlist_of_draws
-    from autosync.simulator.memory_check import fitting_rows
+    from autosync.simulator.memory.memory_check import fitting_rows
 
     def progress(done: int) -> None:
         on_event(TuningEvent("ranking", "ranking proposals", done, proposals))

@@ -21,12 +21,11 @@ from autosync.simulator.simulator_contract import Simulator
 from autosync.trials.contract import Launcher, OnWait, Pool, Workload
 from autosync.trials.request_names import LauncherName
 
-BUNDLED = "autosync.simulator.learned.bundled_simulator"
+BUNDLED = "autosync.simulator.learned.checkpoint"
 SIMULATORS = {
     "learned": BUNDLED,
     "timeline": "autosync.simulator.timeline.timeline_simulator",
     "analytic": "autosync.simulator.analytic",
-    "linear": BUNDLED,
     "gaussian": BUNDLED,
     "trees": BUNDLED,
     "lstm": BUNDLED,

@@ -104,12 +104,13 @@ def promote(database: Database, number: int) -> None:
 def trained_version(session: Session, number: int, name: str, domain: Domain) -> "LearnedSimulator":
     """Those members of a version for which `name` stands, for a domain. What knows nothing of the
     domain's backend is one that has learned nothing yet."""
-    from autosync.simulator.learned.bundled_simulator import (
+    from autosync.simulator.learned.checkpoint import (
         MEMBERS_OF,
+        CheckpointCard,
         default_simulator,
         knows_backend,
+        restore,
     )
-    from autosync.simulator.learned.checkpoint import CheckpointCard, restore
     from autosync.simulator.learned.learned_simulators import gaussian_simulator
 
     if number == BUNDLED_VERSION:
@@ -249,7 +250,7 @@ def resolved_name(session: Session, name: str, domain: Domain) -> str:
         return name
     from autosync.simulator.learned.checkpoint import CheckpointCard
     from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
-    from autosync.simulator.learned.transfer import nearest_checkpoint
+    from autosync.simulator.learned.training import nearest_checkpoint
 
     readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)
     query = select(SimulatorRow.name, SimulatorRow.card).where(*readable)

@@ -51,7 +51,7 @@ def predicted_strategies(session: Session, body: RankSpec) -> PredictedStrategie
         NotFound, InvalidInput: as `ranked_domain`. NotSupported: it takes too long.
     """
     from autosync.simulator.limit import iteration_limit  # loads numba: only when asked for
-    from autosync.simulator.memory_check import most_peak_bytes
+    from autosync.simulator.memory.memory_check import most_peak_bytes
 
     domain = ranked_domain(session, body)
     limit = TimeLimit()

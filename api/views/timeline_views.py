@@ -15,16 +15,19 @@ from autosync.domain import Domain
 from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, memory_of
-from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
+from autosync.simulator.timeline.iteration_trace import (
+    IterationTrace,
+    chrome_trace,
+    predicted_iteration,
+)
 from autosync.simulator.timeline.trace_comparison import (
     Difference,
     differences,
     measured_iteration,
     queue_head_seconds,
 )
-from autosync.simulator.timeline.trace_export import chrome_trace
 from autosync.strategy import Strategy
 from autosync.trials.measured_timeline import MeasuredTimeline
 

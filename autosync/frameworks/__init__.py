@@ -1,2 +1,2 @@
-"""AutoSync inside training frameworks, a file for each, imported only where that framework is. May
-import the runtime; nothing of autosync imports this room."""
+"""AutoSync inside training frameworks: a file for each, which imports that framework. These files
+import the runtime; nothing else of autosync imports them."""

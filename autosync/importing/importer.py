@@ -13,26 +13,26 @@ from autosync.errors import InvalidInput, NotTraceable
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
 from autosync.importing.attention import FusedAttention
-from autosync.importing.example_inputs import (
+from autosync.importing.graph_assembly import StepRecording, assemble_graph
+from autosync.importing.operator_rules import fused_scans
+from autosync.importing.recorder import Recorder, module_paths, storage_of
+from autosync.importing.recording_devices import (
+    FakeTensors,
+    MetaDevice,
+    RecordingDevice,
+    copied_module,
+)
+from autosync.importing.several_examples import Examples, RecordedGraph, each_example, united_graph
+from autosync.importing.training_step import (
     Inputs,
+    Loss,
+    check_arguments,
     check_inputs,
+    compute_loss,
     has_batch_size,
     input_tensors,
     resize_batch,
 )
-from autosync.importing.graph_assembly import StepRecording, assemble_graph
-from autosync.importing.module_copies import copied_module
-from autosync.importing.recorder import Recorder
-from autosync.importing.recording_devices import (
-    FakeTensors,
-    MetaDevice,
-    RealTensors,
-    RecordingDevice,
-)
-from autosync.importing.selective_scan import fused_scans
-from autosync.importing.several_examples import Examples, RecordedGraph, each_example, united_graph
-from autosync.importing.tracker import LOSS_PATH, module_paths, storage_of
-from autosync.importing.training_step import Loss, check_arguments, compute_loss
 from autosync.torch_dtypes import DTYPE_NAMES
 
 
@@ -109,7 +109,7 @@ def _recorded_on_any(
     if autocast is None:  # the meta device has none
         with suppress(NotTraceable):  # for a reason that only the meta device knows, perhaps
             return _recorded(MetaDevice(), module_or_factory, inputs, loss, name, batch_size)
-    fake, real = FakeTensors(autocast), RealTensors(autocast)
+    fake, real = FakeTensors(autocast), RecordingDevice(autocast)
     if not values:
         return _recorded(fake, module_or_factory, inputs, loss, name, batch_size)
     with suppress(NotTraceable):
@@ -215,7 +215,7 @@ def _forward(
     module: nn.Module, inputs: Inputs, loss: Loss | None, name: str, recorder: Recorder
 ) -> Any:
     def in_loss() -> None:
-        recorder.path = LOSS_PATH
+        recorder.path = refusals.LOSS_PATH
 
     try:
         with module_paths(module, recorder):

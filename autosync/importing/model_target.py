@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from autosync.errors import InvalidInput, NotFound
-from autosync.importing.error_location import at, first_line
-from autosync.importing.example_inputs import Inputs, batch_size_of, check_inputs
+from autosync.importing.refusals import at, first_line
 from autosync.importing.several_examples import Examples, each_example
-from autosync.importing.training_step import Loss
+from autosync.importing.training_step import Inputs, Loss, batch_size_of, check_inputs
 
 FORM = "Give it as package.module:function, e.g. train:example."
 RETURNS = (

@@ -1,5 +1,6 @@
 """Times every operation of a real step on the CPU, or on a GPU by its own events."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,18 @@ from torch import nn
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
-from autosync.importing.error_location import first_line
-from autosync.importing.example_inputs import Inputs, check_inputs, has_batch_size, input_tensors
 from autosync.importing.graph_assembly import LOOP
-from autosync.importing.module_copies import unwrapped
-from autosync.importing.operation_clock import Mark, mark_now, seconds_between, wait_for
-from autosync.importing.tracker import LOSS_PATH, Tracker, module_paths
-from autosync.importing.training_step import Loss, compute_loss
+from autosync.importing.recorder import Tracker, module_paths
+from autosync.importing.recording_devices import unwrapped
+from autosync.importing.refusals import LOSS_PATH, first_line
+from autosync.importing.training_step import (
+    Inputs,
+    Loss,
+    check_inputs,
+    compute_loss,
+    has_batch_size,
+    input_tensors,
+)
 
 Seconds = tuple[float, ...]
 
@@ -218,3 +224,30 @@ def _attribute(timer: Timer, graph: ModelGraph) -> tuple[list[float], list[float
 def _scaled(seconds: list[float], total_seconds: float) -> Seconds:
     scale = total_seconds / sum(seconds)
     return tuple(value * scale for value in seconds)
+
+
+Mark = float | torch.cuda.Event
+
+
+def mark_now(device: torch.device) -> Mark:
+    """On a GPU: when it has done all that was asked of it so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has reached all marks."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_between(first: Mark, second: Mark) -> float:
+    """Of two marks that have been waited for."""
+    if isinstance(first, torch.cuda.Event):
+        assert isinstance(second, torch.cuda.Event)
+        return float(first.elapsed_time(second)) / 1e3
+    assert isinstance(second, float)
+    return second - first

@@ -13,7 +13,7 @@ import torch
 
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph, Operation, Variable
-from autosync.importing.example_inputs import map_tensors
+from autosync.importing.training_step import map_tensors
 
 Item = TypeVar("Item", str, int)
 

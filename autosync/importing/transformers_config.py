@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autosync.errors import InvalidInput, NotFound, NotSupported
-from autosync.importing.error_location import first_line
 from autosync.importing.model_target import ModelTarget
+from autosync.importing.refusals import first_line
 
 if TYPE_CHECKING:
     from torch import nn

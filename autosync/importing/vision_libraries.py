@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from autosync.errors import InvalidInput, NotFound, NotSupported
-from autosync.importing.error_location import first_line
 from autosync.importing.model_target import ModelTarget
+from autosync.importing.refusals import first_line
 
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
 IMAGE_SIZES = {"inception_v3": 299}

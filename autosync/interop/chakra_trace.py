@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosync.errors import InvalidInput
-from autosync.interop.traced_calls import BACKWARD, STEP, TracedCall, TracedSteps
+from autosync.interop.kineto_trace import BACKWARD, STEP, TracedCall, TracedSteps
 
 SCHEMAS = ("1.0.2", "1.0.3", "1.1.0", "1.1.1")
 """Of PyTorch's observer, as far as they are Chakra's 0.0.4 or 1.0.0."""

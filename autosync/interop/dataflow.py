@@ -10,8 +10,8 @@ MAX_PATHS = 5_000_000
 """Entries of the sets of operations upstream of each node; edges walked from variables to their
 first uses."""
 
-PASSING = frozenset({"ReadVariableOp", "Identity", "Cast", "Enter", "Switch"})
-"""What stands between a variable and its use."""
+PASS_THROUGH = frozenset({"ReadVariableOp", "Identity", "Cast", "Enter", "Switch"})
+"""Types of nodes that only pass a variable on to its use."""
 
 CONSTANT = frozenset({"Const", "VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"})
 
@@ -139,7 +139,7 @@ class _Graph:
                 if other in seen or self.nodes[other].op.startswith(UPDATES):
                     continue
                 seen.add(other)
-                (open_nodes if self.nodes[other].op in PASSING else consumers).append(other)
+                (open_nodes if self.nodes[other].op in PASS_THROUGH else consumers).append(other)
         fed = [node for node in consumers if self.fed[node]]
         return min(fed or consumers or [variable], key=self.position.__getitem__)
 

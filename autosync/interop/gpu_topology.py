@@ -137,7 +137,9 @@ def read_topology(text: str, source: str) -> GpuTopology:
     for i, row in enumerate(rows):
         for j in range(i):
             if row[j] != rows[j][i]:
-                raise _refused(source, f"GPU{j} and GPU{i} are linked otherwise one way")
+                raise _refused(
+                    source, f"the link of GPU{j} to GPU{i} differs from that of GPU{i} to GPU{j}"
+                )
     links = tuple(
         tuple(int(word[2:]) if word.startswith("NV") else 0 for word in row[:count]) for row in rows
     )

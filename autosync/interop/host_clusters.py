@@ -187,7 +187,7 @@ def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
     for node, count in zip(alive, gpus, strict=True):
         address = str(node.get("NodeManagerAddress", ""))
         if count != int(count) or not 0 <= count <= MAX_RAY_GPUS:
-            raise _refused(address, f"has {count:g} GPUs", "Ray must tell a whole number.")
+            raise _refused(address, f"has {count:g} GPUs", "Ray must state a whole number.")
         if count or not any(gpus):
             device_type = _ray_device(node) if count else "cpu"
             hosts.append(Host(address, int(count) or None, device_type))
@@ -197,12 +197,12 @@ def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
 
 
 def _ray_device(node: Mapping[str, Any]) -> str | None:
-    """Of a resource such as `accelerator_type:A100`; None where Ray tells none."""
+    """Of a resource such as `accelerator_type:A100`; None where Ray states none."""
     prefix = "accelerator_type:"
-    told = [key.removeprefix(prefix) for key in node["Resources"] if key.startswith(prefix)]
-    if not told:
+    named = [key.removeprefix(prefix) for key in node["Resources"] if key.startswith(prefix)]
+    if not named:
         return None
-    return RAY_MEMORY_SUFFIXES.get(told[0]) or device_type_of_gpu(told[0])
+    return RAY_MEMORY_SUFFIXES.get(named[0]) or device_type_of_gpu(named[0])
 
 
 def _node(host: Host, hardware: HostHardware, source: str) -> Node:

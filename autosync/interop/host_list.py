@@ -1,4 +1,4 @@
-"""Lists of hosts: the hostfile of mpirun, Horovod or DeepSpeed, and what Slurm tells a job."""
+"""Lists of hosts: the hostfile of mpirun, Horovod or DeepSpeed, and what Slurm states for a job."""
 
 import re
 from dataclasses import dataclass

@@ -18,8 +18,7 @@ from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.interop.chakra_trace import is_chakra_file, read_chakra_file, read_chakra_json
-from autosync.interop.kineto_events import read_kineto
-from autosync.interop.traced_calls import BACKWARD, TracedCall, TracedSteps
+from autosync.interop.kineto_trace import BACKWARD, TracedCall, TracedSteps, read_kineto
 from autosync.profiling import estimate_profile
 
 PREFIX = "aten::"
@@ -86,7 +85,7 @@ def read_trace_profile(
 
 
 def read_trace(data: bytes, source: str) -> TracedSteps:
-    """The profiled steps of a trace; what wrote it is told by what is in it.
+    """The profiled steps of a trace; its content says what wrote it.
 
     Raises:
         InvalidInput: no such trace, or one that is too large.
@@ -108,13 +107,13 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
 
 def _decompressed(data: bytes, source: str) -> bytes:
     """One byte more than may be read, at most, where there is more."""
-    parts, room = [], MAX_TRACE_BYTES + 1
+    parts, left_bytes = [], MAX_TRACE_BYTES + 1
     try:
-        while data and room:  # a file may have several members
+        while data and left_bytes:  # a file may have several members
             member = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            parts.append(member.decompress(data, room))
-            room -= len(parts[-1])
-            if room and not member.eof:
+            parts.append(member.decompress(data, left_bytes))
+            left_bytes -= len(parts[-1])
+            if left_bytes and not member.eof:
                 raise _refused(source, "is cut: its compressed bytes end too early")
             data = member.unused_data.lstrip(b"\0")  # gzip allows padding
     except zlib.error as error:
@@ -125,11 +124,11 @@ def _decompressed(data: bytes, source: str) -> bytes:
 def _device_type(traced: TracedSteps, stated: str | None, source: str) -> str:
     """The stated type, checked against what the trace says; without one, what it says."""
     try:
-        told = device_type_of_gpu(traced.device) if traced.by_kernels and traced.device else None
+        named = device_type_of_gpu(traced.device) if traced.by_kernels and traced.device else None
     except NotSupported:
-        told = None
+        named = None
     if stated is None:
-        if traced.by_kernels and told is None:
+        if traced.by_kernels and named is None:
             name = f" ({traced.device!r})" if traced.device else ""
             raise InvalidInput(
                 f"{source}: the device type of its GPU{name} is not known.",
@@ -137,16 +136,16 @@ def _device_type(traced: TracedSteps, stated: str | None, source: str) -> str:
                 value=traced.device,
                 remedy="State the type that it was taken on (--device).",
             )
-        return told or "cpu"
+        return named or "cpu"
     on_gpu = DEVICE_TYPES[stated].is_gpu if stated in DEVICE_TYPES else True
-    variant = told is not None and stated.startswith(f"{told}-")  # a100-80gb says more than a100
-    if on_gpu != traced.by_kernels or (told not in (None, stated) and not variant):
+    variant = named is not None and stated.startswith(f"{named}-")  # a100-80gb says more than a100
+    if on_gpu != traced.by_kernels or (named not in (None, stated) and not variant):
         taken = f"a GPU ({traced.device or 'of no name'})" if traced.by_kernels else "a CPU alone"
         raise InvalidInput(
             f"{source}: it was taken on {taken}, the stated device type is {stated!r}.",
             thing=source,
             value=traced.device or "cpu",
-            remedy=f"State the type that it was taken on (--device {told or 'TYPE'})."
+            remedy=f"State the type that it was taken on (--device {named or 'TYPE'})."
             if traced.by_kernels
             else "Trace on that device with ProfilerActivity.CUDA, or state --device cpu.",
         )

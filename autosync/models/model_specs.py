@@ -10,8 +10,7 @@ from autosync.errors import NotSupported
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosync.importing.example_inputs import Inputs
-    from autosync.importing.training_step import Loss
+    from autosync.importing.training_step import Inputs, Loss
 
 
 @dataclass(frozen=True, slots=True)

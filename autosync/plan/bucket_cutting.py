@@ -1,23 +1,126 @@
-"""Groups of shards as buckets, cut into slices where the schedule asks for it.
+"""Buckets: groups of shards, cut into slices where the schedule asks for it, and their sizes.
 
-Like `compiler_kernels`, in the subset of Python that numba compiles.
+In the subset of Python that numba compiles, like `message_chains` and `message_order`: training
+processes run these functions as they are, on a single strategy, and `simulator/numba_compiler.py`
+compiles the very same for populations.
 """
 
 from autosync.codes import POWERSGD
-from autosync.plan.compiler_arrays import DomainArrays, PlanArrays, PopulationArrays, Scratch
-from autosync.plan.compiler_kernels import (
+from autosync.plan.compiler_arrays import (
     M_AG,
     M_AR,
+    M_FACTORS,
     M_PS,
     M_RS,
     O_DDP,
-    encoded_bytes,
-    first_dimension,
-    row_elements,
-    second_factor_bytes,
-    shard_bytes,
-    sort_rows,
+    DomainArrays,
+    PlanArrays,
+    PopulationArrays,
+    Scratch,
 )
+
+FACTOR_BYTES = 4  # PowerSGD's algebra is in float32, whatever the gradient's type
+INDEX_BYTES = 8  # a touched row travels with its int64 index
+
+
+def row_elements(domain: DomainArrays, variable: int, axis: int, length: int) -> int:
+    """Elements of a shard of `length` along `axis` (elements when flat)."""
+    if axis < 0:
+        return length
+    return length * (domain.elements[variable] // domain.dims[variable, axis])
+
+
+def low_rank_gains(elements: int, rows: int, rank: int) -> bool:
+    """Whether PowerSGD's two factors of `rank` columns are smaller than their matrix, which has
+    `elements` in `rows`. One that gains nothing travels as it is."""
+    return rank * (rows + elements // max(rows, 1)) < elements
+
+
+def encoded_bytes(elements: int, item_bytes: int, rows: int, encoding: int) -> int:
+    """Payload of `elements` values; `rows` is the first dimension, for PowerSGD's factors."""
+    if encoding == 0:
+        return elements * item_bytes
+    if encoding < POWERSGD:
+        return elements * min(item_bytes, 2)
+    rank = encoding - POWERSGD
+    if not low_rank_gains(elements, rows, rank):
+        return elements * FACTOR_BYTES
+    return rank * (rows + elements // max(rows, 1)) * FACTOR_BYTES
+
+
+def second_factor_bytes(elements: int, rows: int, encoding: int) -> int:
+    """Of `encoded_bytes`, what PowerSGD sends in its second all-reduce: Q, of r columns. A matrix
+    that gains nothing travels as it is, in the first."""
+    if encoding < POWERSGD:
+        return 0
+    rank = encoding - POWERSGD
+    if not low_rank_gains(elements, rows, rank):
+        return 0
+    return rank * (elements // max(rows, 1)) * FACTOR_BYTES
+
+
+def first_dimension(domain: DomainArrays, variable: int, axis: int, length: int) -> int:
+    """Rows of a shard: its length when axis 0 is cut; flat pieces count as one row."""
+    if axis == 0:
+        return length
+    if axis < 0 and length != domain.elements[variable]:
+        return 1
+    return domain.dims[variable, 0]
+
+
+def shard_bytes(
+    domain: DomainArrays, method: int, variable: int, axis: int, length: int, encoding: int
+) -> int:
+    """What one replica contributes to synchronize a whole shard once."""
+    item = domain.item_bytes[variable]
+    elements = row_elements(domain, variable, axis, length)
+    if method == M_FACTORS:
+        rows = domain.dims[variable, 0]
+        return domain.factor_rows[variable] * (rows + domain.elements[variable] // rows) * item
+    if domain.sparse[variable] and method in (M_PS, M_AG):
+        table_rows = domain.dims[variable, 0]
+        rows = length if axis == 0 else table_rows
+        touched = -(-domain.touched_rows[variable] * rows // table_rows)
+        return touched * (elements // max(rows, 1) * item + INDEX_BYTES)
+    return encoded_bytes(elements, item, first_dimension(domain, variable, axis, length), encoding)
+
+
+def pulled_bytes(domain: DomainArrays, variable: int, pushed: int) -> int:
+    """New values of the rows that any replica touched: at most the table, at most their sum."""
+    table_rows = domain.dims[variable, 0]
+    row_bytes = domain.elements[variable] // table_rows * domain.item_bytes[variable] + INDEX_BYTES
+    return min(pushed * domain.world, table_rows * row_bytes)
+
+
+def sort_rows(domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch) -> int:
+    """Rows of strategy `index` by group, in gradient-ready order within each; returns the groups.
+
+    work.starts i64[groups + 1]: where each group begins in work.rows i64[R].
+    """
+    starts, place, rows = work.starts, work.place, work.rows
+    begin, end = population.first[index], population.first[index + 1]
+    groups = 0
+    for row in range(begin, end):
+        groups = max(groups, population.group[row] + 1)
+    starts[: groups + 1] = 0
+    for row in range(begin, end):
+        starts[population.group[row] + 1] += 1
+    for group in range(groups):
+        starts[group + 1] += starts[group]
+    row = 0
+    for variable in range(population.parts.shape[1]):
+        place[variable] = row
+        row += population.parts[index, variable]
+    for variable in domain.by_ready:
+        row = place[variable]
+        for local in range(row, row + population.parts[index, variable]):
+            group = population.group[begin + local]
+            rows[starts[group]] = local
+            starts[group] += 1
+    for group in range(groups, 0, -1):
+        starts[group] = starts[group - 1]
+    starts[0] = 0
+    return groups
 
 
 def open_bucket(
@@ -62,7 +165,7 @@ def cut_buckets(
     Fills the pieces from `piece` on, and per bucket row, wire, value, ready, gate and (for the
     explicit order) key. Returns the number of buckets; bucket_first holds the rest.
     """
-    groups = sort_rows(domain, population, index, work.starts, work.place, work.rows)
+    groups = sort_rows(domain, population, index, work)
     begin = population.first[index]
     buckets = 0
     for group in range(groups):

@@ -1,22 +1,27 @@
 """What the compiler's kernels read and write, as plain tuples of arrays: a domain and a population;
 a plan's columns and their scratch space."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.cluster import Cluster
-from autosync.codes import ENCODINGS, POWERSGD
+from autosync.codes import ENCODINGS, POWERSGD, Method, Order
 from autosync.domain import Domain
-from autosync.plan.plan_table import Teams
+from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, MESSAGE_COLUMNS, explicit_rings
 from autosync.population import Option, Population
 
 I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
 
-ALL_RANKS, NODE_TEAMS, LEADERS, FIRST_SERVER = 0, 1, 2, 3
-"""Team indices every PlanTable starts with; FIRST_SERVER + s is the leaders with server s in
-place of its node's leader; the explicit rings of the population's options follow."""
+# The enumerations of autosync.codes that several files need, as plain integers that a compiled loop
+# can hold.
+M_PS, M_AR, M_RS, M_AG, M_FACTORS = map(int, Method)
+O_FIFO, O_PRIORITY, O_EXPLICIT, O_DDP = map(int, Order)
+
+STAGES = 4
+"""The longest chain of messages: reduce, push, pull, broadcast."""
 
 ALGORITHMS = {"ring": 0, "tree": 1, "hierarchical": 2}
 
@@ -33,35 +38,35 @@ class DomainArrays(NamedTuple):
     world: int
     nodes: int
     grouped: bool
-    elements: NDArray[np.int64]
-    item_bytes: NDArray[np.int64]
-    dims: NDArray[np.int64]
+    elements: I64
+    item_bytes: I64
+    dims: I64
     ready: NDArray[np.int32]
     first_use: NDArray[np.int32]
     sparse: NDArray[np.bool_]
-    touched_rows: NDArray[np.int64]
-    factor_rows: NDArray[np.int64]
-    by_ready: NDArray[np.int64]
-    ready_seconds: NDArray[np.float64]
-    bytes_per_second: NDArray[np.float64]
+    touched_rows: I64
+    factor_rows: I64
+    by_ready: I64
+    ready_seconds: F64
+    bytes_per_second: F64
 
 
 class PopulationArrays(NamedTuple):
     """The population's columns, and its options as columns (O entries).
 
-    algorithm u8, ring i32 (which explicit ring, -1 none), hierarchical, sharded, returns_gradients
-    bool, encoding u8.
+    algorithm u8, ring i32 (the team of a ring: all ranks, or an explicit order of them),
+    hierarchical, sharded, returns_gradients bool, encoding u8.
     """
 
     order: NDArray[np.uint8]
-    slice_bytes: NDArray[np.int64]
+    slice_bytes: I64
     overlap: NDArray[np.bool_]
     idle_gather: NDArray[np.bool_]
     axis: NDArray[np.int8]
     parts: NDArray[np.int32]
-    first: NDArray[np.int64]
+    first: I64
     variable: NDArray[np.uint16]
-    length: NDArray[np.int64]
+    length: I64
     method: NDArray[np.uint8]
     server: NDArray[np.int16]
     group: NDArray[np.int32]
@@ -122,34 +127,28 @@ class Scratch(NamedTuple):
     heap: I64
     last: I64
     halves: I64
-    load: NDArray[np.float64]
-    at: NDArray[np.float64]
+    load: F64
+    at: F64
     stages: NDArray[np.int32]
 
 
 def domain_arrays(domain: Domain) -> DomainArrays:
     table, cluster = domain.variables, domain.cluster
-    node_of_rank = cluster.node_of_server()[: domain.world_size]
-    nodes = len(np.unique(node_of_rank))
+    nodes = len(np.unique(cluster.node_of_server()[: domain.world_size]))
+    of_table = ("elements", "item_bytes", "dims", "ready", "first_use", "sparse", "touched_rows",
+                "factor_rows")  # fmt: skip
     return DomainArrays(
         world=domain.world_size,
         nodes=nodes,
         grouped=nodes < domain.world_size,
-        elements=table.elements,
-        item_bytes=table.item_bytes,
-        dims=table.dims,
-        ready=table.ready,
-        first_use=table.first_use,
-        sparse=table.sparse,
-        touched_rows=table.touched_rows,
-        factor_rows=table.factor_rows,
         by_ready=np.array(domain.graph.gradient_order, dtype=np.int64),
         ready_seconds=domain.timing.ready_seconds,
         bytes_per_second=crossed_bytes_per_second(cluster),
+        **{name: getattr(table, name) for name in of_table},
     )
 
 
-def crossed_bytes_per_second(cluster: Cluster) -> NDArray[np.float64]:
+def crossed_bytes_per_second(cluster: Cluster) -> F64:
     """Payload rate of the slowest link crossed, `(1 + servers,)`: by a ring through the ranks in
     their order, then between every rank and each owner."""
     node = cluster.node_of_server().astype(np.int64)
@@ -160,28 +159,17 @@ def crossed_bytes_per_second(cluster: Cluster) -> NDArray[np.float64]:
     return np.append(ring, served.min(axis=0))
 
 
-def population_arrays(population: Population) -> PopulationArrays:
+def population_arrays(population: Population, domain: Domain) -> PopulationArrays:
     options = population.options
-    orders = explicit_rings(options)
+    rings: dict[tuple[int, ...], int] = {(): ALL_RANKS}
+    for order in explicit_rings(options):
+        rings[order] = FIRST_SERVER + domain.cluster.servers + len(rings) - 1
+    names = PopulationArrays._fields
+    columns = {name: getattr(population, name) for name in names[: names.index("algorithm")]}
     return PopulationArrays(
-        order=population.order,
-        slice_bytes=population.slice_bytes,
-        overlap=population.overlap,
-        idle_gather=population.idle_gather,
-        axis=population.axis,
-        parts=population.parts,
-        first=population.first,
-        variable=population.variable,
-        length=population.length,
-        method=population.method,
-        server=population.server,
-        group=population.group,
-        option=population.option,
-        position=population.position,
+        **columns,
         algorithm=np.array([ALGORITHMS[option.algorithm] for option in options], dtype=np.uint8),
-        ring=np.array(
-            [orders.index(o.device_order) if o.device_order else -1 for o in options]
-        ).astype(np.int32),
+        ring=np.array([rings[option.device_order or ()] for option in options], dtype=np.int32),
         hierarchical=np.array([option.hierarchical for option in options], dtype=np.bool_),
         sharded=np.array([option.sharded_update for option in options], dtype=np.bool_),
         returns_gradients=np.array([o.returns_gradients for o in options], dtype=np.bool_),
@@ -195,31 +183,42 @@ def encoding_code(option: Option) -> int:
     return ENCODINGS.index(option.encoding.name)
 
 
-def explicit_rings(options: tuple[Option, ...]) -> list[tuple[int, ...]]:
-    """The distinct device orders among the options, in order of appearance."""
-    return list(dict.fromkeys(option.device_order for option in options if option.device_order))
-
-
-def team_table(domain: Domain, options: tuple[Option, ...]) -> tuple[Teams, ...]:
-    """The teams that plans of this domain refer to; see `FIRST_SERVER` for their order."""
-    cluster = domain.cluster
-    node_of_server = cluster.node_of_server()
-    world = domain.world_size
-    members: dict[int, list[int]] = {}
-    for rank in range(world):
-        members.setdefault(int(node_of_server[rank]), []).append(rank)
-    everyone: Teams = (tuple(range(world)),)
-    node_teams: Teams = tuple(tuple(ranks) for ranks in members.values() if len(ranks) > 1)
-    leaders: Teams = (tuple(ranks[0] for ranks in members.values()),)
-    with_server = tuple(
-        (
-            tuple(
-                server if node == node_of_server[server] else ranks[0]
-                for node, ranks in members.items()
-            )
-            + ((server,) if int(node_of_server[server]) not in members else ()),
-        )
-        for server in range(cluster.servers)
+def allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, Scratch]:
+    """Room for the most messages that can come out; pages that stay unused cost nothing."""
+    if len(population):
+        groups = np.maximum.reduceat(population.group, population.first[:-1]).astype(np.int64) + 1
+    else:
+        groups = np.zeros(0, dtype=np.int64)
+    item_bytes = int(domain.item_bytes.min())
+    total_bytes = int((domain.elements * domain.item_bytes).sum())
+    slice_bytes = np.maximum(population.slice_bytes // item_bytes * item_bytes, item_bytes)
+    slices = np.where(population.slice_bytes > 0, total_bytes // slice_bytes + 1, 0)
+    buckets = groups + slices
+    all_buckets, pieces = int(buckets.sum()), population.rows + int(slices.sum())
+    columns: dict[str, Any] = {
+        name: np.empty(all_buckets * STAGES, dtype=dtype)
+        for name, dtype in MESSAGE_COLUMNS.items()
+        if name in PlanArrays._fields
+    }
+    out = PlanArrays(
+        first=np.zeros(len(population) + 1, dtype=np.int64),
+        bucket_first=np.zeros(all_buckets + 1, dtype=np.int64),
+        piece_row=np.empty(pieces, dtype=np.int64),
+        piece_start=np.empty(pieces, dtype=np.int64),
+        piece_stop=np.empty(pieces, dtype=np.int64),
+        **columns,
     )
-    rings = tuple((order,) for order in explicit_rings(options))
-    return (everyone, node_teams, leaders, *with_server, *rings)
+    most_rows, most_buckets = int(np.diff(population.first).max(initial=0)), buckets.max(initial=0)
+    of_buckets = ("row", "wire", "value", "second", "ready", "gate", "key", "order", "sorted",
+                  "heap", "last")  # fmt: skip
+    work = Scratch(
+        starts=np.empty(most_rows + 2, dtype=np.int64),
+        place=np.empty(len(domain.elements), dtype=np.int64),
+        rows=np.empty(most_rows, dtype=np.int64),
+        halves=np.empty(2 * most_buckets, dtype=np.int64),
+        load=np.empty(most_buckets),
+        at=np.empty(most_buckets),
+        stages=np.zeros((STAGES, 6), dtype=np.int32),
+        **{name: np.empty(most_buckets, dtype=np.int64) for name in of_buckets},
+    )
+    return out, work

@@ -10,7 +10,7 @@ from autosync.codes import Channel, Op, Order, Update
 from autosync.documents import STRICT, UNLESS_NO_ITEMS, UNLESS_NONE, content_hash
 from autosync.domain import Domain
 from autosync.extensions.placement.document import PlacedModules
-from autosync.plan.plan_table import PlanTable
+from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable
 from autosync.population import Population
 from autosync.torch_engine import FullyShard
 from autosync.units import MIB
@@ -142,28 +142,23 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         teams=tuple(plans.teams[ranks] for ranks in used),
         shards=shard_specs(population, index),
         buckets=tuple(_pieces(plans, bucket) for bucket in buckets),
-        messages=tuple(
-            Message(
-                operation=Op(plans.operation[row]),
-                channel=Channel(plans.channel[row]),
-                root=int(plans.root[row]),
-                teams=team[int(plans.ranks[row])],
-                encoding=int(plans.encoding[row]),
-                carries_values=bool(plans.carries_values[row]),
-                wire_bytes=int(plans.wire_bytes[row]),
-                ready=int(plans.ready[row]),
-                after=int(plans.after[row]),
-                gate=int(plans.gate[row]),
-                update=Update(plans.update[row]),
-                bucket=place[int(plans.bucket[row])],
-                before=int(plans.before[row]),
-            )
-            for row in rows
-        ),
+        messages=tuple(_message(plans, row, team, place) for row in rows),
         staleness=int(population.staleness[index]),
         sharding=sharding,
         placement=population.placed_of(index),
     )
+
+
+def _message(plans: PlanTable, row: int, team: dict[int, int], place: dict[int, int]) -> Message:
+    """team, place: of the table's teams and buckets, the indices in the plan's own tables."""
+    values = {name: getattr(plans, name)[row].item() for name in MESSAGE_COLUMNS}
+    codes = {
+        "operation": Op(values["operation"]),
+        "channel": Channel(values["channel"]),
+        "update": Update(values["update"]),
+    }
+    tables = {"teams": team[values.pop("ranks")], "bucket": place[values["bucket"]]}
+    return Message(**values | codes | tables)
 
 
 def _engine_name(population: Population, index: int) -> EngineName:

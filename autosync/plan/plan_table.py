@@ -5,8 +5,32 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.domain import Domain
+from autosync.population import Option
+
 Teams = tuple[tuple[int, ...], ...]
 """Disjoint sets of ranks that each perform a message's operation among themselves."""
+
+ALL_RANKS, NODE_TEAMS, LEADERS, FIRST_SERVER = 0, 1, 2, 3
+"""Team indices every PlanTable starts with; FIRST_SERVER + s is the leaders with server s in
+place of its node's leader; the explicit rings of the population's options follow."""
+
+MESSAGE_COLUMNS = {
+    "operation": np.uint8,
+    "channel": np.uint8,
+    "root": np.int16,
+    "ranks": np.uint16,
+    "encoding": np.uint8,
+    "carries_values": np.bool_,
+    "wire_bytes": np.int64,
+    "ready": np.int32,
+    "after": np.int64,
+    "gate": np.int32,
+    "before": np.int32,
+    "update": np.uint8,
+    "bucket": np.int64,
+}
+"""Of a PlanTable, the columns with one entry a message, and their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +89,33 @@ class PlanTable:
     @property
     def messages(self) -> int:
         return len(self.operation)
+
+
+def explicit_rings(options: tuple[Option, ...]) -> list[tuple[int, ...]]:
+    """The distinct device orders among the options, in order of appearance."""
+    return list(dict.fromkeys(option.device_order for option in options if option.device_order))
+
+
+def team_table(domain: Domain, options: tuple[Option, ...]) -> tuple[Teams, ...]:
+    """The teams that plans of this domain refer to; see `FIRST_SERVER` for their order."""
+    cluster = domain.cluster
+    node_of_server = cluster.node_of_server()
+    world = domain.world_size
+    members: dict[int, list[int]] = {}
+    for rank in range(world):
+        members.setdefault(int(node_of_server[rank]), []).append(rank)
+    everyone: Teams = (tuple(range(world)),)
+    node_teams: Teams = tuple(tuple(ranks) for ranks in members.values() if len(ranks) > 1)
+    leaders: Teams = (tuple(ranks[0] for ranks in members.values()),)
+    with_server = tuple(
+        (
+            tuple(
+                server if node == node_of_server[server] else ranks[0]
+                for node, ranks in members.items()
+            )
+            + ((server,) if int(node_of_server[server]) not in members else ()),
+        )
+        for server in range(cluster.servers)
+    )
+    rings = tuple((order,) for order in explicit_rings(options))
+    return (everyone, node_teams, leaders, *with_server, *rings)

@@ -1,5 +1,5 @@
-"""What torch's `fully_shard` sends beside the two halves of a sharded update: parameters gathered
-again for backward, and what shard groups all-reduce among each other."""
+"""What torch's `fully_shard` sends beside the reduce-scatter and all-gather of a sharded update:
+parameters gathered again for backward, and what shard groups all-reduce among each other."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,27 +9,9 @@ from numpy.typing import NDArray
 
 from autosync.codes import Channel, Op, Update
 from autosync.domain import Domain
-from autosync.plan.compiler_arrays import ALL_RANKS
-from autosync.plan.plan_table import PlanTable, Teams
+from autosync.plan.plan_table import ALL_RANKS, MESSAGE_COLUMNS, PlanTable, Teams
 from autosync.population import Population
 from autosync.torch_engine import FullyShard
-
-COLUMNS = (
-    "operation",
-    "channel",
-    "root",
-    "ranks",
-    "encoding",
-    "carries_values",
-    "wire_bytes",
-    "ready",
-    "after",
-    "gate",
-    "before",
-    "update",
-    "bucket",
-)
-"""Of a PlanTable, one entry a message."""
 
 Row = dict[str, Any]
 """A message by its columns."""
@@ -59,13 +41,18 @@ def with_sharded_messages(plans: PlanTable, population: Population, domain: Doma
         engine = population.engines[population.engine[index]]
         if engine is None:
             rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-            parts.append({name: getattr(plans, name)[rows] for name in COLUMNS})
+            parts.append({name: getattr(plans, name)[rows] for name in MESSAGE_COLUMNS})
         else:
             units = _units(plans, population, domain, index, engine)
             messages = _messages(units, engine.shard_ranks, *_teams_of(teams, domain, engine))
-            parts.append(_columns(messages, plans))
+            parts.append(
+                {
+                    name: np.array([row[name] for row in messages], dtype=dtype)
+                    for name, dtype in MESSAGE_COLUMNS.items()
+                }
+            )
     counts = [len(part["operation"]) for part in parts]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in MESSAGE_COLUMNS}
     first = np.concatenate(([0], np.cumsum(counts)))
     return replace(plans, teams=tuple(teams), first=first, **joined)
 
@@ -91,7 +78,7 @@ def _units(
     reduces: dict[int, Row] = {}
     gathers: dict[int, Row] = {}
     for message in range(int(plans.first[index]), int(plans.first[index + 1])):
-        row = {name: getattr(plans, name)[message] for name in COLUMNS}
+        row = {name: getattr(plans, name)[message] for name in MESSAGE_COLUMNS}
         half = reduces if row["operation"] == Op.REDUCE_SCATTER else gathers
         half[int(row["bucket"])] = row
     found = []
@@ -130,10 +117,3 @@ def _crossing(reduce: Row, size_bytes: int, after: int, replicas: int) -> Row:
     sends: Row = {"operation": Op.ALL_REDUCE, "channel": Channel.LOCAL_REDUCE, "ranks": replicas}
     sends |= {"wire_bytes": size_bytes}
     return reduce | sends | {"ready": -1, "after": after, "gate": -1, "update": Update.SHARD}
-
-
-def _columns(messages: list[Row], plans: PlanTable) -> dict[str, NDArray[Any]]:
-    return {
-        name: np.array([row[name] for row in messages], dtype=getattr(plans, name).dtype)
-        for name in COLUMNS
-    }

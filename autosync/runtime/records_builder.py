@@ -206,12 +206,7 @@ def _give_packers(
 
 def _check_coverage(variables: list[VariableRecord]) -> None:
     for variable in variables:
-        covered = sum(
-            segment.stop - segment.start
-            for bucket in variable.buckets
-            for member, segment, _ in bucket.pieces
-            if member is variable
-        )
+        covered = sum(place.numel() for _, place, _ in variable.pieces)
         width = variable.alias.numel() // max(1, len(variable.alias)) if variable.alias.dim() else 1
         covered += width * sum(
             rows.stop - rows.start

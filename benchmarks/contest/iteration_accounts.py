@@ -20,8 +20,7 @@ from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.limit import Limit
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.intervals import common_seconds, union
-from autosync.simulator.timeline.iteration_trace import IterationTrace
+from autosync.simulator.timeline.iteration_trace import IterationTrace, common_seconds, union
 from autosync.simulator.timeline.trace_comparison import measured_iteration
 from autosync.strategy import Strategy, even_replicas
 from autosync.trials.measured_timeline import MeasuredTimeline, RankTimeline

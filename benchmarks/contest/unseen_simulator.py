@@ -10,22 +10,24 @@ from pathlib import Path
 
 from autosync.bundled_data import data_file, data_folder
 from autosync.domain import Domain
-from autosync.simulator.learned.bundled_simulator import (
+from autosync.simulator.learned.checkpoint import (
     FILE,
     LEARNED,
     MEMBERS_OF,
     default_simulator,
+    load_checkpoint,
+    read_card,
+    save_checkpoint,
 )
-from autosync.simulator.learned.bundled_simulator import FOLDER as SIMULATORS
-from autosync.simulator.learned.checkpoint import load_checkpoint, read_card, save_checkpoint
+from autosync.simulator.learned.checkpoint import FOLDER as SIMULATORS
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.recipe import Recipe
-from autosync.simulator.learned.pretraining import (
+from autosync.simulator.learned.models.learned_model import Recipe
+from autosync.simulator.learned.training import (
     dataset_hash,
+    source_of,
     split_dataset,
     train_simulator,
 )
-from autosync.simulator.learned.transfer import source_of
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 
 SIMULATOR = "ensemble"

@@ -67,7 +67,7 @@ def _picks(of: Evaluation) -> str:
     picked = [subject for subject in of.subjects if len(subject.measured.picks)]
     if not picked:
         return "No search has picked anything in these domains."
-    models = models_of("linear", "gaussian", "trees", "ensemble")
+    models = models_of("gaussian", "trees", "ensemble")
     rows = list(of.rows(rank_picks, of.subjects, models, of.seeds[0]))
     chosen = [row for subject in picked for row in chosen_rows(subject)]
     tables = [pick_summary(rows), *(pick_table(rows, measure) for measure in PICK_MEASURES)]
@@ -75,7 +75,7 @@ def _picks(of: Evaluation) -> str:
 
 
 def _comparison(of: Evaluation) -> str:
-    models = models_of("linear", "gaussian", "lstm", "gat", "ensemble")
+    models = models_of("gaussian", "trees", "ensemble")
     rows = list(of.rows(held_out_strategies, models, of.seeds))
     return "\n\n".join([summary_table(rows), *(table_of(rows, measure) for measure in MEASURES)])
 
@@ -83,14 +83,14 @@ def _comparison(of: Evaluation) -> str:
 def _transfer(of: Evaluation) -> str:
     if len(of.subjects) < 2:
         return "There is one domain only."
-    models = models_of("linear", "gaussian", "lstm")
+    models = models_of("gaussian", "trees", "lstm")
     rows = list(of.rows(without_a_trial, of.subjects, models, of.seeds[0]))
     measures = ("accuracy", "beyond_noise", "fast_quarter", "regret")
     return "\n\n".join(table_of(rows, measure) for measure in measures)
 
 
 def _curves(of: Evaluation) -> str:
-    rows = list(of.rows(learning_curve, models_of("linear", "gaussian"), COUNTS, of.seeds))
+    rows = list(of.rows(learning_curve, models_of("gaussian", "trees"), COUNTS, of.seeds))
     rows += of.rows(learning_curve, models_of("ensemble"), COUNTS, of.seeds[:1])
     draw_curves(rows, of.folder / "learning_curves.svg")
     named = [

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.transfer import transferred
+from autosync.simulator.learned.training import transferred
 from autosync.simulator.runtime_dataset import AT_RANDOM, PICKED
 from benchmarks.evaluation.evaluated_domain import PERFECT, EvaluatedDomain, MakeModel
 from benchmarks.evaluation.ranking_scores import (

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
 from autosync.simulator.learned.models.learned_model import LearnedModel
-from autosync.simulator.learned.transfer import transferred
+from autosync.simulator.learned.training import transferred
 from benchmarks.evaluation.evaluated_domain import PERFECT, EvaluatedDomain, MakeModel
 from benchmarks.evaluation.ranking_scores import (
     RankingScores,

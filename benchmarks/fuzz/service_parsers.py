@@ -21,7 +21,7 @@ from autosync.api.spec import RankSpec, TuningSpec
 from autosync.api.views.paging import read_cursor, written_cursor
 from autosync.documents import from_json
 from autosync.simulator.learned.checkpoint import CheckpointCard, restore
-from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.gaussian_process import GaussianModel
 from autosync.simulator.runtime_dataset import load_dataset
 from benchmarks.fuzz.document_parsers import FOLDER
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
@@ -117,7 +117,7 @@ def service_parsers() -> list[FuzzedParser]:
     tuning = finished(database)
     often = ServiceLimits(wrong_tokens=1_000_000, requests=1_000_000)
     service = AskedService(create_app(database, Access(TOKEN, hosts=("testserver",)), often))
-    card, weights = checkpoint(Path(FOLDER.name), LinearModel())
+    card, weights = checkpoint(Path(FOLDER.name), GaussianModel())
     parsed_card = from_json(CheckpointCard, card, source="card")
 
     def read_rank(data: bytes) -> None:

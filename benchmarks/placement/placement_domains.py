@@ -16,7 +16,7 @@ from autosync.search.designs.design_table import hand_designed
 from autosync.search.domain_facts import replica_layouts
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.strategy import Strategy
 
 MODELS = (

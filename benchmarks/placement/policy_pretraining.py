@@ -25,8 +25,8 @@ from autosync.profiling import estimate_profile
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.search.domain_facts import replica_layouts
 from autosync.search.space import Space
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 

@@ -101,7 +101,7 @@ class EndBenchmark:
     def reached(self, scene: PhaseScene, tuning_id: str, asked: "subprocess.Popen[bytes]") -> bool:
         if asked.poll() is not None:
             return False
-        ranks = sum("fork_server_main" in words(pid) for pid in marked_processes())
+        ranks = sum("fork_server" in words(pid) for pid in marked_processes())
         # the process that ranks are forked from bears their command line, and so do they
         return scene.reached(self.events(tuning_id), max(0, ranks - 1))
 

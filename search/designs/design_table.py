@@ -18,9 +18,9 @@ from autosync.search.designs.building_blocks import Design, ordered
 from autosync.search.domain_facts import replica_layouts
 from autosync.search.extension_proposals import proposer_of, proposers
 from autosync.search.space import Space
-from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.verification import verify
 

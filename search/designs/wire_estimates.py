@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from autosync.codes import Op
 from autosync.domain import Domain
-from autosync.plan.compiler_arrays import ALL_RANKS, LEADERS, NODE_TEAMS, team_table
+from autosync.plan.plan_table import ALL_RANKS, LEADERS, NODE_TEAMS, team_table
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
 from autosync.strategy import AllGather, AllReduce, Factors, Synchronizer, even_replicas

@@ -49,7 +49,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
-from autosync.simulator.learned.bundled_simulator import default_simulator
+from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.numba_cache import compilations_told
 from autosync.trials.live.control_group import ControlGroup, job_control
 from autosync.trials.live.job import LiveJob, Step, check_tunable

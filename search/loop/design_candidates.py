@@ -19,7 +19,7 @@ from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

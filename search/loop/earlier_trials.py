@@ -25,7 +25,7 @@ from autosync.search.loop.outcome import DDP, MeasuredRow, is_ddp
 from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
-from autosync.simulator.memory_check import check_memory
+from autosync.simulator.memory.memory_check import check_memory
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy

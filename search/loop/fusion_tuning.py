@@ -15,7 +15,7 @@ from autosync.search.designs.design_table import fitted
 from autosync.search.designs.known_designs import all_reduce_fused, dear_fused
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 from autosync.units import MIB

@@ -14,7 +14,7 @@ from autosync.search.loop.settings import Acquisition, Settings
 from autosync.search.loop.tuning_store import Candidate, Origin
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

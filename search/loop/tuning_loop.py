@@ -18,7 +18,7 @@ from autosync.search.loop.tuning_store import Candidate, Phase, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.explanation import predicted_slowdown
 from autosync.simulator.fitting.iteration_costs import recalibrated
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Pool, TrialRequest, TrialResult

@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from autosync.cluster import Cluster, MessageKind
 from autosync.codes import Op
 from autosync.errors import NotSupported
-from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
-from autosync.plan.plan_table import PlanTable, Teams
+from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS, PlanTable, Teams
 from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.link_resources import (
     Resources,

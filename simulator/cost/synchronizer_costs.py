@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autosync.allowed import Allowed
 from autosync.domain import Domain
 from autosync.graph import Variable
-from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, NODE_TEAMS
+from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, NODE_TEAMS
 from autosync.population import encode
 from autosync.simulator.cost.link_resources import alike_loads
 from autosync.simulator.cost.network import Network, network_of

@@ -131,7 +131,7 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
     trials, and with what was known before.
 
     population: the strategies of the trials; those that are predicted in a domain of their own
-    (`restated_strategies`) are left out: what else travels there is not known well enough.
+    (`restated_strategies`) count for nothing: what else travels there is not known well enough.
     step_seconds `(strategies,)`: measured; NaN where one failed. With fewer than `FEWEST_TRIALS`
     the domain is returned as it is.
     """

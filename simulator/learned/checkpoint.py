@@ -11,26 +11,35 @@ from pydantic import ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from autosync.bundled_data import data_file
+from autosync.cluster import Cluster
 from autosync.documents import STRICT, from_json, to_json
+from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
-from autosync.simulator.learned.calibration import Calibration
+from autosync.simulator.backends import backend_of
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
-from autosync.simulator.learned.features.feature_names import FEATURE_VERSION, FeaturePart
-from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.ensemble_model import arrays_of
-from autosync.simulator.learned.models.learned_model import LearnedModel
-from autosync.simulator.learned.models.model_arrays import below, check_arrays, nested
-from autosync.simulator.learned.models.model_factory import make_model
-from autosync.simulator.learned.models.recipe import (
+from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
+from autosync.simulator.learned.learned_simulators import (
+    Calibration,
+    LearnedSimulator,
+    gaussian_simulator,
+)
+from autosync.simulator.learned.models.ensemble import arrays_of
+from autosync.simulator.learned.models.learned_model import (
     MEMBER_KINDS,
+    LearnedModel,
     MemberKind,
     ModelKind,
     NetworkKind,
     Recipe,
+    make_model,
 )
+from autosync.simulator.learned.models.model_arrays import below, check_arrays, nested
 
 MOST_TRIALS = 10**9
 """Of one domain."""
+PARTS = ("raw", "predefined", "timeline")
+"""Of the features: models read all."""
 CALIBRATION = "calibration."
 """Prefix of its arrays; the others are the model's."""
 
@@ -57,25 +66,27 @@ class CheckpointCard:
 
     accuracy: pairs of unseen strategies it ranked rightly, None where nobody held any out; unseen:
         which strategies these were. feature_version: `features.FEATURE_VERSION` at training.
-    network: "lstm" or "gat" where the kind is that, else empty. An early version's ensembles held
-        networks of one kind only and name it; this version does not read them. members: of an
-        ensemble. dataset: hash of the bundled measurements it learned from, if of any. parents:
-        the versions that it came from.
+    network: "lstm" or "gat" where the kind is that, else empty. parts, on_base, layers, width: the
+        features and the size of models of earlier versions; all but these defaults, and ensembles
+        that name a network, are refused, as models of kind linear are. members: of an ensemble;
+        those of earlier versions have linear ones, which are left out.
+    dataset: hash of the bundled measurements it learned from, if of any. parents: the versions that
+        it came from.
     """
 
-    kind: ModelKind
+    kind: ModelKind | Literal["linear"]
     sources: tuple[SourceDomain, ...]
     accuracy: float | None
     unseen: str
     seed: int
-    parts: tuple[FeaturePart, ...]
-    on_base: bool
+    parts: tuple[str, ...] = PARTS
+    on_base: bool = True
     network: Literal[""] | NetworkKind = ""
     layers: int = 1
     width: int = 64
     feature_version: int = FEATURE_VERSION
     versions: tuple[tuple[str, str], ...] = ()
-    members: tuple[MemberKind, ...] = MEMBER_KINDS
+    members: tuple[MemberKind | Literal["linear"], ...] = MEMBER_KINDS
     dataset: str = ""
     parents: tuple[str, ...] = ()
     version: Literal[1] = 1
@@ -86,8 +97,6 @@ class CheckpointCard:
             raise _impossible("accuracy", self.accuracy, "a share of pairs, 0 to 1")
         if not 0 <= self.seed < 2**63:
             raise _impossible("seed", self.seed, "0 to 2^63 - 1")
-        if min(self.layers, self.width) < 1:
-            raise _impossible("layers, width", (self.layers, self.width), "1 at the least")
 
     @property
     def trials(self) -> int:
@@ -95,7 +104,20 @@ class CheckpointCard:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(self.kind, self.parts, self.on_base, self.layers, self.width, self.members)
+        """Raises InvalidInput: it is of a form that earlier versions had."""
+        form = self.parts, self.on_base, self.layers, self.width
+        named = self.kind == "ensemble" and self.network
+        if self.kind == "linear" or form != (PARTS, True, 1, 64) or named:
+            raise InvalidInput(
+                f"the checkpoint has tensors that this version does not read: of kind {self.kind}, "
+                f"features {', '.join(self.parts)}, size {self.layers} x {self.width}, network "
+                f"{self.network!r}.",
+                thing="checkpoint",
+                value=self.kind,
+                remedy="Train it again on its trials.",
+            )
+        members = tuple(member for member in self.members if member != "linear")
+        return Recipe(self.kind, members)
 
 
 def save_checkpoint(
@@ -176,28 +198,19 @@ def restore(
             value=card.feature_version,
             remedy="Train it again on its trials.",
         )
-    if card.kind == "ensemble" and card.network:
-        raise InvalidInput(
-            f"checkpoint {name} is an ensemble of {card.network} networks alone, whose tensors "
-            "this version does not read.",
-            thing="network",
-            value=card.network,
-            remedy="Train it again on its trials.",
-        )
+    recipe = card.recipe
     try:
         arrays = load(weights)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
     if any(len(source.descriptor) != len(DESCRIPTOR) for source in card.sources):
         raise _damaged(name, f"a source is described by other than {len(DESCRIPTOR)} numbers")
-    recipe, calibration = card.recipe, below(CALIBRATION, arrays)
+    calibration = below(CALIBRATION, arrays)
+    recipe = replace(recipe, members=members or recipe.members)
     try:
-        if members is not None and card.kind == "ensemble":
-            some = arrays_of(members, arrays, recipe.members)
-            recipe, arrays = (
-                replace(recipe, members=members),
-                some | nested(CALIBRATION, calibration),
-            )
+        if card.kind == "ensemble" and recipe.members != card.members:
+            some = arrays_of(recipe.members, arrays, card.members)
+            arrays = some | nested(CALIBRATION, calibration)
         simulator = LearnedSimulator(make_model(recipe, card.seed))
         forms = simulator.model.array_forms(arrays)
         check_arrays(arrays, forms | nested(CALIBRATION, Calibration.array_forms(calibration)))
@@ -242,11 +255,7 @@ def card_of(
         accuracy,
         unseen,
         model.seed,
-        recipe.parts,
-        recipe.on_base,
-        recipe.kind if recipe.kind == "lstm" or recipe.kind == "gat" else "",
-        recipe.layers,
-        recipe.width,
+        network=recipe.kind if recipe.kind == "lstm" or recipe.kind == "gat" else "",
         versions=(
             *((name, version(name)) for name in ("torch", "scikit-learn", "numpy")),
             ("python", platform.python_version()),
@@ -255,3 +264,36 @@ def card_of(
         dataset=dataset,
         parents=parents,
     )
+
+
+LEARNED: tuple[MemberKind, ...] = ("gaussian", "trees")
+"""Members of `learned`: they rank in seconds and load no torch."""
+MEMBERS_OF: dict[str, tuple[MemberKind, ...]] = {
+    "learned": LEARNED,
+    "ensemble": MEMBER_KINDS,
+    **{kind: (kind,) for kind in MEMBER_KINDS},
+}
+"""Which members of a trained ensemble each name stands for."""
+FOLDER, FILE = "simulators", "default.safetensors"
+
+
+def default_simulator(domain: Domain, name: str = "learned") -> LearnedSimulator:
+    """The bundled simulator, or those of its members that MEMBERS_OF names; trials of the domain
+    then correct it. Where it has learned from no cluster of the domain's backend, one that knows
+    nothing yet.
+
+    Raises:
+        InvalidInput: the file was made for other features than this version's.
+    """
+    file = data_file(FOLDER, FILE)
+    if not knows_backend(read_card(file), domain.cluster):
+        return gaussian_simulator()
+    return load_checkpoint(file, MEMBERS_OF[name])[0]
+
+
+def knows_backend(card: CheckpointCard, cluster: Cluster) -> bool:
+    """Whether any of what a simulator has learned from used the backend of a cluster: what one
+    costs says nothing of another."""
+    wanted = backend_of(cluster).descriptor
+    place = DESCRIPTOR.index("nccl")
+    return bool(np.any([source.descriptor[place] == wanted for source in card.sources]))

@@ -17,14 +17,15 @@ REPLICATED = int(Update.REPLICATED)
 FACTORS = int(Op.FACTOR_ALL_GATHER)
 
 SINCE, DONE, SLOW, END = 0, 1, 2, 3
-"""Of a pace: from when on it holds, the work of backward done by then, how many times its seconds
-work takes, and when backward ends."""
+"""Places in the array `pace`: since when the present pace holds, the work of backward done by then,
+how many times its seconds work takes at this pace, and when backward ends."""
 
 MESSAGES_ON_WIRE, INTERVALS, ISSUED = 0, 1, 2
-"""Of a tally: messages on the wire, intervals in which some were, messages issued so far."""
-FIRST_MISSING, FIRST_IN_FLIGHT, GATHERS_IN_FLIGHT = 3, 4, 5
-"""Of a tally, where all-gathers wait for an idle wire: first halves that have not landed, those
-issued among them, and all-gathers issued."""
+"""Places in the array `tally`: messages on the wire, intervals in which some were, messages issued
+so far."""
+REDUCTIONS_LEFT, REDUCTIONS_IN_FLIGHT, GATHERS_IN_FLIGHT = 3, 4, 5
+"""And where all-gathers wait for an idle wire: reductions that have not completed, those among them
+that are in flight, and all-gathers in flight."""
 TALLIES = 6
 
 

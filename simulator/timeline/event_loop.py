@@ -21,20 +21,25 @@ from autosync.simulator.timeline.compute_clock import (
     wire_fills,
     worked_on,
 )
-from autosync.simulator.timeline.idle_rule import GATHER, count_first_halves, settle
 from autosync.simulator.timeline.link_sharing import (
     ON_WIRE,
     occupy,
     share_connections,
     share_links,
 )
-from autosync.simulator.timeline.message_issue import CHANNELS, issue, next_of, recompute
-from autosync.simulator.timeline.message_transfer import (
+from autosync.simulator.timeline.message_issue import (
+    CHANNELS,
+    GATHER,
     HANDED,
     STARTING,
     begin_transfer,
+    count_reductions,
+    decrement,
+    issue,
+    next_of,
     outlast_startup,
     process,
+    recompute,
     remove,
 )
 from autosync.simulator.timeline.timeline_arrays import (
@@ -76,7 +81,7 @@ def earliest_slot(in_flight, size):
 
 
 @njit(nogil=True, _nrt=False)
-def land(plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived):
+def complete(plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived):
     """A message is whole on every rank; returns how many have landed by that.
 
     In order, a message lands when all before it on its channel have. One of factors has arrived
@@ -85,13 +90,13 @@ def land(plan, costs, compute, in_flight, message, channel, stop, now, factor, a
     in_flight.left[message] = now
     if not costs.in_order:
         arrived[message] = worked_on(plan, compute, in_flight, message, channel, now, factor)
-        settle(plan, in_flight, message)
+        decrement(plan, in_flight, message)
         return 1
     arrived[message] = WHOLE
     oldest, landed = in_flight.oldest[channel], 0
     while oldest < stop and arrived[oldest] == WHOLE:
         arrived[oldest] = worked_on(plan, compute, in_flight, oldest, channel, now, factor)
-        settle(plan, in_flight, oldest)
+        decrement(plan, in_flight, oldest)
         landed += 1
         oldest = next_of(plan, channel, oldest + 1, stop)
     in_flight.oldest[channel] = oldest
@@ -114,7 +119,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
         in_flight.cursor[channel] = next_of(plan, channel, begin, stop)
         in_flight.oldest[channel] = in_flight.cursor[channel]
     if in_flight.cursor[GATHER] < stop:
-        count_first_halves(plan, in_flight, begin, stop)
+        count_reductions(plan, in_flight, begin, stop)
     size = issue(plan, costs, compute, in_flight, 0, begin, stop, 0.0, factor, arrived)
     count = begin
     while size > 0:
@@ -150,7 +155,9 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
                 recompute(plan, compute, in_flight, size, begin, factor)
             continue
         occupy(costs, in_flight, slot, -1.0)
-        count += land(plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived)
+        count += complete(
+            plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived
+        )
         follower = in_flight.head[kind]
         if follower >= 0:
             in_flight.head[kind] = in_flight.follower[follower]

@@ -1,8 +1,13 @@
-"""Every interval of an iteration, predicted or measured: what pictures are drawn from."""
+"""Every interval of an iteration, predicted or measured: what pictures are drawn from, and traces
+as Chrome's trace viewer and ui.perfetto.dev read them.
+"""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosync.codes import Channel, Op, Update
 from autosync.domain import Domain
@@ -12,13 +17,32 @@ from autosync.simulator.cost.compute_time import compute_factors, update_seconds
 from autosync.simulator.extension_prediction import restated_domain, slowdown
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
-from autosync.simulator.timeline.intervals import F64, union
 from autosync.simulator.timeline.timeline_simulator import Played, play_one
+
+F64 = NDArray[np.float64]
 
 _advance = Kernel(advance, allocates=False)
 
 ROUNDING = 1e-12
 """Seconds that sums of seconds may be off."""
+
+
+def union(starts: F64, stops: F64) -> F64:
+    """The intervals in which at least one of the given ones runs: `(intervals, 2)` seconds, in
+    order and apart."""
+    order = np.argsort(starts, kind="stable")
+    reached = np.maximum.accumulate(stops[order]) if len(order) else stops
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = starts[order][1:] > reached[:-1]
+    ends = np.roll(begins, -1)
+    return np.column_stack([starts[order][begins], reached[ends]])
+
+
+def common_seconds(some: F64, others: F64) -> float:
+    """Of two sets of intervals that are apart, `(n, 2)` and `(m, 2)`."""
+    begins = np.maximum(some[:, :1], others[:, 0])
+    ends = np.minimum(some[:, 1:], others[:, 1])
+    return float(np.maximum(ends - begins, 0.0).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +305,72 @@ def _cycle(
         spend("update", now + update)
     spend("forward", waits.pace.after(now, (timing.forward_seconds - reached) * factor))
     return found
+
+
+DEALS = 1 + max(Channel)
+"""Their thread, behind those of the channels."""
+
+
+def chrome_trace(**traces: IterationTrace) -> str:
+    """JSON: of every trace a process per rank, and the network, under the trace's name.
+
+    The traces' zeros coincide: `predicted` and `measured` iterations lie one under the other.
+    """
+    events: list[dict[str, object]] = []
+    first = 0
+    for name, trace in traces.items():
+        events += _events(name, trace, first)
+        first += 1 + len({interval.rank for interval in trace.compute})
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _events(name: str, trace: IterationTrace, first: int) -> Iterator[dict[str, object]]:
+    """Processes are numbered from `first`."""
+    ranks = sorted({interval.rank for interval in trace.compute})
+    process = {rank: first + place for place, rank in enumerate(ranks)}
+    network = first + len(ranks)
+    yield _named("process_name", network, 0, f"{name}: network")
+    for channel in Channel:
+        yield _named("thread_name", network, int(channel), channel.name.lower())
+    if trace.deals:
+        yield _named("thread_name", network, DEALS, "deals of placed modules")
+    for rank in ranks:
+        yield _named("process_name", process[rank], 0, f"{name}: rank {rank}")
+    for each in trace.compute:
+        yield _event(each.phase, process[each.rank], 0, each.start_seconds, each.stop_seconds)
+    for message in trace.messages:
+        yield _message_event(message, network)
+    for deal in trace.deals:
+        event = _event(deal.operation, network, DEALS, deal.issued_seconds, deal.arrived_seconds)
+        yield {**event, "args": {"wire_bytes": deal.wire_bytes}}
+
+
+def _message_event(message: MessageInterval, network: int) -> dict[str, object]:
+    event = _event(
+        f"{message.operation} {message.message}",
+        network,
+        int(Channel[message.channel.upper()]),
+        message.issued_seconds,
+        message.arrived_seconds,
+    )
+    event["args"] = {
+        "wire_bytes": message.wire_bytes,
+        "ranks": list(message.ranks),
+        "startup_us": (message.on_wire_seconds - message.issued_seconds) * 1e6,
+    }
+    return event
+
+
+def _event(name: str, process: int, thread: int, start: float, stop: float) -> dict[str, object]:
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": start * 1e6,
+        "dur": (stop - start) * 1e6,
+    }
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, object]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

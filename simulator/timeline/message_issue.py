@@ -1,5 +1,5 @@
-"""When messages are issued: their order, their gradients, the updates before them. Machine code,
-without the interpreter lock; see `event_loop`."""
+"""Messages from their issue to the wire: their order, their gradients, the updates before them, the
+idle rule, processors and startups. Machine code, without the interpreter lock; see `event_loop`."""
 
 # numba infers the types of what it compiles, tuples of arrays among them
 # mypy: allow-untyped-defs
@@ -9,16 +9,24 @@ from numba import njit
 from autosync.codes import Channel, Update
 from autosync.simulator.timeline.compute_clock import (
     END,
-    FIRST_IN_FLIGHT,
-    FIRST_MISSING,
     GATHERS_IN_FLIGHT,
     ISSUED,
+    REDUCTIONS_IN_FLIGHT,
+    REDUCTIONS_LEFT,
     moment_of,
     update_seconds,
 )
-from autosync.simulator.timeline.idle_rule import GATHER
-from autosync.simulator.timeline.message_transfer import HANDED
+from autosync.simulator.timeline.link_sharing import (
+    ON_WIRE,
+    STEPPING,
+    least_weight,
+    occupy,
+    share_connections,
+)
 
+HANDED, STARTING = 0, 1
+"""Phases before those of `link_sharing`: waits for its processor, or starts up."""
+GATHER = int(Channel.GATHER)
 OWNER, SHARD = int(Update.OWNER), int(Update.SHARD)
 CHANNELS = len(Channel)
 
@@ -39,12 +47,12 @@ def follows_step(plan, compute, before):
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def kept_back(plan, compute, in_flight, message, begin, now):
+def deferred(plan, compute, in_flight, message, begin, now):
     """Whether an all-gather waits for an idle wire. One with new values is not handed over before
     `step()`: until then the wire may fill again."""
-    if in_flight.tally[FIRST_MISSING] == 0:
+    if in_flight.tally[REDUCTIONS_LEFT] == 0:
         return False
-    if in_flight.tally[FIRST_IN_FLIGHT] > 0 or in_flight.tally[GATHERS_IN_FLIGHT] > 0:
+    if in_flight.tally[REDUCTIONS_IN_FLIGHT] > 0 or in_flight.tally[GATHERS_IN_FLIGHT] > 0:
         return True
     before = begin + plan.after[message]
     return follows_step(plan, compute, before) and now < in_flight.pace[END]
@@ -106,7 +114,7 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
         message = in_flight.cursor[channel]
         if message >= stop or in_flight.handed[channel]:
             continue
-        if channel == GATHER and kept_back(plan, compute, in_flight, message, begin, now):
+        if channel == GATHER and deferred(plan, compute, in_flight, message, begin, now):
             continue
         kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
         if not costs.streamed[kind]:
@@ -139,3 +147,128 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
         size += 1
         in_flight.cursor[channel] = next_of(plan, channel, message + 1, stop)
     return size
+
+
+@njit(nogil=True, _nrt=False)
+def count_reductions(plan, in_flight, begin, stop):
+    """Before a plan that has such all-gathers is played; reductions are all messages but these and
+    what carries new values."""
+    for message in range(begin, stop):
+        if plan.channel[message] != GATHER and not plan.carries_values[message]:
+            in_flight.tally[REDUCTIONS_LEFT] += 1
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def increment(plan, in_flight, message):
+    """Count a message that is issued, as the runtime's `IdleWire` does."""
+    if in_flight.tally[REDUCTIONS_LEFT] > 0:
+        if plan.channel[message] == GATHER:
+            in_flight.tally[GATHERS_IN_FLIGHT] += 1
+        elif not plan.carries_values[message]:
+            in_flight.tally[REDUCTIONS_IN_FLIGHT] += 1
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def decrement(plan, in_flight, message):
+    """Count a message that has completed. Behind the last reduction nothing is counted any more."""
+    if in_flight.tally[REDUCTIONS_LEFT] > 0:
+        if plan.channel[message] == GATHER:
+            in_flight.tally[GATHERS_IN_FLIGHT] -= 1
+        elif not plan.carries_values[message]:
+            in_flight.tally[REDUCTIONS_IN_FLIGHT] -= 1
+            in_flight.tally[REDUCTIONS_LEFT] -= 1
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def enqueue(in_flight, kind, message):
+    """Let a streamed message wait for those of its kind: they share their connections."""
+    if in_flight.head[kind] < 0:
+        in_flight.head[kind] = message
+    else:
+        in_flight.follower[in_flight.tail[kind]] = message
+    in_flight.tail[kind] = message
+    in_flight.follower[message] = -1
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def process(plan, costs, in_flight, slot, now, issued, on_wire):
+    """Let the hosts' processors work on a message that was handed over, after those before it.
+
+    Returns whether it keeps its place: a streamed one may wait for another of its kind.
+    """
+    message = in_flight.message[slot]
+    kind = in_flight.kind[slot]
+    issued[message] = now
+    increment(plan, in_flight, message)
+    wire_bytes = plan.wire_bytes[message]
+    in_flight.handed[in_flight.channel[slot]] = False
+    busy_until = (
+        max(now, in_flight.processor[0]) + costs.host[kind] + costs.host_byte[kind] * wire_bytes
+    )
+    in_flight.processor[0] = busy_until
+    started = busy_until + costs.startup[kind] + costs.copy[kind] * wire_bytes
+    if costs.streamed[kind] and in_flight.busy[kind]:
+        on_wire[message] = started
+        enqueue(in_flight, kind, message)
+        return False
+    in_flight.busy[kind] = costs.streamed[kind]
+    in_flight.phase[slot] = STARTING
+    in_flight.time[slot] = busy_until if costs.stepwise[kind] else started
+    return True
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def begin_transfer(plan, costs, in_flight, size, slot, now, on_wire):
+    """Put a message on its links, at full rate until they are shared anew."""
+    kind, channel = in_flight.kind[slot], in_flight.channel[slot]
+    message = in_flight.message[slot]
+    wire_bytes = plan.wire_bytes[message]
+    seconds = costs.link[kind] + costs.per_byte[kind] * wire_bytes
+    in_flight.phase[slot] = ON_WIRE
+    in_flight.slow[slot] = in_flight.moving[slot] = in_flight.weight[slot] = 1.0
+    in_flight.time[slot] = now + seconds
+    on_wire[message] = now
+    in_flight.turn[slot] = 0.0
+    if costs.stepwise[kind]:
+        in_flight.turn[slot] = wire_bytes
+        startup = costs.startup[kind] + costs.copy[kind] * wire_bytes
+        if startup > 0.0:
+            in_flight.phase[slot] = STEPPING
+            in_flight.moving[slot] = seconds / (startup + seconds)
+            in_flight.weight[slot] = least_weight(in_flight, slot)
+            in_flight.time[slot] = now + startup
+    occupy(costs, in_flight, slot, 1.0)
+    if in_flight.turn[slot] > 0.0 and in_flight.collectives[channel] > 1:
+        share_connections(costs, in_flight, size, channel)
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def outlast_startup(plan, costs, in_flight, slot, now, on_wire):
+    """A message in steps has been on its links for as long as its startup is: compute feels the
+    rest of it only, as of other messages."""
+    kind, message = in_flight.kind[slot], in_flight.message[slot]
+    seconds = costs.link[kind] + costs.per_byte[kind] * plan.wire_bytes[message]
+    in_flight.phase[slot] = ON_WIRE
+    in_flight.time[slot] = now + seconds * in_flight.slow[slot]
+    on_wire[message] = now
+
+
+@njit(nogil=True, _nrt=False)
+def remove(in_flight, size, slot):
+    """Remove a message that has arrived, or waits in a queue; the last one fills its slot.
+
+    Returns how many are left.
+    """
+    last = size - 1
+    in_flight.message[slot] = in_flight.message[last]
+    in_flight.kind[slot] = in_flight.kind[last]
+    in_flight.channel[slot] = in_flight.channel[last]
+    in_flight.phase[slot] = in_flight.phase[last]
+    in_flight.time[slot] = in_flight.time[last]
+    in_flight.slow[slot] = in_flight.slow[last]
+    in_flight.moving[slot] = in_flight.moving[last]
+    in_flight.turn[slot] = in_flight.turn[last]
+    in_flight.weight[slot] = in_flight.weight[last]
+    in_flight.earliest[slot] = in_flight.earliest[last]
+    in_flight.issue_number[slot] = in_flight.issue_number[last]
+    return last

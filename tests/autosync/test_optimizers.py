@@ -12,7 +12,7 @@ from autosync.models import bundled
 from autosync.optimizers import KINDS, OPTIMIZERS
 from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.search.designs.design_table import DESIGNS
-from autosync.simulator.memory_check import most_peak_bytes
+from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.trials.worker.training_job import make_optimizer
 
 

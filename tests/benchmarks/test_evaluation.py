@@ -10,8 +10,8 @@ import pytest
 
 from autosync.population import concatenate, decode, encode
 from autosync.search.designs import known_designs
+from autosync.simulator.learned.models.gaussian_process import GaussianModel
 from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials
-from autosync.simulator.learned.models.linear_model import LinearModel
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.ranking_accuracy import pairs_ranked
 from autosync.simulator.runtime_dataset import MeasuredDomain
@@ -124,24 +124,24 @@ def test_splits_are_whole_disjoint_and_of_the_papers_shares() -> None:
 def test_the_comparison_holds_every_simulator_and_a_perfect_one(
     subjects: list[EvaluatedDomain],
 ) -> None:
-    models: dict[str, MakeModel] = {"linear": lambda seed: LinearModel()}
+    models: dict[str, MakeModel] = {"gaussian": lambda seed: GaussianModel()}
     rows = [row for each in subjects for row in held_out_strategies(each, models, seeds=(0, 1))]
     found = {(row.line, row.simulator): row for row in rows}
     assert len(found) == 3 * 4
     for subject in subjects:
         name = subject.name
-        perfect, timeline, linear = (
-            found[name, who].scores for who in (PERFECT, "timeline", "linear")
+        perfect, timeline, gaussian = (
+            found[name, who].scores for who in (PERFECT, "timeline", "gaussian")
         )
         assert perfect.beyond_noise > timeline.beyond_noise
-        assert linear.beyond_noise >= timeline.beyond_noise
-        assert found[name, "linear"].trials == 51
+        assert gaussian.beyond_noise >= timeline.beyond_noise
+        assert found[name, "gaussian"].trials == 51
         assert found[name, "timeline"].trials == 0
     text = table_of(rows, "accuracy")
     assert len(text.splitlines()) == 2 + 3 + 1
     assert "mean" in text
-    worst = min(found[subject.name, "linear"].scores.beyond_noise for subject in subjects)
-    line = next(each for each in summary_table(rows).splitlines() if each.startswith("| linear"))
+    worst = min(found[subject.name, "gaussian"].scores.beyond_noise for subject in subjects)
+    line = next(each for each in summary_table(rows).splitlines() if each.startswith("| gaussian"))
     assert line.split("|")[3].strip() == f"{worst:.3f}"
 
 
@@ -150,7 +150,7 @@ def test_no_model_sees_a_test_strategy(subjects: list[EvaluatedDomain]) -> None:
     subject = subjects[0]
     seen: list[np.ndarray] = []
 
-    class Spy(LinearModel):
+    class Spy(GaussianModel):
         def fit(self, trials: LabelledTrials) -> FittedScores:
             seen.append(trials.step_seconds)
             return super().fit(trials)
@@ -164,7 +164,7 @@ def test_no_model_sees_a_test_strategy(subjects: list[EvaluatedDomain]) -> None:
 
 def test_learning_curves_start_at_the_timeline(subjects: list[EvaluatedDomain]) -> None:
     rows = learning_curve(
-        subjects[0], {"linear": lambda seed: LinearModel()}, counts=(0, 40, 500), seeds=(0,)
+        subjects[0], {"gaussian": lambda seed: GaussianModel()}, counts=(0, 40, 500), seeds=(0,)
     )
     assert [row.trials for row in rows] == [0, 40]
     base = held_out_strategies(subjects[0], {}, seeds=(0,))
@@ -176,7 +176,7 @@ def test_transfer_never_learns_from_its_target(subjects: list[EvaluatedDomain]) 
     for target in subjects:
         for sources in transfer_sources(target, subjects).values():
             assert target not in sources
-        rows = without_a_trial(target, subjects, {"linear": lambda seed: LinearModel()})
+        rows = without_a_trial(target, subjects, {"gaussian": lambda seed: GaussianModel()})
         settings = {row.line.removeprefix(f"{target.name} ") for row in rows}
         assert settings == {"(no trials)", "(leave domain out)"}
 
@@ -219,7 +219,9 @@ def test_the_command_writes_a_page(domains: list[MeasuredDomain], tmp_path: Path
 
 
 def test_a_picture_of_learning_curves(subjects: list[EvaluatedDomain], tmp_path: Path) -> None:
-    rows = learning_curve(subjects[0], {"linear": lambda seed: LinearModel()}, (0, 20), seeds=(0,))
+    rows = learning_curve(
+        subjects[0], {"gaussian": lambda seed: GaussianModel()}, (0, 20), seeds=(0,)
+    )
     draw_curves(rows, tmp_path / "curves.svg")
     assert (tmp_path / "curves.svg").stat().st_size > 1000
 
@@ -260,7 +262,7 @@ def test_what_is_learned_from_does_not_judge(picked: list[EvaluatedDomain]) -> N
 def test_no_judged_pick_is_learned_from(picked: list[EvaluatedDomain]) -> None:
     seen: list[np.ndarray] = []
 
-    class Spy(LinearModel):
+    class Spy(GaussianModel):
         def fit(self, trials: LabelledTrials) -> FittedScores:
             seen.append(trials.step_seconds)
             return super().fit(trials)

@@ -16,8 +16,7 @@ from autosync.search.collect.collection_plan import CollectionTarget, domain_of,
 from autosync.search.designs import known_designs
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.simulator.learned.bundled_simulator import FILE, LEARNED
-from autosync.simulator.learned.checkpoint import read_card
+from autosync.simulator.learned.checkpoint import FILE, LEARNED, read_card
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.runtime_dataset import MeasuredDomain
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

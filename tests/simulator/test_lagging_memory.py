@@ -14,8 +14,8 @@ import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Optimizer
 from autosync.population import encode
+from autosync.simulator.memory.plan_memory import PlanMemory
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.plan_memory import PlanMemory
 from tests.autosync.runtime.cases import Case, graph_of, strategy
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster

@@ -17,11 +17,11 @@ from autosync.search.designs.known_designs import ddp
 from autosync.search.designs.torch_engines import fsdp2, zero2
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
-from autosync.simulator.activation_memory import activation_curve
 from autosync.simulator.explanation import explain
-from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.live_tensors import activation_curve
+from autosync.simulator.memory.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import device_memory_bytes, memory_of
 from autosync.strategy import (
     EXACT,
     AllReduce,

@@ -19,9 +19,9 @@ from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
 from autosync.simulator.learned.learned_simulators import gaussian_simulator
-from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy, even_replicas

@@ -10,9 +10,9 @@ from autosync.errors import InvalidStrategy
 from autosync.population import encode
 from autosync.search.designs.known_designs import ddp, zero1
 from autosync.search.designs.torch_engines import fsdp2, zero2
-from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
 from tests.domains import domain_of, grid_cluster, layered_graph
 

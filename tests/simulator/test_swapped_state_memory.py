@@ -12,10 +12,10 @@ from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.prediction import idle_states, swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.memory_check import check_memory, fitting_rows
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ReduceScatter, Strategy
 from tests.domains import chain_graph, domain_of

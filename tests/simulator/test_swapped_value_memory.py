@@ -11,10 +11,10 @@ from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.prediction import idle_tensors, idle_values, swaps_of_ranks
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.memory_check import check_memory
+from autosync.simulator.memory.memory_check import check_memory
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.simulator.test_swapped_state_memory import (
     GRADIENT,

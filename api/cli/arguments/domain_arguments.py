@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.arguments.model_arguments import load_graph
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -144,9 +143,9 @@ class ProfileChoice:
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
     """The profile file, a regression over several, or an estimate for the cluster's fastest device
     type."""
-    from autosync.batch_regression import profile_at_batch
     from autosync.documents import from_json
     from autosync.domain import Profile
+    from autosync.profiling import profile_at_batch
 
     found = [
         from_json(Profile, read_bytes(file, "profile"), source=str(file))
@@ -184,6 +183,7 @@ def load_domain(
 ) -> "Domain":
     """The whole domain of a command that names MODEL and CLUSTER. optimizer: None for the usual one
     of such models."""
+    from autosync.api.cli.arguments.model_arguments import load_graph
     from autosync.api.engine.request_checks import check_optimizer
     from autosync.domain import Domain, optimizer_named, usual_optimizer
 

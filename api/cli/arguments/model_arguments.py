@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from autosync.graph import ModelGraph
     from autosync.importing import Examples, ModelTarget
-    from autosync.importing.example_inputs import Inputs
-    from autosync.importing.training_step import Loss
+    from autosync.importing.training_step import Inputs, Loss
 
 
 LIBRARIES = ("timm", "torchvision")
@@ -83,7 +82,6 @@ def foreign_name(model: str) -> str:
 
 def onnx_graph(model: str, batch_size: int | None, length: int | None) -> "ModelGraph":
     """The graph of an ONNX file; says what it does not know."""
-    from autosync.api.cli.arguments.domain_arguments import read_bytes
     from autosync.interop.onnx_graph import MAX_ONNX_BYTES, read_onnx_graph
 
     size = _batch_size(model, batch_size)

@@ -128,7 +128,7 @@ def best_by_prediction(
 
 def peak_bytes_of(domain: "Domain", candidates: "list[Candidate]") -> list[float]:
     """Predicted peak of each, of the rank that needs most."""
-    from autosync.simulator.memory_check import most_peak_bytes
+    from autosync.simulator.memory.memory_check import most_peak_bytes
 
     return most_peak_bytes(domain, [each.strategy for each in candidates])
 

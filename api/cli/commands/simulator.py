@@ -9,7 +9,7 @@ from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.api.cli.output_files import check_writable, write_bytes, write_text
 from autosync.errors import InvalidInput
-from autosync.simulator.learned.models.recipe import ModelKind
+from autosync.simulator.learned.models.learned_model import ModelKind
 
 app = typer.Typer(
     name="simulator",
@@ -92,13 +92,13 @@ def train(
             remedy="Give both, or neither to train the next version of a database.",
         )
     from autosync.simulator.learned.checkpoint import save_checkpoint
-    from autosync.simulator.learned.models.recipe import Recipe
-    from autosync.simulator.learned.pretraining import (
+    from autosync.simulator.learned.models.learned_model import Recipe
+    from autosync.simulator.learned.training import (
         dataset_hash,
+        source_of,
         split_dataset,
         train_simulator,
     )
-    from autosync.simulator.learned.transfer import source_of
     from autosync.simulator.runtime_dataset import load_dataset
 
     check_writable(output)

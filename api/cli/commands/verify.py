@@ -36,7 +36,7 @@ def verify(
         load_strategy,
     )
     from autosync.errors import NotSupported
-    from autosync.simulator.memory_check import check_memory
+    from autosync.simulator.memory.memory_check import check_memory
     from autosync.strategy_description import describe
     from autosync.verification import check_runnable
     from autosync.verification import verify as check

@@ -36,24 +36,25 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
-from autosync.simulator.learned.bundled_simulator import FILE, FOLDER
 from autosync.simulator.learned.checkpoint import (
+    FILE,
+    FOLDER,
     CheckpointCard,
     card_of,
     read_card,
     restore,
     weights_of,
 )
-from autosync.simulator.learned.pretraining import (
+from autosync.simulator.learned.training import (
     SplitTrials,
     dataset_hash,
     held_out_accuracy,
     joined_trials,
+    source_of,
     split_dataset,
     split_trials,
     train_simulator,
 )
-from autosync.simulator.learned.transfer import source_of
 from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 

@@ -44,8 +44,7 @@ class SimulatorAccount:
 
 def simulator_account(session: Session, name: str) -> SimulatorAccount:
     """Of a stored simulator, or of the bundled one (`BUNDLED_NAME`); raises NotFound."""
-    from autosync.simulator.learned.bundled_simulator import FILE, FOLDER
-    from autosync.simulator.learned.checkpoint import read_card
+    from autosync.simulator.learned.checkpoint import FILE, FOLDER, read_card
     from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 
     in_use = version_in_use(session)

@@ -368,7 +368,7 @@ class HostSwapper:
         """Of several forward passes before one backward pass, the first begins it, where the last
         update has not."""
         last = self._current
-        if last is not None and not last.is_told and (last.is_held or self._can_begin(last)):
+        if last is not None and not last.is_under_way and (last.is_held or self._can_begin(last)):
             return last
         self._end_pass()
         self._stepped.clear()
@@ -389,7 +389,7 @@ class HostSwapper:
 
     def _end_pass(self) -> None:
         last = self._current
-        if last is None or not last.is_told:
+        if last is None or not last.is_under_way:
             return
         self._current = None
         if last.moves_values:  # its backward pass has failed

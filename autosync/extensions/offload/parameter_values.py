@@ -7,7 +7,7 @@ parameter, and by the backward of those that keep one.
 
 Bytes are given up only where nobody refers to the storage who did not when the forward pass began:
 an operation that runs, a view that a module returned, what a checkpointed block saved in its second
-forward pass. Whoever reads an empty storage is told so by an error.
+forward pass. Whoever reads an empty storage gets an error that names the parameter.
 """
 
 from collections import Counter
@@ -94,7 +94,7 @@ class SwappedValue(SwappedBytes):
             self._empty()
 
     def come(self) -> Transfer:
-        """Whoever reads it before `bring` has waited is told so, as while it is away."""
+        """Whoever reads it before `bring` has waited gets an error, as while it is away."""
         self.device.memory.allow(self._storage)
         try:
             self._storage.resize_(self.size_bytes)

@@ -38,8 +38,8 @@ from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.extension_prediction import Prediction, Rows
-from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
-from autosync.simulator.saved_tensors import Storages, keeps_values, storages_of
+from autosync.simulator.memory.live_tensors import Storages, keeps_values, storages_of
+from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.strategy import Replica, Strategy
 
 

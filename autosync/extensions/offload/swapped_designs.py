@@ -10,9 +10,9 @@ from autosync.extensions.offload.verification import check_swap
 from autosync.population import encode
 from autosync.search.space import Space
 from autosync.simulator.extension_prediction import slowdowns
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
+from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import memory_of
 from autosync.strategy import Strategy
 
 Named = Sequence[tuple[str, Strategy]]

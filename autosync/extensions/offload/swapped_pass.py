@@ -128,11 +128,11 @@ class SwappedPass:
     @property
     def is_fresh(self) -> bool:
         """Whether nothing has happened in it."""
-        return not (self._activations or self.is_told or self.moves_values)
+        return not (self._activations or self.is_under_way or self.moves_values)
 
     @property
-    def is_told(self) -> bool:
-        """Whether it tells what a pass does: its backward pass or an update has begun."""
+    def is_under_way(self) -> bool:
+        """Whether its backward pass or an update has begun, so that it says what passes do."""
         return self.has_used or self.has_updated
 
     @property

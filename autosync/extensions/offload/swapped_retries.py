@@ -12,7 +12,7 @@ from autosync.extensions.offload.swapped_designs import plain_name, swapped_form
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
 from autosync.search.space import Space
-from autosync.simulator.memory_check import most_peak_bytes
+from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import LACKS_ROOM, TrialResult

@@ -21,7 +21,7 @@ from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.space import Space
-from autosync.simulator.memory_check import fitting_rows
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.simulator_contract import Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

@@ -33,7 +33,7 @@ class PlacedForward:
     """Stands in the place of `module.forward`; every call is a collective over all ranks.
 
     All tensors among the arguments are dealt by their first dimension; other arguments must be the
-    same on all ranks. What a module gives out (shapes, types) is told by the first rank that
+    same on all ranks. What a module gives out (shapes, types) is reported by the first rank that
     computes it, once for each form of its arguments.
     """
 
@@ -69,7 +69,7 @@ class PlacedForward:
         output, text, failure = self._computed(own, named, target[rank])
         form = self._forms.get(signature)
         if form is None:
-            form = self._forms[signature] = self._told(text, source, failure)
+            form = self._forms[signature] = self._agreed_form(text, source, failure)
         if failure is not None:
             raise failure
         if target[rank]:
@@ -144,15 +144,15 @@ class PlacedForward:
         except AutosyncError as error:
             return None, f"{REFUSED}{error.message}", error
 
-    def _told(self, text: str, source: int, failure: AutosyncError | None) -> "OutputForm":
-        """The form that `source` tells. Raises NotSupported on every rank where it refuses."""
-        told = self._exchange.broadcast_text(text, source)
+    def _agreed_form(self, text: str, source: int, failure: AutosyncError | None) -> "OutputForm":
+        """The form that `source` reports. Raises NotSupported on every rank where it refuses."""
+        reported = self._exchange.broadcast_text(text, source)
         if failure is not None:
             raise failure
-        if told.startswith(REFUSED):
-            why = told.removeprefix(REFUSED)
+        if reported.startswith(REFUSED):
+            why = reported.removeprefix(REFUSED)
             raise self._refusal(f"rank {source} refuses it: {why}", "See there.")
-        return OutputForm.from_text(told)
+        return OutputForm.from_text(reported)
 
     def _refusal(self, why: str, remedy: str) -> NotSupported:
         return NotSupported(

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from autosync.codes import Channel
 from autosync.domain import Domain
 from autosync.extensions.placement.document import placed_module
-from autosync.plan.plan_table import PlanTable, Teams
-from autosync.plan.sharded_messages import COLUMNS
+from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable, Teams
 from autosync.population import Population
 
 
@@ -23,7 +22,7 @@ def with_placed_messages(plans: PlanTable, population: Population, domain: Domai
     and nothing travels.
     """
     teams = list(plans.teams)
-    columns = {name: getattr(plans, name).copy() for name in COLUMNS}
+    columns = {name: getattr(plans, name).copy() for name in MESSAGE_COLUMNS}
     order = np.arange(plans.messages)
     for index in np.flatnonzero(population.placement).tolist():
         rows = np.arange(int(plans.first[index]), int(plans.first[index + 1]))

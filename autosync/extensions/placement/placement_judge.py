@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 

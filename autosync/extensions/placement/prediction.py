@@ -23,7 +23,6 @@ from autosync.extensions.placement.verification import modules_of
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.profiling import reach_variables
-from autosync.simulator.activation_memory import activation_curve
 from autosync.simulator.backends.message_edges import Edges
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.link_resources import (
@@ -34,10 +33,9 @@ from autosync.simulator.cost.link_resources import (
 )
 from autosync.simulator.cost.network import startup_seconds
 from autosync.simulator.extension_prediction import Prediction, Rows
-from autosync.simulator.gradient_memory import most_living
-from autosync.simulator.peak_memory import DomainMemory
-from autosync.simulator.plan_memory import PlanMemory
-from autosync.simulator.saved_tensors import storages_of
+from autosync.simulator.memory.live_tensors import activation_curve, most_living, storages_of
+from autosync.simulator.memory.peak_memory import DomainMemory
+from autosync.simulator.memory.plan_memory import PlanMemory
 from autosync.strategy import Replica, Strategy
 
 F64 = NDArray[np.float64]

@@ -27,7 +27,7 @@ those of modules that a running job's graph consists of."""
 def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
     """Refuse by name what would not be exact or could not run.
 
-    Whether it fits the devices' memory is `simulator.memory_check`'s to say.
+    Whether it fits the devices' memory is `memory.memory_check`'s to say.
 
     Raises:
         InvalidStrategy: names the module or the variable, and why.

@@ -93,7 +93,7 @@ class ClockedAttachment(LaggingAttachment):
     @contextmanager
     def reporting(self, call: str) -> Iterator[None]:
         self.job.meeting.refusals.withdraw()
-        with self._peers_told(call):
+        with self._reporting(call):
             yield
 
     def begin_forward(self) -> None:
@@ -103,7 +103,7 @@ class ClockedAttachment(LaggingAttachment):
         """Of this rank's values as they are."""
 
     @contextmanager
-    def _peers_told(self, call: str) -> Iterator[None]:
+    def _reporting(self, call: str) -> Iterator[None]:
         """What ends the script's call, the others read where they miss this rank's updates; what
         another has refused is what fails here."""
         try:
@@ -156,7 +156,7 @@ class ClockedAttachment(LaggingAttachment):
             SynchronizationFailed: a rank died, or did not come.
         """
         self.client.check()
-        with self._peers_told(call):
+        with self._reporting(call):
             with ranks_meet():
                 self.calls.meet(call)
                 self._check_steps(call)
@@ -225,7 +225,7 @@ class ClockedAttachment(LaggingAttachment):
         self.job.groups.close()
 
     def leave(self) -> None:
-        """No more updates of this rank will come; whoever needs some is told so."""
+        """No more updates of this rank will come; whoever needs some gets an error."""
         self.client.leave()
         self.server.leave(self.job.rank)
 

@@ -11,7 +11,7 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import Prediction
-from autosync.simulator.plan_memory import PlanMemory
+from autosync.simulator.memory.plan_memory import PlanMemory
 from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.timeline_arrays import ComputeArrays
 from autosync.simulator.timeline.timeline_simulator import arguments, busiest_link_seconds

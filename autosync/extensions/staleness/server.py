@@ -209,7 +209,7 @@ class ShardServer:
 
     def leave(self, rank: int) -> None:
         """It has no more updates, and takes no more steps: it gets the values as they are. Whoever
-        needs updates of it that do not come is told so."""
+        needs updates of it that do not come gets an error."""
         for one in self.owned.values():
             with one.lock:
                 for asked in [asked for asked in one.waiting if asked.rank == rank]:
@@ -432,7 +432,7 @@ class ServerClient:
         self.clock = self.iterations
 
     def leave(self) -> None:
-        """No more updates will come, as the servers are told that are still there."""
+        """Report to the servers that are still there that no more updates will come."""
         if self._left:
             return
         self._left = True

@@ -136,16 +136,10 @@ class FactorCapture:
         if not gradient.any():
             return []
         rows, columns = gradient.shape
+        identity = torch.eye(min(rows, columns), dtype=gradient.dtype, device=gradient.device)
         if rows <= columns:
-            return [
-                (gradient.clone(), torch.eye(rows, dtype=gradient.dtype, device=gradient.device))
-            ]
-        return [
-            (
-                torch.eye(columns, dtype=gradient.dtype, device=gradient.device),
-                gradient.t().contiguous(),
-            )
-        ]
+            return [(gradient.clone(), identity)]
+        return [(identity, gradient.t().contiguous())]
 
     def _multiply(self, factors: list[Factors]) -> Tensor:
         activations, gradients = _joined(factors)

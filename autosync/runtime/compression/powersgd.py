@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from autosync.codes import POWERSGD, Op
 from autosync.errors import InvalidInput
 from autosync.plan import Message, Plan
-from autosync.plan.compiler_kernels import low_rank_gains
+from autosync.plan.bucket_cutting import low_rank_gains
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.transport.base import Start, Then, Work, operation_of
 from autosync.runtime.transport.process_groups import Groups

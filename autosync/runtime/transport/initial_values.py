@@ -85,4 +85,5 @@ def _broadcast_chunk(group: Any, tensors: list[Tensor], device: torch.device) ->
 
 
 def aligned_bytes(tensor: Tensor) -> int:
+    """Of a tensor's place in a buffer of bytes that holds several."""
     return -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -25,12 +25,10 @@ from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import HOST, DeviceEvent, Streams
+from autosync.runtime.transport.initial_values import aligned_bytes
 
 Wait = Callable[[Any], None]
 """Waits for an operation under way."""
-
-ALIGNMENT_BYTES = 16
-"""Of each buffer's place, so that it can be seen as any type."""
 
 
 class Aside:
@@ -99,7 +97,7 @@ class BufferBroadcast:
         self.group = group
         self.rank = rank
         self.streams = streams
-        size = sum(_aligned(buffer.nbytes) for _, buffer in found)
+        size = sum(aligned_bytes(buffer) for _, buffer in found)
         like = torch.empty(size, dtype=torch.uint8, device="cpu")
         self._own = streams.host_buffer(like).zero_()
         self._first = self._own if rank == 0 else streams.host_buffer(like).zero_()
@@ -114,7 +112,7 @@ class BufferBroadcast:
             held = module._buffers if "_buffers" in module.__dict__ else {key: buffer}
             place = slice(start, start + buffer.nbytes)
             self.buffers.append(BufferHome(name, held, key, buffer.shape, buffer.dtype, place))
-            start += _aligned(buffer.nbytes)
+            start += aligned_bytes(buffer)
 
     def start(self, wait: Wait) -> None:
         """At the end of a backward pass, on every rank: rank 0's values leave. wait: for those
@@ -172,7 +170,3 @@ class BufferBroadcast:
             with suppress(RuntimeError):
                 self.work.wait()
         self.work = None
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -52,12 +52,13 @@ GroupKey = tuple[str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class GroupUse:
-    """plan: the number of the last plan that asked for the group. size_bytes: of device memory that
-    was gone when it had been made."""
+class OpenGroup:
+    """size_bytes: of device memory that was gone when it had been made. plan: the number of the
+    last plan that asked for it."""
 
-    plan: int
-    size_bytes: int = 0
+    group: Any
+    size_bytes: int
+    plan: int = 0
 
 
 @dataclass(slots=True)
@@ -74,13 +75,12 @@ class Groups:
     rank: int
     timeout: timedelta
     backend: str = "gloo"
-    made: dict[GroupKey, Any] = field(default_factory=dict)
+    made: dict[GroupKey, OpenGroup] = field(default_factory=dict)
     streams: Streams = HOST
     name: str = "autosync"
     ranks: tuple[int, ...] = ()
     device: torch.device = CPU
     plan: int = 0
-    uses: dict[GroupKey, GroupUse] = field(default_factory=dict)
     generations: dict[GroupKey, int] = field(default_factory=dict)
 
     def on(self, streams: Streams) -> "Groups":
@@ -91,13 +91,13 @@ class Groups:
         """The group of `team`, its ranks in the team's order. Every member must ask for it, in
         the same order among all its requests."""
         key = (purpose, team)
-        if key not in self.made:
+        if (found := self.made.get(key)) is None:
             free_bytes = free_memory_bytes(self.device)
-            self.made[key] = self._new(backend or self.backend, key)
+            group = self._new(backend or self.backend, key)
             taken_bytes = free_bytes - free_memory_bytes(self.device)
-            self.uses[key] = GroupUse(self.plan, max(0, taken_bytes))
-        self.uses[key].plan = self.plan
-        return self.made[key]
+            found = self.made[key] = OpenGroup(group, max(0, taken_bytes))
+        found.plan = self.plan
+        return found.group
 
     def transport(self, queue: str, team: tuple[int, ...]) -> Transport:
         """What moves the messages of a queue within a team; see `get`."""
@@ -122,19 +122,19 @@ class Groups:
     def newest_beyond(self, most: int, most_bytes: int) -> int:
         """The number of the newest plan whose groups are to end, least recently used first, so
         that this rank keeps at most so many, and no more device memory in them; -1 for none."""
-        by_use = sorted((use for use in self.uses.values()), key=lambda use: use.plan)
-        count, size_bytes = len(by_use), sum(use.size_bytes for use in by_use)
+        by_use = sorted(self.made.values(), key=lambda each: each.plan)
+        count, size_bytes = len(by_use), sum(each.size_bytes for each in by_use)
         newest = -1
-        for use in by_use:
+        for each in by_use:
             if count <= most and size_bytes <= most_bytes:
                 break
-            newest, count, size_bytes = use.plan, count - 1, size_bytes - use.size_bytes
+            newest, count, size_bytes = each.plan, count - 1, size_bytes - each.size_bytes
         return newest
 
     def end_unused_since(self, plan: int) -> None:
         """End the groups that no plan behind this one has asked for. Every rank calls this with
         the same number; members of a group have asked for it under the same plans."""
-        self._end_all([key for key, use in self.uses.items() if use.plan <= plan])
+        self._end_all([key for key, each in self.made.items() if each.plan <= plan])
 
     def close(self) -> None:
         """End every group; pending operations of a failed peer are aborted.
@@ -145,11 +145,9 @@ class Groups:
         self._end_all(list(self.made))
 
     def _end_all(self, keys: list[GroupKey]) -> None:
-        for key in keys:
-            self.uses.pop(key, None)
         # A failing queue's thread may be closing them too.
-        ending = [group for key in keys if (group := self.made.pop(key, None)) is not None]
-        threads = [thread for group in ending if (thread := _ending(group)) is not None]
+        ended = [each for key in keys if (each := self.made.pop(key, None)) is not None]
+        threads = [thread for each in ended if (thread := _ending(each.group)) is not None]
         seconds = ABORT_SECONDS if self.backend == "nccl" else DROP_SECONDS
         deadline = time.monotonic() + seconds
         for thread in threads:

@@ -2,25 +2,46 @@
 
 Each rank by itself takes 2 s of a core to load torch and its compiler (2.13.0), which eight of them
 on two cores make 8 s. What a fork may not share, CUDA, is not begun before it.
+
+Requests travel on a socket: the worker's environment, import path and namespaces, and its
+descriptors. The fork answers for itself, by its process id or what stopped it; its exit status goes
+to a pipe of its own. At the end of the socket the server (`main`) ends.
 """
 
+import contextlib
+import ctypes
+import gc
+import importlib
 import json
 import os
 import select
+import selectors
 import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autosync.cancellation import Cancelled, wait_readable
 from autosync.errors import NotSupported
+from autosync.trials import commands
 from autosync.trials.pool.worker_process import ParentDeath
+from autosync.trials.worker import worker_main
+from autosync.units import MIB
 
 LOADING_SECONDS = 120.0
 FORKING_SECONDS = 60.0
 REPLY_BYTES = 2**16
+
+LOADED = ("autosync.trials.worker.rank", "torch._dynamo")
+"""The latter torch loads with the first optimizer, and it takes as long as all the rest."""
+
+REQUEST_BYTES = MIB
+DESCRIPTORS = 5
+"""stdin, stdout, stderr, the end of the parent-death pipe and the pipe for the exit status."""
 
 
 class ForkedProcess:
@@ -127,7 +148,7 @@ class ForkServer:
                 [
                     sys.executable,
                     "-m",
-                    "autosync.trials.pool.fork_server_main",
+                    "autosync.trials.pool.fork_server",
                     str(theirs.fileno()),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -175,3 +196,95 @@ def _received(channel: socket.socket, seconds: float) -> bytes:
     """What comes next within so many seconds; empty where nothing does, or the other end has
     gone."""
     return channel.recv(REPLY_BYTES) if wait_readable(channel.fileno(), seconds) else b""
+
+
+def main() -> None:
+    for module in LOADED:
+        importlib.import_module(module)
+    commands.build_adapters()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    gc.collect()
+    gc.freeze()  # what is shared stays so
+    channel.send(b"ready")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads it any longer
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is channel:
+                    request, descriptors, *_ = socket.recv_fds(channel, REQUEST_BYTES, DESCRIPTORS)
+                    if not request:
+                        os._exit(0)
+                    _fork(channel, json.loads(request), descriptors, selector)
+                else:
+                    selector.unregister(key.fileobj)
+                    _tell_exit(*key.data)
+
+
+def _fork(
+    channel: socket.socket,
+    request: dict[str, Any],
+    descriptors: list[int],
+    selector: selectors.BaseSelector,
+) -> None:
+    child = os.fork()
+    if not child:
+        _become_worker(channel, request, descriptors)
+    *others, status_end = descriptors
+    for descriptor in others:
+        os.close(descriptor)
+    ended = os.pidfd_open(child)
+    selector.register(ended, selectors.EVENT_READ, (child, ended, status_end))
+
+
+def _tell_exit(child: int, ended: int, status_end: int) -> None:
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+        os.write(status_end, str(os.waitstatus_to_exitcode(status)).encode())
+    os.close(status_end)
+    os.close(ended)
+
+
+def _become_worker(channel: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+    """Does not return."""
+    try:
+        os.setsid()
+        *streams, parent_death_end, _ = descriptors
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        try:
+            enter(request["namespaces"])
+        except OSError as error:
+            channel.send(json.dumps({"error": str(error)}).encode())
+            os._exit(1)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.path[:] = request["path"]
+        channel.send(json.dumps({"pid": os.getpid()}).encode())
+        channel.detach()
+        os.closerange(3, parent_death_end)
+        os.closerange(parent_death_end + 1, os.sysconf("SC_OPEN_MAX"))
+        worker_main.work(request["workloads"])
+    except BaseException:  # the end of the process: whatever it was, its launcher reads it
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def enter(namespaces: list[str]) -> None:
+    """Make the namespaces behind these files this process's own, as nsenter does.
+
+    Raises:
+        OSError: one is not there, or this process may not enter it.
+    """
+    files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in namespaces]
+    libc = ctypes.CDLL(None, use_errno=True)
+    for file, path in zip(files, namespaces, strict=True):
+        if libc.setns(file, 0):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
+        os.close(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,7 @@ class SparseTable(nn.Embedding):
 
 class FactorWeight(nn.Module):
     """A linear layer's weight, which gives a gradient or hands over its factors
-    (`payloads.factors.HandsFactors`); it multiplies nothing."""
+    (`compression.factors.HandsFactors`); it multiplies nothing."""
 
     def __init__(self, variable: Variable, device: torch.device) -> None:
         super().__init__()

@@ -4,22 +4,14 @@ Everything is relative (to compute, to the model's bytes, to the mean link), and
 swapping identical hosts or renaming groups leaves every feature as it was.
 """
 
-from typing import Literal, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import get_args
 
 from autosync.codes import ENCODINGS, Channel, Method, Op, Order
 from autosync.graph import DType
 
-I64 = NDArray[np.int64]
-
 FEATURE_VERSION = 7
 """Goes up whenever the meaning of a feature changes, or what models keep of their trials; a
 checkpoint of another is refused."""
-
-FeaturePart = Literal["raw", "predefined", "timeline"]
-FEATURE_PARTS: tuple[FeaturePart, ...] = ("raw", "predefined", "timeline")
 
 DTYPES: tuple[str, ...] = get_args(DType)
 DIMS = 4
@@ -135,32 +127,3 @@ SUMMARY_TIMES = (
 )
 SUMMARY_COLUMNS = (*SUMMARY_RAW, *SUMMARY_PRE, *SUMMARY_TIMES)
 SHARD_COLUMNS = (*SHARD_RAW, *SHARD_PRE, *SHARD_TIMES)
-
-_PARTS_OF: dict[FeaturePart, tuple[tuple[str, ...], ...]] = {
-    "raw": (SUMMARY_RAW, SHARD_RAW),
-    "predefined": (SUMMARY_PRE, SHARD_PRE),
-    "timeline": (SUMMARY_TIMES, SHARD_TIMES),
-}
-
-
-def summary_columns(parts: tuple[FeaturePart, ...]) -> I64:
-    """Indices of SUMMARY_COLUMNS that belong to these parts."""
-    return _columns(SUMMARY_COLUMNS, [_PARTS_OF[part][0] for part in parts])
-
-
-def shared_columns(parts: tuple[FeaturePart, ...]) -> NDArray[np.bool_]:
-    """bool per `summary_columns(parts)`: whether a column and its 0 mean the same in every domain,
-    as those of the what-ifs and the schedule's switches do."""
-    shared = {f"if_{name}" for name in WHAT_IFS} | {"sliced", "overlap", "staleness"}
-    shared |= {f"order_{order.name.lower()}" for order in Order}
-    return np.array([SUMMARY_COLUMNS[column] in shared for column in summary_columns(parts)])
-
-
-def shard_columns(parts: tuple[FeaturePart, ...]) -> I64:
-    """Indices of SHARD_COLUMNS that belong to these parts."""
-    return _columns(SHARD_COLUMNS, [_PARTS_OF[part][1] for part in parts])
-
-
-def _columns(names: tuple[str, ...], groups: list[tuple[str, ...]]) -> I64:
-    wanted = {name for group in groups for name in group}
-    return np.array([i for i, name in enumerate(names) if name in wanted], dtype=np.int64)

@@ -1,2 +1,2 @@
-"""The models behind a learned simulator: `learned_model` is their contract, `model_factory` makes
-them. They import networks/ and features/."""
+"""The models behind a learned simulator: `learned_model` is their contract and makes them from
+recipes. They import networks/ and features/."""

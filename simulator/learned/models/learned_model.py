@@ -1,8 +1,10 @@
-"""The contract of a model: what it scores, how it fits, how sure it is, what it has learned."""
+"""The contract of a model: what it scores, how it fits, how sure it is, what it has learned;
+and the recipes from which models are made.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +12,32 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.models.model_arrays import ArrayForm, Arrays
-from autosync.simulator.learned.models.recipe import Recipe
 
 F64 = NDArray[np.float64]
+
+
+NetworkKind = Literal["lstm", "gat"]
+MemberKind = Literal["gaussian", "trees", "lstm", "gat"]
+ModelKind = Literal["gaussian", "trees", "lstm", "gat", "ensemble"]
+
+CLOSED_FORMS: tuple[MemberKind, ...] = ("gaussian", "trees")
+"""Fitted in seconds at most, each trial left out once in doing so; they load no torch."""
+MEMBER_KINDS: tuple[MemberKind, ...] = (*CLOSED_FORMS, "lstm", "gat")
+"""Parts of an ensemble, in the order of its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`make_model` makes the model. members: of an ensemble."""
+
+    kind: ModelKind
+    members: tuple[MemberKind, ...] = MEMBER_KINDS
+
+    @property
+    def name(self) -> str:
+        """The kind; of an ensemble of some members, theirs."""
+        some = self.kind == "ensemble" and self.members != MEMBER_KINDS
+        return "+".join(self.members) if some else self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +116,26 @@ class LearnedModel(Protocol):
         """Take over what `arrays` returned, into an untrained model. They have `array_forms`. The
         model goes on learning from there."""
         ...
+
+
+def make_model(recipe: Recipe, seed: int) -> LearnedModel:
+    """An untrained model. The seed decides the weights that networks start from, and the splits of
+    trees."""
+    match recipe.kind:  # models import this contract; networks load torch
+        case "gaussian":
+            from autosync.simulator.learned.models.gaussian_process import GaussianModel
+
+            return GaussianModel()
+        case "trees":
+            from autosync.simulator.learned.models.trees import TreesModel
+
+            return TreesModel(seed)
+        case "ensemble":
+            from autosync.simulator.learned.models.ensemble import EnsembleModel
+
+            return EnsembleModel(members=recipe.members, seed=seed)
+        case "lstm" | "gat":
+            from autosync.simulator.learned.networks.network_model import NetworkModel
+            from autosync.simulator.learned.networks.network_training import TrainingSettings
+
+            return NetworkModel(recipe.kind, TrainingSettings(seed=seed))

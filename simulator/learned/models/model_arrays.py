@@ -1,8 +1,8 @@
 """What a model has learned, as arrays by name: how they are described, nested and checked."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,30 @@ class ArrayForm:
     shape: tuple[int, ...]
     dtype: type[np.generic] = np.float64
     rule: Rule = finite
+
+
+class ArrayFields:
+    """Base of dataclasses whose fields are arrays or numbers, as checkpoints hold them by name."""
+
+    __slots__ = ()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {
+            field.name: np.atleast_1d(getattr(self, field.name))
+            for field in fields(cast(Any, self))
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        """Of what `arrays` returned."""
+        return cls(
+            **{
+                field.name: float(arrays[field.name][0])
+                if field.type is float
+                else arrays[field.name]
+                for field in fields(cast(Any, cls))
+            }
+        )
 
 
 def nested(prefix: str, named: Mapping[str, T]) -> dict[str, T]:

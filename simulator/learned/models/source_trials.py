@@ -1,7 +1,7 @@
 """Trials that a model keeps, so that it can weigh them for a domain that it meets later."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, importance
 from autosync.simulator.learned.models.learned_model import LabelledTrials
+from autosync.simulator.learned.models.left_out_trials import RobustLoss
 from autosync.simulator.learned.models.model_arrays import (
+    ArrayFields,
     ArrayForm,
     Arrays,
     below,
     nested,
     positive,
 )
-from autosync.simulator.learned.models.robust_loss import RobustLoss
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -38,7 +39,7 @@ LARGEST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class SourceTrials:
+class SourceTrials(ArrayFields):
     """T trials of S domains.
 
     descriptors f64[S, D]: of the domains. source i64[T]: which of them. summary f32[T, F]: what
@@ -55,13 +56,6 @@ class SourceTrials:
     def __len__(self) -> int:
         return len(self.residual)
 
-    def weights(self, descriptor: F64) -> F64:
-        """What each trial counts for a domain, `(T,)`: its likeness to the trial's, times speed.
-        The most similar of the domains that have trials counts 1."""
-        present, number = np.unique(self.source, return_inverse=True)
-        result: F64 = importance(descriptor, self.descriptors[present])[number] * self.speed
-        return result
-
     def related(self, descriptor: F64) -> "RelatedTrials":
         """As they speak for a domain: those of the most similar other domain by SHARED, and those
         of one with the same descriptor, which were stored before, as its own."""
@@ -70,14 +64,16 @@ class SourceTrials:
         same = (self.descriptors[present] == descriptor).all(axis=1)
         domain = np.where(same, OWN, present)[number]
         share = np.where(same, np.sqrt(SHARED), np.sqrt(SHARED * likeness))[number]
-        return RelatedTrials(self.summary, self.residual, self.speed, domain, share)
+        weight = likeness[number] * self.speed
+        return RelatedTrials(self.summary, self.residual, self.speed, domain, share, weight)
 
-    def as_own(self) -> "RelatedTrials":
-        """As trials of the domain at hand."""
-        count = len(self)
-        own = np.full(count, OWN, dtype=np.int64)
-        share = np.full(count, np.sqrt(SHARED))
-        return RelatedTrials(self.summary, self.residual, self.speed, own, share)
+    def as_own(self, weight: float = 1.0) -> "RelatedTrials":
+        """As trials of the domain at hand. weight: of the fastest, beside those of others."""
+        own = np.full(len(self), OWN, dtype=np.int64)
+        share = np.full(len(self), np.sqrt(SHARED))
+        return RelatedTrials(
+            self.summary, self.residual, self.speed, own, share, weight * self.speed
+        )
 
     def without(self, source: int) -> "SourceTrials":
         """All trials but those of one domain, whose descriptor stays."""
@@ -94,16 +90,6 @@ class SourceTrials:
         """The trials of one domain, their level such that the median miss of `correction` `(T,)`,
         which others predict for them, is 0."""
         return replace(self, residual=self.residual - np.median(self.residual - correction))
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """By the names that checkpoints hold."""
-        return {
-            "descriptors": self.descriptors,
-            "source": self.source,
-            "summary": self.summary,
-            "residual": self.residual,
-            "speed": self.speed,
-        }
 
     @staticmethod
     def array_forms(columns: int, given: Arrays) -> dict[str, ArrayForm]:
@@ -123,16 +109,6 @@ class SourceTrials:
             "speed": ArrayForm((trials,), rule=positive),
         }
 
-    @classmethod
-    def from_arrays(cls, arrays: Arrays) -> "SourceTrials":
-        return cls(
-            arrays["descriptors"],
-            arrays["source"],
-            arrays["summary"],
-            arrays["residual"],
-            arrays["speed"],
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RelatedTrials:
@@ -141,6 +117,8 @@ class RelatedTrials:
     summary f32[T, F], residual f64[T], speed f64[T]: as in `SourceTrials`. domain i64[T]: of which
     domain, OWN for the one at hand. share f64[T]: of the variance of a domain's corrections, what
     it has in common with others (a square root): those of two domains correlate by its product.
+    weight f64[T]: what a trial counts in trees: its domain's likeness times its speed, 1 for the
+    most similar domain's fastest.
     """
 
     summary: NDArray[np.float32]
@@ -148,6 +126,10 @@ class RelatedTrials:
     speed: F64
     domain: I64
     share: F64
+    weight: F64
+
+    def __len__(self) -> int:
+        return len(self.residual)
 
     @property
     def between(self) -> F64:
@@ -169,39 +151,17 @@ class KnownTrials:
     sources: SourceTrials | None = None
     own: SourceTrials | None = None
 
-    def counted(self, descriptor: F64) -> tuple[NDArray[np.float32], F64, F64]:
-        """Summaries f32[T, F], residuals f64[T] and what they count f64[T] for a domain, its own
-        trials last."""
-        parts = []
-        if self.sources is not None:
-            parts.append((self.sources, self.sources.weights(descriptor)))
-        if self.own is not None:
-            parts.append((self.own, self.own_weights))
-        return (
-            np.concatenate([trials.summary for trials, _ in parts]),
-            np.concatenate([trials.residual for trials, _ in parts]),
-            np.concatenate([weights for _, weights in parts]),
-        )
-
     def related(self, descriptor: F64) -> RelatedTrials:
         """As they speak for a domain, its own trials last."""
         parts = []
         if self.sources is not None:
             parts.append(self.sources.related(descriptor))
         if self.own is not None:
-            parts.append(self.own.as_own())
-        return RelatedTrials(
-            np.concatenate([part.summary for part in parts]),
-            np.concatenate([part.residual for part in parts]),
-            np.concatenate([part.speed for part in parts]),
-            np.concatenate([part.domain for part in parts]),
-            np.concatenate([part.share for part in parts]),
+            parts.append(self.own.as_own(OWN_WEIGHT if parts else 1.0))
+        columns = zip(
+            *([getattr(part, f.name) for f in fields(part)] for part in parts), strict=True
         )
-
-    @property
-    def own_weights(self) -> F64:
-        assert self.own is not None
-        return (1.0 if self.sources is None else OWN_WEIGHT) * self.own.speed
+        return RelatedTrials(*map(np.concatenate, columns))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """By the names that checkpoints hold."""

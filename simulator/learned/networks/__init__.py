@@ -1,1 +1,1 @@
-"""The torch modules, their loss and their training. They know tensors, not domains or features."""
+"""The torch modules, their loss and training, and the model around them; torch loads here alone."""

@@ -11,12 +11,40 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 from torch import Tensor, nn
-from torch.nn.functional import huber_loss
+from torch.nn.functional import huber_loss, softplus
 
 from autosync.cancellation import check_cancelled
 from autosync.documents import STRICT
-from autosync.simulator.learned.networks.pairwise_loss import SIGMA, TEMPERATURE, ranking_loss
 from autosync.simulator.learned.networks.scoring_network import NetworkBatch, ScoringNetwork
+
+SIGMA = 0.01
+"""On normalised labels; AutoSync used 0.005 to 0.03."""
+TEMPERATURE = 0.05
+"""Scores are log seconds, in which 5 % should already be a clear difference."""
+
+
+def slower_pairs(labels: Tensor, shard_counts: Tensor, sigma: float = SIGMA) -> Tensor:
+    """bool[n, n]: whether strategy i counts as slower than j.
+
+    labels: seconds over their median. shard_counts: of each strategy; of two within sigma of each
+    other the one cut into more counts as slower, for the overhead that cutting always has.
+    """
+    penalty = sigma * torch.sign(shard_counts[:, None] - shard_counts[None, :])
+    return labels[:, None] + penalty > labels[None, :]
+
+
+def ranking_loss(
+    scores: Tensor,
+    labels: Tensor,
+    shard_counts: Tensor,
+    sigma: float = SIGMA,
+    temperature: float = TEMPERATURE,
+) -> Tensor:
+    """The mean over all pairs that count, a scalar; 0 where none does."""
+    slower = slower_pairs(labels, shard_counts, sigma)
+    margins = softplus((scores[None, :] - scores[:, None]) / temperature)
+    return (margins * slower).sum() / slower.sum().clamp(min=1)
+
 
 CORRECTION = 0.1
 """Log seconds that a network's output of 1 stands for."""
@@ -38,7 +66,6 @@ class TrainingSettings:
     batch_strategies: of a step. validation: share of the sources' trials that choose the epoch of
     a network trained on several domains. patience: epochs without a better one after which
     training stops. decay_at: epochs after which the rate falls to its `decay`-fold.
-    confidence: standard errors by which corrections must beat none on trials left out.
     """
 
     epochs: int = 40
@@ -53,7 +80,6 @@ class TrainingSettings:
     batch_strategies: int = 16
     validation: float = 0.15 / 0.85
     patience: int = 8
-    confidence: float = 2.0
     seed: int = 0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -75,15 +101,6 @@ class RankedTrials:
 
     def __len__(self) -> int:
         return len(self.base)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """epoch: the chosen one, 0 where training did not help. losses: on the trials held out, by
-    epoch from 0 on; empty where none were."""
-
-    epoch: int
-    losses: tuple[float, ...]
 
 
 @contextmanager
@@ -147,11 +164,12 @@ def train(
     learn: Sequence[RankedTrials],
     held_out: Sequence[RankedTrials],
     training: TrainingSettings,
-) -> TrainingResult:
-    """Adam on ranking and residuals; leaves the network as it was at the chosen epoch.
+) -> int:
+    """Adam on ranking and residuals; leaves the network as it was at the chosen epoch, and returns
+    which that is.
 
     held_out: trials that choose the epoch and are never learned from; epoch 0, the network as it
-    came, is among the choices. Without any, all epochs are run and the last one is taken.
+    came, is among the choices.
     """
     rng = np.random.default_rng(training.seed)
     optimizer = torch.optim.Adam(
@@ -160,19 +178,19 @@ def train(
     schedule = torch.optim.lr_scheduler.MultiStepLR(
         optimizer, list(training.decay_at), training.decay
     )
-    best, best_state, history = 0, _state(network), [_judge(network, held_out, training)]
+    best, best_state = 0, _state(network)
+    least = _judge(network, held_out, training)
     for epoch in range(1, training.epochs + 1):
         _learn_once(network, learn, optimizer, training, rng)
         schedule.step()
-        history.append(_judge(network, held_out, training))
-        if not held_out or history[-1] < min(history[:-1]):
-            best, best_state = epoch, _state(network)
-        if held_out and epoch - best >= training.patience:
+        if (loss := _judge(network, held_out, training)) < least:
+            least, best, best_state = loss, epoch, _state(network)
+        if epoch - best >= training.patience:
             break
     network.load_state_dict(best_state)
     network.eval()
     _return_freed_memory()
-    return TrainingResult(best, tuple(history) if held_out else ())
+    return best
 
 
 def _learn_once(
@@ -200,9 +218,7 @@ def _learn_once(
 def _judge(
     network: ScoringNetwork, held_out: Sequence[RankedTrials], training: TrainingSettings
 ) -> float:
-    """The mean loss of the held-out strategies, each domain's within itself; 0 without any."""
-    if not held_out:
-        return 0.0
+    """The mean loss of the held-out strategies, each domain's within itself."""
     losses = [_loss(network_output(network, trials.batch), trials, training) for trials in held_out]
     return float(np.mean([float(loss) for loss in losses]))
 

@@ -1,4 +1,4 @@
-"""What the networks read, and the base of them: `lstm_network` and `gat_network` hold the two.
+"""What the networks read, their base, and the LSTM along the variables, in forward order.
 
 Shapes: n strategies, V variables, P rows of shard features (a row is a shard set), E edges, F shard
 features, G summary features.
@@ -35,14 +35,6 @@ class ScoringNetwork(nn.Module):
     def forward(self, batch: NetworkBatch) -> Tensor:
         raise NotImplementedError
 
-    def adjust(self, shift: float, share: float = 1.0) -> None:
-        """From now on the output is (output - shift) * share."""
-        last = self.head[-1]
-        assert isinstance(last, nn.Linear)
-        with torch.no_grad():
-            last.bias.sub_(shift).mul_(share)
-            last.weight.mul_(share)
-
 
 def output_head(width: int, summary: int) -> nn.Sequential:
     """The output MLP; its last layer starts at zero, so that training starts from the base."""
@@ -50,3 +42,26 @@ def output_head(width: int, summary: int) -> nn.Sequential:
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
     return nn.Sequential(nn.Linear(width + summary, 64), nn.ReLU(), last)
+
+
+class LstmNetwork(ScoringNetwork):
+    """Supplement, equations 4 to 7: an MLP per shard set, summed into variables in forward order, a
+    bidirectional LSTM over them, an MLP on both ends' states and the summary."""
+
+    def __init__(self, features: int, summary: int, width: int = 64) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, 32), nn.ReLU()
+        )
+        self.lstm = nn.LSTM(32, width, batch_first=True, bidirectional=True)
+        self.head = output_head(2 * width, summary)
+
+    def forward(self, batch: NetworkBatch) -> Tensor:
+        n = len(batch.summary)
+        encoded = self.encoder(batch.values)
+        steps = encoded.new_zeros(n * batch.variables, encoded.shape[1])
+        steps = steps.index_add(0, batch.strategy * batch.variables + batch.place, encoded)
+        _, (states, _) = self.lstm(steps.view(n, batch.variables, -1))
+        ends = torch.cat([states[-2], states[-1]], dim=1)
+        result: Tensor = self.head(torch.cat([ends, batch.summary], dim=1))[:, 0]
+        return result

@@ -14,7 +14,7 @@ from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.api.engine.simulator_store import promote
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
-from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.gaussian_process import GaussianModel
 from tests.api.checkpoints import checkpoint
 from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of
@@ -23,7 +23,7 @@ from tests.simulator.measurements import measured, write
 
 def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:
     domain = domain_of()
-    card, weights = checkpoint(tmp_path, LinearModel())
+    card, weights = checkpoint(tmp_path, GaussianModel())
     db = f"sqlite:///{tmp_path / 'a.db'}"
 
     def printed(*words: str) -> str:
@@ -38,7 +38,7 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
     assert "--db" in nowhere.value.remedy
     printed("add", "mine", str(tmp_path / "made.safetensors"))
     (listed,) = json.loads(printed("list", "--json"))
-    assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "linear", 60)
+    assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "gaussian", 60)
     assert json.loads(printed("show", "mine")) == json.loads(card)
     assert load_simulator("nearest", db, domain).name == "timeline+linear"
     printed("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
@@ -55,7 +55,7 @@ def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
     domains = [measured(1.0, seed=1, count=24), measured(0.5, seed=2, count=24)]
     write(folder, domains)
     trained = tmp_path / "trained.safetensors"
-    words = ["train", str(folder), "-o", str(trained), "--model", "linear"]
+    words = ["train", str(folder), "-o", str(trained), "--model", "gaussian"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     card = json.loads(trained.with_suffix(".json").read_text())
     learned = sum(source["trials"] for source in card["sources"])
@@ -78,7 +78,7 @@ def test_half_a_request_to_train_is_refused(tmp_path: Path) -> None:
 
 def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path / 'a.db'}"
-    checkpoint(tmp_path, LinearModel())
+    checkpoint(tmp_path, GaussianModel())
     runner = CliRunner()
     assert runner.invoke(app, ["add", "mine", str(tmp_path / "made.safetensors"), "--db", db])
     shown = runner.invoke(app, ["versions", "--db", db, "--json"], catch_exceptions=False)
@@ -94,7 +94,7 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(
     words: list[str], tmp_path: Path
 ) -> None:
     db = f"sqlite:///{tmp_path / 'a.db'}"
-    checkpoint(tmp_path, LinearModel())
+    checkpoint(tmp_path, GaussianModel())
     runner = CliRunner()
     made = str(tmp_path / "made.safetensors")
     assert runner.invoke(app, ["add", "mine", made, "--db", db]).exit_code == 0

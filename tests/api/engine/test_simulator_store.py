@@ -24,44 +24,49 @@ from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
-from autosync.simulator.learned.features.domain_descriptor import describe_domain
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
 from autosync.simulator.learned.features.feature_names import (
-    FEATURE_PARTS,
-    summary_columns,
+    SHARD_COLUMNS,
+    SUMMARY_COLUMNS,
 )
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.linear_model import LinearModel
-from autosync.simulator.learned.models.network_inputs import Scaling
-from autosync.simulator.learned.models.network_model import NetworkModel
-from autosync.simulator.learned.models.ridge import Ridge
+from autosync.simulator.learned.models.source_trials import KnownTrials, SourceTrials
+from autosync.simulator.learned.models.trees import LEAF, Forest, TreesModel
+from autosync.simulator.learned.networks.network_model import NetworkModel, Scaling
 from tests.api.checkpoints import Files, checkpoint
 from tests.api.databases import opened
 from tests.api.sample import candidates, small_request
 
-SUMMARY = len(summary_columns(FEATURE_PARTS))
+SUMMARY = len(SUMMARY_COLUMNS)
 
 
-def opinionated(scale: float = 1e-3) -> LinearModel:
-    """Weights that no training gave, so that its predictions are nobody else's."""
-    model = LinearModel()
-    weights = scale * np.sin(np.arange(SUMMARY))
-    ones, none = np.ones(SUMMARY), np.zeros((SUMMARY, SUMMARY))
-    model.ridge = model.prior = Ridge(np.zeros(SUMMARY), ones, weights, 1.0, none)
+def opinionated(shift: float = 1e-3) -> TreesModel:
+    """A tree without splits that no training gave, so that its predictions are nobody else's."""
+    model = TreesModel()
+    leaf, none = np.full((1, 1), LEAF, np.int16), np.zeros((1, 1))
+    model.forest = Forest(none.astype(np.int16), leaf, leaf, none.astype(np.float32))
+    descriptors, summary = np.zeros((1, len(DESCRIPTOR))), np.zeros((1, SUMMARY), np.float32)
+    source = np.zeros(1, dtype=np.int64)
+    model.known = KnownTrials(
+        SourceTrials(descriptors, source, summary, np.array([shift]), np.ones(1))
+    )
     return model
 
 
 def network() -> NetworkModel:
     """An LSTM whose weights are those of its seed."""
     model = NetworkModel("lstm")
-    shards, summary = (Scaling(np.zeros(n), np.full(n, np.inf)) for n in map(len, model.columns))
+    shards, summary = (
+        Scaling(np.zeros(n), np.full(n, np.inf)) for n in map(len, (SHARD_COLUMNS, SUMMARY_COLUMNS))
+    )
     model.scaling = shards, summary
     model.network = model.build()
     return model
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return checkpoint(tmp_path_factory.mktemp("linear"), opinionated())
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return checkpoint(tmp_path_factory.mktemp("trees"), opinionated())
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +105,17 @@ def names(database: Database) -> list[str]:
 
 
 def test_what_is_stored_predicts_as_what_was_saved(
-    database: Database, linear: Files, tmp_path: Path
+    database: Database, trees: Files, tmp_path: Path
 ) -> None:
-    assert store_simulator(database, "mine", *linear)
-    assert not store_simulator(database, "mine", *linear)
+    assert store_simulator(database, "mine", *trees)
+    assert not store_simulator(database, "mine", *trees)
     domain = small_request().domain
     population = encode([each.strategy for each in candidates(domain, 6)], domain)
     with database.reading() as session:
         found = simulator_of(session, "mine", domain).predict(domain, population)
     made = LearnedSimulator(opinionated()).predict(domain, population)
     assert (found == made).all()
-    assert (made != LearnedSimulator(LinearModel()).predict(domain, population)).any()
+    assert (made != LearnedSimulator(TreesModel()).predict(domain, population)).any()
     other = checkpoint(tmp_path, opinionated(2e-3))
     with pytest.raises(NotSupported, match="another simulator's"):
         store_simulator(database, "mine", *other)
@@ -120,8 +125,8 @@ def test_what_is_stored_predicts_as_what_was_saved(
         simulator_of(session, "mine", domain)
 
 
-def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, linear: Files) -> None:
-    store_simulator(database, "mine", *linear)
+def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, trees: Files) -> None:
+    store_simulator(database, "mine", *trees)
     tuning_id = enqueue(database, replace(small_request(), simulator="mine"))
     with pytest.raises(NotSupported, match=tuning_id):
         remove_simulator(database, "mine")
@@ -139,7 +144,7 @@ def test_nearest_is_the_one_trained_on_the_most_similar_domain(
         enqueue(sqlite, request)
     here = describe_domain(request.domain)
     for name, shift in (("far", 2.0), ("near", 0.1), ("remote", 5.0)):
-        files = checkpoint(tmp_path, LinearModel(), tuple(float(x) for x in here + shift))
+        files = checkpoint(tmp_path, TreesModel(), tuple(float(x) for x in here + shift))
         store_simulator(sqlite, name, *files)
     tuning_id = enqueue(sqlite, request)
     with sqlite.reading() as session:
@@ -152,7 +157,7 @@ def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) ->
     assert put(client, "five-clusters", lstm) == (200, stored)
     listed = client.get("/v1/simulators").json()
     assert listed == {"items": [stored], "bundled": list(SIMULATORS), "next": None}
-    assert {"learned", "ensemble", "trees", "lstm", "gat", "linear"} < SIMULATORS.keys()
+    assert {"learned", "ensemble", "trees", "lstm", "gat"} < SIMULATORS.keys()
     assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
     weights = client.get("/v1/simulators/five-clusters/weights")
     assert weights.content == lstm[1]
@@ -183,7 +188,7 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "impossible accuracy": (with_card(accuracy=1.5), "accuracy"),
     "no such seed": (with_card(seed=2**70), "seed"),
     "other kind": (with_card(kind="ensemble"), "tensor"),
-    "a network too large": (with_card(width=10**9), "do not fit"),
+    "a network of another size": (with_card(width=10**9), "does not read"),
     "a tensor more": (with_tensor("spare", 3), "'spare' belongs to no model"),
     "other shape": (with_tensor("summary.center", 3), "shape"),
     "no number": (with_tensor("summary.center", SUMMARY, value=np.nan), "not finite"),
@@ -206,10 +211,10 @@ def test_what_is_no_checkpoint_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("name", ["timeline", "nearest", "Über", "-x", "a" * 33, "a b"])
 def test_names_that_could_not_be_typed_are_refused(
-    name: str, sqlite: Database, linear: Files
+    name: str, sqlite: Database, trees: Files
 ) -> None:
     with pytest.raises(InvalidInput, match="cannot be called"):
-        store_simulator(sqlite, name, *linear)
+        store_simulator(sqlite, name, *trees)
 
 
 def test_a_tuning_that_names_no_simulator_is_refused(refusing: TestClient) -> None:

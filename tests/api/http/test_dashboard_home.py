@@ -172,7 +172,7 @@ def test_a_simulator_has_a_page_and_a_version_is_brought_back(
     expect(page.locator("#state")).to_have_text("in use")
     expect(page.get_by_role("link", name=first[:8])).to_be_visible()
     card = page.locator("dl")
-    expect(card).to_contain_text("linear")
+    expect(card).to_contain_text("gaussian")
     expect(card).to_contain_text("Seed")
     expect(card).to_contain_text("torch 2.13.0")
     expect(page.locator("#sources tbody tr")).to_have_count(3)

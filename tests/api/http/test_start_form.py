@@ -10,7 +10,7 @@ from autosync.api.db.document_store import graph_row, insert_rows
 from autosync.api.db.tables import GraphRow
 from autosync.api.engine.simulator_store import store_simulator
 from autosync.api.http.app import create_app
-from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.gaussian_process import GaussianModel
 from tests.api.checkpoints import checkpoint
 from tests.domains import chain_graph
 
@@ -30,7 +30,7 @@ def options(text: str, name: str) -> dict[str, bool]:
 
 
 def test_every_simulator_can_be_chosen(sqlite: Database, tmp_path: Path) -> None:
-    card, weights = checkpoint(tmp_path, LinearModel())
+    card, weights = checkpoint(tmp_path, GaussianModel())
     names = [f"mine-{number:03}" for number in range(MANY)]
     for name in names:
         store_simulator(sqlite, name, card, weights)

@@ -12,7 +12,7 @@ from autosync.api.views import reports, runtime_rows, runtime_tables
 from autosync.api.views.runtime_dataset import runtimes_zip
 from autosync.api.views.runtime_rows import RuntimeFilter
 from autosync.errors import NotSupported
-from autosync.simulator.learned.pretraining import split_dataset
+from autosync.simulator.learned.training import split_dataset
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 from tests.api.sample import finished, small_request
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from autosync.errors import InvalidInput
-from autosync.importing.example_inputs import (
+from autosync.importing.recording_devices import MetaDevice
+from autosync.importing.training_step import (
     batch_size_of,
     check_inputs,
     has_batch_size,
@@ -14,7 +15,6 @@ from autosync.importing.example_inputs import (
     map_tensors,
     resize_batch,
 )
-from autosync.importing.recording_devices import MetaDevice
 
 IMAGES, LABELS = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
 

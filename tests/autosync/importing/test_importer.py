@@ -11,10 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
-from autosync.importing.example_inputs import Inputs, resize_batch
-from autosync.importing.module_copies import copied_module
-from autosync.importing.recording_devices import MetaDevice
-from autosync.importing.training_step import compute_loss
+from autosync.importing.recording_devices import MetaDevice, copied_module
+from autosync.importing.training_step import Inputs, compute_loss, resize_batch
 from autosync.models import BUNDLED
 from autosync.profiling import measure_profile
 from benchmarks.models import build, import_bundled

@@ -9,6 +9,12 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.codes import POWERSGD, Channel, Op, Update
 from autosync.domain import Domain
 from autosync.plan import Plan, PlanTable, compile_plans, plan_of
+from autosync.plan.bucket_cutting import (
+    FACTOR_BYTES,
+    encoded_bytes,
+    low_rank_gains,
+    second_factor_bytes,
+)
 from autosync.plan.compiler_arrays import crossed_bytes_per_second
 from autosync.population import encode
 from autosync.strategy import (
@@ -312,3 +318,19 @@ def test_an_empty_population_has_an_empty_table() -> None:
     assert len(plans) == 0
     assert plans.messages == 0
     assert np.array_equal(plans.first, [0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "rank", "gains"),
+    [(10, 12, 5, True), (10, 12, 6, False), (4, 4, 2, False), (4, 4, 1, True), (1, 12, 1, False)],
+)
+def test_factors_travel_where_they_are_smaller(
+    rows: int, columns: int, rank: int, gains: bool
+) -> None:
+    """As large as the matrix is not smaller."""
+    elements, encoding = rows * columns, POWERSGD + rank
+    assert low_rank_gains(elements, rows, rank) == gains
+    travels = rank * (rows + columns) if gains else elements
+    assert encoded_bytes(elements, 4, rows, encoding) == travels * FACTOR_BYTES
+    second = rank * columns * FACTOR_BYTES if gains else 0
+    assert second_factor_bytes(elements, rows, encoding) == second

@@ -159,7 +159,7 @@ def differing(rank: int, world: int) -> str:
     optimizer = make_optimizer("sgd", model)
     names = tuple(name for name, _ in model.named_parameters())
     mine = plan(Case(groups=2 + rank), model, world)
-    with pytest.raises(InvalidInput, match="differ from rank 0") as caught:
+    with pytest.raises(InvalidInput, match="unlike rank 0") as caught:
         attach(model, optimizer, mine, names)
     return str(caught.value)
 

@@ -16,8 +16,8 @@ from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import fit_costs, recalibrated
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
-from autosync.simulator.learned.models.network_model import NetworkModel
-from autosync.simulator.learned.models.trees_model import TreesModel
+from autosync.simulator.learned.models.trees import TreesModel
+from autosync.simulator.learned.networks.network_model import NetworkModel
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import domain_of

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autosync.cluster import Cluster, Device, Node
 from autosync.codes import Op
 from autosync.errors import InvalidInput, NotSupported
-from autosync.plan.compiler_arrays import ALL_RANKS, FIRST_SERVER, NODE_TEAMS, team_table
+from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, NODE_TEAMS, team_table
 from autosync.population import encode
 from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.link_resources import load_of, passing, resources_of

@@ -12,17 +12,18 @@ from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
-from autosync.simulator.learned.bundled_simulator import (
+from autosync.simulator.learned.checkpoint import (
     FILE,
     FOLDER,
     MEMBERS_OF,
     default_simulator,
+    load_checkpoint,
+    read_card,
 )
-from autosync.simulator.learned.checkpoint import load_checkpoint, read_card
-from autosync.simulator.learned.models.ensemble_model import EnsembleModel
-from autosync.simulator.learned.models.gaussian_model import GaussianModel
+from autosync.simulator.learned.models.ensemble import EnsembleModel
+from autosync.simulator.learned.models.gaussian_process import GaussianModel
 from autosync.simulator.learned.models.source_trials import kept_trials
-from autosync.simulator.learned.pretraining import dataset_hash, split_trials
+from autosync.simulator.learned.training import dataset_hash, split_trials
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -47,7 +48,7 @@ def test_it_has_learned_from_the_measurements_beside_it(dataset: list[MeasuredDo
     kept = kept_trials([split.learned])
     simulator, _ = load_checkpoint(data_file(FOLDER, FILE), ("gaussian",))
     assert isinstance(simulator.model, EnsembleModel)
-    member = simulator.model.closed["gaussian"]
+    member = simulator.model.members[0]
     assert isinstance(member, GaussianModel)
     assert member.known.sources is not None
     rows = member.known.sources.source == smallest
@@ -85,7 +86,7 @@ def test_every_name_stands_for_members_that_correct_the_timeline(
     some = each.population.take(np.arange(4))
     simulator = default_simulator(each.domain, name)
     assert isinstance(simulator.model, EnsembleModel)
-    assert simulator.model.kinds == MEMBERS_OF[name]
+    assert simulator.model.recipe.members == MEMBERS_OF[name]
     ratio = simulator.predict(each.domain, some) / TimelineSimulator().predict(each.domain, some)
     assert np.ptp(ratio) > 1e-4
 
@@ -109,7 +110,7 @@ def test_ranking_loads_neither_torch_nor_scikit_learn() -> None:
         "from autosync.search.designs.design_table import hand_designed\n"
         "from autosync.population import encode\n"
         "from autosync.search.space import Space\n"
-        "from autosync.simulator.learned.bundled_simulator import default_simulator\n"
+        "from autosync.simulator.learned.checkpoint import default_simulator\n"
         "graph = bundled('resnet50')\n"
         "domain = Domain(graph, load_cluster('example-4x1'), estimate_profile(graph, 'a10g'))\n"
         "some = encode([each for _, each in hand_designed(domain, Space())][:2], domain)\n"

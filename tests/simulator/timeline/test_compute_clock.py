@@ -14,7 +14,7 @@ from autosync.domain import Domain
 from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.simulator.explanation import explain
-from autosync.simulator.timeline.intervals import union
+from autosync.simulator.timeline.iteration_trace import union
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer, Schedule
 from tests.domains import chain_graph, domain_of

@@ -9,8 +9,7 @@ import pytest
 
 from autosync.population import encode
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.iteration_trace import simulate_trace
-from autosync.simulator.timeline.trace_export import chrome_trace
+from autosync.simulator.timeline.iteration_trace import chrome_trace, simulate_trace
 from autosync.strategy import AllReduce, Schedule
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, random_strategy, strategy_of

@@ -12,6 +12,7 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import (
     DealInterval,
     IterationTrace,
+    chrome_trace,
     predicted_iteration,
 )
 from autosync.simulator.timeline.trace_comparison import (
@@ -19,7 +20,6 @@ from autosync.simulator.timeline.trace_comparison import (
     measured_iteration,
     queue_head_seconds,
 )
-from autosync.simulator.timeline.trace_export import chrome_trace
 from autosync.strategy import AllReduce, Schedule
 from autosync.trials.measured_timeline import (
     ComputeTimes,

@@ -30,7 +30,7 @@ from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.sources import parents_among
 from autosync.search.space import Space
 from autosync.simulator.explanation import predicted_slowdown
-from autosync.simulator.memory_check import check_memory, most_peak_bytes
+from autosync.simulator.memory.memory_check import check_memory, most_peak_bytes
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.verification import verify

@@ -155,7 +155,7 @@ SPLIT = (
 WHOLE = (Case(), Case(method="rs", schedule=OVERLAP))
 
 
-SHORT = patch.object(agreement, "PATIENCE_SECONDS", 0.01)
+SHORT = patch.object(agreement, "CALL_SECONDS", 0.01)
 
 
 def trained(case: Case, rank: int, world: int, timeout_seconds: float = 60.0) -> Attachment:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosync.cluster.message_cost import Backend
+from autosync.cluster import Backend
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.learned.features import what_if

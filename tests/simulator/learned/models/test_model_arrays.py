@@ -1,46 +1,37 @@
 """Every model gives its arrays, says what they must be like, and loads them again."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from autosync.errors import InvalidInput
 from autosync.simulator.learned.features.strategy_features import features_of
-from autosync.simulator.learned.models.ensemble_model import EnsembleModel
-from autosync.simulator.learned.models.gaussian_model import GaussianModel
-from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
-from autosync.simulator.learned.models.linear_model import LinearModel
+from autosync.simulator.learned.models.ensemble import EnsembleModel
+from autosync.simulator.learned.models.gaussian_process import GaussianModel
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel, make_model
 from autosync.simulator.learned.models.model_arrays import check_arrays
-from autosync.simulator.learned.models.model_factory import make_model
-from autosync.simulator.learned.models.network_model import NetworkModel
-from autosync.simulator.learned.models.trees_model import TreesModel
-from autosync.simulator.learned.networks.network_training import TrainingSettings
-from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
+from autosync.simulator.learned.models.trees import TreesModel
+from autosync.simulator.learned.networks.network_model import NetworkModel
+from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies, taught
 
-BOLD = TrainingSettings(epochs=1, decay_at=(), confidence=-100.0)
 MODELS: tuple[LearnedModel, ...] = (
-    LinearModel(),
     GaussianModel(),
     TreesModel(),
-    NetworkModel("lstm", BOLD),
-    NetworkModel("gat", BOLD),
-    EnsembleModel(BOLD),
+    NetworkModel("lstm"),
+    NetworkModel("gat"),
+    EnsembleModel(),
 )
-RIDGE = {"center", "covariance", "penalty", "scale", "weights"}
 KERNEL = {f"kernel.{name}" for name in ("center", "scale", "setting", "variance")}
 OWN = {f"own.{name}" for name in ("descriptors", "source", "summary", "residual", "speed")}
 FOREST = {f"forest.{name}" for name in ("column", "left", "right", "threshold")}
 SCALINGS = {"portions.center", "portions.scale", "summary.center", "summary.scale"}
 HEAD = {"network.head.0.bias", "network.head.0.weight", "network.head.2.bias"}
 FILED: dict[str, set[str]] = {
-    "linear": {f"ridge.{name}" for name in RIDGE},
     "gaussian": KERNEL | OWN,
     "trees": FOREST | OWN,
     "lstm": SCALINGS | HEAD | {"network.lstm.weight_hh_l0", "network.encoder.2.weight"},
     "gat": SCALINGS | HEAD | {"network.first.att_src", "network.second.bias"},
-    "ensemble": {"weights", "linear0.ridge.center", "gaussian0.own.residual"}
-    | {f"{kind}{k}.{name}" for kind in ("lstm", "gat") for k in range(3) for name in SCALINGS},
+    "ensemble": {"weights", "trees0.sources.residual"}
+    | {f"{kind}0.{name}" for kind in ("lstm", "gat") for name in SCALINGS},
 }
 """Names that files hold: they stay while FEATURE_VERSION does."""
 
@@ -56,7 +47,7 @@ def trials() -> LabelledTrials:
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: model.recipe.kind)
 def fitted(request: pytest.FixtureRequest, trials: LabelledTrials) -> LearnedModel:
     model: LearnedModel = request.param
-    model.fit(trials)
+    taught(model, trials)
     return model
 
 
@@ -74,7 +65,7 @@ def test_what_was_never_trained_has_no_arrays_but_weights() -> None:
 def test_the_names_in_files_stay(fitted: LearnedModel) -> None:
     names = fitted.arrays().keys()
     assert names >= FILED[fitted.recipe.kind]
-    if fitted.recipe.kind in ("linear", "gaussian", "trees"):
+    if fitted.recipe.kind in ("gaussian", "trees"):
         assert names == FILED[fitted.recipe.kind]
 
 
@@ -121,10 +112,3 @@ def test_values_that_no_fit_gives_are_refused(fitted: LearnedModel) -> None:
         nowhere = arrays | {name: np.full_like(array, wrong)}
         with pytest.raises(InvalidInput, match=r"not finite|not positive|names|is no tree"):
             check_arrays(nowhere, model.array_forms(nowhere))
-
-
-def test_a_network_larger_than_its_arrays_is_not_built() -> None:
-    model = NetworkModel("lstm")
-    huge = make_model(replace(model.recipe, width=10**9), 0)
-    with pytest.raises(InvalidInput, match="do not fit into 4 bytes"):
-        huge.array_forms({"network.head.0.bias": np.zeros(1, np.float32)})

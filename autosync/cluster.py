@@ -1,0 +1,409 @@
+"""The cluster D as a document: its hosts, what their messages cost, and the rates between them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict
+
+from autosync.devices import DEVICE_TYPES
+from autosync.documents import (
+    STRICT,
+    UNLESS_EMPTY,
+    UNLESS_NONE,
+    UNLESS_ONE,
+    UNLESS_ZERO,
+    content_hash,
+)
+from autosync.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`count` devices of one type on a node; each holds one replica (one rank).
+
+    memory_gb: of each, in 10^9 bytes; None: as its type's data sheet says.
+    slowdown: how many times slower than its type it computes (1 is nominal).
+    """
+
+    type: str
+    count: int = 1
+    memory_gb: float | None = None
+    slowdown: float = 1.0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def memory_bytes(self) -> float:
+        return (self.memory_gb or DEVICE_TYPES[self.type].memory_gb) * 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host.
+
+    bandwidth_gbps: payload rate of its NIC in each direction, in Gbit/s. TCP carries at most
+        95.6 % of the wire rate at an MTU of 1500, so a 1 Gbit/s port is 0.956.
+    intra_bandwidth_gbps: payload rate between its own devices, in Gbit/s.
+    nics: how many NICs (rails) make up bandwidth_gbps. Predictions take them for one, as where a
+        collective's channels use all of them.
+    usd_per_hour: its public price on demand, on the day that the cluster states; 0: not known.
+    """
+
+    address: str
+    devices: tuple[Device, ...]
+    bandwidth_gbps: float
+    intra_bandwidth_gbps: float | None = None
+    latency_us: float = 50.0
+    server_only: bool = False
+    nics: Annotated[int, UNLESS_ONE] = 1
+    usd_per_hour: Annotated[float, UNLESS_ZERO] = 0.0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @property
+    def ranks(self) -> int:
+        return 0 if self.server_only else sum(device.count for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A bandwidth and latency of its own for one pair of nodes, in both directions."""
+
+    nodes: tuple[str, str]
+    bandwidth_gbps: float
+    latency_us: float | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+Backend = Literal["gloo", "nccl"]
+MessageKind = Literal[
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_to_all", "send_recv", "engine"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCost:
+    """What one message of a kind costs besides its bytes on the link, fitted by the probe.
+
+    seconds = startup_seconds + startup_seconds_per_worker * workers
+              + seconds_per_byte * wire bytes (an engine's own copies).
+    host_seconds, host_seconds_per_byte: how long a message occupies the hosts' processors, during
+        which they process no other message of any kind. Where ranks share few cores, or an
+        interpreter lock, this dominates the cost of many small messages.
+    residual: relative error of the fit (0.05 is 5 %); None where the cost is assumed.
+    """
+
+    kind: MessageKind
+    startup_seconds: float
+    startup_seconds_per_worker: float = 0.0
+    seconds_per_byte: float = 0.0
+    host_seconds: float = 0.0
+    host_seconds_per_byte: float = 0.0
+    residual: float | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+def _assumed(backend: Backend) -> dict[MessageKind, MessageCost]:
+    # gloo: a 1 KB all-reduce of 4 ranks takes 1.1 to 1.5 ms on two cores under batch scheduling
+    # (measured on the testbed); NCCL: tens of microseconds, the order nccl-tests reports.
+    base, per_worker = (4e-4, 2e-4) if backend == "gloo" else (1.5e-5, 2e-6)
+    kinds: tuple[MessageKind, ...] = (
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "all_gather",
+        "all_to_all",
+        "send_recv",
+    )
+    costs = {kind: MessageCost(kind, base, per_worker) for kind in kinds}
+    costs["engine"] = MessageCost("engine", 0.0)
+    return costs
+
+
+ASSUMED_COSTS: dict[Backend, dict[MessageKind, MessageCost]] = {
+    "gloo": _assumed("gloo"),
+    "nccl": _assumed("nccl"),
+}
+
+
+OPTIONAL_NUMBERS = {
+    "overlap_slowdown": "State the share by which compute takes longer while messages are on the "
+    "wire: 0.05 for 5 %, 0 for not at all.",
+    "transfer_slowdown": "State the share by which transfers take longer while devices compute: "
+    "0.5 for half as long again, 0 for not at all.",
+    "connection_gbps": "State what one connection between two hosts reaches (`iperf3` without -P "
+    "measures it), or leave it out.",
+    "link_seconds_per_send": "State seconds, 1e-05 for 10 us; 0 where they are not known.",
+}
+"""Of a cluster, with what to do where one is impossible."""
+
+
+def check_prices(name: str, nodes: Sequence[Node], priced_on: str) -> None:
+    """Raises InvalidInput for prices without their day, or a day without prices."""
+    priced = any(node.usd_per_hour for node in nodes)
+    try:
+        dated = bool(priced_on) and bool(date.fromisoformat(priced_on))
+    except ValueError:
+        dated = not priced  # neither a date nor none
+    if priced != dated:
+        raise InvalidInput(
+            f"cluster {name!r}: priced_on must be the day of its nodes' prices, and stand "
+            f"with them only; got {priced_on!r}.",
+            thing="priced_on",
+            value=priced_on,
+            remedy="Write it as 2026-01-31, or leave out both it and usd_per_hour.",
+        )
+
+
+def check_links(name: str, links: Sequence[Link], known: set[str]) -> None:
+    """Raises InvalidInput for a link of a node that is not known, or without a bandwidth."""
+    for link in links:
+        _check_link(name, link, known)
+
+
+def _check_link(name: str, link: Link, known: set[str]) -> None:
+    for address in link.nodes:
+        if address not in known:
+            raise InvalidInput(
+                f"cluster {name!r}: a link names {address!r}, which is no node.",
+                thing="links",
+                value=address,
+                remedy=f"Known nodes: {', '.join(sorted(known)[:8])}"
+                f"{', ...' if len(known) > 8 else '.'}",
+            )
+    if not link.bandwidth_gbps > 0:
+        raise InvalidInput(
+            f"cluster {name!r}: link {link.nodes} has bandwidth_gbps "
+            f"{link.bandwidth_gbps}; it must be positive.",
+            thing="links",
+            value=link.bandwidth_gbps,
+        )
+
+
+def check_nodes(name: str, nodes: Sequence[Node]) -> set[str]:
+    """The nodes' addresses. Raises InvalidInput for what no node can be, or an address twice."""
+    if not nodes:
+        raise InvalidInput(f"cluster {name!r} has no nodes.", thing="nodes", value=())
+    seen: set[str] = set()
+    for node in nodes:
+        _check_node(name, node)
+        if node.address in seen:
+            raise _refusal(name, node, "address", node.address, "is used by two nodes")
+        seen.add(node.address)
+    return seen
+
+
+def _check_node(name: str, node: Node) -> None:
+    if not node.devices and not node.server_only:
+        raise _refusal(name, node, "devices", (), "is empty")
+    for device in node.devices:
+        if device.type not in DEVICE_TYPES:
+            raise _refusal(
+                name, node, "device type", device.type, f"is none of {', '.join(DEVICE_TYPES)}"
+            )
+        if device.count < 1:
+            raise _refusal(name, node, "device count", device.count, "must be at least 1")
+        if device.memory_gb is not None and not device.memory_gb > 0:
+            raise _refusal(name, node, "device memory_gb", device.memory_gb, "must be positive")
+        if not device.slowdown > 0:
+            raise _refusal(name, node, "device slowdown", device.slowdown, "must be positive")
+    if not node.bandwidth_gbps > 0:
+        raise _refusal(name, node, "bandwidth_gbps", node.bandwidth_gbps, "must be positive")
+    if node.ranks > 1 and not (node.intra_bandwidth_gbps or 0) > 0:
+        raise _refusal(
+            name,
+            node,
+            "intra_bandwidth_gbps",
+            node.intra_bandwidth_gbps,
+            f"must be stated, since the node has {node.ranks} devices",
+        )
+    if not node.latency_us >= 0:
+        raise _refusal(name, node, "latency_us", node.latency_us, "must not be negative")
+    if node.nics < 1:
+        raise _refusal(name, node, "nics", node.nics, "must be at least 1")
+    if not 0 <= node.usd_per_hour < np.inf:
+        raise _refusal(name, node, "usd_per_hour", node.usd_per_hour, "must be 0 or more")
+
+
+def _refusal(name: str, node: Node, field: str, value: object, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"cluster {name!r}, node {node.address!r}: {field} {why}, got {value!r}.",
+        thing=f"node {node.address}",
+        value=value,
+        remedy="Correct the cluster file.",
+    )
+
+
+def check_numbers(name: str, stated: Mapping[str, float | None]) -> None:
+    """Raises InvalidInput where one of `OPTIONAL_NUMBERS` is negative or not finite.
+
+    stated: by the field's name; None where nothing is.
+    """
+    for field, remedy in OPTIONAL_NUMBERS.items():
+        if (value := stated[field]) is not None and not 0 <= value < np.inf:
+            raise InvalidInput(
+                f"cluster {name!r}: {field} must be 0 or more and finite, got {value!r}.",
+                thing=field,
+                value=value,
+                remedy=remedy,
+            )
+
+
+GLOO_SLOWDOWN = 0.1
+"""With it the timeline ranks the picks of the twelve domains of datasets/runtimes best: Kendall's
+tau 0.54 on average, 0.47 without, 0.50 to 0.54 from 0.05 to 0.4. Any eleven of them would choose it
+for the twelfth (`python -m benchmarks.assumed_slowdown`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """D. Ranks count devices node by node, in the order of the file.
+
+    costs: fitted communication costs; kinds that are absent are assumed (`autosync probe`
+        measures them).
+    overlap_slowdown: share by which compute takes longer while messages are on the wire (0.05: a
+        second becomes 1.05). NCCL's kernels take multiprocessors and memory bandwidth from it,
+        gloo's threads take cores. Absent where it is not known: see `compute_slowdown`.
+    transfer_slowdown: share by which what passes a device's port takes longer while devices run
+        backward (1: twice as long), since collectives' kernels wait for multiprocessors and memory.
+        Messages that a slower link holds back anyway are not delayed. 0: nothing, or not known.
+    connection_gbps: payload rate that one connection between two hosts reaches, in Gbit/s; what
+        several connections carry adds up to the NICs' rates. 0: a connection fills its NIC, or not
+        known. On TCP a connection is the work of one core, and slower than a fast port.
+    link_seconds_per_send: how long each send within a message holds its links besides the bytes
+        of the message: headers, acknowledgements, what sender and receiver tell each other. An
+        all-reduce of n ranks sends 2 (n - 1) times over each of its links. 0: none, or not known.
+    priced_on: the day of the nodes' prices, YYYY-MM-DD; "" without prices.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    backend: Backend = "gloo"
+    links: tuple[Link, ...] = ()
+    costs: tuple[MessageCost, ...] = ()
+    overlap_slowdown: Annotated[float | None, UNLESS_NONE] = None
+    transfer_slowdown: Annotated[float, UNLESS_ZERO] = 0.0
+    connection_gbps: Annotated[float, UNLESS_ZERO] = 0.0
+    link_seconds_per_send: Annotated[float, UNLESS_ZERO] = 0.0
+    description: str = ""
+    priced_on: Annotated[str, UNLESS_EMPTY] = ""
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        known = check_nodes(self.name, self.nodes)
+        check_links(self.name, self.links, known)
+        check_numbers(self.name, {field: getattr(self, field) for field in OPTIONAL_NUMBERS})
+        check_prices(self.name, self.nodes, self.priced_on)
+        if self.world_size < 2:
+            raise InvalidInput(
+                f"cluster {self.name!r} has {self.world_size} device for replicas: with one device "
+                "there is nothing to synchronize.",
+                thing="nodes",
+                value=self.world_size,
+                remedy="Name at least two devices.",
+            )
+
+    def on_backend(self, backend: Backend) -> "Cluster":
+        """The cluster with messages that another backend moves: what was measured of this one's
+        does not count."""
+        if backend == self.backend:
+            return self
+        return replace(
+            self,
+            backend=backend,
+            costs=(),
+            overlap_slowdown=None,
+            transfer_slowdown=0.0,
+            link_seconds_per_send=0.0,
+        )
+
+    @property
+    def compute_slowdown(self) -> float:
+        """`overlap_slowdown` as stated or measured; else GLOO_SLOWDOWN on gloo and 0 on another
+        backend, of which none was measured."""
+        if self.overlap_slowdown is not None:
+            return self.overlap_slowdown
+        return GLOO_SLOWDOWN if self.backend == "gloo" else 0.0
+
+    @property
+    def id(self) -> str:
+        return content_hash(self)
+
+    @property
+    def world_size(self) -> int:
+        return sum(node.ranks for node in self.nodes)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all nodes; None where the price of one is not known."""
+        prices = [node.usd_per_hour for node in self.nodes]
+        return sum(prices) if all(prices) else None
+
+    @property
+    def fastest_device_type(self) -> str:
+        """Of those that hold replicas: the one that a profile is stated for."""
+        types = {device.type for device in self.device_of_rank()}
+        return max(types, key=lambda name: (DEVICE_TYPES[name].peak_flops_per_second, name))
+
+    @property
+    def servers(self) -> int:
+        """Servers that can own a shard: every rank, then every dedicated server host."""
+        return self.world_size + sum(node.server_only for node in self.nodes)
+
+    def node_of_server(self) -> NDArray[np.int16]:
+        """A `(servers,)` array: the node of each rank, then of each dedicated server host."""
+        workers = [i for i, node in enumerate(self.nodes) for _ in range(node.ranks)]
+        dedicated = [i for i, node in enumerate(self.nodes) if node.server_only]
+        return np.array(workers + dedicated, dtype=np.int16)
+
+    def device_of_rank(self) -> tuple[Device, ...]:
+        return tuple(
+            device
+            for node in self.nodes
+            if not node.server_only
+            for device in node.devices
+            for _ in range(device.count)
+        )
+
+    def bandwidth_bytes_per_second(self) -> NDArray[np.float64]:
+        """A `(nodes, nodes)` array of payload rates; the diagonal is intra-node.
+
+        Between nodes the slower NIC counts, unless a link says otherwise. A node of one device
+        has no intra-node traffic: infinity.
+        """
+        nic = np.array([node.bandwidth_gbps for node in self.nodes])
+        rates = np.minimum.outer(nic, nic)
+        inside = [node.intra_bandwidth_gbps or np.inf for node in self.nodes]
+        np.fill_diagonal(rates, inside)
+        for link, i, j in self._links():
+            rates[i, j] = rates[j, i] = link.bandwidth_gbps
+        result: NDArray[np.float64] = rates * 1e9 / 8
+        return result
+
+    def nic_bytes_per_second(self) -> NDArray[np.float64]:
+        """A `(nodes,)` array: each NIC's payload rate, one direction."""
+        return np.array([node.bandwidth_gbps for node in self.nodes]) * 1e9 / 8
+
+    def latency_seconds(self) -> NDArray[np.float64]:
+        """A `(nodes, nodes)` array: one way; the sum of both ends' halves unless a link says."""
+        half = np.array([node.latency_us for node in self.nodes]) / 2
+        latency = np.add.outer(half, half)
+        np.fill_diagonal(latency, 0.0)
+        for link, i, j in self._links():
+            if link.latency_us is not None:
+                latency[i, j] = latency[j, i] = link.latency_us
+        return latency * 1e-6
+
+    def _links(self) -> list[tuple[Link, int, int]]:
+        index = {node.address: i for i, node in enumerate(self.nodes)}
+        return [(link, index[link.nodes[0]], index[link.nodes[1]]) for link in self.links]
+
+    def cost(self, kind: MessageKind) -> MessageCost:
+        """The fitted cost of a message kind, or the assumed one (its residual is None)."""
+        for cost in self.costs:
+            if cost.kind == kind:
+                return cost
+        return ASSUMED_COSTS[self.backend][kind]

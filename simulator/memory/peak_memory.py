@@ -1,0 +1,173 @@
+"""Every device's peak memory under a strategy.
+
+Parameters, gradients, optimizer state and message buffers as the runtime, torch's DDP and its
+`fully_shard` allocate them, and the activations that live at each moment.
+`benchmarks/peak_memory.py` holds it against what the allocator of the CPU counts. Not known here:
+inputs, workspaces of kernels, the allocator's own waste, the context of a GPU.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.devices import DEVICE_TYPES
+from autosync.domain import Domain
+from autosync.plan import PlanTable
+from autosync.population import Population
+from autosync.simulator.backends import backend_of
+from autosync.simulator.extension_prediction import carried_predictions
+from autosync.simulator.memory.live_tensors import (
+    ActivationCurve,
+    activation_curve,
+    gradients_at,
+    living_bytes,
+    most_living,
+)
+from autosync.simulator.memory.plan_memory import PlanMemory
+from autosync.simulator.memory.sharded_memory import held_bytes, units_of
+from autosync.torch_engine import FullyShard
+
+INDEX_BYTES = 8
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainMemory:
+    """What the peak of any strategy of a domain is made of; `memory_of` makes it.
+
+    on_gpu: of the replicas' devices. gradient_bytes: f64[V], of one replica's gradient.
+    """
+
+    domain: Domain
+    on_gpu: bool
+    curve: ActivationCurve
+    gradient_bytes: F64
+
+    def peak_bytes(self, plans: PlanTable, population: Population, batch_scale: float = 1.0) -> F64:
+        """Peak bytes of every rank under each strategy of compiled plans, `(n, world)`.
+
+        batch_scale: at so many times the domain's batch size.
+        """
+        part = PlanMemory(self.domain, plans, population)
+        held_bytes = part.held_bytes()
+        fixed = self.domain.graph.size_bytes + held_bytes
+        kept = part.gradients_beside_buffers()
+        shares = part.shares()[population.layout]
+        compute = np.empty(shares.shape)
+        for share in np.unique(shares):
+            of_share = most_living(
+                self.curve, self.gradient_bytes, kept, float(share) * batch_scale
+            )
+            compute = np.where(shares == share, of_share[:, None], compute)
+        after = part.behind_backward_bytes(self.gradient_bytes, self.step_bytes())
+        peaks: F64 = fixed + np.maximum(compute, after)
+        for code in np.unique(population.engine[population.engine > 0]):
+            rows = np.flatnonzero(population.engine == code)
+            engine = population.engines[code]
+            assert engine is not None
+            peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
+        for prediction, own in carried_predictions(population):
+            peaks[own] = prediction.peak_bytes(
+                self, plans, population, own, batch_scale, peaks[own]
+            )
+        return peaks
+
+    def moment_bytes(
+        self,
+        plans: PlanTable,
+        population: Population,
+        rows: Iterable[int],
+        batch_scale: float = 1.0,
+    ) -> Iterator[F64]:
+        """What each rank holds without extensions, in every moment of the curve and, last, in the
+        optimizer's step: of one strategy after the other, each run by this runtime or torch's DDP,
+        `(world, 2n + 1)`."""
+        part = PlanMemory(self.domain, plans, population)
+        fixed = self.domain.graph.size_bytes + part.held_bytes()
+        kept, shares = part.gradients_beside_buffers(), part.shares()
+        after = part.behind_backward_bytes(self.gradient_bytes, self.step_bytes())
+        for row in rows:
+            of_batch = shares[population.layout[row]] * batch_scale
+            yield self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
+
+    def _moments(self, fixed: F64, kept: NDArray[np.bool_], shares: F64, after: float) -> F64:
+        """The same of one strategy. fixed f64[world]: bytes held all the time. kept bool[V]: see
+        `gradients_beside_buffers`. shares f64[world]: of the batch, over the even one. after: see
+        `behind_backward_bytes`."""
+        gradients = gradients_at(self.curve, self.gradient_bytes, kept[None])[0]
+        living = self.curve.held[0] + gradients + shares[:, None] * self.curve.held[1]
+        step = np.full((len(living), 1), after)
+        held: F64 = fixed[:, None] + np.hstack((living, step))
+        return held
+
+    def _sharded_peak(
+        self, population: Population, index: int, engine: FullyShard, batch_scale: float
+    ) -> float:
+        """Of every rank: under `fully_shard` they hold alike."""
+        domain = self.domain
+        units = units_of(domain, self.curve, population, index, engine)
+        moments = self.curve.held.shape[1]
+        held = held_bytes(units, moments, backend_of(domain.cluster).sharded_copies)
+        whole = living_bytes(self.curve, self.gradient_bytes)
+        living = whole[0] - held.freed + batch_scale * whole[1]
+        compute = (living + np.maximum(held.during, held.passing)).max()
+        step = held.parts * (1.0 + self.step_bytes() / domain.graph.size_bytes)
+        kept = held.parts * (1 + domain.optimizer.state_tensors)
+        return float(kept + max(compute, step))
+
+    def most_bytes(self, share: float) -> float:
+        """More than any strategy without extensions takes on any rank: values, gradients beside
+        buffers, packed forms of them, an error fed back, a flat copy; and what every other rank may
+        send of it.
+
+        share: the largest share of the batch, over the even one.
+        """
+        table, world = self.domain.variables, self.domain.world_size
+        activations = (self.curve.held[0] + max(share, 1.0) * self.curve.held[1]).max()
+        copies = 7.0 + self.domain.optimizer.state_tensors
+        copies += world if backend_of(self.domain.cluster).ranks_add_up else 0
+        columns = table.elements // table.dims[:, 0]
+        factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
+        gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())
+        return float(copies * table.size_bytes.sum() + gathered + activations)
+
+    def step_bytes(self) -> float:
+        """What the optimizer's step needs for itself: torch's Adam takes one more tensor a
+        variable, all at once on a GPU (foreach), one after the other on a CPU."""
+        if self.domain.optimizer.state_tensors < 2:
+            return 0.0
+        sizes = self.domain.variables.size_bytes
+        return float(sizes.sum() if self.on_gpu else 2 * sizes.max())
+
+
+@lru_cache(maxsize=8)
+def memory_of(domain: Domain) -> DomainMemory:
+    """Raises InvalidInput where the graph's variables have too many dimensions."""
+    table = domain.variables
+    on_gpu = any(DEVICE_TYPES[d.type].is_gpu for d in domain.cluster.device_of_rank())
+    rows = table.size_bytes // table.dims[:, 0] + INDEX_BYTES
+    gradients = np.where(table.sparse, rows * table.touched_rows, table.size_bytes)
+    curve = activation_curve(domain.graph, on_gpu)
+    return DomainMemory(
+        domain,
+        on_gpu,
+        curve,
+        gradients.astype(np.float64),
+    )
+
+
+def device_memory_bytes(domain: Domain) -> F64:
+    """The memory of every rank's device, `(world,)`: as the cluster states it, else its type's data
+    sheet; infinite for a CPU whose memory is not stated, for there is no such sheet."""
+    return np.array(
+        [
+            device.memory_bytes
+            if device.memory_gb is not None or DEVICE_TYPES[device.type].is_gpu
+            else np.inf
+            for device in domain.cluster.device_of_rank()
+        ]
+    )

@@ -1,0 +1,318 @@
+"""Training in less memory than it needs, to the bit as with enough."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
+from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.attachment import HostSwapper
+from autosync.extensions.offload.attachment import attach as swap_to_host
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.schedule import least_budget_bytes
+from tests.autosync.extensions.offload.swapped_training import (
+    BATCH,
+    DEEP_BATCH,
+    MODELS,
+    ROOMY,
+    SMALLEST_BYTES,
+    Trained,
+    batch_of,
+    least_bytes,
+    make,
+    moved_kinds,
+    same,
+    swapping,
+    train_step,
+    trained,
+)
+
+SWAPPED: dict[str, dict[str, bool]] = {
+    "activation": {},
+    "state": {"with_state": True},
+    "value": {"with_values": True},
+}
+
+
+def follows(run: Trained) -> bool:
+    """Whether the last pass did what was scheduled, with something moved."""
+    swapper = run.swapper
+    assert swapper is not None
+    assert swapper.schedule is not None
+    return swapper.is_following and swapper.schedule.moved_bytes > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_the_least_memory_it_trains_to_the_bit(name: str) -> None:
+    plain, least = trained(name), least_bytes(name)
+    assert least < max(plain.peak_bytes)
+    swapped = trained(name, least, arena_bytes=least)
+    assert same(swapped.values, plain.values)
+    assert follows(swapped)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_between_least_and_enough_some_stay_and_the_accounting_holds(name: str) -> None:
+    plain, least = trained(name), least_bytes(name)
+    budget = (least + max(plain.peak_bytes)) // 2
+    swapped = trained(name, budget, arena_bytes=budget, bytes_per_second=1e9)
+    assert same(swapped.values, plain.values)
+    assert follows(swapped)
+    assert swapped.swapper is not None
+    schedule = swapped.swapper.schedule
+    assert schedule is not None
+    assert schedule.kept.any()
+    assert swapped.peak_bytes[-1] <= schedule.peak_bytes <= budget
+
+
+def test_a_batch_beyond_the_budget_trains_only_with_swapping() -> None:
+    budget = least_bytes("blocks")
+    with pytest.raises(DeviceMemoryExceeded):
+        trained("blocks", arena_bytes=budget)
+    assert follows(trained("blocks", budget, arena_bytes=budget))
+
+
+def test_bytes_really_leave() -> None:
+    model, _ = make("blocks")
+    storages: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def note(module: nn.Module, args: object, output: Tensor) -> None:
+        storages.append(weakref.ref(output.untyped_storage()))
+
+    with Arena(ROOMY) as arena:
+        swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
+        begin = arena.allocated_bytes()
+        model.get_submodule("0.0").register_forward_hook(note)  # whose output GELU keeps
+        loss = model(batch_of(0)).square().mean()
+        gc.collect()
+        assert storages[0]() is None
+        assert arena.allocated_bytes() - begin < 2 * 4 * BATCH * 32 * 4
+        loss.backward()
+
+
+def moves(run: Trained, kind: str) -> bool:
+    """Whether passes follow a schedule that moves such tensors."""
+    swapper = run.swapper
+    assert swapper is not None
+    return swapper.is_following and swapper.deviations == 0 and kind in moved_kinds(swapper)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "parts"),
+    [
+        ("activation", "blocks", 2),
+        ("state", "blocks", 3),
+        ("value", "broad", 2),
+        ("value", "broad", 3),
+    ],
+)
+def test_micro_batches_update_after_several_passes(kind: str, name: str, parts: int) -> None:
+    how: dict[str, Any] = {"sizes": (BATCH,) * 6, "parts": parts, "by_sgd": kind == "value"}
+    plain = trained(name, **how)
+    how |= SWAPPED[kind]
+    least = least_bytes(name, **how)
+    swapped = trained(name, least, arena_bytes=least, **how)
+    assert same(swapped.values, plain.values)
+    assert moves(swapped, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "size"),
+    [
+        ("activation", "blocks", BATCH),
+        ("state", "deep", DEEP_BATCH),
+        ("value", "deep", DEEP_BATCH),
+    ],
+)
+def test_a_smaller_batch_runs_on_demand_and_the_next_follows_again(
+    kind: str, name: str, size: int
+) -> None:
+    sizes, by_sgd = (*(size,) * 6, size // 4, size, size), kind == "value"
+    plain = trained(name, sizes=sizes, by_sgd=by_sgd)
+    least = least_bytes(name, sizes=(size,) * 6, by_sgd=by_sgd, **SWAPPED[kind])
+    swapped = trained(name, least, least, sizes, by_sgd=by_sgd, **SWAPPED[kind])
+    assert same(swapped.values, plain.values)
+    assert moves(swapped, kind)
+
+
+def test_batches_that_stay_smaller_are_recorded_anew() -> None:
+    sizes = (BATCH, BATCH, *(BATCH // 2,) * 5)
+    plain, least = trained("blocks", sizes=sizes), least_bytes("blocks")
+    swapped = trained("blocks", least, arena_bytes=least, sizes=sizes)
+    assert same(swapped.values, plain.values)
+    assert swapped.swapper is not None
+    assert swapped.swapper.deviations == 0
+    recorded = swapped.swapper.recorded
+    assert recorded is not None
+    first = trained("blocks", ROOMY).swapper
+    assert first is not None
+    assert first.recorded is not None
+    assert recorded.spans.size_bytes.sum() < first.recorded.spans.size_bytes.sum()
+
+
+def test_forward_passes_without_backward_change_nothing() -> None:
+    def run(swap: bool) -> list[Tensor]:
+        model, optimizer = make("convolutions")
+        with Arena(ROOMY):
+            if swap:
+                swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
+            for step in range(3):
+                model(batch_of(50 + step))  # nobody asks for its gradient
+                model.eval()
+                with torch.no_grad():
+                    model(batch_of(60 + step))
+                model.train()
+                train_step(model, optimizer, batch_of(step))
+        return [value.detach().clone() for value in model.state_dict().values()]
+
+    assert same(run(swap=True), run(swap=False))
+
+
+def test_two_forward_passes_of_one_backward_pass() -> None:
+    def run(budget_bytes: int | None) -> tuple[list[Tensor], HostSwapper | None]:
+        model, optimizer = make("attention")
+        with Arena(ROOMY):
+            swapper = swapping(model, budget_bytes)
+            for step in range(5):
+                optimizer.zero_grad()
+                both = model(batch_of(step)) * model(batch_of(step + 10))
+                both.square().mean().backward()
+                optimizer.step()
+        return [p.detach().clone() for p in model.parameters()], swapper
+
+    plain, _ = run(None)
+    _, told = run(ROOMY)
+    assert told is not None
+    assert told.recorded is not None
+    swapped, swapper = run(least_budget_bytes(told.recorded.moments))
+    assert same(plain, swapped)
+    assert swapper is not None
+    assert swapper.schedule is not None
+    assert swapper.schedule.moved_bytes > 0
+    assert swapper.is_following
+
+
+def test_backward_may_run_twice() -> None:
+    def run(swap: bool) -> list[Tensor]:
+        model, _ = make("attention")
+        with Arena(ROOMY):
+            if swap:
+                swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
+            for step in range(3):
+                loss = model(batch_of(step)).square().mean()
+                loss.backward(retain_graph=True)
+                loss.backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    assert same(run(swap=True), run(swap=False))
+
+
+def test_gradients_of_gradients() -> None:
+    def run(swap: bool) -> list[Tensor]:
+        model, _ = make("attention")
+        with Arena(ROOMY):
+            if swap:
+                swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
+            for step in range(3):
+                batch = batch_of(step).requires_grad_()
+                (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+                slope.square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    assert same(run(swap=True), run(swap=False))
+
+
+class ChangesInPlace(nn.Module):
+    """Changes what exp has kept for its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.exp(self.layer(x))
+        kept.add_(1)
+        return kept
+
+
+@pytest.mark.parametrize("smallest_bytes", [SMALLEST_BYTES, ROOMY])
+def test_what_backward_needs_is_not_changed_unnoticed(smallest_bytes: int) -> None:
+    """With and without swapping it: torch itself would refuse."""
+    model = ChangesInPlace()
+    with Arena(ROOMY):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            model(batch_of(0)).sum().backward()
+        swapper = swap_to_host(model, Offload(ROOMY), smallest_bytes=smallest_bytes)
+        loss = model(batch_of(0)).sum()
+        if smallest_bytes == ROOMY:
+            with pytest.raises(InvalidInput, match="changed in place"):
+                loss.backward()
+        else:  # passes on demand copy at once: what was saved is what backward gets
+            loss.backward()
+            model(batch_of(0)).sum().backward()  # recorded anew: there are gradients now
+            with pytest.raises(InvalidInput, match="changed in place"):
+                model(batch_of(1)).sum().backward()
+        swapper.remove()
+
+
+def test_a_budget_that_holds_no_step_is_refused_after_the_first() -> None:
+    least = least_bytes("blocks")
+    with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
+        trained("blocks", least // 2)
+
+
+def test_taken_off_it_leaves_the_model_as_it_was() -> None:
+    model, optimizer = make("blocks")
+    with Arena(ROOMY):
+        swapper = swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
+        train_step(model, optimizer, batch_of(0))
+        swapper.remove()
+        train_step(model, optimizer, batch_of(1))
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_forward_pass_that_fails_leaves_no_hook_behind() -> None:
+    model, optimizer = make("blocks")
+    with Arena(ROOMY):
+        swap_to_host(model, Offload(ROOMY), smallest_bytes=SMALLEST_BYTES)
+        with pytest.raises(RuntimeError, match="shape"):
+            model(torch.zeros(3, 5))
+        weight = torch.ones(BATCH, 32, requires_grad=True)
+        product = weight * weight
+        assert product.grad_fn is not None
+        assert product.grad_fn._saved_self is weight  # type: ignore[attr-defined]  # of this node
+        train_step(model, optimizer, batch_of(1))
+
+
+def test_host_memory_without_an_arena_is_refused() -> None:
+    model, _ = make("blocks")
+    with pytest.raises(NotSupported, match="on cpu") as refused:
+        swap_to_host(model, Offload(ROOMY))
+    assert "Arena" in refused.value.remedy
+
+
+@pytest.mark.parametrize("swapped", ["optimizer_state", "values"])
+def test_without_an_optimizer_neither_state_nor_values_are_swapped(swapped: str) -> None:
+    model, _ = make("blocks")
+    swap = Offload(ROOMY, optimizer_state=swapped == "optimizer_state", values=swapped == "values")
+    with Arena(ROOMY), pytest.raises(InvalidInput, match="no optimizer was given") as refused:
+        swap_to_host(model, swap, smallest_bytes=SMALLEST_BYTES)
+    assert refused.value.thing == f"swap.{swapped}"
+
+
+def test_the_record_tells_moments_and_rates() -> None:
+    found = trained("blocks", ROOMY, bytes_per_second=1e8).swapper
+    assert found is not None
+    recorded = found.recorded
+    assert recorded is not None
+    assert len(recorded.moments.seconds) == len(recorded.accesses) + 1
+    assert (recorded.moments.seconds >= 0).all()
+    assert 0 < recorded.link.bytes_per_second <= 1e8
+    saved = [access for access in recorded.accesses if access[0] == "save"]
+    assert np.isin(recorded.spans.tensor, [position for _, position, _ in saved]).all()
