@@ -44,6 +44,7 @@ class ScriptState:
         self._engine = engine
         self._optimizers = optimizers_in(engine.optimizer)
         self._is_split = not all(variable.whole for variable in engine.variables)
+        self._overlaps = any(variable.deferred for variable in engine.variables)
         self._was_read = False
 
     def begin(self) -> None:
@@ -61,7 +62,7 @@ class ScriptState:
             return SplitState(id(optimizer) in self._begun)
         if self._engine.iteration.phase is Phase.STEPPED:
             self._engine.flush()
-        self._was_read = True
+        self._was_read = self._overlaps
         return held_state(optimizer)
 
     def replace(self, optimizer: Optimizer, state: Any) -> None:
