@@ -1,4 +1,4 @@
 """The command line: what is typed, what is printed, and a file for each command (`commands/`).
 
-May import every other room; commands import what they need when they run.
+May import every other package; commands import what they need when they run.
 """

@@ -100,8 +100,8 @@ def share_connections(costs, in_flight, size, channel):
 
 @njit(nogil=True, _nrt=False, inline="always")
 def least_weight(in_flight, slot):
-    """Of a connection: with so much of one a ring gets what it asks for beside one other, and takes
-    next to nothing from others while it mostly waits."""
+    """The smallest weight of a ring in the sharing of a link: beside one other flow the ring then
+    gets the rate that it asks for, and next to nothing while it mostly waits."""
     return min(1.0, 2.0 * in_flight.moving[slot])
 
 

@@ -63,11 +63,11 @@ class Streams:
         """Called first by every thread of the runtime."""
 
     def issuing(self, queue: str) -> AbstractContextManager[object]:
-        """Work that is asked for within goes on the stream on which the queue's messages leave."""
+        """Inside, operations run on the stream that starts the queue's messages."""
         return nullcontext()
 
     def landing(self) -> AbstractContextManager[object]:
-        """Work that is asked for within goes on the stream that lands messages and runs updates."""
+        """Inside, operations run on the stream that completes messages and runs updates."""
         return nullcontext()
 
     def order_packing(self) -> None:

@@ -63,7 +63,8 @@ class VariableRecord:
     group: index of its parameter group, -1 when the optimizer does not hold it.
     whole: every replica updates all of it, so its update needs no parts.
     deferred: the next forward pass waits for it, not `step()`.
-    apart: some ranks do not hold it. counted: of those that do, this one counts it in a norm.
+    apart: some ranks do not hold it. counted: this rank adds it to norms over all gradients, as
+        one of those that hold it does.
     pieces: (region of it, None for all of it; its place in a buffer; whose buffer that is).
     view: the only such place, where it has the parameter's type and strides: `parameter.grad` is
         this tensor then. Else None.
