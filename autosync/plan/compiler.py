@@ -6,7 +6,6 @@ import numpy as np
 
 from autosync.domain import Domain
 from autosync.extensions.placement.document import Placement
-from autosync.extensions.placement.placed_messages import with_placed_messages
 from autosync.plan.compiler_arrays import (
     DomainArrays,
     PlanArrays,
@@ -49,5 +48,9 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
     if population.engine.any():
         plans = with_sharded_messages(plans, population, domain)
     if population.carrying(Placement).any():
+        from autosync.extensions.placement.placed_messages import (  # imports this package
+            with_placed_messages,
+        )
+
         plans = with_placed_messages(plans, population, domain)
     return plans
