@@ -12,6 +12,7 @@ import typer
 from autosync.api.cli.commands.clusters import clusters
 from autosync.api.cli.commands.collect import collect
 from autosync.api.cli.commands.dataset import app as dataset
+from autosync.api.cli.commands.db import db
 from autosync.api.cli.commands.doctor import doctor
 from autosync.api.cli.commands.explain import explain
 from autosync.api.cli.commands.export import export
@@ -105,6 +106,7 @@ app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)
 app.command("serve", rich_help_panel=SERVICE)(serve)
 app.command("worker", rich_help_panel=SERVICE)(worker)
 app.add_typer(keys, name="keys", rich_help_panel=SERVICE)
+app.add_typer(db, name="db", rich_help_panel=SERVICE)
 app.command("quickstart", rich_help_panel=SERVICE)(quickstart)
 app.command("doctor", rich_help_panel=SERVICE)(doctor)
 app.command("tunings", rich_help_panel=LOOK)(list_tunings)

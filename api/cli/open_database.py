@@ -15,17 +15,18 @@ LAST_PROMOTION = "SELECT number FROM simulator_promotions ORDER BY id DESC LIMIT
 
 @contextmanager
 def opened(url: str, create: bool = False) -> "Iterator[Database]":
-    """The database, brought to this version's schema by its migrations.
+    """The database; where it is empty, this version's schema is made in it.
 
     Raises:
         NotFound: it is an SQLite file that is not there, and `create` is off.
+        NotSupported: it has an older schema.
     """
     if not create:
         refuse_missing(url)
     from autosync.api.db.database import connect
-    from autosync.api.db.schema_migration import migrate
+    from autosync.api.db.schema_migration import require_schema
 
-    migrate(url)
+    require_schema(url)
     database = connect(url)
     try:
         yield database
@@ -70,14 +71,24 @@ def uses_bundled_simulator(url: str) -> bool:
 
 
 def has_keys(url: str) -> bool:
-    """Whether keys were ever made in the database; an SQLite file that is not there has none."""
+    """Whether keys were ever made in the database, of whatever schema; an SQLite file that is not
+    there has none."""
+    from sqlalchemy import inspect
+
+    from autosync.api.db.database import connect
     from autosync.api.engine import api_keys
 
     try:
-        with opened(url) as database, database.reading() as session:
-            return api_keys.has_keys(session)
+        refuse_missing(url)
     except NotFound:
         return False
+    database = connect(url)
+    try:
+        with database.reading() as session:
+            there = inspect(session.connection()).has_table("api_keys")
+            return there and api_keys.has_keys(session)
+    finally:
+        database.close()
 
 
 def _sqlite_file(url: str) -> str | None:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, create_engine, event
 
 import autosync
 from autosync.api.db.database import BUSY_SECONDS, parse_url
-from autosync.errors import NotFound
+from autosync.errors import NotFound, NotSupported
 
 MIGRATIONS = Path(autosync.__file__).parent / "migrations"
 """Of the package: a link in a clone, a folder when installed."""
@@ -41,31 +41,62 @@ def migrate(url: str, revision: str = "head") -> None:
         engine.dispose()
 
 
+def require_schema(url: str) -> None:
+    """Checks that the database has the schema of this version; an empty one gets it.
+
+    Raises:
+        NotSupported: it has an older schema. NotFound: it has one that this version does not know.
+    """
+    engine = create_engine(parse_url(url))
+    try:
+        with engine.connect() as connection:
+            current = current_revision(connection)
+    finally:
+        engine.dispose()
+    script = ScriptDirectory.from_config(alembic_config())
+    if current is None:
+        migrate(url)
+    elif current != script.get_current_head():
+        _check_known(current, script)
+        raise NotSupported(
+            f"the database is at schema revision {current}; this version needs "
+            f"{script.get_current_head()}.",
+            thing="database",
+            value=current,
+            remedy="Make a copy of it, then run `autosync db upgrade --db URL`.",
+        )
+
+
 def _run(connection: Connection, revision: str) -> None:
     config = alembic_config()
     config.attributes["connection"] = connection
     current = current_revision(connection)
     script = ScriptDirectory.from_config(config)
+    if current:
+        _check_known(current, script)
+    older = {step.revision for step in script.iterate_revisions(current, "base")} if current else ()
+    if revision == "base" or revision.startswith("-") or revision in older:
+        command.downgrade(config, revision)
+    else:
+        command.upgrade(config, revision)
+
+
+def _check_known(current: str, script: ScriptDirectory) -> None:
     known = [step.revision for step in script.walk_revisions()]
-    if current and current < min(known):
+    if current < min(known):
         raise NotFound(
             f"the database is at schema revision {current}; this version reads {min(known)} on.",
             thing="database",
             value=current,
             remedy=f"Open it once with an autosync of schema {min(known)}, or name a new database.",
         )
-    if current and current not in known:
+    if current not in known:
         raise NotFound(
             f"the database is at schema revision {current}, which this version does not know.",
             thing="database",
             value=current,
             remedy="It was written by a newer version: upgrade autosync.",
         )
-    older = {step.revision for step in script.iterate_revisions(current, "base")} if current else ()
-    if revision == "base" or revision.startswith("-") or revision in older:
-        command.downgrade(config, revision)
-    else:
-        command.upgrade(config, revision)
 
 
 def current_revision(connection: Connection) -> str | None:

@@ -12,14 +12,14 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
-from autosync.api.db import Database, migrate
-from autosync.api.db.schema_migration import alembic_config, current_revision
+from autosync.api.db import Database, migrate, schema_migration
+from autosync.api.db.schema_migration import alembic_config, current_revision, require_schema
 from autosync.api.db.tables import Base
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.submission import load_request
 from autosync.api.views import reports
-from autosync.errors import NotFound
+from autosync.errors import NotFound, NotSupported
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import finished, run_search, small_request
 
@@ -96,6 +96,28 @@ def test_a_database_of_an_older_schema_is_refused_with_the_way_out(tmp_path: Pat
         with pytest.raises(NotFound, match=r"schema revision 0007.* reads 0014 on") as refused:
             migrate(url)
     assert "Open it once" in refused.value.remedy
+
+
+def test_only_an_upgrade_and_a_service_change_the_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'old.db'}"
+    migrate(url)
+    with opened(url) as database, database.writing() as session:
+        session.execute(text("update alembic_version set version_num = '0013'"))
+    monkeypatch.setattr(schema_migration, "_check_known", lambda *_: None)
+    with pytest.raises(NotSupported, match="schema revision 0013; this version needs") as refused:
+        require_schema(url)
+    assert "autosync db upgrade" in refused.value.remedy
+    with opened(url) as database, database.engine.connect() as connection:
+        assert current_revision(connection) == "0013"
+
+
+def test_the_schema_is_made_where_there_is_none(empty_url: str) -> None:
+    require_schema(empty_url)
+    require_schema(empty_url)
+    with opened(empty_url) as database:
+        assert tables(database) == set(Base.metadata.tables)
 
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:

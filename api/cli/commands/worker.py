@@ -43,12 +43,12 @@ def worker(
         stop_with_parent,
     )
     from autosync.api.db.database import masked
-    from autosync.api.db.schema_migration import migrate
+    from autosync.api.db.schema_migration import require_schema
     from autosync.api.engine.queue_worker import work
 
     set_up_launchers(prefix, python, ray_address, share_gpus)
     refuse_missing(db)
-    migrate(db)
+    require_schema(db)
     stop = stop_on_signals()
     leave_when_overdue(stop, exit_code=0)  # what it had is given back
     if parent is not None:

@@ -113,8 +113,6 @@ def test_what_a_database_has_in_use_is_known_without_its_layers(tmp_path: Path) 
     assert not (tmp_path / "a.db").exists()
     (tmp_path / "text.db").write_text("no database at all, but a text that is long enough")
     assert not uses_bundled_simulator(f"sqlite:///{tmp_path / 'text.db'}")
-    migrate(url, "0004")
-    assert not uses_bundled_simulator(url), "older than the versions"
     migrate(url)
     assert uses_bundled_simulator(url)
     database = connect(url)
