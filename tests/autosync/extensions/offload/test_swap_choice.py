@@ -114,7 +114,7 @@ def test_activations_alone_are_the_first_of_all_forms() -> None:
 
 def test_what_cannot_say_it_refuses_it() -> None:
     for framework in ("ddp", "deepspeed", "horovod"):
-        with pytest.raises(NotSupported, match="swaps activations"):
+        with pytest.raises(NotSupported, match="activations swapped to host memory"):
             settings_for(framework, SWAPPED, DOMAIN)
     with pytest.raises(NotSupported, match="activations swapped to host memory"):
         export_strategy(SWAPPED, DOMAIN)

@@ -35,9 +35,9 @@ from autosync.simulator.memory.memory_check import check_memory, most_peak_bytes
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.verification import verify
+from tests.autosync.extensions.offload.test_swapped_memory import four
+from tests.autosync.extensions.offload.test_swapped_state_memory import heavy
 from tests.domains import domain_of, grid_cluster, layered_graph
-from tests.simulator.test_swapped_memory import four
-from tests.simulator.test_swapped_state_memory import heavy
 
 OUTPUT = 2_000_000
 TIMELINE = TimelineSimulator()

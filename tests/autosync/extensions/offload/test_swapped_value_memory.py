@@ -16,7 +16,7 @@ from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from tests.simulator.test_swapped_state_memory import (
+from tests.autosync.extensions.offload.test_swapped_state_memory import (
     GRADIENT,
     MODEL,
     OUTPUT,
