@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 from datetime import timedelta
+from threading import Timer
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def held(rank: int, world: int, given: Bundle) -> int:
         store.wait([key], timedelta(seconds=60))
     for iteration in range(staleness + 2):
         if rank == 0 and iteration == staleness:
-            store.set(key, "may begin")
+            Timer(2.0, store.set, (key, "may begin")).start()  # while this rank waits in step()
         optimizer.zero_grad()
         model(torch.ones(1, WIDTH)).sum().backward()
         optimizer.step()
