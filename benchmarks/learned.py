@@ -19,12 +19,8 @@ from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.learned_model import (
-    LabelledTrials,
-    ModelKind,
-    Recipe,
-    make_model,
-)
+from autosync.simulator.learned.models.learned_model import LabelledTrials, make_model
+from autosync.simulator.learned.models.recipe import ModelKind, Recipe
 from autosync.simulator.learned.training import pretrained
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate

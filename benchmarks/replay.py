@@ -34,12 +34,8 @@ from autosync.search.loop.selection import message_shares, select
 from autosync.search.loop.settings import Settings
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.learned_model import (
-    LabelledTrials,
-    MemberKind,
-    Recipe,
-    make_model,
-)
+from autosync.simulator.learned.models.learned_model import LabelledTrials, make_model
+from autosync.simulator.learned.models.recipe import MemberKind, Recipe
 from autosync.simulator.learned.training import pretrained
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 from benchmarks.evaluation.evaluated_domain import merged_by_messages

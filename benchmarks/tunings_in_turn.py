@@ -26,7 +26,8 @@ from autosync.bundled_data import data_folder
 from autosync.simulator.learned.checkpoint import LEARNED
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
-from autosync.simulator.learned.models.learned_model import LabelledTrials, Recipe, make_model
+from autosync.simulator.learned.models.learned_model import LabelledTrials, make_model
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.training import pretrained
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import load_dataset, read_trials

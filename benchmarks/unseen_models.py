@@ -18,7 +18,8 @@ import numpy as np
 
 from autosync.simulator.learned.checkpoint import MEMBERS_OF
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
-from autosync.simulator.learned.models.learned_model import LabelledTrials, Recipe, make_model
+from autosync.simulator.learned.models.learned_model import LabelledTrials, make_model
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.training import pretrained
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from benchmarks.tunings_in_turn import LIKED, PICKS, MeasuredPool, bundled_pools

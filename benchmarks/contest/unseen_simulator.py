@@ -21,7 +21,7 @@ from autosync.simulator.learned.checkpoint import (
 )
 from autosync.simulator.learned.checkpoint import FOLDER as SIMULATORS
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.learned_model import Recipe
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.training import (
     dataset_hash,
     source_of,

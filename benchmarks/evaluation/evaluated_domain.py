@@ -10,13 +10,8 @@ from numpy.typing import NDArray
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.learned_model import (
-    LabelledTrials,
-    LearnedModel,
-    ModelKind,
-    Recipe,
-    make_model,
-)
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel, make_model
+from autosync.simulator.learned.models.recipe import ModelKind, Recipe
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.runtime_dataset import SAMPLED, MeasuredDomain
 

@@ -25,16 +25,15 @@ from autosync.simulator.learned.learned_simulators import (
     gaussian_simulator,
 )
 from autosync.simulator.learned.models.ensemble import arrays_of
-from autosync.simulator.learned.models.learned_model import (
+from autosync.simulator.learned.models.learned_model import LearnedModel, make_model
+from autosync.simulator.learned.models.model_arrays import below, check_arrays, nested
+from autosync.simulator.learned.models.recipe import (
     MEMBER_KINDS,
-    LearnedModel,
     MemberKind,
     ModelKind,
     NetworkKind,
     Recipe,
-    make_model,
 )
-from autosync.simulator.learned.models.model_arrays import below, check_arrays, nested
 
 MOST_TRIALS = 10**9
 """Of one domain."""

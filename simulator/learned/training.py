@@ -20,12 +20,8 @@ from autosync.simulator.learned.features.domain_descriptor import (
 )
 from autosync.simulator.learned.features.strategy_features import features_of, joined_features
 from autosync.simulator.learned.learned_simulators import COVERAGE, Calibration, LearnedSimulator
-from autosync.simulator.learned.models.learned_model import (
-    LabelledTrials,
-    LearnedModel,
-    Recipe,
-    make_model,
-)
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel, make_model
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain
 

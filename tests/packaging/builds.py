@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LINKED = ("api", "dynamic", "search", "simulator", "datasets", "migrations")
+LINKED = ("api", "search", "simulator", "datasets", "migrations")
 """The folders beside autosync/ that are links in it."""
 
 UNTRACKED = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc", "*.db", "*.db-*")

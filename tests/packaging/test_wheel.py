@@ -19,7 +19,6 @@ USERS_OWN = {
     "search.py": "MINE = 'search'",
     "api.py": "MINE = 'api'",
     "simulator.py": "MINE = 'simulator'",
-    "dynamic.py": "MINE = 'dynamic'",
     "datasets/__init__.py": "MINE = 'datasets'",
     "migrations/__init__.py": "MINE = 'migrations'",
 }
@@ -85,8 +84,8 @@ def test_the_installed_package_works_beside_a_users_own_modules(
 ) -> None:
     code = f"""
 import sqlite3
-import search, api, simulator, dynamic, datasets, migrations
-for module in (search, api, simulator, dynamic, datasets, migrations):
+import search, api, simulator, datasets, migrations
+for module in (search, api, simulator, datasets, migrations):
     assert module.MINE == module.__name__
 import autosync
 assert autosync.__file__.startswith({str(installed)!r}), autosync.__file__

@@ -9,7 +9,7 @@ from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.api.cli.output_files import check_writable, write_bytes, write_text
 from autosync.errors import InvalidInput
-from autosync.simulator.learned.models.learned_model import ModelKind
+from autosync.simulator.learned.models.recipe import ModelKind
 
 app = typer.Typer(
     name="simulator",
@@ -92,7 +92,7 @@ def train(
             remedy="Give both, or neither to train the next version of a database.",
         )
     from autosync.simulator.learned.checkpoint import save_checkpoint
-    from autosync.simulator.learned.models.learned_model import Recipe
+    from autosync.simulator.learned.models.recipe import Recipe
     from autosync.simulator.learned.training import (
         dataset_hash,
         source_of,

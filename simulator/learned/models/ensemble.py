@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.models.learned_model import (
-    MEMBER_KINDS,
     FittedScores,
     LabelledTrials,
     LearnedModel,
-    MemberKind,
-    Recipe,
     make_model,
 )
 from autosync.simulator.learned.models.left_out_trials import (
@@ -31,6 +28,7 @@ from autosync.simulator.learned.models.model_arrays import (
     shares_of_one,
     unfit,
 )
+from autosync.simulator.learned.models.recipe import MEMBER_KINDS, MemberKind, Recipe
 
 F64 = NDArray[np.float64]
 

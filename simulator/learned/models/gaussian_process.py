@@ -23,7 +23,7 @@ from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
 from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
-from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials, Recipe
+from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials
 from autosync.simulator.learned.models.left_out_trials import RobustLoss, is_significant
 from autosync.simulator.learned.models.model_arrays import (
     ArrayForm,
@@ -35,6 +35,7 @@ from autosync.simulator.learned.models.model_arrays import (
     not_negative,
     positive,
 )
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.models.source_trials import (
     LARGEST,
     KnownTrials,

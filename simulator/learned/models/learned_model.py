@@ -4,7 +4,7 @@ and the recipes from which models are made.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,32 +12,9 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.models.model_arrays import ArrayForm, Arrays
+from autosync.simulator.learned.models.recipe import Recipe
 
 F64 = NDArray[np.float64]
-
-
-NetworkKind = Literal["lstm", "gat"]
-MemberKind = Literal["gaussian", "trees", "lstm", "gat"]
-ModelKind = Literal["gaussian", "trees", "lstm", "gat", "ensemble"]
-
-CLOSED_FORMS: tuple[MemberKind, ...] = ("gaussian", "trees")
-"""Fitted in seconds at most, each trial left out once in doing so; they load no torch."""
-MEMBER_KINDS: tuple[MemberKind, ...] = (*CLOSED_FORMS, "lstm", "gat")
-"""Parts of an ensemble, in the order of its weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """`make_model` makes the model. members: of an ensemble."""
-
-    kind: ModelKind
-    members: tuple[MemberKind, ...] = MEMBER_KINDS
-
-    @property
-    def name(self) -> str:
-        """The kind; of an ensemble of some members, theirs."""
-        some = self.kind == "ensemble" and self.members != MEMBER_KINDS
-        return "+".join(self.members) if some else self.kind
 
 
 @dataclass(frozen=True, slots=True)

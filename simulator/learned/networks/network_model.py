@@ -16,12 +16,7 @@ from autosync.simulator.learned.features.feature_names import (
     SUMMARY_COLUMNS,
 )
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
-from autosync.simulator.learned.models.learned_model import (
-    FittedScores,
-    LabelledTrials,
-    NetworkKind,
-    Recipe,
-)
+from autosync.simulator.learned.models.learned_model import FittedScores, LabelledTrials
 from autosync.simulator.learned.models.model_arrays import (
     ArrayFields,
     ArrayForm,
@@ -30,6 +25,7 @@ from autosync.simulator.learned.models.model_arrays import (
     nested,
     positive,
 )
+from autosync.simulator.learned.models.recipe import NetworkKind, Recipe
 from autosync.simulator.learned.models.source_trials import MOST_OF_A_SOURCE
 from autosync.simulator.learned.networks.network_training import (
     CORRECTION,

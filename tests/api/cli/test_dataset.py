@@ -54,7 +54,7 @@ def test_bytes_that_are_no_strategy(tmp_path: Path) -> None:
     model, cluster = small_inputs(tmp_path)
     (tmp_path / "theirs").write_bytes(b"\x1a\x7fno")
     arguments = f"dataset import-strategy theirs {model} {cluster} -o again.json".split()
-    assert "theirs, byte 2" in autosync(tmp_path, *arguments, code=2).stderr
+    assert "theirs: the Strategy is damaged" in autosync(tmp_path, *arguments, code=2).stderr
 
 
 def test_folders_that_are_no_dataset(tmp_path: Path) -> None:

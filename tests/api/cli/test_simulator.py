@@ -40,7 +40,7 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
     (listed,) = json.loads(printed("list", "--json"))
     assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "gaussian", 60)
     assert json.loads(printed("show", "mine")) == json.loads(card)
-    assert load_simulator("nearest", db, domain).name == "timeline+linear"
+    assert load_simulator("nearest", db, domain).name == "timeline+gaussian"
     printed("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
     assert (tmp_path / "copy.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(card)

@@ -126,7 +126,7 @@ def call_simulators(client: Client, folder: Path) -> None:
     card, weights = checkpoint(folder, opinionated())
     assert simulators.put("mine", card, weights).name == "mine"
     assert [row.name for row in simulators.list().items] == ["mine"]
-    assert simulators.card("mine")["kind"] == "gaussian"
+    assert simulators.card("mine")["kind"] == "trees"
     assert simulators.weights("mine") == weights
     simulators.delete("mine")
     assert simulators.versions().in_use == 0

@@ -17,7 +17,6 @@ from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import fit_costs, recalibrated
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
 from autosync.simulator.learned.models.trees import TreesModel
-from autosync.simulator.learned.networks.network_model import NetworkModel
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import domain_of
@@ -43,7 +42,6 @@ WORK: dict[str, Callable[[], object]] = {
     "learned predictions": lambda: gaussian_simulator().predict(DOMAIN, TRIED),
     "a Gaussian process": lambda: gaussian_simulator().refit(DOMAIN, TRIED, SECONDS),
     "trees": lambda: LearnedSimulator(TreesModel(0)).refit(DOMAIN, TRIED, SECONDS),
-    "a network": lambda: LearnedSimulator(NetworkModel()).refit(DOMAIN, TRIED, SECONDS),
 }
 
 

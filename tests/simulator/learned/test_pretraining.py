@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autosync.simulator.learned.checkpoint import weights_of
-from autosync.simulator.learned.models.learned_model import Recipe
+from autosync.simulator.learned.models.recipe import Recipe
 from autosync.simulator.learned.training import (
     UNSEEN,
     SplitTrials,

@@ -21,11 +21,8 @@ from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import UNTRIED_MARGIN, LearnedSimulator
 from autosync.simulator.learned.models.ensemble import PRIOR_SHARES, EnsembleModel
 from autosync.simulator.learned.models.gaussian_process import GaussianModel
-from autosync.simulator.learned.models.learned_model import (
-    MEMBER_KINDS,
-    LabelledTrials,
-    LearnedModel,
-)
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
+from autosync.simulator.learned.models.recipe import MEMBER_KINDS
 from autosync.simulator.learned.models.trees import TreesModel
 from autosync.simulator.learned.networks.network_model import NetworkModel
 from autosync.simulator.learned.networks.network_training import TrainingSettings

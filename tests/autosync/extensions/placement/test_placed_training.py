@@ -468,4 +468,4 @@ def test_what_fails_half_placed_leaves_the_model_as_it_was(
     for said, found in answers:
         assert "no hooks on this module" in said
         assert found == []
-    assert f"rank {culprit} stopped" in answers[1 - culprit][0]
+    assert f"rank {culprit} cannot begin" in answers[1 - culprit][0]

@@ -14,14 +14,8 @@ from autosync.simulator.learned.features.strategy_features import features_of
 from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
 from autosync.simulator.learned.models.ensemble import EnsembleModel
 from autosync.simulator.learned.models.gaussian_process import GaussianModel
-from autosync.simulator.learned.models.learned_model import (
-    LabelledTrials,
-    LearnedModel,
-    ModelKind,
-    NetworkKind,
-    Recipe,
-    make_model,
-)
+from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel, make_model
+from autosync.simulator.learned.models.recipe import ModelKind, NetworkKind, Recipe
 from autosync.simulator.learned.models.trees import TreesModel
 from autosync.simulator.learned.networks import network_training
 from autosync.simulator.learned.networks.network_model import NetworkModel

@@ -8,7 +8,7 @@ import torch
 
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.simulator.learned.features.strategy_features import features_of
-from autosync.simulator.learned.models.learned_model import NetworkKind
+from autosync.simulator.learned.models.recipe import NetworkKind
 from autosync.simulator.learned.networks import network_model
 from autosync.simulator.learned.networks.network_model import (
     NetworkModel,
