@@ -247,5 +247,8 @@ def checked(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         raise InvalidInput(
-            f"{name}: {first['msg']}, got {first['input']!r}.", thing=name, value=first["input"]
+            f"{name}: {first['msg']}, got {first['input']!r}.",
+            thing=name,
+            value=first["input"],
+            remedy=f"`autosync schema {spec.__name__}` says what it may be.",
         ) from None

@@ -1,5 +1,5 @@
-"""Options of commands that are fields of a specification: name, type, bounds, default and help come
-from `autosync.api.spec`."""
+"""Options of commands that are fields of a specification: name, type, default and help come from
+`autosync.api.spec`."""
 
 import inspect
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from annotated_types import Ge, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo
@@ -56,12 +55,8 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
-    bounds: dict[str, Any] = {}
-    for each in field.metadata:
-        bounds |= {"min": each.ge} if isinstance(each, Ge) else {}
-        bounds |= {"max": each.le} if isinstance(each, Le) else {}
+    """Bounds are checked by the specification, which names the value."""
     option = typer.Option(
-        **bounds,
         metavar="NAME" if field.annotation is str else None,
         help=(field.description or "").replace("`", ""),
     )

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Double, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
@@ -14,12 +14,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import GenericFunction
 
-from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.errors import InvalidInput, NotSupported
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
-
-    from autosync.api.db.tables import Base
 
 
 class now_seconds(GenericFunction[float]):  # noqa: N801  # a SQL function, named like one
@@ -193,35 +191,4 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-Row = TypeVar("Row", bound="Base")
-Found = TypeVar("Found")
-LONGEST_KEY = 80
 """Characters of an unknown key that a refusal repeats."""
-
-
-def stored(session: "Session", table: type[Row], key: str, thing: str) -> Row:
-    """The row under `key`.
-
-    Raises:
-        NotFound: nothing here goes by that id.
-    """
-    row = session.get(table, key) if key.isalnum() else None  # PostgreSQL refuses some characters
-    return found(row, thing, key, f"GET /v1/{thing}s lists what there is.")
-
-
-def found(value: Found | None, thing: str, key: str, remedy: str, message: str = "") -> Found:
-    """The value, which was looked up under `key`.
-
-    Raises:
-        NotFound: there was none; says so, or `message`.
-    """
-    if value is None:
-        raise not_found(thing, key, remedy, message)
-    return value
-
-
-def not_found(thing: str, key: str, remedy: str, message: str = "") -> NotFound:
-    """Says that there is none, or `message`."""
-    shown = key[:LONGEST_KEY]
-    text = message or f"there is no {thing} {shown!r}."
-    return NotFound(text, thing=thing, value=shown, remedy=remedy)

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import stored
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.cluster import Cluster
 from autosync.documents import LARGEST_COUNT, from_json, to_json

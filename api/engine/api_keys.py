@@ -11,7 +11,8 @@ from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.elements import ColumnElement
 
-from autosync.api.db.database import Database, now_seconds, stored
+from autosync.api.db.database import Database, now_seconds
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import SCOPES, ApiKeyRow, BrowserSessionRow
 from autosync.errors import InvalidInput
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from autosync.api.db.database import found, not_found
+from autosync.api.db.lookup import found, not_found
 from autosync.domain import Domain
 from autosync.environment import (
     PREFIX_VARIABLE,

@@ -11,8 +11,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, undefer
 from sqlalchemy.sql.base import ExecutableOption
 
-from autosync.api.db.database import Database, not_found
+from autosync.api.db.database import Database
 from autosync.api.db.document_store import insert_new
+from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import (
     ACTIVE,
     WAITING,

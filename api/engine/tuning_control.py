@@ -3,7 +3,8 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import Database, now_seconds, stored
+from autosync.api.db.database import Database, now_seconds
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, FINAL, TuningRow
 from autosync.api.engine import tuning_queue
 from autosync.api.engine.database_store import add_event

@@ -12,8 +12,9 @@ from sqlalchemy import and_, case, exists, func, or_, select, true, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session, aliased
 
-from autosync.api.db.database import Database, now_seconds, stored
+from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.document_store import insert_new
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, WAITING, ClientRow, OutcomeRow, TuningRow
 from autosync.api.engine.database_store import LeaseLost, clean
 from autosync.api.engine.leases import LEASE_SECONDS, EndReason

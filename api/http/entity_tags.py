@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Header, Request, Response
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import stored
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import FINAL, TuningRow
 from autosync.environment import own_version
 from autosync.units import MIB

@@ -3,8 +3,9 @@ domain or tuning request that they make."""
 
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import Database, not_found
+from autosync.api.db.database import Database
 from autosync.api.db.document_store import load_cluster, load_graph
+from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import ClusterRow, GraphRow
 from autosync.api.engine.request_checks import (
     check_counts,

@@ -3,7 +3,7 @@
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import stored
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ApiKeyRow
 from autosync.api.views.paging import one_page, read_cursor
 from autosync.api.views.schemas import ApiKey, ApiKeys

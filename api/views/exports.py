@@ -3,8 +3,8 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import found, stored
 from autosync.api.db.document_store import load_domain
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
 from autosync.api.engine.tuning_answer import measured_on
 from autosync.api.views.rankings import ddp_strategy, ranked_strategy

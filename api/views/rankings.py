@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import ScalarSelect, Select, SQLColumnExpression, func, literal, select, tuple_
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import stored
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
 from autosync.api.views.answer_columns import shared_columns
 from autosync.api.views.paging import one_page, read_cursor

@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import found, now_seconds, stored
+from autosync.api.db.database import now_seconds
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import (
     Base,
     ClusterRow,

@@ -3,7 +3,7 @@
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import not_found
+from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import SimulatorRow, SimulatorTrainingRow, SimulatorVersionRow
 from autosync.api.engine.simulator_store import version_in_use, versions
 from autosync.api.views.paging import one_page, read_cursor

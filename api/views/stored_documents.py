@@ -6,7 +6,7 @@ from typing import TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import found, stored
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import ClusterRow, GraphRow, SimulatorRow, StrategyRow
 from autosync.api.engine.registry import SIMULATORS
 from autosync.api.engine.simulator_store import NAME_OF_VERSION, list_simulators

@@ -6,8 +6,8 @@ from math import isfinite
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import found, stored
 from autosync.api.db.document_store import load_domain
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import OutcomeRow, ProposalRow, StrategyRow, TrialRow, TuningRow
 from autosync.api.views.timeline_schemas import Timeline, TimelineIteration, TimelineMessage
 from autosync.documents import from_json

@@ -18,9 +18,7 @@ from autosync.search.extension_proposals import (
     proposers,
 )
 from autosync.search.space import Space
-from autosync.simulator.memory.memory_check import check_memory, fitting_rows
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
-from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.verification import verify
 
@@ -203,6 +201,9 @@ def check_any_fits(domain: Domain, space: Space, stop: Stop = no_stop) -> None:
         InvalidInput: nothing fits; says which strategy needs least, how much that is, and what
             would make it fit.
     """
+    from autosync.simulator.memory.memory_check import check_memory, fitting_rows  # loads numba
+    from autosync.simulator.numba_compiler import compile_plans_fast
+
     devices = device_memory_bytes(domain)
     memory = memory_of(domain)
     if memory.most_bytes(1.0) <= devices.min():

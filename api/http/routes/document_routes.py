@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from autosync.api.db.database import found
+from autosync.api.db.lookup import found
 from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, Reading, UploadsDep
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of

@@ -2,8 +2,8 @@
 
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import stored
 from autosync.api.db.document_store import load_domain
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import TuningRow
 from autosync.api.views.dashboard.remembered import remembered
 from autosync.documents import from_json

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import not_found
 from autosync.api.db.document_store import load_graph
+from autosync.api.db.lookup import not_found
 from autosync.api.db.tables import DomainRow, GraphRow
 from autosync.documents import from_json
 from autosync.domain import Profile

@@ -7,7 +7,7 @@ import numpy as np
 from sqlalchemy import Double, func, select, type_coerce
 from sqlalchemy.orm import Session
 
-from autosync.api.db.database import found, stored
+from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, TrialRow, TuningRow
 from autosync.api.views.schemas import TrialDetail
 from autosync.search.loop.outcome import DDP, paired_speedup

@@ -34,7 +34,7 @@ def test_an_unknown_cluster_brings_close_names(folder: Path) -> None:
 
 def test_a_negative_budget_leaves_nothing_behind(folder: Path) -> None:
     output = refusal(folder, "tune", "chain.json", "pair.yaml", "--budget", "-3")
-    assert "budget is -3" in output
+    assert "budget: Input should be greater than or equal to 1, got -3" in output
     assert "Way out" in output
     assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
 
