@@ -69,8 +69,9 @@ class ScriptGradients:
                     variable.parameter.grad = PendingGradient.around(self, variable, gradient)
 
     def make_plain(self) -> None:
-        for variable in self.pending:
-            variable.parameter.grad = plain_gradient(variable)
+        with self._engine.monitor.condition:
+            for variable in self.pending:
+                variable.parameter.grad = plain_gradient(variable)
 
     def complete(self, variable: VariableRecord) -> None:
         """Wait until `parameter.grad` is the global average, a plain tensor.
@@ -117,16 +118,17 @@ class ScriptGradients:
         Raises:
             NotSupported: it replaced one that no rank holds.
         """
-        replaced = []
-        for variable in self.pending:
-            gradient = variable.parameter.grad
-            if isinstance(gradient, PendingGradient):
-                variable.parameter.grad = gradient.plain
-            elif not variable.whole or (gradient is not variable.target and variable.apart):
-                raise _incomplete(variable, "was replaced before step()")
-            elif gradient is not variable.target:
-                replaced.append(variable)
         engine = self._engine
+        replaced = []
+        with engine.monitor.condition:  # a completion thread may show a sparse sum
+            for variable in self.pending:
+                gradient = variable.parameter.grad
+                if isinstance(gradient, PendingGradient):
+                    variable.parameter.grad = gradient.plain
+                elif not variable.whole or (gradient is not variable.target and variable.apart):
+                    raise _incomplete(variable, "was replaced before step()")
+                elif gradient is not variable.target:
+                    replaced.append(variable)
         engine.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
         for variable in replaced:  # the script's own tensors, which an update reads later
             if variable.parameter.grad is not None:

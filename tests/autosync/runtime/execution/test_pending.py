@@ -3,6 +3,9 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from threading import Condition, RLock, Thread
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ from torch import nn
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import Streams, Tracked
 from autosync.runtime.execution.engine import Engine
+from autosync.runtime.execution.pending import PendingGradient
+from autosync.runtime.execution.script_gradients import ScriptGradients
+from autosync.runtime.layout.records import VariableRecord
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -335,3 +341,50 @@ def unscaled_by_hand(rank: int, world: int) -> list[float]:
 def test_any_scaler_is_served(pair: Ranks) -> None:
     for differences in pair.run(unscaled_by_hand):
         assert max(differences) < 3e-6, differences
+
+
+class LateShown:
+    """A parameter whose sum another thread shows right after its gradient is read, as soon as that
+    thread gets the engine's lock."""
+
+    def __init__(self, lock: Condition, target: torch.Tensor):
+        self._lock, self._target = lock, target
+        self._grad: torch.Tensor | None = None
+        self.thread: Thread | None = None
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        read = self._grad
+        if self.thread is None:
+            self.thread = Thread(target=self._show)
+            self.thread.start()
+            self.thread.join(0.2)  # without the lock it would be shown now
+        return read
+
+    @grad.setter
+    def grad(self, given: torch.Tensor | None) -> None:
+        self._grad = given
+
+    def _show(self) -> None:
+        with self._lock:
+            self._grad = self._target
+
+
+@pytest.mark.parametrize("call", ["take_for_step", "make_plain"])
+def test_a_sparse_sum_that_completes_meanwhile_is_not_overwritten(call: str) -> None:
+    lock, local, target = Condition(RLock()), torch.zeros(2), torch.ones(2)
+    parameter = LateShown(lock, target)
+    variable = SimpleNamespace(
+        parameter=parameter, target=target, whole=True, deferred=True, apart=False
+    )
+    engine = SimpleNamespace(
+        variables=[variable],
+        monitor=SimpleNamespace(condition=lock, wait=lambda condition: None),
+        streams=SimpleNamespace(keep_for_landing=lambda tensor: None),
+    )
+    gradients = ScriptGradients(cast(Engine, engine), lambda tensor: None, None)
+    parameter._grad = PendingGradient.around(gradients, cast(VariableRecord, variable), local)
+    getattr(gradients, call)()
+    assert parameter.thread is not None
+    parameter.thread.join()
+    assert parameter._grad is target
