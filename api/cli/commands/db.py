@@ -17,6 +17,8 @@ def upgrade(db: DatabaseUrl = DEFAULT_DATABASE) -> None:
     `autosync serve` does so itself when it starts; every other command refuses an older schema. One
     transaction: where it fails, the database stays as it was. Make a copy before: an earlier
     version cannot read it afterwards.
+
+    Example: `autosync db upgrade --db sqlite:///autosync.db`
     """
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
