@@ -84,7 +84,7 @@ class ApiKeyRow(Base):
 class BrowserSessionRow(Base):
     """A browser that logged in, with a key or with a token of the service's operator.
 
-    digest: of the browser's cookie. token_proof: see `browser_sessions.proof_of`.
+    digest: of the browser's cookie. token_proof: see `api_keys.proof_of`.
     """
 
     __tablename__ = "browser_sessions"

@@ -209,7 +209,7 @@ def profile_kernels(pool: ProcessPool, repeats: int = KERNEL_REPEATS) -> Profile
 
 
 def measured_profile(domain: Domain, answers: Sequence[StretchesTimed]) -> Profile:
-    """answers: of `stretch_times`, from ranks on equal devices."""
+    """answers: of `time_stretches`, from ranks on equal devices."""
     names = sorted({answer.device for answer in answers})
     ranks = f"{len(answers)} ranks at once" if len(answers) > 1 else "one rank"
     return Profile(

@@ -177,7 +177,7 @@ def chosen_rows(subject: EvaluatedDomain) -> list[ChosenRow]:
 def _perfect(
     labels: F64, judged: I64, chosen: NDArray[np.bool_], noise: float | None
 ) -> PickScores | None:
-    """As `perfect_predictor`; the other strategies' labels vary, too."""
+    """As `ranking_scores.perfect_scores`; the other strategies' labels vary, too."""
     if noise is None:
         return None
     error = label_error(noise)

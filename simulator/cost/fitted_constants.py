@@ -1,8 +1,8 @@
 """Constants fitted to published measurements: what a cluster file cannot say of a testbed.
 
 datasets/measurements holds them with the rows they were fitted to, by
-benchmarks/published/published_fit.py. docs/gpu-clusters.md says what each is. `replicated_compute`
-and `network_constants` apply them.
+benchmarks/published/published_fit.py. docs/gpu-clusters.md says what each is. `compute_time`
+and `network` apply them.
 """
 
 from collections.abc import Iterator

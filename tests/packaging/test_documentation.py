@@ -1,7 +1,9 @@
-"""Pages and pictures name files that exist, so that a renamed file is renamed there, too."""
+"""Pages and pictures name files, modules and commands that exist: what is renamed is renamed there."""
 
+import ast
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"`([\w/.]+\.py)`")
+PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+IMPORT = re.compile(r"^ *(from autosync[\w.]* import [\w, ]+)$", re.MULTILINE)
 BENCHMARK = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
 PICTURE_OF_RUNTIME = ROOT / "docs" / "pictures" / "way_of_a_gradient.svg"
 
@@ -62,3 +66,22 @@ def test_the_picture_of_the_runtime_names_its_files() -> None:
     assert len(named) > 10
     runtime = ROOT / "autosync" / "runtime"
     assert [name for name in named if not (runtime / name).is_file()] == []
+
+
+def test_names_that_pages_import_exist() -> None:
+    imported = {
+        (str(page.relative_to(ROOT)), statement.module, name.name)
+        for page in pages()
+        for block in PYTHON_BLOCK.findall(page.read_text())
+        for line in IMPORT.findall(block)
+        for statement in ast.parse(line).body
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for name in statement.names
+    }
+    assert len(imported) > 10
+    unknown = [
+        f"{page}: {module}.{name}"
+        for page, module, name in sorted(imported)
+        if not hasattr(import_module(module), name)
+    ]
+    assert unknown == []

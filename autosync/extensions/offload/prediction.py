@@ -1,8 +1,8 @@
 """What swapping changes: which tensors of a training step lie idle and when, what then is on the
 devices, and how long compute waits for transfers.
 
-Moments are those of `activation_memory`: the forward of each operation, then the backward passes in
-their order; and, last, the optimizer's step.
+Moments are those of `simulator.memory.live_tensors`: the forward of each operation, then the
+backward passes in their order; and, last, the optimizer's step.
 """
 
 import json

@@ -59,10 +59,10 @@ class StalenessPrediction(Prediction):
 
     def held_bytes(self, part: PlanMemory, found: F64) -> F64:
         """Pipelined: optimizer state, and a slot of all buckets for each iteration that may be
-        under way (`gradient_pipeline`). With clocks each rank has the whole state, the values
-        before a step, and for each iteration that may be under way its updates and room for the
-        answers (`server_client`); an owner its values, in the type of sums, and for each other rank
-        an update and an answer (`shard_server`)."""
+        under way (`pipelined.GradientPipeline`). With clocks each rank has the whole state, the
+        values before a step, and for each iteration that may be under way its updates and buffers
+        for the answers (`server.ServerClient`). An owner has its values, in the type of sums, and
+        for each other rank an update and an answer (`server.ShardServer`)."""
         late = iterations_of(part.population)[:, None]
         slots = late + 1.0  # iterations that may be under way at once
         pipelined = (slots + part.domain.optimizer.state_tensors) * part.model_bytes

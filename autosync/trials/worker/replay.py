@@ -225,7 +225,7 @@ class Replay(nn.Module):
         return [parameter for name, parameter in both if name.startswith(f"{module}.")]
 
     def place(self, placement: PlacedModules, exchange: RowExchange) -> Removable:
-        """See `runtime.placement.stand_in.PlacedStandIn`.
+        """See `extensions.placement.attachment.PlacedStandIn`.
 
         Raises:
             NotSupported: its compute runs kernels.
