@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.placement.attachment import HeldPlan, check_placeable, held_by
 from autosync.extensions.placement.attachment import attach as place_modules
-from autosync.extensions.placement.placed_values import PlacedModules
+from autosync.extensions.placement.placed_values import PlacementAttachment
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_device import device_of, warn_of_backend
@@ -71,7 +71,7 @@ class Attachment:
     gates: Gates
     end_groups: Callable[[], None]
     given: Optimizer | Sequence[Optimizer]
-    placed: PlacedModules | None = None
+    placed: PlacementAttachment | None = None
     handles: list[Removable] = field(default_factory=list)
 
     @property
@@ -237,9 +237,8 @@ def attach(
             engine.start()
             _install(attachment)
         if plan.placement:
-            with agreed_everywhere(
-                control, patience=PATIENCE
-            ):  # after all have come so far: placing opens groups
+            # After all have come so far: placing opens groups.
+            with agreed_everywhere(control, patience=PATIENCE):
                 with ranks_meet():
                     attachment.placed = place_modules(
                         model, placed, optimizers[0], plan, group, opened, meeting.store, trace

@@ -1,4 +1,4 @@
-"""Pages and pictures name files, modules and commands that exist: what is renamed is renamed there."""
+"""Pages and pictures name files, modules and commands that exist, whatever is renamed."""
 
 import ast
 import re

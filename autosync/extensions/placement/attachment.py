@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.placement.document import PlacedModule
 from autosync.extensions.placement.placed_forward import PlacedForward
-from autosync.extensions.placement.placed_values import PlacedModules, PlacedParameter
+from autosync.extensions.placement.placed_values import PlacedParameter, PlacementAttachment
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.plan import Plan
 from autosync.runtime.device.model_device import device_of
@@ -85,7 +85,7 @@ def attach(
     groups: Groups,
     store: Store,
     trace: ExecutionTrace | None = None,
-) -> PlacedModules:
+) -> PlacementAttachment:
     """found: of `check_placeable`. store: keys of one attached plan only. trace: notes deals.
     Collective: every rank opens the same process groups. `release` has to follow. When it raises,
     modules are as they were before."""
@@ -111,7 +111,7 @@ def attach(
         )
         for placed, module, key, parameter in named
     ]
-    made = PlacedModules(parameters, optimizer, exchange, calls)
+    made = PlacementAttachment(parameters, optimizer, exchange, calls)
     if isinstance(model, PlacedStandIn):
         made.undo.callback(model.place(plan.placement, exchange).remove)
         return made

@@ -33,7 +33,7 @@ class PlacedParameter:
     is_held: bool
 
 
-class PlacedModules:
+class PlacementAttachment:
     """Placed modules at work. parameters: of those that some ranks do not hold. exchange: between
     all ranks. calls: where they meet before they gather. undo: takes back what was done to modules
     and optimizer."""
