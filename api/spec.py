@@ -176,14 +176,12 @@ class TuningSpec(DomainSpec):
         True, description="Measure what messages cost first, unless the cluster brings its costs."
     )
     simulator: str = Field(
-        "ensemble",
+        "learned",
         max_length=32,
         description="What ranks proposals: `timeline` plays the plans, `learned` corrects it by "
-        "the trials of other domains and by the tuning's own, `ensemble` has networks beside; "
-        "`gaussian`, `trees`, `linear`, `lstm` and `gat` are its members alone; `analytic` is the "
-        "papers' equations; or the name of a trained one (GET /v1/simulators), which this tuning's "
-        "trials correct for this tuning alone; `nearest` is the trained one that has learned from "
-        "the most similar domain.",
+        "the trials of other domains and by the tuning's own; `analytic` is the papers' "
+        "equations; or the name of a trained one (GET /v1/simulators), which this tuning's "
+        "trials correct for this tuning alone.",
     )
     launcher: LauncherName = Field(
         "auto",

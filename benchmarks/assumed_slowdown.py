@@ -19,7 +19,7 @@ from scipy.stats import kendalltau
 
 from autosync.simulator.runtime_dataset import AT_RANDOM, MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from benchmarks.evaluation.evaluated_domain import merged_by_messages
+from benchmarks.evaluation.measured_pool import merged_by_messages
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 

@@ -8,9 +8,9 @@ random, in that order. The first two choose among the same proposals as a tuning
 among all of them. A pick's messages differ from those of all strategies that were measured or
 chosen before. The first pass of a round runs before the next round is chosen.
 
-The transferred simulator is a Gaussian process. It is trained on the measured strategies of the
-plan's `pick_sources`, without picks and without the domain itself, and before each round it is
-refitted to the domain's picks so far.
+The transferred simulator is trained on the measured strategies of the plan's `pick_sources`,
+without picks and without the domain itself, and before each round it learns the domain's picks so
+far.
 """
 
 import argparse
@@ -51,10 +51,8 @@ from autosync.search.loop.sources import COARSE_SIZE
 from autosync.search.sampler.sampling import sample_at
 from autosync.search.space import Space
 from autosync.simulator.learned.features.strategy_features import features_of
-from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.gaussian_process import GaussianModel
-from autosync.simulator.learned.models.learned_model import LabelledTrials
-from autosync.simulator.learned.training import transferred
+from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
+from autosync.simulator.learned.training import simulator_from
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.runtime_dataset import MeasuredDomain, domain_of_rows
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -135,7 +133,7 @@ def measure_picks(run: CollectionRun, target: CollectionTarget) -> None:
     ).pending(run.log):
         return
     run.report(f"{target.name}: {target.picks} picks in {run.plan.pick_rounds} rounds")
-    simulator = _cancelled_with(run, trained_elsewhere, pick_sources(run, target), domain)
+    simulator = _cancelled_with(run, trained_elsewhere, pick_sources(run, target))
     with pass_runner(run, target, domain) as runner:
         for number in rounds:
             chosen = [one for one in run.log.picks(domain.id) if one.round == number]
@@ -211,15 +209,13 @@ def _cancelled_with(
         return beside(work, *args, **kwargs)
 
 
-def trained_elsewhere(sources: Sequence[MeasuredDomain], domain: Domain) -> LearnedSimulator:
+def trained_elsewhere(sources: Sequence[MeasuredDomain]) -> LearnedSimulator:
     """The transferred simulator, without a trial of the domain."""
     known = [
-        LabelledTrials(
-            each.domain, features_of(each.domain, each.population, False), each.label_seconds
-        )
+        LabelledTrials(each.domain, features_of(each.domain, each.population), each.label_seconds)
         for each in sources
     ]
-    return transferred(GaussianModel(), known, domain)
+    return simulator_from(known)
 
 
 def choose_round(

@@ -15,7 +15,7 @@ def main() -> None:
     graph = bundled("resnet50")
     domain = Domain(graph, load_cluster("example-4x1"), estimate_profile(graph, "a10g"))
     for name in ("analytic", "timeline", "learned"):
-        simulator = simulator_named(name, domain)
+        simulator = simulator_named(name)
         best_by_prediction(domain, simulator, 64, 0, lambda event: None)
 
 

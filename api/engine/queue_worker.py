@@ -217,9 +217,7 @@ def _run(
 def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher) -> Outcome:
     """Tune; progress goes to the store as it happens."""
     with store.database.reading() as session:
-        simulator = simulator_of(
-            session, request.simulator, request.domain, request.simulator_version
-        )
+        simulator = simulator_of(session, request.simulator, request.simulator_version)
     return tune(
         request.domain,
         request.searched,

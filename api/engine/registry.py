@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from autosync.api.db.lookup import found, not_found
-from autosync.domain import Domain
 from autosync.environment import (
     PREFIX_VARIABLE,
     PYTHON_VARIABLE,
@@ -21,24 +20,19 @@ from autosync.simulator.simulator_contract import Simulator
 from autosync.trials.contract import Launcher, OnWait, Pool, Workload
 from autosync.trials.request_names import LauncherName
 
-BUNDLED = "autosync.simulator.learned.checkpoint"
+LEARNED = "learned"
+"""The version in use of the simulator that learns; without a database, the one that comes with
+AutoSync."""
 SIMULATORS = {
-    "learned": BUNDLED,
+    LEARNED: "autosync.simulator.learned.checkpoint",
     "timeline": "autosync.simulator.timeline.timeline_simulator",
     "analytic": "autosync.simulator.analytic",
-    "gaussian": BUNDLED,
-    "trees": BUNDLED,
-    "lstm": BUNDLED,
-    "gat": BUNDLED,
-    "ensemble": BUNDLED,
 }
 """By module: a ranking by the timeline need not load what the others need."""
-TRAINED = tuple(name for name, module in SIMULATORS.items() if module == BUNDLED)
-"""Those that have learned from the bundled measurements."""
-NEAREST = "nearest"
-"""Stands for the trained simulator that has learned from a domain most like the one at hand."""
+RETIRED = ("ensemble", "gaussian", "trees", "linear", "lstm", "gat", "nearest")
+"""Names that earlier versions had."""
 BUNDLED_VERSION = 0
-"""The number of what comes with AutoSync, among the versions of these."""
+"""The number of what comes with AutoSync, among the versions of the learned simulator."""
 log = logging.getLogger(__name__)
 
 
@@ -111,8 +105,9 @@ def check_launcher(name: str) -> None:
         )
 
 
-def simulator_named(name: str, domain: Domain) -> Simulator:
-    """The one for a domain. Raises NotFound, which lists the names there are."""
+def simulator_named(name: str) -> Simulator:
+    """Raises NotFound, which lists the names there are."""
+    refuse_retired(name)
     remedy = f"There are: {', '.join(SIMULATORS)}."
     module = importlib.import_module(found(SIMULATORS.get(name), "simulator", name, remedy))
     made: Simulator
@@ -122,5 +117,12 @@ def simulator_named(name: str, domain: Domain) -> Simulator:
         case "analytic":
             made = module.AnalyticSimulator()
         case _:
-            made = module.default_simulator(domain, name)
+            made = module.default_simulator()
     return made
+
+
+def refuse_retired(name: str) -> None:
+    """Raises NotFound for a name that earlier versions had."""
+    if name in RETIRED:
+        message = f"the simulator {name!r} is no longer there: {LEARNED!r} is the one that learns."
+        raise not_found("simulator", name, f"Use one of: {', '.join(SIMULATORS)}.", message)

@@ -25,20 +25,20 @@ from autosync.api.db.tables import (
 from autosync.api.engine.database_store import clean
 from autosync.api.engine.registry import (
     BUNDLED_VERSION,
-    NEAREST,
+    LEARNED,
+    RETIRED,
     SIMULATORS,
-    TRAINED,
+    refuse_retired,
     simulator_named,
 )
-from autosync.documents import from_json, to_json
-from autosync.domain import Domain
+from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.simulator.simulator_contract import Simulator
 from autosync.units import MIB
 
 if TYPE_CHECKING:
     from autosync.simulator.learned.checkpoint import CheckpointCard
-    from autosync.simulator.learned.learned_simulators import LearnedSimulator
+    from autosync.simulator.learned.learned_simulator import LearnedSimulator
 
 
 NAME_OF_VERSION = "version-{}"
@@ -102,31 +102,17 @@ def promote(database: Database, number: int) -> None:
         session.add(SimulatorPromotionRow(number=number))
 
 
-def trained_version(session: Session, number: int, name: str, domain: Domain) -> "LearnedSimulator":
-    """Those members of a version for which `name` stands, for a domain. What knows nothing of the
-    domain's backend is one that has learned nothing yet."""
-    from autosync.simulator.learned.checkpoint import (
-        MEMBERS_OF,
-        CheckpointCard,
-        default_simulator,
-        knows_backend,
-        restore,
-    )
-    from autosync.simulator.learned.learned_simulators import gaussian_simulator
+def trained_version(session: Session, number: int) -> "LearnedSimulator":
+    """A version of the learned simulator, as it was trained."""
+    from autosync.simulator.learned.checkpoint import default_simulator
 
     if number == BUNDLED_VERSION:
-        return default_simulator(domain, name)
+        return default_simulator()
     row = session.get_one(SimulatorVersionRow, number)
-    whole = (undefer(SimulatorRow.card), undefer(SimulatorRow.weights))
-    query = select(SimulatorRow).where(SimulatorRow.name == row.simulator).options(*whole)
-    simulator = session.scalars(query).one()
-    card = from_json(CheckpointCard, simulator.card, source="card")
-    if not knows_backend(card, domain.cluster):
-        return gaussian_simulator()
-    return restore(card, simulator.weights, simulator.name, MEMBERS_OF[name])
+    return _restored(_row_with_files(session, row.simulator))
 
 
-# Checkpoints load torch, so they are imported where one is read: a service without any needs none.
+# Checkpoints are imported where one is read: a service without any need not load them.
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
 LISTED = 500
@@ -143,7 +129,7 @@ def store_simulator(database: Database, name: str, card: bytes, weights: bytes) 
             other, or it was trained on other features than this version's.
         NotSupported: the name is another checkpoint's.
     """
-    from autosync.simulator.learned.checkpoint import CheckpointCard, restore
+    from autosync.simulator.learned.checkpoint import parse_card, restore
 
     check_name(name)
     if len(card) > LARGEST_CARD_BYTES:
@@ -153,7 +139,7 @@ def store_simulator(database: Database, name: str, card: bytes, weights: bytes) 
             value=len(card),
             remedy="Give the .json that lies beside the tensors.",
         )
-    parsed = from_json(CheckpointCard, card, source="card")
+    parsed = parse_card(card)
     restore(parsed, weights, name)
     text = to_json(parsed)
     with database.writing() as session:
@@ -189,7 +175,7 @@ def insert_checkpoint(session: Session, name: str, card: "CheckpointCard", weigh
 
 def check_name(name: str) -> None:
     """Raises InvalidInput where a simulator cannot be called so."""
-    reserved = (*SIMULATORS, NEAREST, "versions", "trainings")
+    reserved = (*SIMULATORS, *RETIRED, "versions", "trainings")
     of_a_version = name.startswith(NAME_OF_VERSION.format(""))
     if NAME.fullmatch(name) and name not in reserved and not of_a_version:
         return
@@ -211,57 +197,30 @@ def list_simulators(
     return session.scalars(query.limit(limit)).all()
 
 
-def simulator_of(
-    session: Session, name: str, domain: Domain, number: int | None = None
-) -> Simulator:
-    """The simulator of a name, for the domain: of the names of the trained one that version, by
-    default the one in use; one that was stored, as it was saved.
+def simulator_of(session: Session, name: str, number: int | None = None) -> Simulator:
+    """The simulator of a name: of the learned one that version, by default the one in use; one that
+    was stored, as it was saved.
 
     Raises:
         NotFound: neither; lists what there is.
         InvalidInput: it was trained on other features than this version's.
     """
-    if name in TRAINED:
-        number = version_in_use(session) if number is None else number
-        return trained_version(session, number, name, domain)
+    if name == LEARNED:
+        return trained_version(session, version_in_use(session) if number is None else number)
     if name in SIMULATORS:
-        return simulator_named(name, domain)
+        return simulator_named(name)
     return _restored(_row_with_files(session, name))
 
 
-def lock_simulator(session: Session, name: str, domain: Domain) -> str:
-    """The name, NEAREST resolved; a trained simulator is not removed before the transaction ends.
+def lock_simulator(session: Session, name: str) -> str:
+    """The name; a trained simulator is not removed before the transaction ends.
 
     Raises:
-        NotFound, InvalidInput: as `simulator_of` and `resolved_name`.
+        NotFound, InvalidInput: as `simulator_of`.
     """
-    name = resolved_name(session, name, domain)
     if name not in SIMULATORS:
         _restored(_row_with_files(session, name, lock=True))
     return name
-
-
-def resolved_name(session: Session, name: str, domain: Domain) -> str:
-    """The name itself, or that of the trained simulator for which NEAREST stands.
-
-    Raises:
-        NotFound: there is none that reads this version's features.
-    """
-    if name != NEAREST:
-        return name
-    from autosync.simulator.learned.checkpoint import CheckpointCard
-    from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
-    from autosync.simulator.learned.training import nearest_checkpoint
-
-    readable = (SimulatorRow.feature_version == FEATURE_VERSION, SimulatorRow.domains > 0)
-    query = select(SimulatorRow.name, SimulatorRow.card).where(*readable)
-    rows = session.execute(query.order_by(SimulatorRow.name)).all()
-    if not rows:
-        message = f"no trained simulator here reads features of version {FEATURE_VERSION}."
-        remedy = "Store one first (`autosync simulator add`), or use learned."
-        raise not_found("simulator", name, remedy, message)
-    cards = [from_json(CheckpointCard, row.card, source="card") for row in rows]
-    return str(rows[nearest_checkpoint(domain, cards)].name)
 
 
 def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:
@@ -272,10 +231,10 @@ def checkpoint_files(session: Session, name: str) -> tuple[str, bytes]:
 
 def stored_card(session: Session, name: str) -> tuple[SimulatorRow, "CheckpointCard"]:
     """What is known of a trained simulator, without its tensors; raises NotFound."""
-    from autosync.simulator.learned.checkpoint import CheckpointCard
+    from autosync.simulator.learned.checkpoint import parse_card
 
     row = _row(session, name, undefer(SimulatorRow.card))
-    return row, from_json(CheckpointCard, row.card, source="card")
+    return row, parse_card(row.card, f"the card of {name}")
 
 
 def remove_simulator(database: Database, name: str) -> None:
@@ -303,10 +262,10 @@ def remove_simulator(database: Database, name: str) -> None:
         session.delete(row)
 
 
-def _restored(row: SimulatorRow) -> Simulator:
-    from autosync.simulator.learned.checkpoint import CheckpointCard, restore
+def _restored(row: SimulatorRow) -> "LearnedSimulator":
+    from autosync.simulator.learned.checkpoint import parse_card, restore
 
-    return restore(from_json(CheckpointCard, row.card, source="card"), row.weights, row.name)
+    return restore(parse_card(row.card, f"the card of {row.name}"), row.weights, row.name)
 
 
 def _row_with_files(session: Session, name: str, lock: bool = False) -> SimulatorRow:
@@ -327,6 +286,7 @@ def _row(session: Session, name: str, *parts: ExecutableOption, lock: bool = Fal
     row = session.scalars(query).first() if NAME.fullmatch(name) else None
     if row is not None:
         return row
+    refuse_retired(name)
     known = (*SIMULATORS, *(each.name for each in list_simulators(session)))
     message = f"there is no trained simulator {name[:40]!r}."
     raise not_found("simulator", name[:40], f"There are: {', '.join(known)}.", message)

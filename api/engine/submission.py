@@ -12,7 +12,7 @@ from autosync.api.db.database import Database
 from autosync.api.db.document_store import domain_rows, insert_rows, load_domain
 from autosync.api.db.tables import TuningRow
 from autosync.api.engine import tuning_queue
-from autosync.api.engine.registry import TRAINED
+from autosync.api.engine.registry import LEARNED
 from autosync.api.engine.request_checks import check_request
 from autosync.api.engine.service_limits import (
     ServiceLimits,
@@ -67,14 +67,14 @@ def enqueue(
             if (before := submitted_before(session, submission)) is not None:
                 return before
             _check_queue(session, submission)
-        simulator = lock_simulator(session, request.simulator, request.domain)
+        simulator = lock_simulator(session, request.simulator)
         insert_rows(session, documents)
         tuning_id = uuid.uuid4().hex
         tuning_queue.insert(
             session,
             id=tuning_id,
             simulator=simulator,
-            simulator_version=version_in_use(session) if simulator in TRAINED else None,
+            simulator_version=version_in_use(session) if simulator == LEARNED else None,
             **columns,
         )
     return tuning_id

@@ -124,10 +124,10 @@ def _ranked(
         InvalidInput: no strategy fits the devices' memory. NotSupported: it takes too long.
     """
     from autosync.api.engine.prediction_ranking import best_by_prediction
-    from autosync.api.engine.simulator_store import resolved_name, simulator_of
+    from autosync.api.engine.simulator_store import simulator_of
     from autosync.search.loop.outcome import DDP
 
-    predictor = simulator_of(session, resolved_name(session, body.simulator, domain), domain)
+    predictor = simulator_of(session, body.simulator)
     stop = _stops_at(limit, body.proposals)
     try:
         ranked = best_by_prediction(

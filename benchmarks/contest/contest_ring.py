@@ -8,7 +8,7 @@ from autosync.bundle import make_bundle
 from autosync.domain import Domain
 from autosync.search.collect.collection_plan import CollectionTarget
 from autosync.search.loop.settings import Settings
-from autosync.simulator.learned.learned_simulators import LearnedSimulator
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import Pool, TrialRequest, TrialResult
 from benchmarks.contest.live_records import ContestFile, ContestRow, Kind

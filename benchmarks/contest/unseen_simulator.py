@@ -2,7 +2,7 @@
 
 The bundled simulator has learned from models that also stand in the contest. For these one is
 trained on the bundled measurements of all other models, as `autosync simulator train` does, and
-kept in FOLDER/simulators; its level is judged by closed forms alone, which takes a minute.
+kept in FOLDER/simulators.
 """
 
 from collections.abc import Sequence
@@ -12,56 +12,44 @@ from autosync.bundled_data import data_file, data_folder
 from autosync.domain import Domain
 from autosync.simulator.learned.checkpoint import (
     FILE,
-    LEARNED,
-    MEMBERS_OF,
+    card_of,
     default_simulator,
     load_checkpoint,
     read_card,
     save_checkpoint,
 )
 from autosync.simulator.learned.checkpoint import FOLDER as SIMULATORS
-from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.recipe import Recipe
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.learned.training import (
     dataset_hash,
+    simulator_from,
     source_of,
     split_dataset,
-    train_simulator,
 )
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
 
-SIMULATOR = "ensemble"
-"""What `autosync tune` ranks with unless another is asked for."""
-
 
 def unseen_simulator(
-    domain: Domain,
-    folder: Path,
-    kind: str = SIMULATOR,
-    measured: Sequence[MeasuredDomain] | None = None,
+    domain: Domain, folder: Path, measured: Sequence[MeasuredDomain] | None = None
 ) -> LearnedSimulator:
     """A fresh one each time, since trials correct it. measured: what there is to learn from,
     instead of the bundled measurements."""
     graph = domain.graph.name
     bundled = read_card(data_file(SIMULATORS, FILE))
     if all(source.graph != graph for source in bundled.sources):
-        return default_simulator(domain, kind)
-    file = folder / "simulators" / f"{kind}_without_{graph}.safetensors"
+        return default_simulator()
+    file = folder / "simulators" / f"learned_without_{graph}.safetensors"
     if not file.with_suffix(".json").is_file():
         if measured is None:
             measured = load_dataset(data_folder("runtimes"))
-        _train_without(graph, Recipe("ensemble", members=MEMBERS_OF[kind]), file, measured)
+        _train_without(graph, file, measured)
     return load_checkpoint(file)[0]
 
 
-def _train_without(
-    graph: str, recipe: Recipe, file: Path, measured: Sequence[MeasuredDomain]
-) -> None:
+def _train_without(graph: str, file: Path, measured: Sequence[MeasuredDomain]) -> None:
     print(f"training a simulator on all models but {graph}", flush=True)
     others = [each for each in measured if each.domain.graph.name != graph]
-    sources = split_dataset(others)
-    judged_by = Recipe("ensemble", members=LEARNED)
-    found = train_simulator(recipe, sources, seed=0, judged_by=judged_by)
-    learned = tuple(source_of(each.learned) for each in sources)
-    hashed = dataset_hash(others)
-    save_checkpoint(file, found.simulator, learned, found.accuracy, found.unseen, hashed)
+    learned = [each.learned for each in split_dataset(others)]
+    sources = tuple(map(source_of, learned))
+    card = card_of(sources, None, "", dataset=dataset_hash(others))
+    save_checkpoint(file, simulator_from(learned), card)

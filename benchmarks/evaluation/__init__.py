@@ -1,1 +1,1 @@
-"""How well simulators rank strategies and domains that they have not seen: a table a question."""
+"""How well simulators rank what searches pick, and what searches find with them."""

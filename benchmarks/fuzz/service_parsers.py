@@ -20,8 +20,8 @@ from autosync.api.http.uploading.upload_storage import read_tuning
 from autosync.api.spec import RankSpec, TuningSpec
 from autosync.api.views.paging import read_cursor, written_cursor
 from autosync.documents import from_json
-from autosync.simulator.learned.checkpoint import CheckpointCard, restore
-from autosync.simulator.learned.models.gaussian_process import GaussianModel
+from autosync.simulator.learned.checkpoint import parse_card, restore
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.runtime_dataset import load_dataset
 from benchmarks.fuzz.document_parsers import FOLDER
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
@@ -117,8 +117,8 @@ def service_parsers() -> list[FuzzedParser]:
     tuning = finished(database)
     often = ServiceLimits(wrong_tokens=1_000_000, requests=1_000_000)
     service = AskedService(create_app(database, Access(TOKEN, hosts=("testserver",)), often))
-    card, weights = checkpoint(Path(FOLDER.name), GaussianModel())
-    parsed_card = from_json(CheckpointCard, card, source="card")
+    card, weights = checkpoint(Path(FOLDER.name), LearnedSimulator())
+    parsed_card = parse_card(card)
 
     def read_rank(data: bytes) -> None:
         body = from_json(RankSpec, data, "body")
@@ -130,7 +130,7 @@ def service_parsers() -> list[FuzzedParser]:
         tuning_request(database, body)
 
     def read_card_beside(data: bytes) -> None:
-        restore(from_json(CheckpointCard, data, source="card"), weights, "fuzzed")
+        restore(parse_card(data), weights, "fuzzed")
 
     def read_tensors(data: bytes) -> None:
         restore(parsed_card, data, "fuzzed")

@@ -72,7 +72,7 @@ def report(domain: Domain, simulator: str, numbers: Sequence[int], seeds: Sequen
 
 def first_places(domain: Domain, simulator: str, proposals: int, seed: int) -> F64:
     """Predicted seconds of the first and the tenth place, and the mean of ten, `(3,)`."""
-    predictor = simulator_named(simulator, domain)
+    predictor = simulator_named(simulator)
     ranked = best_by_prediction(domain, predictor, proposals, seed, lambda event: None)
     seconds = [candidate.predicted_seconds for candidate in ranked[:PLACES]]
     return np.array([seconds[0], seconds[-1], np.mean(seconds)])

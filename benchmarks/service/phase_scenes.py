@@ -83,7 +83,7 @@ SCENES = (
         "fitting",
         STARTS,
         {"budget": 200},
-        simulator="ensemble",
+        simulator="learned",
         stored=96,
         measured=96,
         pause_seconds=5.0,

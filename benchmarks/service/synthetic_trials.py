@@ -115,7 +115,7 @@ def _tuning(
         "launcher": "testbed",
         "byte_scale": 0.125,
         "time_scale": 2.0,
-        "simulator": "ensemble",
+        "simulator": "learned",
         "settings": to_json(Settings(budget=max(trials, 1))),
         "space": to_json(Space()),
         "created_at": began,
@@ -174,7 +174,7 @@ def _rows(
         proposed = {
             "strategy_hash": strategy_hash,
             "origin": "sampled" if position else DDP,
-            "simulator": "ensemble",
+            "simulator": "learned",
             "predicted_seconds": predicted,
         }
         key = f"search/{position}/{strategy_id}"

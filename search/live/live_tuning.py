@@ -318,7 +318,7 @@ def _searched(
     pool.reset_ranks()
     if pool.job.device.type == "cpu":  # what a GPU does is not recorded
         domain = measure_overlap(pool, domain, settings, on_event)
-    simulator = default_simulator(domain)
+    simulator = default_simulator()
     settings = with_fewer_proposals(settings, domain, space, simulator, pool.until, on_event)
     now = time.monotonic()
     budget = TimeBudget(now + SEARCH_SHARE * (pool.until - now), pool.until)

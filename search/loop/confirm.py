@@ -118,6 +118,9 @@ def _racing(store: Store, finalists: Sequence[Candidate], baseline: Candidate) -
 def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
     """The answer from what the store holds; from the search alone when confirmation is missing.
 
+    The first half of the repeats chooses the winner; the other half, which had no part in that,
+    tells its speed-up, so that no luck that made it win is reported. A single repeat does both.
+
     ddp_fits: the devices' memory; where it does not, the fastest other one is the answer, whatever
         DDP took where it was measured.
 
@@ -134,10 +137,11 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
         for row in ranked
         if row.confirmed and base.confirmed and row is not base
     }
-    pairs = {key: paired_speedup(*both) for key, both in repeated.items()}
+    choosing = {key: paired_speedup(*_first_half(*both))[1] for key, both in repeated.items()}
+    pairs = {key: paired_speedup(*_second_half(*both)) for key, both in repeated.items()}
     most = max((len(seconds[key]) for key in pairs), default=0)
     last = [key for key in pairs if len(seconds[key]) >= most - 1]  # a stop may split a repeat
-    best = max(last, key=lambda key: pairs[key][1], default=None)
+    best = max(last, key=lambda key: choosing[key], default=None)
     keep = (
         best is None
         or pairs[best][1] < KEEP_DDP_BELOW
@@ -156,7 +160,9 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
         speedup=median,
         speedup_low=low,
         speedup_high=high,
-        repeats=len(seconds.get(base_id, {})),
+        repeats=len(_second_half(*repeated[best])[0])
+        if best in repeated
+        else len(seconds.get(base_id, {})),
         keep_ddp=keep and against_ddp,
         ranked=ranked,
         cancelled=not pairs,
@@ -204,6 +210,17 @@ def repeated_seconds(
         if proposal.phase == "confirm" and seconds is not None:
             found.setdefault(strategy_id(proposal), {})[proposal.round] = seconds
     return found
+
+
+def _first_half(base: list[float], other: list[float]) -> tuple[list[float], list[float]]:
+    """Of the repeats; all where there is one."""
+    half = len(base) // 2 or len(base)
+    return base[:half], other[:half]
+
+
+def _second_half(base: list[float], other: list[float]) -> tuple[list[float], list[float]]:
+    half = len(base) // 2
+    return base[half:], other[half:]
 
 
 def _slower_share(base: Sequence[float], other: Sequence[float]) -> float:

@@ -60,8 +60,8 @@ class Outcome:
     baseline: what the answer is compared with. That is DDP; where DDP ran out of memory, the
         fastest known design that did not.
     best_seconds, baseline_seconds: medians over the interleaved repeats, in the domain's time.
-    speedup: median over repeats of the baseline's time by the best's in the same repeat.
-    speedup_low, speedup_high: its 10th and 90th percentile over repeats.
+    speedup: median, over the `repeats` that did not choose the winner, of the baseline's time by
+        the best's in the same repeat. speedup_low, speedup_high: 10th and 90th percentile.
     ranked: every measured strategy, fastest first, failures last.
     """
 

@@ -1,46 +1,48 @@
-"""Trained models on disk: safetensors beside a JSON card that says what they were trained on."""
+"""Trained simulators on disk: safetensors beside a JSON card that says what they were trained on.
 
+A checkpoint is the trials that a process keeps of every domain, and its kernel. What is read is
+data: nothing in it is executed, and it is checked tensor by tensor before anything uses it.
+"""
+
+import json
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from autosync.bundled_data import data_file
-from autosync.cluster import Cluster
 from autosync.documents import STRICT, from_json, to_json
-from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
-from autosync.simulator.backends import backend_of
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
-from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
-from autosync.simulator.learned.learned_simulators import (
-    Calibration,
-    LearnedSimulator,
-    gaussian_simulator,
+from autosync.simulator.learned.features.feature_names import (
+    FEATURE_VERSION,
+    GROUPS,
+    SUMMARY_COLUMNS,
 )
-from autosync.simulator.learned.models.ensemble import arrays_of
-from autosync.simulator.learned.models.learned_model import LearnedModel, make_model
-from autosync.simulator.learned.models.model_arrays import below, check_arrays, nested
-from autosync.simulator.learned.models.recipe import (
-    MEMBER_KINDS,
-    MemberKind,
-    ModelKind,
-    NetworkKind,
-    Recipe,
-)
+from autosync.simulator.learned.features.node_features import NODE_COLUMNS
+from autosync.simulator.learned.gaussian_process import HIDDEN, Kernel, SourceTrials
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autosync.simulator.learned.encoders import EncoderKind
+
+Arrays = dict[str, NDArray[Any]]
 
 MOST_TRIALS = 10**9
 """Of one domain."""
-PARTS = ("raw", "predefined", "timeline")
-"""Of the features: models read all."""
-CALIBRATION = "calibration."
-"""Prefix of its arrays; the others are the model's."""
+FOLDER, FILE = "simulators", "default.safetensors"
+KERNEL, ENCODER, NETWORK = "kernel.", "encoder.", "encoder.network."
+"""Prefixes of their arrays; the others are the trials'."""
+RETRAIN = "Train it again on its trials: `autosync simulator train`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +59,31 @@ class SourceDomain:
     def __post_init__(self) -> None:
         if not 0 <= self.trials <= MOST_TRIALS:
             raise _impossible("trials", self.trials, f"0 to {MOST_TRIALS}")
+        if len(self.descriptor) != len(DESCRIPTOR) or not np.isfinite(self.descriptor).all():
+            raise _impossible("descriptor", self.descriptor, f"{len(DESCRIPTOR)} finite numbers")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCard:
     """What a checkpoint is.
 
-    accuracy: pairs of unseen strategies it ranked rightly, None where nobody held any out; unseen:
-        which strategies these were. feature_version: `features.FEATURE_VERSION` at training.
-    network: "lstm" or "gat" where the kind is that, else empty. parts, on_base, layers, width: the
-        features and the size of models of earlier versions; all but these defaults, and ensembles
-        that name a network, are refused, as models of kind linear are. members: of an ensemble;
-        those of earlier versions have linear ones, which are left out.
-    dataset: hash of the bundled measurements it learned from, if of any. parents: the versions that
-        it came from.
+    encoder: the network whose hidden state the process reads beside the columns. accuracy: share of
+    the pairs of unseen strategies that it ranked rightly, None where nobody held any out; unseen:
+    which strategies these were. feature_version: `FEATURE_VERSION` at training. dataset: hash of
+    the bundled measurements that it learned from, if of any. parents: the versions that it came
+    from.
     """
 
-    kind: ModelKind | Literal["linear"]
     sources: tuple[SourceDomain, ...]
     accuracy: float | None
     unseen: str
-    seed: int
-    parts: tuple[str, ...] = PARTS
-    on_base: bool = True
-    network: Literal[""] | NetworkKind = ""
-    layers: int = 1
-    width: int = 64
+    encoder: Literal["none", "gat", "lstm"] = "none"
+    seed: int = 0
     feature_version: int = FEATURE_VERSION
     versions: tuple[tuple[str, str], ...] = ()
-    members: tuple[MemberKind | Literal["linear"], ...] = MEMBER_KINDS
     dataset: str = ""
     parents: tuple[str, ...] = ()
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -98,47 +93,81 @@ class CheckpointCard:
             raise _impossible("seed", self.seed, "0 to 2^63 - 1")
 
     @property
+    def kind(self) -> str:
+        """In words."""
+        return "gaussian process" + ("" if self.encoder == "none" else f" on {self.encoder}")
+
+    @property
     def trials(self) -> int:
         return sum(source.trials for source in self.sources)
 
-    @property
-    def recipe(self) -> Recipe:
-        """Raises InvalidInput: it is of a form that earlier versions had."""
-        form = self.parts, self.on_base, self.layers, self.width
-        named = self.kind == "ensemble" and self.network
-        if self.kind == "linear" or form != (PARTS, True, 1, 64) or named:
-            raise InvalidInput(
-                f"the checkpoint has tensors that this version does not read: of kind {self.kind}, "
-                f"features {', '.join(self.parts)}, size {self.layers} x {self.width}, network "
-                f"{self.network!r}.",
-                thing="checkpoint",
-                value=self.kind,
-                remedy="Train it again on its trials.",
-            )
-        members = tuple(member for member in self.members if member != "linear")
-        return Recipe(self.kind, members)
 
-
-def save_checkpoint(
-    path: Path,
-    simulator: LearnedSimulator,
+def card_of(
     sources: tuple[SourceDomain, ...],
     accuracy: float | None,
     unseen: str,
+    seed: int = 0,
     dataset: str = "",
+    parents: tuple[str, ...] = (),
+    encoder: Literal["none", "gat", "lstm"] = "none",
 ) -> CheckpointCard:
-    """Write PATH.safetensors and PATH.json."""
-    card = card_of(simulator.model, sources, accuracy, unseen, dataset)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".safetensors").write_bytes(weights_of(simulator))
-    path.with_suffix(".json").write_text(to_json(card) + "\n")
-    return card
+    """The fields are those of the card."""
+    versions = tuple((name, version(name)) for name in ("torch", "numpy"))
+    python = ("python", platform.python_version())
+    return CheckpointCard(
+        sources,
+        accuracy,
+        unseen,
+        encoder,
+        seed=seed,
+        versions=(*versions, python),
+        dataset=dataset,
+        parents=parents,
+    )
+
+
+def parse_card(text: str | bytes, source: str = "card") -> CheckpointCard:
+    """Raises InvalidInput: it is no card, or of an earlier version of AutoSync."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None  # which `from_json` words
+    if isinstance(given, dict) and given.get("version") == 1:
+        raise InvalidInput(
+            f"{source} is of an earlier version of AutoSync, whose models are no longer read: "
+            f"kind {str(given.get('kind'))[:40]!r}.",
+            thing="version",
+            value=1,
+            remedy=RETRAIN,
+        )
+    return from_json(CheckpointCard, text, source=source)
 
 
 def weights_of(simulator: LearnedSimulator) -> bytes:
     """What a simulator has learned, in the safetensors format: the same bytes every time."""
-    arrays = simulator.model.arrays() | nested(CALIBRATION, simulator.calibration.arrays())
+    sources = simulator.sources
+    arrays: Arrays = {
+        KERNEL + field.name: np.atleast_1d(getattr(simulator.kernel, field.name))
+        for field in fields(Kernel)
+    }
+    if simulator.encoder is not None:
+        state = simulator.encoder.network.state_dict()
+        arrays |= {NETWORK + name: tensor.numpy() for name, tensor in state.items()}
+        arrays[ENCODER + "center"] = simulator.encoder.center
+        arrays[ENCODER + "scale"] = simulator.encoder.scale
+    arrays["source"] = np.repeat(np.arange(len(sources)), [len(each) for each in sources])
+    empty = np.zeros((0, len(simulator.kernel.center)), dtype=np.float32)
+    arrays["columns"] = np.concatenate([empty, *(each.columns for each in sources)])
+    for name in ("residual", "slowness"):
+        arrays[name] = np.concatenate([np.zeros(0), *(getattr(each, name) for each in sources)])
     return bytes(save({name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}))
+
+
+def save_checkpoint(path: Path, simulator: LearnedSimulator, card: CheckpointCard) -> None:
+    """Write PATH.safetensors and PATH.json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".safetensors").write_bytes(weights_of(simulator))
+    path.with_suffix(".json").write_text(to_json(card) + "\n")
 
 
 def read_card(path: Path) -> CheckpointCard:
@@ -155,13 +184,11 @@ def read_card(path: Path) -> CheckpointCard:
             value=str(path),
             remedy="Give the path of a .safetensors file with its .json beside it.",
         )
-    return from_json(CheckpointCard, file.read_text(), source=file.name)
+    return parse_card(file.read_text(), file.name)
 
 
-def load_checkpoint(
-    path: Path, members: tuple[MemberKind, ...] | None = None
-) -> tuple[LearnedSimulator, CheckpointCard]:
-    """The simulator as it was saved; members: as `restore`.
+def load_checkpoint(path: Path) -> tuple[LearnedSimulator, CheckpointCard]:
+    """The simulator as it was saved.
 
     Raises:
         NotFound: no checkpoint there. InvalidInput: as `restore`.
@@ -171,53 +198,128 @@ def load_checkpoint(
         weights = path.with_suffix(".safetensors").read_bytes()
     except OSError as error:
         raise _damaged(path.name, f"cannot be read: {error.strerror}") from None
-    return restore(card, weights, path.name, members), card
+    return restore(card, weights, path.name), card
 
 
-def restore(
-    card: CheckpointCard,
-    weights: bytes,
-    name: str,
-    members: tuple[MemberKind, ...] | None = None,
-) -> LearnedSimulator:
-    """The simulator of a card and its safetensors, which are data: nothing in them is executed.
-
-    members: some of an ensemble's, to read these alone (networks load torch); any other kind of
-        model is read whole.
+def default_simulator() -> LearnedSimulator:
+    """The simulator that comes with AutoSync; trials of a domain then correct it.
 
     Raises:
-        InvalidInput: it was trained on other features, no model can be as the card says, or the
-            tensors are not those of the card.
+        InvalidInput: the file was made for other features than this version's.
+    """
+    return load_checkpoint(data_file(FOLDER, FILE))[0]
+
+
+def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator:
+    """The simulator of a card and its safetensors.
+
+    Raises:
+        InvalidInput: it was trained on other features, or the tensors are not those of the card.
     """
     if card.feature_version != FEATURE_VERSION:
         raise InvalidInput(
             f"checkpoint {name} was trained on features of version {card.feature_version}, "
-            f"this is version {FEATURE_VERSION}: its weights mean something else.",
+            f"this is version {FEATURE_VERSION}: its tensors mean something else.",
             thing="feature_version",
             value=card.feature_version,
-            remedy="Train it again on its trials.",
+            remedy=RETRAIN,
         )
-    recipe = card.recipe
     try:
-        arrays = load(weights)
+        arrays: Arrays = load(weights)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
-    if any(len(source.descriptor) != len(DESCRIPTOR) for source in card.sources):
-        raise _damaged(name, f"a source is described by other than {len(DESCRIPTOR)} numbers")
-    calibration = below(CALIBRATION, arrays)
-    recipe = replace(recipe, members=members or recipe.members)
-    try:
-        if card.kind == "ensemble" and recipe.members != card.members:
-            some = arrays_of(recipe.members, arrays, card.members)
-            arrays = some | nested(CALIBRATION, calibration)
-        simulator = LearnedSimulator(make_model(recipe, card.seed))
-        forms = simulator.model.array_forms(arrays)
-        check_arrays(arrays, forms | nested(CALIBRATION, Calibration.array_forms(calibration)))
-    except InvalidInput as error:
-        raise _damaged(name, error.message) from None
-    simulator.model.load(arrays)
-    simulator.calibration = Calibration.from_arrays(calibration)
-    return simulator
+    network = None if card.encoder == "none" else _network(card.encoder, card.seed)
+    _check(arrays, len(card.sources), network, name)
+    kernel = Kernel(**{field.name: _field(arrays, field.name) for field in fields(Kernel)})
+    sources = []
+    for number, source in enumerate(card.sources):
+        rows = np.flatnonzero(arrays["source"] == number)
+        columns = (arrays[part][rows] for part in ("columns", "residual", "slowness"))
+        sources.append(SourceTrials(np.array(source.descriptor), *columns))
+    if network is None:
+        return LearnedSimulator(kernel, sources)
+    import torch
+
+    from autosync.simulator.learned.encoders import Encoder
+
+    assert card.encoder != "none"
+    state = {key: torch.from_numpy(arrays[NETWORK + key]) for key in network.state_dict()}
+    network.load_state_dict(state)
+    network.eval()
+    scaling = arrays[ENCODER + "center"], arrays[ENCODER + "scale"]
+    return LearnedSimulator(kernel, sources, Encoder(card.encoder, network, *scaling))
+
+
+def _network(kind: "EncoderKind", seed: int) -> "nn.Module":
+    from autosync.simulator.learned.encoders import network_of  # loads torch
+
+    return network_of(kind, seed)
+
+
+def _field(arrays: Arrays, name: str) -> Any:
+    array = arrays[KERNEL + name]
+    return float(array[0]) if name in SCALARS else array
+
+
+SCALARS = ("level", "smooth", "reach", "noise", "power")
+POSITIVE = {"linear", "weights", "smooth", "level", "reach", "noise", "power"}
+"""Parts of a kernel."""
+
+
+def _check(arrays: Arrays, sources: int, network: "nn.Module | None", name: str) -> None:
+    """Raises InvalidInput where these are not exactly the arrays of a simulator of so many
+    domains."""
+    residual, columns, groups = arrays.get("residual"), len(SUMMARY_COLUMNS), len(GROUPS)
+    trials = residual.size if residual is not None else 0
+    weights: dict[str, tuple[int, ...]] = {}
+    if network is not None:
+        columns, groups = columns + HIDDEN, groups + 1
+        weights = {NETWORK + key: tuple(w.shape) for key, w in network.state_dict().items()}
+        weights |= {ENCODER + key: (len(NODE_COLUMNS),) for key in ("center", "scale")}
+    shapes: dict[str, tuple[int, ...]] = {
+        "source": (trials,),
+        "columns": (trials, columns),
+        "residual": (trials,),
+        "slowness": (trials,),
+        **{KERNEL + part: (columns,) for part in ("center", "scale")},
+        **{KERNEL + part: (groups,) for part in ("linear", "weights")},
+        KERNEL + "correlations": (3,),
+        **{KERNEL + part: (1,) for part in SCALARS},
+        **weights,
+    }
+    if missing := shapes.keys() - arrays.keys():
+        raise _damaged(name, f"tensor {min(missing)!r} is missing")
+    if odd := arrays.keys() - shapes.keys():
+        raise _damaged(name, f"tensor {min(odd)!r} belongs to no simulator")
+    types = {"source": np.dtype(np.int64)}
+    types |= dict.fromkeys(("columns", *weights), np.dtype(np.float32))
+    for part, shape in shapes.items():
+        array, dtype = arrays[part], types.get(part, np.dtype(np.float64))
+        if (array.shape, array.dtype) != (shape, dtype):
+            raise _damaged(
+                name,
+                f"tensor {part!r} has shape {array.shape} and type {array.dtype}; it must be "
+                f"{shape} and {dtype}",
+            )
+        if wrong := _wrong_values(part, array, sources):
+            raise _damaged(name, f"tensor {part!r} {wrong}")
+
+
+def _wrong_values(part: str, array: NDArray[Any], sources: int) -> str:
+    """What is wrong with the values of an array; empty if nothing is."""
+    if part in (KERNEL + "scale", ENCODER + "scale"):  # infinite: the column never varied
+        return "" if (array > 0).all() else "holds values that are not positive"
+    if not np.isfinite(array).all():
+        return "holds values that are not finite"
+    if part.removeprefix(KERNEL) in POSITIVE and not (array > 0).all():
+        return "holds values that are not positive"
+    if part == "slowness" and not (array >= 1).all():
+        return "holds values below 1"
+    if part == KERNEL + "correlations" and not ((array >= 0) & (array <= 1)).all():
+        return "holds no shares"
+    if part == "source" and not ((array >= 0) & (array < sources)).all():
+        return "names a domain that is not there"
+    return ""
 
 
 def _impossible(field: str, value: object, allowed: str) -> InvalidInput:
@@ -236,63 +338,3 @@ def _damaged(name: str, why: str) -> InvalidInput:
         value=name,
         remedy="Copy its .safetensors and its .json again, both as `save_checkpoint` wrote them.",
     )
-
-
-def card_of(
-    model: LearnedModel,
-    sources: tuple[SourceDomain, ...],
-    accuracy: float | None,
-    unseen: str,
-    dataset: str = "",
-    parents: tuple[str, ...] = (),
-) -> CheckpointCard:
-    """The fields are those of the card."""
-    recipe = model.recipe
-    return CheckpointCard(
-        recipe.kind,
-        sources,
-        accuracy,
-        unseen,
-        model.seed,
-        network=recipe.kind if recipe.kind == "lstm" or recipe.kind == "gat" else "",
-        versions=(
-            *((name, version(name)) for name in ("torch", "scikit-learn", "numpy")),
-            ("python", platform.python_version()),
-        ),
-        members=recipe.members,
-        dataset=dataset,
-        parents=parents,
-    )
-
-
-LEARNED: tuple[MemberKind, ...] = ("gaussian", "trees")
-"""Members of `learned`: they rank in seconds and load no torch."""
-MEMBERS_OF: dict[str, tuple[MemberKind, ...]] = {
-    "learned": LEARNED,
-    "ensemble": MEMBER_KINDS,
-    **{kind: (kind,) for kind in MEMBER_KINDS},
-}
-"""Which members of a trained ensemble each name stands for."""
-FOLDER, FILE = "simulators", "default.safetensors"
-
-
-def default_simulator(domain: Domain, name: str = "learned") -> LearnedSimulator:
-    """The bundled simulator, or those of its members that MEMBERS_OF names; trials of the domain
-    then correct it. Where it has learned from no cluster of the domain's backend, one that knows
-    nothing yet.
-
-    Raises:
-        InvalidInput: the file was made for other features than this version's.
-    """
-    file = data_file(FOLDER, FILE)
-    if not knows_backend(read_card(file), domain.cluster):
-        return gaussian_simulator()
-    return load_checkpoint(file, MEMBERS_OF[name])[0]
-
-
-def knows_backend(card: CheckpointCard, cluster: Cluster) -> bool:
-    """Whether any of what a simulator has learned from used the backend of a cluster: what one
-    costs says nothing of another."""
-    wanted = backend_of(cluster).descriptor
-    place = DESCRIPTOR.index("nccl")
-    return bool(np.any([source.descriptor[place] == wanted for source in card.sources]))

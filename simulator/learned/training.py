@@ -1,9 +1,10 @@
-"""Training on several domains: which trials are held out, how well a simulator made alike ranks
-models that it never saw, and transfer to a domain without a trial.
+"""Training on several domains: which trials are held out, and how well a simulator made alike ranks
+models that it never saw.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,78 +13,47 @@ from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import Population, decode
-from autosync.simulator.learned.checkpoint import LEARNED, CheckpointCard, SourceDomain
-from autosync.simulator.learned.features.domain_descriptor import (
-    describe_domain,
-    distances,
-    importance,
-)
+from autosync.simulator.learned.checkpoint import SourceDomain
 from autosync.simulator.learned.features.strategy_features import features_of, joined_features
-from autosync.simulator.learned.learned_simulators import COVERAGE, Calibration, LearnedSimulator
-from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel, make_model
-from autosync.simulator.learned.models.recipe import Recipe
+from autosync.simulator.learned.gaussian_process import kept_trials, source_trials
+from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain
+
+if TYPE_CHECKING:
+    from autosync.simulator.learned.encoders import EncoderKind
 
 F64 = NDArray[np.float64]
 
 
-def nearest_checkpoint(domain: Domain, cards: Sequence[CheckpointCard]) -> int:
-    """Which checkpoint to start from: the one with the source most like the domain.
-
-    Among equals the one that has seen more trials.
-
-    Raises:
-        InvalidInput: there is none.
-    """
-    if not cards:
-        raise InvalidInput(
-            "there is no checkpoint to start from.",
-            thing="checkpoints",
-            value=0,
-            remedy="Train one on measured strategies, or rank by the timeline.",
-        )
-    target = describe_domain(domain)
-    found = [
-        (
-            float(distances(target, [np.array(s.descriptor) for s in card.sources]).min()),
-            card.trials,
-        )
-        for card in cards
-    ]
-    return min(range(len(cards)), key=lambda k: (found[k][0], -found[k][1]))
-
-
-def transferred(
-    model: LearnedModel, sources: Sequence[LabelledTrials], target: Domain
+def simulator_from(
+    sources: Sequence[LabelledTrials], encoder: "EncoderKind | None" = None, seed: int = 0
 ) -> LearnedSimulator:
-    """A simulator for `target` that knows none of its strategies, trained on the sources.
-
-    Sources alike count more (linear part). Scores become seconds by the sources' median error.
-
-    Raises:
-        InvalidInput: there is no source, or the target is among them.
-    """
-    _require(sources)
-    if any(source.domain.id == target.id for source in sources):
-        raise InvalidInput(
-            "the target domain is among the sources.",
-            thing="sources",
-            value=target.id,
-            remedy="Leave it out: what was measured on it belongs to `refit`.",
-        )
-    descriptors = [source.features.descriptor for source in sources]
-    return _pretrained(model, sources, importance(describe_domain(target), descriptors))
-
-
-def pretrained(model: LearnedModel, sources: Sequence[LabelledTrials]) -> LearnedSimulator:
-    """A simulator for any target: all sources count alike.
+    """What has learned from these domains, and knows no other. encoder: trained first, from the
+    seed; the features then have their nodes.
 
     Raises:
         InvalidInput: there is no source.
     """
-    _require(sources)
-    return _pretrained(model, sources, np.ones(len(sources)))
+    from autosync.simulator.learned.kernel_training import learned_kernel  # loads torch
+
+    if not sources:
+        raise InvalidInput(
+            "there is no source domain to learn from.",
+            thing="sources",
+            value=0,
+            remedy="Measure strategies of another domain first.",
+        )
+    features, seconds = [s.features for s in sources], [s.step_seconds for s in sources]
+    network = None
+    if encoder is not None:
+        from autosync.simulator.learned.encoders import trained_encoder
+
+        network = trained_encoder(encoder, features, seconds, seed)
+        features = [network.joined(each) for each in features]
+    kept = [kept_trials(source_trials(*each)) for each in zip(features, seconds, strict=True)]
+    models = [each.domain.graph.name for each in sources]
+    return LearnedSimulator(learned_kernel(kept, models), kept, network)
 
 
 def source_of(trials: LabelledTrials) -> SourceDomain:
@@ -95,45 +65,6 @@ def source_of(trials: LabelledTrials) -> SourceDomain:
         trials=len(trials.step_seconds),
         descriptor=tuple(float(value) for value in trials.features.descriptor),
     )
-
-
-def _require(sources: Sequence[LabelledTrials]) -> None:
-    if not sources:
-        raise InvalidInput(
-            "there is no source domain to learn from.",
-            thing="sources",
-            value=0,
-            remedy="Measure strategies of another domain first.",
-        )
-
-
-def _pretrained(
-    model: LearnedModel, sources: Sequence[LabelledTrials], weights: F64
-) -> LearnedSimulator:
-    model.pretrain(sources, weights)
-    simulator = LearnedSimulator(model)
-    simulator.calibration = _level(model, sources)
-    return simulator
-
-
-def _level(model: LearnedModel, sources: Sequence[LabelledTrials]) -> Calibration:
-    """By the errors on the sources themselves."""
-    return level_of(
-        np.concatenate(
-            [
-                np.log(source.step_seconds) - model.scores(source.domain, source.features)
-                for source in sources
-            ]
-        )
-    )
-
-
-def level_of(errors: F64) -> Calibration:
-    """Shift by the median error, log seconds; the interval spans the domains' levels and their
-    errors."""
-    level = float(np.median(errors))
-    margin = float(np.quantile(np.abs(errors - level), COVERAGE))
-    return Calibration(np.zeros(1), np.array([level]), margin)
 
 
 Say = Callable[[str], None]
@@ -176,10 +107,11 @@ def split_trials(
     population: Population,
     step_seconds: F64,
     picked: NDArray[np.bool_] | None = None,
+    with_nodes: bool = False,
 ) -> SplitTrials:
     """Strategies whose messages look alike to every model are on one side, which the hash of one
     of them decides: it is the same in every version, however many trials there are."""
-    features = features_of(domain, population)
+    features = features_of(domain, population, with_nodes)
     ids = np.array([decode(population, i, domain).id for i in range(len(population))])
     _, alike = np.unique(features.summary.astype(np.float32), axis=0, return_inverse=True)
     held_out = np.zeros(len(ids), dtype=np.bool_)
@@ -213,15 +145,20 @@ def held_out_accuracy(
         chosen = source.held_out & source.picked if picks else source.held_out
         trials = source.trials.take(np.flatnonzero(chosen))
         if len(trials.step_seconds) > 1:
-            seconds, _ = simulator.predict_features(trials.domain, trials.features)
+            seconds, _ = simulator.predict_features(trials.features)
             shares.append(pairwise_accuracy(seconds, trials.step_seconds))
     known = [share for share in shares if np.isfinite(share)]
     return float(np.mean(known)) if known else None
 
 
-def split_dataset(measured: Sequence[MeasuredDomain]) -> list[SplitTrials]:
-    """Of each domain of a dataset."""
-    return [split_trials(m.domain, m.population, m.label_seconds, m.chosen) for m in measured]
+def split_dataset(
+    measured: Sequence[MeasuredDomain], with_nodes: bool = False
+) -> list[SplitTrials]:
+    """Of each domain of a dataset. with_nodes: what an encoder reads."""
+    return [
+        split_trials(m.domain, m.population, m.label_seconds, m.chosen, with_nodes)
+        for m in measured
+    ]
 
 
 def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:
@@ -238,53 +175,43 @@ def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:
 
 
 def train_simulator(
-    recipe: Recipe,
     sources: Sequence[SplitTrials],
-    seed: int,
     say: Say = lambda text: None,
-    parent: LearnedModel | None = None,
-    judged_by: Recipe | None = None,
+    encoder: "EncoderKind | None" = None,
+    seed: int = 0,
 ) -> TrainingOutcome:
-    """Learn from the trials of several domains that are not held out. Its level and its intervals
-    are those of domains that a simulator made alike did not see.
-
-    parent: a model of the recipe that goes on from what it has learned. Its like, which did not see
-    a domain, are then of closed forms alone: networks from nothing would take minutes.
-    judged_by: of those that did not see a domain, where it is not the recipe.
+    """Learn from the trials of several domains that are not held out.
 
     Raises:
         InvalidInput: there is no source.
     """
-    judged = judged_by or (recipe if parent is None else Recipe("ensemble", members=LEARNED))
-    left_out = scores_of_unseen(judged, sources, seed, say)
+    shares = list(accuracy_of_unseen(sources, say, encoder, seed).values())
     say("learning from all of them")
-    model = parent or make_model(recipe, seed)
-    simulator = pretrained(model, [each.learned for each in sources])
-    if not left_out:
+    simulator = simulator_from([each.learned for each in sources], encoder, seed)
+    if not shares:
         return TrainingOutcome(simulator, None, "none: domains of one model only")
-    labels = [np.log(sources[k].trials.step_seconds) for k in left_out]
-    pairs = list(zip(left_out.values(), labels, strict=True))
-    simulator.calibration = level_of(np.concatenate([label - score for score, label in pairs]))
-    shares = [pairwise_accuracy(np.exp(score), np.exp(label)) for score, label in pairs]
     return TrainingOutcome(simulator, float(np.mean(shares)), UNSEEN)
 
 
-def scores_of_unseen(
-    recipe: Recipe, sources: Sequence[SplitTrials], seed: int, say: Say = lambda text: None
-) -> dict[int, F64]:
-    """The scores of each source's trials, `(n,)`, by a model that learned from sources of other
-    graphs alone (graphs are told apart by their names); empty where there is one graph only."""
+def accuracy_of_unseen(
+    sources: Sequence[SplitTrials],
+    say: Say = lambda text: None,
+    encoder: "EncoderKind | None" = None,
+    seed: int = 0,
+) -> dict[int, float]:
+    """The share of each source's pairs that is ranked rightly by a simulator that learned from
+    sources of other graphs alone (graphs are told apart by their names); empty where there is one
+    graph only."""
     graphs = [source.trials.domain.graph.name for source in sources]
-    found: dict[int, F64] = {}
+    found: dict[int, float] = {}
     for graph in sorted(set(graphs)) if len(set(graphs)) > 1 else ():
         others = [s.learned for s, name in zip(sources, graphs, strict=True) if name != graph]
-        model = pretrained(make_model(recipe, seed), others).model
+        simulator = simulator_from(others, encoder, seed)
         for number, source in enumerate(sources):
-            if graphs[number] != graph:
-                continue
-            trials = source.trials
-            scores = found[number] = model.scores(trials.domain, trials.features)
-            accuracy = pairwise_accuracy(np.exp(scores), trials.step_seconds)
-            name = f"{graph}, {trials.domain.cluster.name}"
-            say(f"{name}: {accuracy:.1%} of pairs, learned from other models")
+            if graphs[number] == graph:
+                trials = source.trials
+                seconds, _ = simulator.predict_features(trials.features)
+                found[number] = pairwise_accuracy(seconds, trials.step_seconds)
+                name = f"{graph}, {trials.domain.cluster.name}"
+                say(f"{name}: {found[number]:.1%} of pairs, learned from other models")
     return found

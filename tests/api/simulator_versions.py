@@ -10,8 +10,7 @@ from autosync.api.db.tables import (
 from autosync.api.engine.simulator_store import NAME_OF_VERSION, insert_checkpoint
 from autosync.simulator.learned.checkpoint import SourceDomain, card_of, weights_of
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
-from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.gaussian_process import GaussianModel
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 
 ACCURACIES = ((0.87, 0.88), (0.9, 0.88), (0.91, 0.9))
 """Of versions 1 to 3, each beside its parent's; the first was not better than the bundled one."""
@@ -27,9 +26,9 @@ def store_versions(database: Database, tuning_id: str | None = None) -> None:
         sources += (
             SourceDomain(f"{number}" * 32, f"chain{number}", "grid", 60, (0.5,) * len(DESCRIPTOR)),
         )
-        simulator = LearnedSimulator(GaussianModel())
+        simulator = LearnedSimulator()
         of_parents = tuple(NAME_OF_VERSION.format(each) for each in sorted({0, parent}))
-        card = card_of(simulator.model, sources, 0.8, "models left out", "a" * 32, of_parents)
+        card = card_of(sources, 0.8, "models left out", 0, "a" * 32, of_parents)
         with database.writing() as session:
             if not insert_checkpoint(session, name, card, weights_of(simulator)):
                 continue

@@ -30,7 +30,6 @@ SHORT = {
     "tune": "--budget 2 --repeats 1 --proposals 50 --launcher local --simulator timeline "
     "--byte-scale 0.01 --time-scale 1 --no-probe",
     "rank": "--proposals 500",
-    "simulator train": "--model gaussian",
 }
 """Added to commands, so that they end within seconds; of two values the last one counts."""
 

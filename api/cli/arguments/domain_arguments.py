@@ -91,42 +91,32 @@ def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFoun
     return NotFound(f"no {kind} is called {name!r}.", thing=kind, value=name, remedy=hint + remedy)
 
 
-def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
-    """A bundled simulator, or a trained one of the database; for `nearest`, by the domain.
+def load_simulator(name: str, db: str) -> "Simulator":
+    """A bundled simulator, or a trained one of the database.
 
     Raises:
         NotFound: no such simulator, or no such database.
         InvalidInput: it was trained on other features than this version's.
     """
     from autosync.api.cli.open_database import opened, refuse_missing, uses_bundled_simulator
-    from autosync.api.engine.registry import NEAREST, SIMULATORS, TRAINED, simulator_named
+    from autosync.api.engine.registry import LEARNED, RETIRED, SIMULATORS, simulator_named
 
-    if name in SIMULATORS and (name not in TRAINED or uses_bundled_simulator(db)):
-        return simulator_named(name, domain)
+    bundled = name in SIMULATORS and (name != LEARNED or uses_bundled_simulator(db))
+    if bundled or name in RETIRED:
+        return simulator_named(name)
     try:
         refuse_missing(db)
-        from autosync.api.engine.simulator_store import resolved_name, simulator_of
+        from autosync.api.engine.simulator_store import simulator_of
 
         with opened(db) as database, database.reading() as session:
-            return simulator_of(session, resolved_name(session, name, domain), domain)
+            return simulator_of(session, name)
     except NotFound as missing:
         if missing.thing != "--db":
             raise
-        if name in TRAINED:  # nothing was tuned here: the one that comes with AutoSync
-            return simulator_named(name, domain)
-        if name == NEAREST:
-            raise _none_to_choose_from(name, db) from None
+        if name == LEARNED:  # nothing was tuned here: the one that comes with AutoSync
+            return simulator_named(name)
         remedy = f"Trained ones are in a database, and {missing.message}"
         raise unknown_name("simulator", name, list(SIMULATORS), remedy) from None
-
-
-def _none_to_choose_from(name: str, db: str) -> NotFound:
-    return NotFound(
-        f"{name} chooses among the trained simulators of a database, and there is no {db!r}.",
-        thing="--simulator",
-        value=name,
-        remedy="Name a database with --db, or use learned, which needs none.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def predict(
     asked = _asked(calibration.domain, strategy or [])
     describe_domain(calibration.domain)
     _say_constants(alone.cluster, calibration)
-    predictor = load_simulator(simulator, db, calibration.domain)
+    predictor = load_simulator(simulator, db)
     answers = answer_all(calibration, asked, engine, predictor)
     for warning in dict.fromkeys(w for answer in answers for w in answer.warnings):
         warn(warning)

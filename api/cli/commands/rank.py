@@ -91,7 +91,7 @@ def rank(
     domain = load_domain(model, cluster, batch, choice, optimizer)
     describe_domain(domain)
     with compilation_lines(), one_blas_thread():
-        predictor = load_simulator(simulator, db, domain)
+        predictor = load_simulator(simulator, db)
         space = Space(placement=placement)
         ranked = best_by_prediction(domain, predictor, proposals, seed, space, quiet=json)
     ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")

@@ -1,7 +1,7 @@
 """`autosync simulator`: trained simulators in a database."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,7 +9,6 @@ from autosync.api.cli.console import out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.api.cli.output_files import check_writable, write_bytes, write_text
 from autosync.errors import InvalidInput
-from autosync.simulator.learned.models.recipe import ModelKind
 
 app = typer.Typer(
     name="simulator",
@@ -67,8 +66,11 @@ def train(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors.")
     ] = None,
-    model: Annotated[ModelKind, typer.Option(help="What corrects the timeline.")] = "ensemble",
-    seed: Annotated[int, typer.Option(min=0, help="Of networks and trees.")] = 0,
+    encoder: Annotated[
+        Literal["none", "gat", "lstm"],
+        typer.Option(help="Network that reads the strategy beside the sums over its messages."),
+    ] = "none",
+    seed: Annotated[int, typer.Option(min=0, help="Of the encoder.")] = 0,
     db: DatabaseUrl = DEFAULT_DATABASE,
 ) -> None:
     """Train a simulator: on a dataset, into a file, or on all that a database's tunings measured.
@@ -83,7 +85,7 @@ def train(
         autosync simulator train --db sqlite:///autosync.db
     """
     if folder is None and output is None:
-        return _train_version(db, seed)
+        return _train_version(db)
     if folder is None or output is None:
         raise InvalidInput(
             "a checkpoint needs FOLDER and FILE.",
@@ -91,8 +93,7 @@ def train(
             value=None,
             remedy="Give both, or neither to train the next version of a database.",
         )
-    from autosync.simulator.learned.checkpoint import save_checkpoint
-    from autosync.simulator.learned.models.recipe import Recipe
+    from autosync.simulator.learned.checkpoint import card_of, save_checkpoint
     from autosync.simulator.learned.training import (
         dataset_hash,
         source_of,
@@ -103,12 +104,13 @@ def train(
 
     check_writable(output)
     measured = load_dataset(folder)
-    sources = split_dataset(measured)
-    found = train_simulator(Recipe(model), sources, seed, say)
+    network = None if encoder == "none" else encoder
+    sources = split_dataset(measured, network is not None)
+    found = train_simulator(sources, say, network, seed)
     learned = tuple(source_of(each.learned) for each in sources)
-    card = save_checkpoint(
-        output, found.simulator, learned, found.accuracy, found.unseen, dataset_hash(measured)
-    )
+    hashed = dataset_hash(measured)
+    card = card_of(learned, found.accuracy, found.unseen, seed, hashed, encoder=encoder)
+    save_checkpoint(output, found.simulator, card)
     judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen models' pairs"
     out.print(
         f"{card.kind}: {card.trials} trials of {len(card.sources)} domains{judged}\n"
@@ -116,7 +118,7 @@ def train(
     )
 
 
-def _train_version(db: str, seed: int) -> None:
+def _train_version(db: str) -> None:
     """Here and now; a worker that has begun the training already is left to it."""
     import os
     import socket
@@ -128,7 +130,7 @@ def _train_version(db: str, seed: int) -> None:
 
     with opened(db) as database:
         with database.writing() as session:
-            enqueue_training(session, seed=seed)
+            enqueue_training(session)
         say("training on all that was measured")
         train_next(database, f"{socket.gethostname()}:{os.getpid()}", threading.Event())
     versions(db)

@@ -31,7 +31,6 @@ from autosync.api.engine.training import training_queue
 from autosync.api.engine.training.training_queue import Say, TrainingClaim, run_beside_trials
 from autosync.bundled_data import data_file, data_folder
 from autosync.cancellation import check_cancelled
-from autosync.documents import from_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.population import encode
@@ -42,6 +41,7 @@ from autosync.simulator.learned.checkpoint import (
     FOLDER,
     CheckpointCard,
     card_of,
+    parse_card,
     read_card,
     restore,
     weights_of,
@@ -174,14 +174,14 @@ class VersionTask:
 
     def __call__(self, say: Say) -> "TrainedVersion":
         """Train, and judge it beside the version in use."""
-        in_use, parent = (restore(self.card, self.weights, "the version in use") for _ in range(2))
-        found = train_simulator(self.card.recipe, self.sources, self.seed, say, parent.model)
+        in_use = restore(self.card, self.weights, "the version in use")
+        found = train_simulator(self.sources, say)
         say("judging it beside the version in use")
         card = card_of(
-            found.simulator.model,
             tuple(source_of(each.learned) for each in self.sources),
             found.accuracy,
             found.unseen,
+            self.seed,
             self.dataset,
             (*self.card.parents, NAME_OF_VERSION.format(self.parent)),
         )
@@ -307,4 +307,4 @@ def _files(session: Session, number: int) -> tuple[CheckpointCard, bytes]:
         file = data_file(FOLDER, FILE)
         return read_card(file), file.read_bytes()
     card, weights = checkpoint_files(session, NAME_OF_VERSION.format(number))
-    return from_json(CheckpointCard, card, source="card"), weights
+    return parse_card(card), weights

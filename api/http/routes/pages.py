@@ -30,7 +30,7 @@ FORM = {
     "graph": "resnet50",
     "cluster": "example-4x1",
     "launcher": "auto",
-    "simulator": "ensemble",
+    "simulator": "learned",
 }
 BUNDLED_SIMULATORS = Simulators(items=[], bundled=list(SIMULATORS), next=None)
 """Of a form in which nobody has looked for others."""

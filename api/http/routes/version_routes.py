@@ -22,8 +22,8 @@ router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
 
 @router.get("/versions")
 def get_versions(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> SimulatorVersions:
-    """Versions of the trained simulator, the newest first, and which is in use: what `learned`,
-    `ensemble` and its members stand for."""
+    """Versions of the learned simulator, the newest first, and which is in use: what `learned`
+    stands for."""
     return view.simulator_versions(session, limit, cursor)
 
 

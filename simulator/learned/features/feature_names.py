@@ -4,69 +4,13 @@ Everything is relative (to compute, to the model's bytes, to the mean link), and
 swapping identical hosts or renaming groups leaves every feature as it was.
 """
 
-from typing import get_args
+import numpy as np
 
-from autosync.codes import ENCODINGS, Channel, Method, Op, Order
-from autosync.graph import DType
+from autosync.codes import Channel, Op, Order
 
-FEATURE_VERSION = 7
-"""Goes up whenever the meaning of a feature changes, or what models keep of their trials; a
-checkpoint of another is refused."""
-
-DTYPES: tuple[str, ...] = get_args(DType)
-DIMS = 4
-"""Dimensions a convolution's weight has; those beyond are counted, not listed."""
-
-SHARD_RAW = (
-    "variable_size",
-    "variable_fraction",
-    *(f"dimension_{k}" for k in range(DIMS)),
-    "dimensions",
-    *(f"dtype_{dtype}" for dtype in DTYPES),
-    "sparse",
-    "touched_fraction",
-    "factor_fraction",
-    "ready_place",
-    "first_use_place",
-    "set_size",
-    "set_fraction",
-    "shards",
-    "shard_squares",
-    "largest_shard",
-    "flat",
-    "axis_place",
-    *(f"method_{method.name.lower()}" for method in Method),
-    "tree",
-    "hierarchical",
-    "explicit_ring",
-    "sharded_update",
-    *(f"encoding_{name}" for name in ENCODINGS[1:]),
-    "powersgd_rank",
-    "server_bandwidth",
-    "server_link",
-    "server_slowness",
-    "server_replicas",
-    "server_dedicated",
-    "group_size",
-    "group_fraction",
-    "group_shards",
-    "group_ready_place",
-    "group_use_place",
-    "issue_place",
-    "sliced",
-    "buckets",
-    *(f"order_{order.name.lower()}" for order in Order),
-    "overlap",
-    "staleness",
-    "slowest_replica",
-    "share_squares",
-)
-"""What the strategy, the graph and the cluster say of a shard set (thesis 8.3.1)."""
-SHARD_PRE = ("transfer", "startup", "link", "group_transfer", "group_startup", "server_transfer")
-"""Terms of equations 2 and 3 in units of compute seconds."""
-SHARD_TIMES = ("ready_time", "wait_time", "done_time", "in_flight_time", "late_time")
-"""The timeline's, in units of compute seconds."""
-
+FEATURE_VERSION = 8
+"""Goes up whenever the meaning of a feature changes, or what is kept of trials; a checkpoint of
+another version is refused."""
 
 FAMILIES: dict[str, tuple[Op, ...]] = {
     "all_reduce": (Op.ALL_REDUCE,),
@@ -126,4 +70,28 @@ SUMMARY_TIMES = (
     *(f"if_{name}" for name in WHAT_IFS),
 )
 SUMMARY_COLUMNS = (*SUMMARY_RAW, *SUMMARY_PRE, *SUMMARY_TIMES)
-SHARD_COLUMNS = (*SHARD_RAW, *SHARD_PRE, *SHARD_TIMES)
+
+COUNTS = (
+    "shards",
+    *(name for name in SUMMARY_COLUMNS if name.startswith("messages_")),
+    *(f"{side}_log_messages" for side in SIDES),
+)
+CHOICES = (
+    "sliced",
+    "overlap",
+    "staleness",
+    "log_compute",
+    *(name for name in SUMMARY_COLUMNS if name.startswith("order_")),
+)
+GROUPS = {
+    "what_ifs": tuple(f"if_{name}" for name in WHAT_IFS),
+    "choices": CHOICES,
+    "counts": COUNTS,
+    "times": tuple(name for name in SUMMARY_TIMES if not name.startswith("if_")),
+    "bytes": tuple(n for n in (*SUMMARY_RAW, *SUMMARY_PRE) if n not in (*COUNTS, *CHOICES)),
+}
+"""Columns whose weight in a kernel is learned together."""
+GROUP_OF_COLUMN = np.array(
+    [next(k for k, names in enumerate(GROUPS.values()) if n in names) for n in SUMMARY_COLUMNS]
+)
+"""The number of each column's group."""

@@ -14,16 +14,14 @@ from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.api.engine.simulator_store import promote
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.checkpoint import load_checkpoint
-from autosync.simulator.learned.models.gaussian_process import GaussianModel
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from tests.api.checkpoints import checkpoint
 from tests.api.simulator_versions import store_versions
-from tests.domains import domain_of
 from tests.simulator.measurements import measured, write
 
 
 def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:
-    domain = domain_of()
-    card, weights = checkpoint(tmp_path, GaussianModel())
+    card, weights = checkpoint(tmp_path, LearnedSimulator())
     db = f"sqlite:///{tmp_path / 'a.db'}"
 
     def printed(*words: str) -> str:
@@ -32,21 +30,21 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
         return done.stdout
 
     with pytest.raises(NotFound, match="'mine'"):
-        load_simulator("mine", db, domain)
-    with pytest.raises(NotFound, match="nearest chooses among the trained simulators") as nowhere:
-        load_simulator("nearest", db, domain)
-    assert "--db" in nowhere.value.remedy
+        load_simulator("mine", db)
+    for retired in ("ensemble", "nearest"):
+        with pytest.raises(NotFound, match="no longer there") as refused:
+            load_simulator(retired, db)
+        assert "learned, timeline" in refused.value.remedy
     printed("add", "mine", str(tmp_path / "made.safetensors"))
     (listed,) = json.loads(printed("list", "--json"))
-    assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "gaussian", 60)
+    assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "gaussian process", 60)
     assert json.loads(printed("show", "mine")) == json.loads(card)
-    assert load_simulator("nearest", db, domain).name == "timeline+gaussian"
     printed("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
     assert (tmp_path / "copy.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(card)
     printed("remove", "mine")
     with pytest.raises(NotFound) as gone:
-        load_simulator("mine", db, domain)
+        load_simulator("mine", db)
     assert "timeline" in gone.value.remedy
 
 
@@ -55,7 +53,7 @@ def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
     domains = [measured(1.0, seed=1, count=24), measured(0.5, seed=2, count=24)]
     write(folder, domains)
     trained = tmp_path / "trained.safetensors"
-    words = ["train", str(folder), "-o", str(trained), "--model", "gaussian"]
+    words = ["train", str(folder), "-o", str(trained)]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     card = json.loads(trained.with_suffix(".json").read_text())
     learned = sum(source["trials"] for source in card["sources"])
@@ -64,7 +62,7 @@ def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
     assert (card["accuracy"], card["unseen"]) == (None, "none: domains of one model only")
     added = ["add", "both", str(trained), "--db", db]
     assert CliRunner().invoke(app, added, catch_exceptions=False).exit_code == 0
-    stored = load_simulator("both", db, domains[0].domain)
+    stored = load_simulator("both", db)
     fresh, _ = load_checkpoint(trained)
     seconds = [s.predict(domains[0].domain, domains[0].population) for s in (stored, fresh)]
     assert (seconds[0] == seconds[1]).all()
@@ -78,7 +76,7 @@ def test_half_a_request_to_train_is_refused(tmp_path: Path) -> None:
 
 def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path / 'a.db'}"
-    checkpoint(tmp_path, GaussianModel())
+    checkpoint(tmp_path, LearnedSimulator())
     runner = CliRunner()
     assert runner.invoke(app, ["add", "mine", str(tmp_path / "made.safetensors"), "--db", db])
     shown = runner.invoke(app, ["versions", "--db", db, "--json"], catch_exceptions=False)
@@ -94,7 +92,7 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(
     words: list[str], tmp_path: Path
 ) -> None:
     db = f"sqlite:///{tmp_path / 'a.db'}"
-    checkpoint(tmp_path, GaussianModel())
+    checkpoint(tmp_path, LearnedSimulator())
     runner = CliRunner()
     made = str(tmp_path / "made.safetensors")
     assert runner.invoke(app, ["add", "mine", made, "--db", db]).exit_code == 0
@@ -124,12 +122,13 @@ def test_what_a_database_has_in_use_is_known_without_its_layers(tmp_path: Path) 
 
 
 def test_a_ranking_takes_the_version_that_is_in_use(tmp_path: Path) -> None:
-    url, domain = f"sqlite:///{tmp_path / 'a.db'}", domain_of()
+    url = f"sqlite:///{tmp_path / 'a.db'}"
     migrate(url)
-    bundled = load_simulator("learned", url, domain)
+    bundled = load_simulator("learned", url)
     database = connect(url)
     store_versions(database)
     database.close()
-    assert bundled.name == "timeline+gaussian+trees"
-    promoted = load_simulator("learned", url, domain)
-    assert promoted.name == "timeline+gaussian", "it knows nothing of this backend"
+    promoted = load_simulator("learned", url)
+    assert isinstance(bundled, LearnedSimulator)
+    assert isinstance(promoted, LearnedSimulator)
+    assert (len(promoted.sources), len(bundled.sources)) == (3, 12)

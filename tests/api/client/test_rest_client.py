@@ -20,10 +20,9 @@ from autosync.bundle import load_bundle
 from autosync.domain import Optimizer
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.space import Space
-from tests.api.checkpoints import checkpoint
+from tests.api.checkpoints import checkpoint, opinionated
 from tests.api.client.scripted_server import cutting, scripted
 from tests.api.databases import opened
-from tests.api.engine.test_simulator_store import opinionated
 from tests.api.http.serving import Service, served
 from tests.api.sample import claimed, finished, small_request
 from tests.domains import chain_graph, grid_cluster
@@ -126,7 +125,7 @@ def call_simulators(client: Client, folder: Path) -> None:
     card, weights = checkpoint(folder, opinionated())
     assert simulators.put("mine", card, weights).name == "mine"
     assert [row.name for row in simulators.list().items] == ["mine"]
-    assert simulators.card("mine")["kind"] == "trees"
+    assert simulators.card("mine")["kind"] == "gaussian process"
     assert simulators.weights("mine") == weights
     simulators.delete("mine")
     assert simulators.versions().in_use == 0

@@ -13,65 +13,29 @@ from safetensors.numpy import load, save
 
 from autosync.api.db import Database
 from autosync.api.engine import tuning_queue
-from autosync.api.engine.registry import NEAREST, SIMULATORS
+from autosync.api.engine.registry import RETIRED, SIMULATORS
 from autosync.api.engine.simulator_store import (
     list_simulators,
     remove_simulator,
     simulator_of,
     store_simulator,
 )
-from autosync.api.engine.submission import enqueue, load_request
+from autosync.api.engine.submission import enqueue
 from autosync.api.http.app import create_app
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.population import encode
-from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
-from autosync.simulator.learned.features.feature_names import (
-    SHARD_COLUMNS,
-    SUMMARY_COLUMNS,
-)
-from autosync.simulator.learned.learned_simulators import LearnedSimulator
-from autosync.simulator.learned.models.source_trials import KnownTrials, SourceTrials
-from autosync.simulator.learned.models.trees import LEAF, Forest, TreesModel
-from autosync.simulator.learned.networks.network_model import NetworkModel, Scaling
-from tests.api.checkpoints import Files, checkpoint
+from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
+from tests.api.checkpoints import Files, checkpoint, opinionated
 from tests.api.databases import opened
 from tests.api.sample import candidates, small_request
 
 SUMMARY = len(SUMMARY_COLUMNS)
 
 
-def opinionated(shift: float = 1e-3) -> TreesModel:
-    """A tree without splits that no training gave, so that its predictions are nobody else's."""
-    model = TreesModel()
-    leaf, none = np.full((1, 1), LEAF, np.int16), np.zeros((1, 1))
-    model.forest = Forest(none.astype(np.int16), leaf, leaf, none.astype(np.float32))
-    descriptors, summary = np.zeros((1, len(DESCRIPTOR))), np.zeros((1, SUMMARY), np.float32)
-    source = np.zeros(1, dtype=np.int64)
-    model.known = KnownTrials(
-        SourceTrials(descriptors, source, summary, np.array([shift]), np.ones(1))
-    )
-    return model
-
-
-def network() -> NetworkModel:
-    """An LSTM whose weights are those of its seed."""
-    model = NetworkModel("lstm")
-    shards, summary = (
-        Scaling(np.zeros(n), np.full(n, np.inf)) for n in map(len, (SHARD_COLUMNS, SUMMARY_COLUMNS))
-    )
-    model.scaling = shards, summary
-    model.network = model.build()
-    return model
-
-
 @pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return checkpoint(tmp_path_factory.mktemp("trees"), opinionated())
-
-
-@pytest.fixture(scope="module")
-def lstm(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return checkpoint(tmp_path_factory.mktemp("lstm"), network())
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return checkpoint(tmp_path_factory.mktemp("made"), opinionated())
 
 
 @pytest.fixture
@@ -105,28 +69,28 @@ def names(database: Database) -> list[str]:
 
 
 def test_what_is_stored_predicts_as_what_was_saved(
-    database: Database, trees: Files, tmp_path: Path
+    database: Database, files: Files, tmp_path: Path
 ) -> None:
-    assert store_simulator(database, "mine", *trees)
-    assert not store_simulator(database, "mine", *trees)
+    assert store_simulator(database, "mine", *files)
+    assert not store_simulator(database, "mine", *files)
     domain = small_request().domain
     population = encode([each.strategy for each in candidates(domain, 6)], domain)
     with database.reading() as session:
-        found = simulator_of(session, "mine", domain).predict(domain, population)
-    made = LearnedSimulator(opinionated()).predict(domain, population)
-    assert (found == made).all()
-    assert (made != LearnedSimulator(TreesModel()).predict(domain, population)).any()
-    other = checkpoint(tmp_path, opinionated(2e-3))
+        found = simulator_of(session, "mine").predict(domain, population)
+    made = opinionated().predict(domain, population)
+    np.testing.assert_allclose(found, made, rtol=1e-12)
+    assert (made != LearnedSimulator().predict(domain, population)).any()
+    other = checkpoint(tmp_path, opinionated(0.2))
     with pytest.raises(NotSupported, match="another simulator's"):
         store_simulator(database, "mine", *other)
     remove_simulator(database, "mine")
     assert names(database) == []
     with database.reading() as session, pytest.raises(NotFound, match="timeline"):
-        simulator_of(session, "mine", domain)
+        simulator_of(session, "mine")
 
 
-def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, trees: Files) -> None:
-    store_simulator(database, "mine", *trees)
+def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, files: Files) -> None:
+    store_simulator(database, "mine", *files)
     tuning_id = enqueue(database, replace(small_request(), simulator="mine"))
     with pytest.raises(NotSupported, match=tuning_id):
         remove_simulator(database, "mine")
@@ -136,31 +100,21 @@ def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, trees: Fi
         enqueue(database, replace(small_request(), simulator="mine"))
 
 
-def test_nearest_is_the_one_trained_on_the_most_similar_domain(
-    sqlite: Database, tmp_path: Path
-) -> None:
-    request = replace(small_request(), simulator=NEAREST)
-    with pytest.raises(NotFound, match="no trained simulator"):
-        enqueue(sqlite, request)
-    here = describe_domain(request.domain)
-    for name, shift in (("far", 2.0), ("near", 0.1), ("remote", 5.0)):
-        files = checkpoint(tmp_path, TreesModel(), tuple(float(x) for x in here + shift))
-        store_simulator(sqlite, name, *files)
-    tuning_id = enqueue(sqlite, request)
-    with sqlite.reading() as session:
-        assert load_request(session, tuning_id).simulator == "near"
-
-
-def test_over_rest_it_comes_back_to_the_byte(client: TestClient, lstm: Files) -> None:
-    status, stored = put(client, "five-clusters", lstm)
-    assert (status, stored["kind"], stored["trials"], stored["accuracy"]) == (201, "lstm", 60, 0.9)
-    assert put(client, "five-clusters", lstm) == (200, stored)
+def test_over_rest_it_comes_back_to_the_byte(client: TestClient, files: Files) -> None:
+    status, stored = put(client, "five-clusters", files)
+    assert (status, stored["kind"], stored["trials"], stored["accuracy"]) == (
+        201,
+        "gaussian process",
+        60,
+        0.9,
+    )
+    assert put(client, "five-clusters", files) == (200, stored)
     listed = client.get("/v1/simulators").json()
     assert listed == {"items": [stored], "bundled": list(SIMULATORS), "next": None}
-    assert {"learned", "ensemble", "trees", "lstm", "gat"} < SIMULATORS.keys()
-    assert client.get("/v1/simulators/five-clusters").json() == json.loads(lstm[0])
+    assert {"learned", "timeline", "analytic"} == SIMULATORS.keys()
+    assert client.get("/v1/simulators/five-clusters").json() == json.loads(files[0])
     weights = client.get("/v1/simulators/five-clusters/weights")
-    assert weights.content == lstm[1]
+    assert weights.content == files[1]
     assert 'filename="five-clusters.safetensors"' in weights.headers["content-disposition"]
     assert "five-clusters" in client.get("/fragments/simulators").text
     assert client.delete("/v1/simulators/five-clusters").status_code == 204
@@ -187,38 +141,51 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "other features": (with_card(feature_version=0), "features of version 0"),
     "impossible accuracy": (with_card(accuracy=1.5), "accuracy"),
     "no such seed": (with_card(seed=2**70), "seed"),
-    "other kind": (with_card(kind="ensemble"), "tensor"),
-    "a network of another size": (with_card(width=10**9), "does not read"),
-    "a tensor more": (with_tensor("spare", 3), "'spare' belongs to no model"),
-    "other shape": (with_tensor("summary.center", 3), "shape"),
-    "no number": (with_tensor("summary.center", SUMMARY, value=np.nan), "not finite"),
-    "a zero scale": (with_tensor("summary.scale", SUMMARY), "not positive"),
-    "a negative margin": (with_tensor("calibration.margin", 1, value=-1.0), "negative"),
+    "an earlier version": (with_card(version=1), "an earlier version of AutoSync"),
+    "other kind": (with_card(kind="ensemble"), "kind"),
+    "more domains than trials": (with_card(sources=[]), "a domain that is not there"),
+    "a tensor more": (with_tensor("spare", 3), "'spare' belongs to no simulator"),
+    "other shape": (with_tensor("kernel.center", 3), "shape"),
+    "no number": (with_tensor("kernel.center", SUMMARY, value=np.nan), "not finite"),
+    "a zero scale": (with_tensor("kernel.scale", SUMMARY), "not positive"),
+    "a negative noise": (with_tensor("kernel.noise", 1, value=-1.0), "not positive"),
+    "no share": (with_tensor("kernel.correlations", 3, value=1.5), "no shares"),
 }
 
 
 @pytest.mark.parametrize("damage", REFUSED)
 def test_what_is_no_checkpoint_is_refused_with_the_reason(
-    damage: str, refusing: TestClient, empty: Database, lstm: Files
+    damage: str, refusing: TestClient, empty: Database, files: Files
 ) -> None:
     change, why = REFUSED[damage]
-    status, problem = put(refusing, "it", change(lstm))
+    status, problem = put(refusing, "it", change(files))
     assert status == 422, problem
     assert why in str(problem["detail"]), problem
     assert problem["remedy"], problem
     assert names(empty) == []
 
 
-@pytest.mark.parametrize("name", ["timeline", "nearest", "Über", "-x", "a" * 33, "a b"])
+@pytest.mark.parametrize("name", ["timeline", "ensemble", "Über", "-x", "a" * 33, "a b"])
 def test_names_that_could_not_be_typed_are_refused(
-    name: str, sqlite: Database, trees: Files
+    name: str, sqlite: Database, files: Files
 ) -> None:
     with pytest.raises(InvalidInput, match="cannot be called"):
-        store_simulator(sqlite, name, *trees)
+        store_simulator(sqlite, name, *files)
 
 
 def test_a_tuning_that_names_no_simulator_is_refused(refusing: TestClient) -> None:
     request = {"graph": "resnet50", "cluster": "example-4x1", "simulator": "nobody"}
     answer = refusing.post("/v1/tunings", json=request)
     assert (answer.status_code, answer.json()["thing"]) == (404, "simulator")
+    assert "learned" in answer.json()["remedy"]
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_a_name_of_earlier_versions_is_refused_with_the_way_out(
+    name: str, refusing: TestClient
+) -> None:
+    request = {"graph": "resnet50", "cluster": "example-4x1", "simulator": name}
+    answer = refusing.post("/v1/tunings", json=request)
+    assert (answer.status_code, answer.json()["thing"]) == (404, "simulator")
+    assert "no longer there" in answer.json()["detail"]
     assert "learned" in answer.json()["remedy"]

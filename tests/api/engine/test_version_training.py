@@ -87,12 +87,10 @@ def test_a_tuning_teaches_the_next_version(
     population = encode([each.strategy for each in candidates(request.domain, 6)], request.domain)
     with sqlite.reading() as session:
         one, bundled = (
-            simulator_of(session, "learned", request.domain, number).predict(
-                request.domain, population
-            )
+            simulator_of(session, "learned", number).predict(request.domain, population)
             for number in (1, 0)
         )
-        used = simulator_of(session, "learned", request.domain)
+        used = simulator_of(session, "learned")
     assert (one != bundled).any()
     np.testing.assert_array_equal(used.predict(request.domain, population), one)
     token = given_token(client)

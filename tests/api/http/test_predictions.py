@@ -51,7 +51,7 @@ def test_what_ranks_unless_told_otherwise_has_learned(
 ) -> None:
     small = {**ids, "proposals": 16, "top": 1}
     usual = client.post("/v1/rank", json=small).json()
-    assert usual["simulator"] == "timeline+gaussian+trees"
+    assert usual["simulator"] == "learned"
     alone = client.post("/v1/rank", json={**small, "simulator": "timeline"}).json()
     assert alone["simulator"] == "timeline"
     assert alone["ddp_seconds"] != usual["ddp_seconds"]

@@ -10,7 +10,7 @@ from autosync.api.db.document_store import graph_row, insert_rows
 from autosync.api.db.tables import GraphRow
 from autosync.api.engine.simulator_store import store_simulator
 from autosync.api.http.app import create_app
-from autosync.simulator.learned.models.gaussian_process import GaussianModel
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from tests.api.checkpoints import checkpoint
 from tests.domains import chain_graph
 
@@ -30,16 +30,16 @@ def options(text: str, name: str) -> dict[str, bool]:
 
 
 def test_every_simulator_can_be_chosen(sqlite: Database, tmp_path: Path) -> None:
-    card, weights = checkpoint(tmp_path, GaussianModel())
+    card, weights = checkpoint(tmp_path, LearnedSimulator())
     names = [f"mine-{number:03}" for number in range(MANY)]
     for name in names:
         store_simulator(sqlite, name, card, weights)
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
         first = options(client.get("/").text, "simulator")
-        assert first["ensemble"]
+        assert first["learned"]
         assert not set(first) & set(names), "read when somebody looks"
         shown = options(client.get("/fragments/simulators?simulator=mine-059").text, "")
-        assert set(shown) > {*names, "nearest", "ensemble"}
+        assert set(shown) > {*names, "learned", "timeline"}
         assert [name for name, chosen in shown.items() if chosen] == ["mine-059"]
 
 

@@ -15,8 +15,10 @@ from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import fit_costs, recalibrated
-from autosync.simulator.learned.learned_simulators import LearnedSimulator, gaussian_simulator
-from autosync.simulator.learned.models.trees import TreesModel
+from autosync.simulator.learned.features.strategy_features import features_of
+from autosync.simulator.learned.gaussian_process import source_trials
+from autosync.simulator.learned.kernel_training import learned_kernel
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import domain_of
@@ -25,6 +27,7 @@ DOMAIN, SPACE = domain_of(), Space()
 TRIED = sample(DOMAIN, SPACE, 0, 48, 0)
 SECONDS = TimelineSimulator().predict(DOMAIN, TRIED) * np.linspace(0.9, 1.2, len(TRIED))
 MEASURED = parents_among(DOMAIN, TRIED)
+SOURCE = source_trials(features_of(DOMAIN, TRIED), SECONDS)
 
 
 def predict(population: Population) -> NDArray[np.float64]:
@@ -39,9 +42,8 @@ WORK: dict[str, Callable[[], object]] = {
     "digests": lambda: digests_of(DOMAIN, TRIED),
     "a fit of costs": lambda: fit_costs(DOMAIN, TRIED, SECONDS),
     "a correction of costs": lambda: recalibrated(DOMAIN, TRIED, SECONDS),
-    "learned predictions": lambda: gaussian_simulator().predict(DOMAIN, TRIED),
-    "a Gaussian process": lambda: gaussian_simulator().refit(DOMAIN, TRIED, SECONDS),
-    "trees": lambda: LearnedSimulator(TreesModel(0)).refit(DOMAIN, TRIED, SECONDS),
+    "learned predictions": lambda: LearnedSimulator().predict(DOMAIN, TRIED),
+    "a kernel's training": lambda: learned_kernel([SOURCE] * 3, "abc"),
 }
 
 

@@ -5,15 +5,13 @@ the simulators are told, with effects that no timeline knows, and noise. Nothing
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.domain import Domain
 from autosync.population import Population, encode
-from autosync.simulator.learned.models.ensemble import EnsembleModel
-from autosync.simulator.learned.models.learned_model import LabelledTrials, LearnedModel
-from autosync.simulator.learned.networks.network_model import NetworkModel
+from autosync.simulator.learned.features.strategy_features import features_of
+from autosync.simulator.learned.learned_simulator import LabelledTrials
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import random_strategy
@@ -65,19 +63,17 @@ def _true(cluster: Cluster) -> Cluster:
     return replace(cluster, costs=(*costs, MessageCost("engine", 1e-4)))
 
 
-def taught(model: LearnedModel, trials: LabelledTrials) -> None:
-    """Fit a closed form to the trials; let networks, which learn from other domains alone, learn
-    from them as if they were another's. Their outputs then vary, whatever one epoch taught."""
-    members = model.members if isinstance(model, EnsembleModel) else (model,)
-    networks = [member for member in members if isinstance(member, NetworkModel)]
-    if not networks:
-        model.fit(trials)
-        return
-    for each in networks:
-        each.training = replace(each.training, epochs=1)
-    model.pretrain([trials], np.ones(1))
-    for each in networks:
-        assert each.network is not None
-        last = each.network.head[-1]
-        assert isinstance(last, torch.nn.Linear)
-        torch.nn.init.normal_(last.weight, generator=torch.Generator().manual_seed(0))
+def labelled(domain: Domain, count: int = 60, seed: int = 0) -> LabelledTrials:
+    population = some_strategies(domain, count, seed)
+    seconds = invented_seconds(domain, population)
+    return LabelledTrials(domain, features_of(domain, population), seconds)
+
+
+def other_domains() -> list[LabelledTrials]:
+    """Of three domains of the same world."""
+    found = []
+    for seed, size in enumerate(((1.5, 4, 96), (0.6, 6, 80), (0.956, 5, 128))):
+        domain = small_domain(*size)
+        graph = replace(domain.graph, name=f"chain {seed}")
+        found.append(labelled(replace(domain, graph=graph), 80, seed))
+    return found

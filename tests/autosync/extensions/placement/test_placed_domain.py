@@ -18,7 +18,7 @@ from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
-from autosync.simulator.learned.learned_simulators import gaussian_simulator
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.memory.memory_check import check_memory, fitting_rows
 from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -102,7 +102,7 @@ def test_a_learned_simulator_takes_the_timelines_seconds_of_placed_modules() -> 
     domain = heavy_layers((1.0, 2.0))
     whole = all_reduce_per_variable(domain)
     population = encode([whole, placed(domain, evenly("layer2", [0])), whole], domain)
-    predicted = gaussian_simulator().predict(domain, population)
+    predicted = LearnedSimulator().predict(domain, population)
     assert predicted == pytest.approx(TimelineSimulator().predict(domain, population))
 
 

@@ -9,9 +9,8 @@ import pytest
 from autosync.cluster import Link
 from autosync.domain import Domain
 from autosync.extensions.staleness.document import Staleness
-from autosync.graph import ModelGraph, Variable
 from autosync.population import encode
-from autosync.simulator.learned.features.feature_names import SHARD_COLUMNS, SUMMARY_COLUMNS
+from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures, features_of
 from autosync.strategy import (
     AllReduce,
@@ -41,20 +40,8 @@ def features_for(where: Domain, *strategies: Strategy) -> StrategyFeatures:
 
 
 def same(features: StrategyFeatures, i: int, j: int) -> bool:
-    """Whether two strategies look alike, shard sets in any order within a variable."""
-    return bool(
-        np.allclose(features.summary[i], features.summary[j], rtol=1e-6, atol=1e-9)
-        and _shards(features, i).shape == _shards(features, j).shape
-        and np.allclose(_shards(features, i), _shards(features, j), rtol=1e-4, atol=1e-6)
-    )
-
-
-def _shards(features: StrategyFeatures, index: int) -> np.ndarray:
-    assert features.shards is not None
-    part = features.shards
-    rows = slice(int(part.first[index]), int(part.first[index + 1]))
-    table = np.column_stack([part.variable[rows], part.values[rows].round(5)])
-    return table[np.lexsort(table.T[::-1])]
+    """Whether two strategies look alike."""
+    return bool(np.allclose(features.summary[i], features.summary[j], rtol=1e-6, atol=1e-9))
 
 
 def edited(
@@ -199,40 +186,6 @@ def test_renaming_groups_changes_nothing(seed: int) -> None:
     assert same(features_for(where, before, replace(before, choices=choices)), 0, 1)
 
 
-def _variable(graph: ModelGraph, change: Callable[[Variable], Variable]) -> ModelGraph:
-    variables = list(graph.variables)
-    variables[2] = change(variables[2])
-    return replace(graph, variables=tuple(variables))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda variable: replace(variable, shape=(64, 128)),
-        lambda variable: replace(variable, shape=(128, 8, 8)),
-        lambda variable: replace(variable, dtype="bfloat16"),
-        lambda variable: replace(variable, sparse=True, touched_rows=4),
-    ],
-    ids=["shape", "dimensions", "dtype", "sparsity"],
-)
-def test_shape_dtype_and_sparsity_are_in(
-    change: Callable[[Variable], Variable],
-) -> None:
-    where = domain()
-    other = replace(where, graph=_variable(where.graph, change))
-    assert where.variables.elements[2] == other.variables.elements[2]
-    ours, theirs = features_for(where, reduced(where)), features_for(other, reduced(other))
-    assert not np.allclose(_shards(ours, 0), _shards(theirs, 0), atol=1e-6)
-
-
-def test_half_precision_dtypes_differ() -> None:
-    where = domain()
-    one = replace(where, graph=_variable(where.graph, lambda v: replace(v, dtype="bfloat16")))
-    two = replace(where, graph=_variable(where.graph, lambda v: replace(v, dtype="float16")))
-    ours, theirs = features_for(one, reduced(one)), features_for(two, reduced(two))
-    assert not np.allclose(_shards(ours, 0), _shards(theirs, 0), atol=1e-6)
-
-
 def test_a_link_slower_than_its_ends_shows() -> None:
     where = domain()
     link = Link((where.cluster.nodes[0].address, where.cluster.nodes[1].address), 0.1)
@@ -245,11 +198,8 @@ def test_every_column_has_one_name_and_is_finite() -> None:
     where = domain(nodes=2, ranks=2)
     rng = np.random.default_rng(5)
     features = features_for(where, *(random_strategy(where, rng) for _ in range(40)))
-    assert features.shards is not None
-    assert features.shards.values.shape[1] == len(SHARD_COLUMNS) == len(set(SHARD_COLUMNS))
     assert features.summary.shape == (40, len(SUMMARY_COLUMNS))
     assert len(set(SUMMARY_COLUMNS)) == len(SUMMARY_COLUMNS)
-    assert np.isfinite(features.shards.values).all()
     assert np.isfinite(features.summary).all()
 
 
@@ -260,18 +210,3 @@ def test_taking_some_equals_looking_at_them_alone() -> None:
     taken = features_for(where, *strategies).take(np.array([5, 1]))
     alone = features_for(where, strategies[5], strategies[1])
     np.testing.assert_array_equal(taken.summary, alone.summary)
-    assert taken.shards is not None
-    assert alone.shards is not None
-    np.testing.assert_array_equal(taken.shards.values, alone.shards.values)
-    np.testing.assert_array_equal(taken.shards.first, alone.shards.first)
-
-
-def test_the_shard_sets_of_a_variable_hold_all_its_bytes() -> None:
-    where = domain()
-    rng = np.random.default_rng(7)
-    features = features_for(where, *(random_strategy(where, rng) for _ in range(10)))
-    assert features.shards is not None
-    column = SHARD_COLUMNS.index("set_fraction")
-    strategy = np.repeat(np.arange(10), np.diff(features.shards.first))
-    sums = np.bincount(strategy, weights=features.shards.values[:, column])
-    np.testing.assert_allclose(sums, 1.0, rtol=1e-5)

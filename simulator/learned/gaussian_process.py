@@ -1,0 +1,313 @@
+"""An exact Gaussian process on log residuals: what similar strategies were off by.
+
+A trial's residual is the logarithm of its measured seconds over the timeline's. Between two trials
+the covariance is the sum of three parts, each times the correlation of their domains:
+
+    level     a constant: a whole domain runs slower or faster than the timeline says
+    linear    inner products of the columns of each group (`feature_names.GROUPS`)
+    smooth    a Matern kernel (nu 3/2) of the distance over all groups
+
+Within a domain the correlation is 1; between two it is a learned share that falls exponentially
+with the distance of their descriptors (the intrinsic model of coregionalization; Alvarez, Rosasco
+and Lawrence 2012, section 4.2). Slower strategies have more noise. Everything is NumPy in float64,
+since rankings load neither torch nor SciPy; `kernel_training` learns the kernel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, distances
+from autosync.simulator.learned.features.feature_names import GROUP_OF_COLUMN, GROUPS
+from autosync.simulator.learned.features.strategy_features import StrategyFeatures
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+BOUND = 4.0
+"""Standard deviations to which a column's value is clipped."""
+LARGEST = 1.0
+"""Log seconds about a domain's median to which residuals are clipped."""
+MOST_OF_A_SOURCE = 64
+"""Trials of a domain that are kept."""
+FAST_SHARE = 2 / 3
+"""Of these, the fastest by the timeline, where searches look; the others are spread evenly."""
+MOST_TRIALS = 1536
+"""Of other domains, the nearest first, that speak for one: time grows with their cube."""
+OTHER_BACKEND = 0.5
+"""How the linear and smooth parts of two domains of different backends correlate beside that.
+Assumed: all measured domains use gloo. Their levels do not correlate."""
+UNSEEN_LEVEL = 0.035
+"""Standard deviation of the level of a domain whose backend no trial has shown: the timeline's
+error in published rows of NCCL clusters that no constant was fitted to (docs/gpu-clusters.md)."""
+NCCL = DESCRIPTOR.index("nccl")
+HIDDEN = 8
+"""Columns of an encoder's hidden state, behind the others; a group of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The process before any trial.
+
+    center, scale f64[F]: of the columns; scale is infinite where a column does not vary.
+    linear f64[G]: standard deviation of each group's linear part, log seconds. weights f64[G]: of
+    each group's mean square in the squared distance of the smooth part. level, smooth: standard
+    deviations of these parts. correlations f64[3]: of level, linear and smooth between domains of
+    equal descriptors. reach: the distance of descriptors over which these fall to 1/e. noise:
+    standard deviation of the fastest strategy's noise; its variance grows with the `power` of a
+    strategy's seconds over the fastest one's.
+    """
+
+    center: F64
+    scale: F64
+    linear: F64
+    weights: F64
+    correlations: F64
+    level: float
+    smooth: float
+    reach: float
+    noise: float
+    power: float
+
+    def standard(self, columns: NDArray[np.floating]) -> F64:
+        """Standardised columns, `(n, F)`."""
+        result: F64 = np.clip((columns - self.center) / self.scale, -BOUND, BOUND)
+        return result
+
+    def noise_variance(self, slowness: F64) -> F64:
+        """slowness `(n,)`: a strategy's seconds over the fastest one's, by the timeline."""
+        result: F64 = self.noise**2 * slowness**self.power
+        return result
+
+
+def start_kernel(center: F64, scale: F64) -> Kernel:
+    """Where learning starts, and what a process without any other domain uses."""
+    groups = int(column_groups(len(center)).max()) + 1
+    return Kernel(
+        center,
+        scale,
+        linear=np.full(groups, 0.03),
+        weights=np.full(groups, 0.3),
+        correlations=np.array([0.75, 0.9, 0.9]),
+        level=0.035,
+        smooth=0.07,
+        reach=20.0,
+        noise=0.02,
+        power=1.5,
+    )
+
+
+def column_groups(columns: int) -> I64:
+    """The group of each of `columns` columns: those of the summary, then an encoder's."""
+    beyond = np.full(columns - len(GROUP_OF_COLUMN), len(GROUPS))
+    return np.concatenate((GROUP_OF_COLUMN, beyond)).astype(np.int64)
+
+
+def covariance(kernel: Kernel, left: F64, right: F64, shared: F64) -> F64:
+    """Of standardised strategies, `(n, F)` and `(m, F)` to `(n, m)`. shared `(3, n, m)`, or what
+    broadcasts to it: the correlations of their domains."""
+    near, far = _scaled(left, kernel.weights), _scaled(right, kernel.weights)
+    squares = (near**2).sum(axis=1)[:, None] + (far**2).sum(axis=1) - 2.0 * near @ far.T
+    smooth = kernel.smooth**2 * matern(squares)
+    linear = _scaled(left, kernel.linear**2) @ _scaled(right, kernel.linear**2).T
+    result: F64 = kernel.level**2 * shared[0] + linear * shared[1] + smooth * shared[2]
+    return result
+
+
+def matern(squares: F64) -> F64:
+    """Of nu 3/2, at squared distances."""
+    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
+    result: F64 = (1.0 + distance) * np.exp(-distance)
+    return result
+
+
+def prior_variance(kernel: Kernel, standard: F64) -> F64:
+    """Of each standardised strategy of one domain, `(n, F)` to `(n,)`."""
+    linear = (_scaled(standard, kernel.linear**2) ** 2).sum(axis=1)
+    result: F64 = kernel.level**2 + linear + kernel.smooth**2
+    return result
+
+
+def _scaled(standard: F64, weights: F64) -> F64:
+    """Columns whose products are sums over groups of a group's weight times its mean product."""
+    group = column_groups(standard.shape[1])
+    result: F64 = standard * np.sqrt(weights / np.bincount(group))[group]
+    return result
+
+
+def domain_correlations(kernel: Kernel, left: F64, right: F64) -> F64:
+    """Of level, linear and smooth between descriptors `(a, D)` and `(b, D)`: `(3, a, b)`."""
+    far = np.array([distances(one, right) for one in left])
+    other = left[:, None, NCCL] != right[None, :, NCCL]
+    across = np.array([0.0, OTHER_BACKEND, OTHER_BACKEND])[:, None, None]
+    shared = kernel.correlations[:, None, None] * np.exp(-far / kernel.reach)
+    result: F64 = np.where(far == 0.0, 1.0, shared * np.where(other, across, 1.0))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTrials:
+    """n trials of one domain, as a process keeps them.
+
+    descriptor f64[D]: of the domain. columns f32[n, F]: of each strategy. residual f64[n]: log of
+    measured over the timeline's seconds. slowness f64[n]: the timeline's seconds over the fastest
+    strategy's.
+    """
+
+    descriptor: F64
+    columns: NDArray[np.float32]
+    residual: F64
+    slowness: F64
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    def take(self, rows: I64) -> "SourceTrials":
+        """The trials of these indices, in their order."""
+        return SourceTrials(
+            self.descriptor, self.columns[rows], self.residual[rows], self.slowness[rows]
+        )
+
+
+def source_trials(features: StrategyFeatures, step_seconds: F64) -> SourceTrials:
+    """All trials of a domain. step_seconds `(n,)`: measured."""
+    residual = np.log(step_seconds / features.base_seconds)
+    level = np.median(residual)
+    return SourceTrials(
+        features.descriptor,
+        features.summary.astype(np.float32),
+        np.clip(residual, level - LARGEST, level + LARGEST),
+        features.base_seconds / features.base_seconds.min(),
+    )
+
+
+def kept_trials(trials: SourceTrials, most: int = MOST_OF_A_SOURCE) -> SourceTrials:
+    """At most so many: the fastest by the timeline, and others at even distances."""
+    if len(trials) <= most:
+        return trials
+    order = np.argsort(trials.slowness, kind="stable")
+    fast = round(FAST_SHARE * most)
+    others = np.linspace(fast, len(order) - 1, most - fast).astype(np.int64)
+    return trials.take(np.sort(np.concatenate((order[:fast], order[others]))))
+
+
+def standardisation(sources: Sequence[SourceTrials]) -> tuple[F64, F64]:
+    """Center and scale of the columns, each domain counting alike; scale is the spread about the
+    common center."""
+    tables = [source.columns.astype(np.float64) for source in sources]
+    center = np.mean([table.mean(axis=0) for table in tables], axis=0)
+    spread = np.mean([((table - center) ** 2).mean(axis=0) for table in tables], axis=0)
+    scale = np.sqrt(spread)
+    return center, np.where(scale > 1e-9, scale, np.inf)
+
+
+class Posterior:
+    """The process given trials of other domains and of the domain at hand.
+
+    It holds the inverse W of the Cholesky factor of the trials' covariance, so that a mean is
+    (W r) . (W k) and a variance k0 - |W k|^2; trials of the domain extend it by rows.
+    """
+
+    def __init__(self, kernel: Kernel, sources: Sequence[SourceTrials], descriptor: F64) -> None:
+        near = _nearest(sources, descriptor)
+        self.kernel, self.descriptor = kernel, descriptor
+        self.prior_level = kernel.level
+        if not any(source.descriptor[NCCL] == descriptor[NCCL] for source in sources):
+            self.prior_level = max(kernel.level, UNSEEN_LEVEL)
+        self._descriptors = np.array([*(source.descriptor for source in near), descriptor])
+        self._correlations = domain_correlations(kernel, self._descriptors, self._descriptors)
+        self._domain = np.repeat(np.arange(len(near)), [len(source) for source in near])
+        empty = np.zeros((0, len(kernel.center)))
+        self._known = np.concatenate([empty, *(kernel.standard(each.columns) for each in near)])
+        residual = np.concatenate([np.zeros(0), *(source.residual for source in near)])
+        slowness = np.concatenate([np.zeros(0), *(source.slowness for source in near)])
+        self._inverse = _inverse_factor(self._between(self._known, self._domain), slowness, kernel)
+        self._whitened = self._inverse @ residual
+
+    def given(self, own: SourceTrials) -> "Posterior":
+        """With trials of the domain at hand as well."""
+        found = object.__new__(Posterior)
+        found.__dict__.update(self.__dict__)
+        rows = self.kernel.standard(own.columns)
+        number = np.full(len(own), len(self._descriptors) - 1)
+        cross = self._inverse @ self._to(rows)
+        rest = found._between(rows, number) - cross.T @ cross
+        corner = _inverse_factor(rest, own.slowness, self.kernel)
+        below = -corner @ cross.T @ self._inverse
+        top = np.zeros((len(self._known), len(own)))
+        found._inverse = np.block([[self._inverse, top], [below, corner]])
+        found._whitened = np.concatenate(
+            (self._whitened, corner @ (own.residual - cross.T @ self._whitened))
+        )
+        found._known = np.concatenate((self._known, rows))
+        found._domain = np.concatenate((self._domain, number))
+        return found
+
+    def mean_and_std(self, columns: NDArray[np.floating]) -> tuple[F64, F64]:
+        """Of strategies of the domain, `(n, F)` to `(n,)` each: log seconds, without noise."""
+        rows = self.kernel.standard(columns)
+        cross = self._inverse @ self._to(rows)
+        variance = prior_variance(self.kernel, rows) + self._extra_level - (cross**2).sum(axis=0)
+        return self._whitened @ cross, np.sqrt(np.maximum(variance, 0.0))
+
+    def mean(self, columns: NDArray[np.floating]) -> F64:
+        """As `mean_and_std`."""
+        weights = self._whitened @ self._inverse
+        result: F64 = weights @ self._to(self.kernel.standard(columns))
+        return result
+
+    def joint(self, columns: NDArray[np.floating]) -> tuple[F64, F64]:
+        """Mean `(n,)` and covariance `(n, n)` of strategies of the domain."""
+        rows = self.kernel.standard(columns)
+        cross = self._inverse @ self._to(rows)
+        number = np.full(len(rows), len(self._descriptors) - 1)
+        return self._whitened @ cross, self._between(rows, number) - cross.T @ cross
+
+    def level(self) -> float:
+        """The mean of the domain's level alone."""
+        shared = self._correlations[0, self._domain, -1]
+        own = self._domain == len(self._descriptors) - 1
+        cross = self.kernel.level**2 * shared + self._extra_level * own
+        return float(self._whitened @ (self._inverse @ cross))
+
+    @property
+    def _extra_level(self) -> float:
+        return self.prior_level**2 - self.kernel.level**2
+
+    def _between(self, rows: F64, domain: I64) -> F64:
+        """Of trials, or strategies of the domain at hand, with themselves."""
+        shared = self._correlations[:, domain[:, None], domain[None, :]]
+        own = domain == len(self._descriptors) - 1
+        extra = self._extra_level * np.outer(own, own)
+        return covariance(self.kernel, rows, rows, shared) + extra
+
+    def _to(self, rows: F64) -> F64:
+        """Of the trials and strategies of the domain at hand, `(T, n)`."""
+        shared = self._correlations[:, self._domain, -1:]
+        own = self._domain == len(self._descriptors) - 1
+        extra = self._extra_level * own[:, None]
+        return covariance(self.kernel, self._known, rows, shared) + extra
+
+
+def _nearest(sources: Sequence[SourceTrials], descriptor: F64) -> list[SourceTrials]:
+    """As many of the most similar domains as MOST_TRIALS allow, in their order."""
+    far = np.array([distances(descriptor, [source.descriptor])[0] for source in sources])
+    chosen, left = [], MOST_TRIALS
+    for number in np.argsort(far, kind="stable").tolist():
+        if (left := left - len(sources[number])) < 0:
+            break
+        chosen.append(number)
+    return [sources[number] for number in sorted(chosen)]
+
+
+def _inverse_factor(between: F64, slowness: F64, kernel: Kernel) -> F64:
+    """The inverse of the Cholesky factor of a covariance with its noise added."""
+    noisy = between + np.diag(kernel.noise_variance(slowness))
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(noisy)), dtype=np.float64)
+
+
+def kernel_arrays(kernel: Kernel) -> dict[str, F64]:
+    """By the names that checkpoints hold."""
+    return {field.name: np.atleast_1d(getattr(kernel, field.name)) for field in fields(kernel)}
