@@ -179,7 +179,7 @@ def tune(
         verdict.bundle,
         max_grad_norm=max_grad_norm,
         allow_lossy=True,  # such strategies, and those that lag, were tried only where the space
-        allow_staleness=True,  # has their encodings and their staleness
+        allow_inexact=True,  # has their encodings and their staleness
         ddp_options=options,
         on_drift=on_drift,
     )

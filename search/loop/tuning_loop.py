@@ -164,7 +164,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
         passes=2 if proposal.phase == "search" else 1,
         timeout_seconds=settings.timeout_seconds,
         record=proposal.phase == "confirm" and proposal.round == 0,
-        swap_slowdown=predicted_slowdown(domain, strategy),
+        compute_slowdown=predicted_slowdown(domain, strategy),
     )
 
 

@@ -158,7 +158,7 @@ class Rank:
         self._drifted = may_drift(bundle)
         job.begin(command.key, bundle)
         if isinstance(job, ReplayJob):
-            job.wait_for_swaps(command.swap_slowdown)
+            job.slow_down(command.compute_slowdown)
         recording = RankRecording() if command.record else None
         trace = recording.trace if recording else None
         reset_peak(self._device)
