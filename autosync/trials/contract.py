@@ -19,7 +19,7 @@ ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refus
 
 LACKS_ROOM: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
 """Kinds of error that a strategy which holds less memory may avoid: no room on the device, or none
-for a step in the budget of swapping."""
+for a step within its budget."""
 
 LEAVES_RANKS: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
 """Kinds after which a rank is as it was, and can take another plan."""

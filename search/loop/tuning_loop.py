@@ -31,8 +31,8 @@ StopRule = Callable[[Phase], bool]
 _FOUND = {
     "refined": "a refinement of a measured strategy",
     "neighbour": "a neighbour of a measured strategy",
-    "placed": "a placement",
-    "placed_by_policy": "a placement of the policy",
+    "placed": "placed modules",
+    "placed_by_policy": "placed modules, by the policy",
 }
 
 

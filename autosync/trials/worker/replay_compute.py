@@ -56,7 +56,7 @@ class ReplayCompute:
 
 
 class Division(Protocol):
-    """How ranks divide a replayed model; see `extensions.placement.replayed_passes`."""
+    """How ranks divide a replayed model; an extension's."""
 
     def run(self, stretch: Stretch, compute: "WaitedCompute") -> None:
         """This rank's part of a stretch. compute: waits as long as operations take."""
