@@ -12,7 +12,7 @@ MOST_FILES = 5
 """Files that offer an option of users, or read and write the format of others."""
 
 OF_OTHER_LIBRARIES = re.compile(
-    r"placement_?group\w*|device_placement|parameter\.placements", re.IGNORECASE
+    r"placement[ _]?group\w*|device_placement|parameter\.placements", re.IGNORECASE
 )
 """Ray's placement groups, Accelerate's option, and what torch's DTensors have."""
 
