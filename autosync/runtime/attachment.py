@@ -43,7 +43,6 @@ from autosync.runtime.transport.agreement import (
     meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import (
     Groups,
@@ -51,6 +50,7 @@ from autosync.runtime.transport.process_groups import (
     small_sum,
     working_group,
 )
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState

@@ -58,8 +58,8 @@ from autosync.runtime.transport.agreement import (
     given_to,
     refused_everywhere,
 )
-from autosync.runtime.transport.initial_values import tensor_signatures
 from autosync.runtime.transport.process_groups import working_group
+from autosync.runtime.transport.tensor_exchange import tensor_signatures
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward, warn_if_together
 

@@ -19,7 +19,7 @@ from autosync.runtime.compression.powersgd import (
 )
 from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
 from autosync.runtime.transport.agreement import CollectiveCalls
-from autosync.runtime.transport.state_exchange import exchange_states
+from autosync.runtime.transport.tensor_exchange import exchange_states
 from autosync.runtime.updates.optimizers import (
     JoinedOptimizers,
     as_plain,
