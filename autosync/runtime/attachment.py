@@ -277,8 +277,8 @@ def _build_engine(
     for index in held.apart:
         records.variables[index].apart = True
         records.variables[index].counted = held.holders[index][0] == group.rank()
-    calls, low_rank = None, built.matrices()
-    if low_rank or not all(bucket.whole for bucket in records.buckets):
+    calls = None
+    if not all(bucket.whole for bucket in records.buckets):
         calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
     patience_seconds = groups.timeout.total_seconds()
     values: ValueAgreement | None = None
@@ -289,7 +289,7 @@ def _build_engine(
         optimizer,
         held.plan,
         records,
-        ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls),
+        ShardedOptimizerState(optimizer, records, group, meeting.control, calls),
         control=meeting.control,
         streams=groups.streams,
         monitor=Monitor(groups.close, values_travel, meeting.refusals, trace),

@@ -279,7 +279,7 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     with all its state.
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
-    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. Of a plan that lags,
+    PowerSGD has not sent yet is dropped with the plan. Of a plan that lags,
     gradients that are still to be applied are applied now, a step for each iteration; one with
     clocks gives every rank the sum of all updates and the mean of the optimizers' states.
 

@@ -17,12 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.compression.powersgd import (
-    SavedErrors,
-    parameters_of,
-    saved_keys,
-    take_errors,
-)
 from autosync.runtime.execution.completion import Phase
 from autosync.runtime.updates.optimizer_state import asks_for_state
 from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers_in
@@ -83,24 +77,20 @@ class ScriptState:
         optimizer.__dict__["state"] = state
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """A collective where updates are owned or sharded, or messages are packed by PowerSGD."""
+        """A collective where updates are owned or sharded."""
         engine = self._engine
-        added: dict[Tensor, dict[str, Any]] = {}
         state: dict[str, Any]
-        if self.in_parts:
-            engine.flush()
-            with as_plain(optimizer):
-                state = optimizer.state_dict()
-            added = engine.state.parts(optimizer)
-        else:
+        if not self.in_parts:
             with self.gathered(), as_plain(optimizer):
                 state = optimizer.state_dict()
-        errors = self._saved_errors(optimizer)
-        entries: dict[int, Any] = state["state"]
-        for number, parameter in enumerate(parameters_of(optimizer)):
-            entry = {**added.get(parameter, {}), **errors.get(parameter, {})}
-            if entry or parameter in added or errors:  # torch misses those that others have
-                entries[number] = {**entries.get(number, {}), **entry}
+            return state
+        engine.flush()
+        with as_plain(optimizer):
+            state = optimizer.state_dict()
+        parts = engine.state.parts(optimizer)
+        for number, parameter in enumerate(_parameters(optimizer)):
+            if parameter in parts:
+                state["state"][number] = {**state["state"].get(number, {}), **parts[parameter]}
         return state
 
     def load_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -109,12 +99,12 @@ class ScriptState:
         engine = self._engine
         engine.flush()
         self.was_read = False
-        state_dict, errors = take_errors(optimizer, state_dict)
         self._begun.discard(id(optimizer))
         if state_dict["state"]:
             self._begun.add(id(optimizer))
         if self.in_parts:
-            keys = dict(zip(parameters_of(optimizer), saved_keys(state_dict), strict=True))
+            saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+            keys = dict(zip(_parameters(optimizer), saved, strict=True))
             state = dict(state_dict["state"])
             parts = {p: state.pop(keys[p], {}) for p in engine.state.parts(optimizer)}
             with as_plain(optimizer):
@@ -126,7 +116,6 @@ class ScriptState:
             with as_plain(optimizer):
                 optimizer.load_state_dict(state_dict)
             engine.state.take_parts()
-        engine.state.restore_errors(optimizer, errors)
 
     def make(self, optimizer: Optimizer) -> bool:
         """Whether a `step()` only asks for the state of an optimizer that has none, as
@@ -161,16 +150,10 @@ class ScriptState:
             for variable in gathered:
                 held_state(engine.optimizer).pop(variable.parameter, None)
 
-    def _saved_errors(self, optimizer: Optimizer) -> SavedErrors:
-        """What a checkpoint of an optimizer keeps of PowerSGD, of variables that have a state: for
-        torch's optimizers make none where they find an entry. A collective under PowerSGD."""
-        with self._engine.monitor.exchange("the gathering of PowerSGD's errors"):
-            errors = self._engine.state.gather_errors(optimizer)
-        held = held_state(optimizer)
-        if not held:  # it keeps none for any variable
-            begun = id(optimizer) in self._begun or self._engine.iteration.number >= 0
-            return errors if begun else {}
-        return {parameter: entry for parameter, entry in errors.items() if parameter in held}
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    """In the order of a state_dict."""
+    return [p for group in optimizer.__dict__["param_groups"] for p in group["params"]]
 
 
 class SplitState:
