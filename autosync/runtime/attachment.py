@@ -14,9 +14,8 @@ from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.seams import AttachedDivision, divisions_of, engine_of
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
-from autosync.runtime.device.model_device import device_of, warn_of_backend
+from autosync.runtime.device.model_tensors import check_own_places, device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
-from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.model_checks import ParameterStorage

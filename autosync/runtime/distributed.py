@@ -23,8 +23,7 @@ from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain
 from autosync.runtime.attachment import attach
 from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
 from autosync.runtime.compression.half import check_lossless
-from autosync.runtime.device.model_device import device_of
-from autosync.runtime.device.strides import check_own_places
+from autosync.runtime.device.model_tensors import check_own_places, device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import (

@@ -27,8 +27,8 @@ from autosync.runtime.compression.rows import (
     row_ranges,
     rows_message,
 )
+from autosync.runtime.device.model_tensors import dense_strides
 from autosync.runtime.device.streams import Streams
-from autosync.runtime.device.strides import dense_strides
 from autosync.runtime.layout.records import (
     Bucket,
     BucketUpdate,

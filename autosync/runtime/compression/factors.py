@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.layout.accumulators import Accumulator, NodeHook
-from autosync.runtime.layout.records import Bucket, VariableRecord
+from autosync.runtime.layout.records import Accumulator, Bucket, NodeHook, VariableRecord
 from autosync.runtime.transport.base import Start, Then, Work
 from autosync.runtime.transport.process_groups import Groups
 from autosync.runtime.transport.ragged import ragged_operation

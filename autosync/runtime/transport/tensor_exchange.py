@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
-from autosync.runtime.device.strides import dense_strides
+from autosync.runtime.device.model_tensors import dense_strides
 from autosync.runtime.transport.agreement import RankReport, exchange_reports, gather_texts
 
 CPU = torch.device("cpu")
