@@ -123,8 +123,8 @@ def _units(
     gathers: dict[int, Row] = {}
     for message in range(int(plans.first[index]), int(plans.first[index + 1])):
         row = {name: getattr(plans, name)[message] for name in MESSAGE_COLUMNS}
-        half = reduces if row["operation"] == Op.REDUCE_SCATTER else gathers
-        half[int(row["bucket"])] = row
+        of_bucket = reduces if row["operation"] == Op.REDUCE_SCATTER else gathers
+        of_bucket[int(row["bucket"])] = row
     found = []
     for bucket, reduce in reduces.items():
         pieces = slice(int(plans.bucket_first[bucket]), int(plans.bucket_first[bucket + 1]))

@@ -24,8 +24,8 @@ NodeHook = Callable[[Any, tuple[Tensor | None, ...]], None]
 
 
 class Accumulator:
-    """Calls the hook for every gradient of a parameter, until removed: a hook of the node of autograd
-    that adds the gradient up.
+    """Calls the hook for every gradient of a parameter, until removed: it is on the node of
+    autograd that adds the gradient up.
 
     It runs when all uses of the parameter have been through backward, and behind every other hook
     of the gradient: those of the tensor, and those that `register_post_accumulate_grad_hook` takes.
