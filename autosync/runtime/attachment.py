@@ -271,8 +271,7 @@ def _build_engine(
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     records = build_records(held.plan, built, groups)
-    divided = any(entry.divides_model for entry in held.plan.extensions)
-    records = replace(records, model_is_divided=divided)
+    records = replace(records, model_is_divided=_is_divided(held.plan))
     for index in held.apart:
         records.variables[index].apart = True
         records.variables[index].counted = held.holders[index][0] == group.rank()
@@ -310,11 +309,15 @@ def _build_engine(
 def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Parameter]:
     """That every rank holds: of a model that ranks divide the plan's only, since a module's frozen
     ones go with it."""
-    if not held.apart:
+    if not _is_divided(held.plan):
         return dict(model.named_parameters())
     apart = {held.names[index] for index in held.apart}
     everywhere = set(held.names) - apart
     return {name: p for name, p in model.named_parameters() if name in everywhere}
+
+
+def _is_divided(plan: Plan) -> bool:
+    return any(entry.divides_model for entry in plan.extensions)
 
 
 def _install(attachment: Attachment) -> None:
