@@ -272,9 +272,9 @@ def _build_engine(
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     records = build_records(held.plan, built, groups)
     records = replace(records, model_is_divided=_is_divided(held.plan))
-    for index in held.apart:
-        records.variables[index].apart = True
-        records.variables[index].counted = held.holders[index][0] == group.rank()
+    for index in held.held_by_some:
+        records.variables[index].held_by_some = True
+        records.variables[index].counts_in_norm = held.holders[index][0] == group.rank()
     calls = None
     if not all(bucket.whole for bucket in records.buckets):
         calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
@@ -311,7 +311,7 @@ def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Paramet
     ones go with it."""
     if not _is_divided(held.plan):
         return dict(model.named_parameters())
-    apart = {held.names[index] for index in held.apart}
+    apart = {held.names[index] for index in held.held_by_some}
     everywhere = set(held.names) - apart
     return {name: p for name, p in model.named_parameters() if name in everywhere}
 

@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 import autosync
 from autosync.errors import AutosyncError
-from tests.autosync.runtime.beside_ddp import PLANS, land_late
+from tests.autosync.runtime.beside_ddp import PLANS, complete_late
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -170,7 +170,7 @@ def harmless(rank: int, world: int, case: Case) -> dict[str, float]:
     found = {}
     for change in (parametrized, pruned, other_activation, moved, frozen_beside):
         model, optimizer, attachment = attached(case, world)
-        land_late(attachment.engine)
+        complete_late(attachment.engine)
         alone = make_model(case.model)
         beside = make_optimizer(case.optimizer, alone)
         for iteration in range(4):
