@@ -3,11 +3,12 @@
 In host memory a call has done its work when it returns, so there is nothing to order. A GPU is
 only asked for work, stream by stream. The script's own stream computes and packs gradients, each
 queue of messages has a stream on which its messages are issued, and one stream completes all of
-them and runs the updates. Work that crosses from one stream to another is ordered by a device event, so
-no stream waits unless the plan does, and the script's thread waits until work is asked for, not
-until it is done.
+them and runs the updates. Work that crosses from one stream to another is ordered by a device
+event, so no stream waits unless the plan does, and the script's thread waits until work is asked
+for, not until it is done.
 
-There is one completion stream, because what an optimizer allocates on it is then used and freed on it.
+There is one completion stream, because what an optimizer allocates on it is then used and freed on
+it.
 """
 
 import time
