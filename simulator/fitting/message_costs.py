@@ -20,7 +20,7 @@ from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import link_seconds_per_byte
 from autosync.simulator.timeline.iteration_trace import common_seconds, union
 from autosync.strategy import even_replicas
-from autosync.trials.measured_timeline import ComputeTimes, MeasuredTimeline
+from autosync.trials.contract import ComputeTimes, MeasuredTimeline
 from autosync.trials.probes import MessageSample, MessageSamples
 
 F64 = NDArray[np.float64]

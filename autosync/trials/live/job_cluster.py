@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autosync.cluster import Backend, Cluster, Device, Node
+from autosync.device_clock import wait_for_device
 from autosync.devices import device_type_of_gpu
 from autosync.environment import host_name
 from autosync.errors import InvalidInput
@@ -153,17 +154,11 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
         ]
     )
     works.pop().wait()  # what is received; on NCCL both
-    _finish_work(job.device)
+    wait_for_device(job.device)
     seconds = time.monotonic() - begun
     for work in works:
         work.wait()
     return seconds
-
-
-def _finish_work(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _latency_seconds(job: LiveJob) -> float:
@@ -172,14 +167,14 @@ def _latency_seconds(job: LiveJob) -> float:
     rank, trips = dist.get_rank(), []
     small = torch.zeros(1, device=job.device)
     for _ in range(LATENCY_TRIPS):
-        _finish_work(job.device)
+        wait_for_device(job.device)
         begun = time.monotonic()
         for source, target in ((0, last), (last, 0)):
             if rank == source:
                 dist.send(small, target, job.group)
             elif rank == target:
                 dist.recv(small, source, job.group)
-        _finish_work(job.device)  # NCCL is only asked for a message so far
+        wait_for_device(job.device)  # NCCL is only asked for a message so far
         trips.append(time.monotonic() - begun)
     found: float = job.control.from_first(sorted(trips)[len(trips) // 2] / 2)
     return found

@@ -6,36 +6,29 @@ Rank 0 leads (`JobPool`); the others serve. Commands and answers travel on the j
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import host_name
+from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.commands import MessagesTimed, PassDone, RunPass, TimeMessages
 from autosync.trials.contract import ErrorKind, TrialError, TrialFailed, TrialRequest
-from autosync.trials.gpus import moment_now, peak_bytes, reset_peak
-from autosync.trials.live.job import LiveJob
-from autosync.trials.machine import family_seconds, host_id, software_versions
-from autosync.trials.measurement import PassMeasurement, message_seconds, pass_measurement
-from autosync.trials.session import (
+from autosync.trials.iterations import (
     IterationsTookTooLong,
-    TrialAttachment,
-    attach,
-    measure_iterations,
-    replica_digest,
+    measure_pass,
 )
-from autosync.trials.timeline_recording import RankRecording
+from autosync.trials.live.job import LiveJob
+from autosync.trials.machine import family_seconds, software_versions
+from autosync.trials.measurement import PassMeasurement, message_seconds, pass_measurement
+from autosync.trials.session import TrialAttachment, attach
 from autosync.trials.trial_procedure import TrialPool
 from autosync.trials.worker.timed_messages import time_messages
 from autosync.trials.worker.worker_main import error_kind
@@ -208,43 +201,28 @@ def _take_part(job: LiveJob, command: RunPass | TimeMessages) -> list[LiveAnswer
 
 def _run_pass(job: LiveJob, command: RunPass) -> LiveAnswer:
     """What this rank measured, or why it failed. State is restored either way."""
-    assert command.bundle is not None  # rank 0 sends it with every pass
+    bundle = command.bundle
+    assert bundle is not None  # rank 0 sends it with every pass
     attached: list[TrialAttachment] = []
-    recording = RankRecording() if command.record else None
-    can_tell_peak = reset_peak(job.device)
-    begun = time.monotonic()
-    try:
+
+    def put_plan_on(trace: ExecutionTrace | None) -> TrialAttachment:
         attached.append(
-            attach(
-                job.model,
-                job.optimizer,
-                command.bundle,
-                1.0,
-                job.reused_groups,
-                recording.trace if recording else None,
-                job.as_running,
-            )
+            attach(job.model, job.optimizer, bundle, 1.0, job.reused_groups, trace, job.as_running)
         )
         dist.barrier(job.group)
-        with watched(job.optimizers, attached[0].model, recording):
-            measured = measure_iterations(
-                lambda iteration: job.run_step(attached[0].model, iteration),
-                attached[0],
-                command.warmup,
-                command.iterations,
-                job.device,
-                recording,
-                own_seconds=family_seconds,
-                timeout_seconds=command.timeout_seconds or math.inf,
-            )
-        attached[0].detach()
-        engine, warmup = command.bundle.plan.engine, command.warmup
-        return PassDone(
-            measured=measured,
-            host=host_id(),
-            peak_memory_bytes=peak_bytes(job.device) if can_tell_peak else None,
-            digest=replica_digest(job.model),
-            recording=recording.recorded(measured.starts, engine, warmup) if recording else None,
+        return attached[0]
+
+    begun = time.monotonic()
+    try:
+        return measure_pass(
+            command,
+            put_plan_on,
+            job.run_step,
+            lambda: attached[0].detach(),
+            job.model,
+            job.optimizers,
+            engine=bundle.plan.engine,
+            own_seconds=family_seconds,
             nic=host_name() if job.device.type == "cpu" else "",  # NCCL need not pass the kernel
         )
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
@@ -316,34 +294,3 @@ def counted_nics(answers: Sequence[PassDone]) -> list[str]:
     if "" in kernel_of or hosts < 2 or len(set(kernel_of.values())) < hosts:
         return []
     return [answer.nic for answer in answers]
-
-
-@contextmanager
-def watched(
-    optimizers: Sequence[Optimizer], model: nn.Module, recording: RankRecording | None
-) -> Iterator[None]:
-    """Note when the model's forward passes end and the optimizer's steps begin; of several
-    optimizers, those of the one that steps first. What a step does before and after the forward
-    pass so counts as forward and as backward."""
-    if recording is None:
-        yield
-        return
-    device = next(model.parameters()).device
-
-    def forward_ended(*_: Any) -> None:
-        recording.forwards.append(moment_now(device))
-
-    leading: list[Optimizer] = []
-
-    def step_begins(optimizer: Optimizer, *_: Any) -> None:
-        leading[:] = leading or [optimizer]
-        if optimizer is leading[0]:
-            recording.backwards.append(moment_now(device))
-
-    handles: list[RemovableHandle] = [model.register_forward_hook(forward_ended)]
-    handles += [optimizer.register_step_pre_hook(step_begins) for optimizer in optimizers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from autosync.device_clock import Moment, moment_now
 from autosync.errors import InvalidInput
 from autosync.runtime.execution.pending import tensors_in
-from autosync.trials.gpus import DeviceMoment, moment_now
 from autosync.trials.live.job import LiveJob
 
 
@@ -24,7 +24,7 @@ class Call:
     type: str
     variables: tuple[int, ...]
     rows: int
-    begun: DeviceMoment
+    begun: Moment
     output_bytes: int = 0
 
 
@@ -33,16 +33,16 @@ class Tape:
     """One recorded iteration. called: modules around variables, by name. ready: by variable, when
     its gradient was last complete."""
 
-    begun: DeviceMoment
+    begun: Moment
     calls: list[Call] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
     batch_size: int = 0
-    forward_ended: DeviceMoment | None = None
-    ready: dict[int, DeviceMoment] = field(default_factory=dict)
+    forward_ended: Moment | None = None
+    ready: dict[int, Moment] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
-    update: list[DeviceMoment] = field(default_factory=list)
-    ended: DeviceMoment | None = None
+    update: list[Moment] = field(default_factory=list)
+    ended: Moment | None = None
 
 
 def record_tape(job: LiveJob, named: dict[str, nn.Parameter], iteration: int) -> Tape:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from autosync.device_clock import seconds_since
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
 from autosync.extensions.offload.attachment import attach as swap_to_host
@@ -25,7 +26,6 @@ from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_ROOM
-from autosync.trials.gpus import seconds_since
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import device_memory_gb
 from autosync.trials.live.recorded_step import (

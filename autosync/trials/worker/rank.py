@@ -2,8 +2,6 @@
 
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -13,6 +11,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.trials.commands import (
     Answer,
@@ -28,25 +27,14 @@ from autosync.trials.commands import (
     WorkerStarted,
 )
 from autosync.trials.contract import Workload
-from autosync.trials.gpus import (
-    gpu_versions,
-    moment_now,
-    nccl_host,
-    peak_bytes,
-    reset_peak,
-    take_gpu,
+from autosync.trials.gpus import gpu_versions, nccl_host, take_gpu
+from autosync.trials.iterations import (
+    measure_pass,
 )
 from autosync.trials.machine import host_id, interface_towards, software_versions
 from autosync.trials.measurement import may_drift
-from autosync.trials.session import (
-    ReusedGroups,
-    TrialAttachment,
-    attach,
-    measure_iterations,
-    replica_digest,
-)
+from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from autosync.trials.shared_gpu import mps_running
-from autosync.trials.timeline_recording import RankRecording
 from autosync.trials.worker.replay_compute import sharpen_timer
 from autosync.trials.worker.timed_messages import MessageGroups, time_messages
 from autosync.trials.worker.training_job import (
@@ -158,40 +146,39 @@ class Rank:
         self._drifted = may_drift(bundle)
         job.begin(command.key, bundle)
         if isinstance(job, ReplayJob):
-            job.wait_for_swaps(command.swap_slowdown)
-        recording = RankRecording() if command.record else None
-        trace = recording.trace if recording else None
-        reset_peak(self._device)
-        try:
-            attached = self._attached = attach(
-                job.model, job.optimizer, bundle, workload.byte_scale, self._groups, trace
-            )
-        except AutosyncError:
-            self._groups.close()  # a refused plan may have left them half connected
-            raise
-        with without_collection():
-            measured = measure_iterations(
-                lambda _: train_step(job, attached.model, recording, self._device),
-                attached,
-                command.warmup,
-                command.iterations,
-                self._device,
-                recording,
-                os.environ["GLOO_SOCKET_IFNAME"],
-            )
-        self.take_plan_off()
-        engine, warmup = bundle.plan.engine, command.warmup
-        return PassDone(
-            measured=measured,
-            host=host_id(),
-            peak_memory_bytes=peak_bytes(self._device),
-            digest=replica_digest(job.model),
-            recording=recording.recorded(measured.starts, engine, warmup) if recording else None,
+            job.compute.set_swap_slowdown(command.swap_slowdown)
+
+        def put_plan_on(trace: ExecutionTrace | None) -> TrialAttachment:
+            try:
+                self._attached = attach(
+                    job.model, job.optimizer, bundle, workload.byte_scale, self._groups, trace
+                )
+            except AutosyncError:
+                self._groups.close()  # a refused plan may have left them half connected
+                raise
+            gc.disable()  # a collection within an iteration would be measured as communication
+            return self._attached
+
+        def train_step(model: nn.Module, iteration: int) -> None:
+            job.optimizer.zero_grad(set_to_none=True)
+            job.loss(model).backward()
+            job.optimizer.step()
+
+        return measure_pass(
+            command,
+            put_plan_on,
+            train_step,
+            self.take_plan_off,
+            job.model,
+            [job.optimizer],
+            engine=bundle.plan.engine,
+            interfaces=os.environ["GLOO_SOCKET_IFNAME"],
         )
 
     def take_plan_off(self) -> None:
         """Leave the job unsynchronized. After a failure this waits until that has been answered:
         ranks that did not fail never meet it here, and the pool ends the wait."""
+        gc.enable()
         if self._attached is None or self._job is None:
             return
         self._attached.detach()
@@ -209,27 +196,3 @@ class Rank:
         on_device = dist.group.WORLD if groups.backend == "nccl" else None
         share_initial_values(groups.get("control", everyone, "gloo"), job.model, on_device)
         job.optimizer.state.clear()
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """A garbage collection within an iteration would be measured as communication."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def train_step(
-    job: TrainingJob, model: nn.Module, recording: RankRecording | None, device: torch.device
-) -> None:
-    """One iteration. model: the job's own, or what wraps it."""
-    job.optimizer.zero_grad(set_to_none=True)
-    loss = job.loss(model)
-    if recording:
-        recording.forwards.append(moment_now(device))
-    loss.backward()
-    if recording:
-        recording.backwards.append(moment_now(device))
-    job.optimizer.step()

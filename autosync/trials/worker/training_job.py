@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from autosync.bundle import Bundle
+from autosync.device_clock import Moment, clock_origin, moment_now, on_host_clock
 from autosync.errors import InvalidInput, NotFound
 from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.plan import Plan
 from autosync.trials.commands import StretchesTimed
 from autosync.trials.contract import Workload
-from autosync.trials.gpus import DeviceMoment, clock_origin, moment_now, on_host_clock
 from autosync.trials.worker.kernels import KernelCompute
 from autosync.trials.worker.replay import CPU, Replay, replay_module
 from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
@@ -78,10 +78,6 @@ class ReplayJob:
         if self._filling:
             self.compute.set_batch_factor(0.0)
         self.model.show_rows(sparse_variables(bundle.plan))
-
-    def wait_for_swaps(self, slowdown: float) -> None:
-        """See `ReplayCompute.set_swap_slowdown`."""
-        self.compute.set_swap_slowdown(slowdown)
 
     def loss(self, model: nn.Module) -> Tensor:
         if self._filling:
@@ -216,7 +212,7 @@ class NotedCompute(ReplayCompute):
     def __init__(self, inner: ReplayCompute, device: torch.device) -> None:
         self._inner = inner
         self._device = device
-        self.begun: list[DeviceMoment] = []
+        self.begun: list[Moment] = []
         self.stretches: list[Stretch] = []
 
     def set_batch_factor(self, factor: float) -> None:
@@ -266,7 +262,7 @@ def time_stretches(
 
 def _one_pass(
     model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: NotedCompute
-) -> list[DeviceMoment]:
+) -> list[Moment]:
     """When each stretch begins, the update, and what comes after it. A GPU is not waited for: as
     in a trial, the host runs ahead of it."""
     device = signal.device

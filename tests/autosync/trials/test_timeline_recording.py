@@ -10,11 +10,16 @@ from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.trials.commands import RecordedDeal, RecordedMessage, RecordedPass
-from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.measured_timeline import ComputeTimes, DealTimes, MeasuredTimeline
+from autosync.trials.contract import (
+    ComputeTimes,
+    DealTimes,
+    MeasuredTimeline,
+    TrialRequest,
+    TrialResult,
+)
+from autosync.trials.measurement import measured_timeline
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.scales import scale_plan, surviving_messages
-from autosync.trials.timeline_recording import measured_timeline
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 

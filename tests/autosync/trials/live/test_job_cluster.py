@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.arena import Arena
-from autosync.trials.gpus import peak_bytes, reset_peak
+from autosync.trials.iterations import peak_bytes, reset_peak
 from autosync.trials.live import job_cluster
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import (

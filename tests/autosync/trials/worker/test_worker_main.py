@@ -1,13 +1,10 @@
 """How a rank's failure is named: lack of memory by what it wrote, refusals by what it raised."""
 
-import gc
-
 import pytest
 
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
-from autosync.trials.worker.rank import without_collection
 from autosync.trials.worker.worker_main import error_kind
 
 
@@ -45,10 +42,3 @@ def test_a_failed_synchronization_is_no_refusal() -> None:
     """It has ended the groups that the next plan would run on."""
     assert error_kind(InvalidInput("the plan is another model's.")) == "refused"
     assert error_kind(SynchronizationFailed("a peer has gone.")) == "crashed"
-
-
-def test_garbage_is_collected_after_a_refused_trial() -> None:
-    assert gc.isenabled()
-    with pytest.raises(InvalidInput), without_collection():
-        raise InvalidInput("refused on purpose.")
-    assert gc.isenabled()
