@@ -83,14 +83,10 @@ class TrialPool(ABC):
         """See `contract.Pool`."""
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Measure one strategy; a key that was run before is answered from memory. A cancelled
-        trial was not run."""
-        if request.key in self._results:
-            return self._results[request.key]
-        result = self._run(request)
-        if result.error is None or result.error.kind != "cancelled":
-            self._results[request.key] = result
-        return result
+        """Measure one strategy; a key that was run before is answered from memory."""
+        if request.key not in self._results:
+            self._results[request.key] = self._run(request)
+        return self._results[request.key]
 
     def _run(self, request: TrialRequest) -> TrialResult:
         try:

@@ -8,7 +8,7 @@ from functools import partial
 from autosync.environment import allowed_environment
 from autosync.errors import NotSupported
 from autosync.trials.contract import OnWait, Workload
-from autosync.trials.gpus import refuse_fewer_gpus
+from autosync.trials.gpus import CudaMps, NcclEnvironment, refuse_fewer_gpus, shared_gpu_environment
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
@@ -19,7 +19,6 @@ from autosync.trials.pool.worker_process import (
     WorkerProcess,
     worker_arguments,
 )
-from autosync.trials.shared_gpu import CudaMps, NcclEnvironment, shared_gpu_environment
 
 LOOPBACK = "127.0.0.1"
 DESCRIPTION = "local (unshaped links)"

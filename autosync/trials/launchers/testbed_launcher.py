@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import OnWait, Workload
-from autosync.trials.gpus import refuse_fewer_gpus
+from autosync.trials.gpus import refuse_fewer_gpus, shared_gpu_environment, socket_environment
 from autosync.trials.launchers.local_launcher import (
     LocalPlace,
     mps_for,
@@ -16,7 +16,6 @@ from autosync.trials.pool.machine_lock import shared_machine_lock
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.request_names import SHORT_OF_CORES
 from autosync.trials.scales import CORES_A_RANK, cores_a_rank
-from autosync.trials.shared_gpu import shared_gpu_environment, socket_environment
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.link_shaping import INTERFACE
 from autosync.trials.testbed.namespaces import Testbed

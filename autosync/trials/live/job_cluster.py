@@ -14,9 +14,8 @@ from autosync.devices import device_type_of_gpu
 from autosync.environment import host_name
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.arena import Arena, host_memory
-from autosync.trials.gpus import gpu_uuid
+from autosync.trials.gpus import gpu_uuid, mps_running, sharing_words
 from autosync.trials.live.job import LiveJob
-from autosync.trials.shared_gpu import mps_running, sharing_words
 from autosync.units import MIB
 
 SMALLEST_BYTES = 256 * 1024

@@ -2,7 +2,6 @@
 
 import queue
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from typing import TypeVar
@@ -19,10 +18,9 @@ from autosync.trials.commands import (
     command_line,
 )
 from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, TrialFailed, Workload
-from autosync.trials.gpus import local_ranks, refuse_shared_gpus
+from autosync.trials.gpus import local_ranks, refuse_shared_gpus, sharing_words
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
-from autosync.trials.shared_gpu import sharing_words
 
 START_SECONDS = 120.0
 """Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
@@ -46,8 +44,6 @@ class WorkerGroup:
 
     share_gpus: whether ranks may share a GPU. sharing: how they do, in words; empty where each has
     its own.
-    cancelled: makes the trial that waits for answers fail; any thread may set it. Nothing else
-    here is thread-safe.
     """
 
     def __init__(
@@ -56,10 +52,8 @@ class WorkerGroup:
         places: Sequence[Place],
         host: str,
         workloads: tuple[str, ...],
-        cancelled: threading.Event,
         share_gpus: bool = False,
     ) -> None:
-        self._cancelled = cancelled
         self._answers: Answers = queue.Queue()
         self._places = places
         self._workloads = workloads
@@ -157,15 +151,9 @@ class WorkerGroup:
         return [good[rank] for rank in sorted(good)]
 
     def _next(self, deadline: float) -> WorkerAnswer | None:
-        """The next answer; None when there is none by the deadline.
-
-        Raises:
-            TrialFailed: the trial was cancelled meanwhile. Cancelled: all that runs here was.
-        """
+        """The next answer; None when there is none by the deadline. Raises Cancelled meanwhile."""
         while True:
             check_cancelled()
-            if self._cancelled.is_set():
-                raise TrialFailed(TrialError("cancelled", "the trial was cancelled."))
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return None

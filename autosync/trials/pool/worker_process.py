@@ -19,8 +19,8 @@ from typing import IO, Protocol
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.commands import Answer, CommandFailed, read_answer
+from autosync.trials.gpus import shared_gpu_environment
 from autosync.trials.machine import killed_for_memory
-from autosync.trials.shared_gpu import shared_gpu_environment
 
 STDERR_LINES = 60
 

@@ -227,7 +227,7 @@ class RateProbes:
 
     def _unmeasured(self, thing: str, why: str) -> InaccurateLink:
         return InaccurateLink(
-            f"testbed {self._testbed.id}: {thing} cannot be measured: {why}.",
+            f"the testbed's {thing} cannot be measured: {why}.",
             thing=thing,
             remedy="Stop what else loads this machine, and try again.",
         )
@@ -245,13 +245,13 @@ def check_testbed(testbed: Testbed, cluster: Cluster) -> SelfCheck:
     within = [node.index for node in nodes if node.loopback_bits is not None]
     with RateProbes(testbed, expected) as probes:
         links = measured_links(probes, expected, within)
-        refuse_inaccurate(links, testbed.id)
+        refuse_inaccurate(links)
         all_reduces = measured_all_reduces(probes, expected)
-    refuse_inaccurate(all_reduces, testbed.id)
+    refuse_inaccurate(all_reduces)
     return SelfCheck(links, all_reduces)
 
 
-def refuse_inaccurate(measured: Sequence[LinkRate | AllReduceTime], testbed_id: str) -> None:
+def refuse_inaccurate(measured: Sequence[LinkRate | AllReduceTime]) -> None:
     """Raises InaccurateLink naming the worst of them and its link, when it is more than 5 % off."""
     worst = max(measured, key=lambda one: abs(one.error), default=None)
     if worst is None or abs(worst.error) <= TOLERANCE:
@@ -270,7 +270,7 @@ def refuse_inaccurate(measured: Sequence[LinkRate | AllReduceTime], testbed_id: 
             f"for the link from node {sender} to node {to}."
         )
     raise InaccurateLink(
-        f"testbed {testbed_id}: {what}",
+        f"the testbed is not as the cluster file says: {what}",
         thing=f"link {sender} -> {to}",
         value=worst.error,
         remedy="Stop what else loads this machine, or choose a smaller byte scale or a larger "

@@ -27,14 +27,13 @@ from autosync.trials.commands import (
     WorkerStarted,
 )
 from autosync.trials.contract import Workload
-from autosync.trials.gpus import gpu_versions, nccl_host, take_gpu
+from autosync.trials.gpus import gpu_versions, mps_running, nccl_host, take_gpu
 from autosync.trials.iterations import (
     measure_pass,
 )
 from autosync.trials.machine import host_id, interface_towards, software_versions
 from autosync.trials.measurement import may_drift
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
-from autosync.trials.shared_gpu import mps_running
 from autosync.trials.worker.replay_compute import sharpen_timer
 from autosync.trials.worker.timed_messages import MessageGroups, time_messages
 from autosync.trials.worker.training_job import (

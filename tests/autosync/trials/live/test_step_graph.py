@@ -17,8 +17,7 @@ from autosync.extensions.placement.module_borders import borders_of, module_of
 from autosync.extensions.placement.proposals import modules_to_place
 from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
-from autosync.trials.live.control_group import ControlGroup
-from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job import ControlGroup, LiveJob
 from autosync.trials.live.recorded_step import (
     Call,
     Tape,
