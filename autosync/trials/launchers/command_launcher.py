@@ -9,6 +9,7 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import ClassVar
 
 from autosync.cluster import Cluster
 from autosync.environment import allowed_environment
@@ -53,7 +54,7 @@ class CommandLauncher:
     workloads: tuple[str, ...] = ()
     share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
-    name: str = "command"
+    name: ClassVar[str] = "command"
 
     def open(self, workload: Workload) -> ProcessPool:
         """Workers start with the first trial.

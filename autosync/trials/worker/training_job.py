@@ -4,6 +4,7 @@ long the stretches of a replay take on one rank that trains by itself."""
 import importlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -129,7 +130,12 @@ def current_device(workload: Workload) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
+MOMENTUM = partial(torch.optim.SGD, momentum=0.875)
+OPTIMIZER_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": MOMENTUM,
+    "sgd_momentum": MOMENTUM,
+    "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
     "adadelta": torch.optim.Adadelta,
     "adam": torch.optim.Adam,
@@ -139,7 +145,6 @@ DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
     "adafactor": torch.optim.Adafactor,
 }
-"""Of dense gradients only."""
 
 
 def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.optim.Optimizer:
@@ -148,7 +153,6 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
     Raises:
         InvalidInput: nothing here goes by that name, or it takes no sparse gradients.
     """
-    parameters = list(model.parameters())
     if sparse and name in DENSE_OPTIMIZERS:
         raise InvalidInput(
             f"{name} takes no sparse gradients, which variables of this graph have.",
@@ -156,17 +160,11 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
             value=name,
             remedy="Use sgd, momentum or adagrad, or a model with dense gradients.",
         )
-    match name:
-        case "sgd":
-            return torch.optim.SGD(parameters, lr=LEARNING_RATE)
-        case "momentum" | "sgd_momentum":
-            return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.875)
-        case "adagrad":
+    if name in OPTIMIZER_CLASSES:
+        if name == "adagrad":
             # torch's own step makes sparse tensors without saying whether it checks them
             torch.sparse.check_sparse_tensor_invariants.disable()
-            return torch.optim.Adagrad(parameters, lr=LEARNING_RATE)
-    if name in DENSE:
-        return DENSE[name](parameters, lr=LEARNING_RATE)
+        return OPTIMIZER_CLASSES[name](model.parameters(), lr=LEARNING_RATE)
     raise InvalidInput(
         f"a replay knows no optimizer {name!r}.",
         thing="domain.optimizer",

@@ -186,6 +186,7 @@ def cancelled_in_the_middle(pool: ProcessPool, key: str) -> list[str]:
     runner = threading.Thread(target=run)
     runner.start()
     wait_for(lambda: pool.busy)
+    time.sleep(SETTLED_SECONDS)
     token.cancel("by hand")
     runner.join()
     return ended

@@ -16,7 +16,7 @@ from tests.autosync.runtime.place import COMPUTE_DEVICE
 from tests.autosync.runtime.ranks import ranks
 from tests.autosync.runtime.training import OVERLAP
 from tests.autosync.trials.conftest import FAULTY
-from tests.autosync.trials.contract_suite import trial
+from tests.autosync.trials.contract_suite import cancelled_in_the_middle, trial
 from tests.autosync.trials.strategies import small_domain
 
 TIMEOUT_SECONDS = 10.0

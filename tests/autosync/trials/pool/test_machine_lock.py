@@ -212,8 +212,8 @@ def test_cancelled_while_it_waits_it_costs_no_worker(lock: MachineLock) -> None:
     group = FakeWorkers([(0.01, 0.0)])
     pool = group.pool(machine_lock=lock)
     token = CancellationToken()
-    with lock.held(), pytest.raises(Cancelled), cancelled_by(token):
-        token.cancel("by hand")
+    token.cancel("by hand")
+    with lock.held(), cancelled_by(token), pytest.raises(Cancelled):
         pool.run(TrialRequest("gives up", ddp(pool.workload.domain), 1, 3))
     assert group.workers == []
 
