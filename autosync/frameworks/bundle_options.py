@@ -1,4 +1,4 @@
-"""What every adapter takes beside a bundle, in the words of `autosync.distribute`."""
+"""The options that every framework adapter takes beside a bundle, and how it applies a bundle."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

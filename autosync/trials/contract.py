@@ -17,11 +17,11 @@ from autosync.trials.request_names import ComputeDevice, ComputeKind
 ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refused", "cancelled"]
 """docs/trials.md says when it is which."""
 
-LACKS_ROOM: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
-"""Kinds of error that a strategy which holds less memory may avoid: no room on the device, or none
-for a step in the budget of swapping."""
+LACKS_MEMORY: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
+"""Kinds of error that a strategy which needs less memory may avoid: the device ran out of memory,
+or a step did not fit the budget of swapping."""
 
-LEAVES_RANKS: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
+LEAVES_RANKS_USABLE: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
 """Kinds after which a rank is as it was, and can take another plan."""
 
 
@@ -56,8 +56,8 @@ class Workload:
             self._refuse_slowdown()
         elif self.device == "cuda" and self.name == "replay":
             raise InvalidInput(
-                "compute that is waited out leaves a GPU idle: messages would run on a device that "
-                "nothing else wants, as they do not in training.",
+                "compute that sleeps leaves a GPU idle: messages would run on a device that "
+                "nothing else uses, unlike in training.",
                 thing="compute",
                 value=self.compute,
                 remedy="Choose kernels with cuda (--compute kernels --compute-device cuda), or "
@@ -134,8 +134,8 @@ class TrialError:
 
 
 class TrialFailed(Exception):
-    """How a trial fails between the ranks and the result: never outside a pool. ranks_usable:
-    every rank refused it alike, so that all can go on."""
+    """Raised within a pool where a trial fails; `TrialPool.run` turns it into a result.
+    ranks_usable: every rank refused the plan, and can take another."""
 
     def __init__(self, error: TrialError, ranks_usable: bool = False) -> None:
         super().__init__(error.message)
@@ -150,7 +150,7 @@ Phase = Literal["forward", "backward", "update", "wait"]
 class ComputeTimes:
     """What a rank's training script did: arrays of one length, in order of time.
 
-    phase: `wait` is where it stood still for messages; `update` is `optimizer.step()`.
+    phase: `wait` is where it waited for messages; `update` is `optimizer.step()`.
     """
 
     phase: tuple[Phase, ...]
@@ -186,8 +186,8 @@ class MessageTimes:
 
 @dataclass(frozen=True, slots=True)
 class DealTimes:
-    """What a rank dealt at the borders of placed modules: arrays of one length, in order of time.
-    Every deal is a collective of all ranks, for which the script stands still (`wait`).
+    """What a rank exchanged at the borders of placed modules: arrays of one length, in order of
+    time. Every exchange is a collective of all ranks, for which the script waits (`wait`).
 
     operation: of samples or their gradients, or of how many samples there are.
     sent_bytes: by this rank to others, without the byte scale.
@@ -295,7 +295,7 @@ class Pool(Protocol):
 
     @property
     def description(self) -> str:
-        """Where trials run, in words that reports repeat."""
+        """Where trials run, as reports print it."""
         ...
 
     def run(self, request: TrialRequest) -> TrialResult:

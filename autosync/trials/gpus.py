@@ -200,7 +200,7 @@ def mps_running(environment: Mapping[str, str] | None = None) -> bool:
     return done.returncode == 0
 
 
-MPS_LIFE = f"""
+MPS_SCRIPT = f"""
 if {MPS_CONTROL} -d </dev/null >/dev/null 2>&1 &&
     echo get_server_list | {MPS_CONTROL} >/dev/null 2>&1
 then echo started
@@ -259,7 +259,7 @@ class CudaMps:
         folder = tempfile.mkdtemp(prefix="autosync-mps-")
         variables = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), folder)
         self._process = subprocess.Popen(
-            ["sh", "-c", MPS_LIFE],
+            ["sh", "-c", MPS_SCRIPT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -226,7 +226,7 @@ def _recorded_by_hooks(
 
 def reset_peak(device: torch.device) -> bool:
     """Reset the peak of a device's memory: of a GPU's in tensors of this process, else of this
-    process's resident size. Whether its kernel lets it."""
+    process's resident size. Returns whether the kernel allows it."""
     if device.type != "cuda":
         return reset_peak_memory()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""What the kernel says about this machine: CPU time, network bytes, killed processes."""
+"""This machine as the kernel reports it: CPU time, network bytes, memory, killed processes."""
 
 import fcntl
 import os
@@ -129,7 +129,7 @@ def network_bytes(interfaces: str = "") -> int:
 
 
 def reset_peak_memory() -> bool:
-    """Begin anew to look for this process's largest resident size; whether the kernel lets it."""
+    """Reset the peak of this process's resident size. Returns whether the kernel allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -163,7 +163,7 @@ def killed_for_memory() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def speaks_of_memory(text: str) -> bool:
+def reports_lack_of_memory(text: str) -> bool:
     """Whether an error's words, or the end of what a process wrote, name a lack of memory."""
     return any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
 

@@ -16,8 +16,9 @@ UNSCHEDULED_PASSES = 2
 """Of a job that swaps: recorded before the optimizer has made its state, and with it."""
 
 FILLING = 4
-"""Iterations of a plan that lags, times its staleness, until as much is under way as may be: enough
-where messages take a third longer than compute. A replay is filled at once (`ReplayJob.begin`)."""
+"""Times a plan's staleness: the warm-up iterations until as many updates are pending as the plan
+allows, where messages take up to a third longer than compute. A replay reaches that state at once
+(`ReplayJob.begin`)."""
 
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
@@ -51,8 +52,8 @@ class TrialPool(ABC):
 
     @property
     def swaps(self) -> bool:
-        """Whether its ranks have activations and swap them; else what compute waits for them is
-        what the request says."""
+        """Whether its ranks have activations and swap them. Others lengthen compute by the slowdown
+        that the request predicts."""
         return True
 
     def prepare(self, request: TrialRequest) -> float:
@@ -76,7 +77,7 @@ class TrialPool(ABC):
 
     @abstractmethod
     def reset_ranks(self) -> None:
-        """After a failure in the middle of a trial: what the ranks do for it still must end."""
+        """After a failure in the middle of a trial: end what the ranks still do for it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -90,8 +91,8 @@ class TrialPool(ABC):
 
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
-            refuse_misfit(request, self.world_size)
-            request = steadied(request, self.swaps)
+            refuse_other_cluster(request, self.world_size)
+            request = with_longer_warmup(request, self.swaps)
             prepare_seconds = self.prepare(request)
             passes = self._passes(request)
         except TrialFailed as failure:
@@ -170,16 +171,17 @@ def disagree(median_seconds: list[float]) -> bool:
     return max(median_seconds) > (1 + PASS_TOLERANCE) * min(median_seconds)
 
 
-def steadied(request: TrialRequest, trains: bool) -> TrialRequest:
-    """A plan that lags is ahead of its messages for its first iterations, and swapping records its
-    schedule in them: these warm up, too. trains: the ranks train a model, and do not replay one."""
+def with_longer_warmup(request: TrialRequest, trains: bool) -> TrialRequest:
+    """The request with the warm-up that its plan needs: late updates are not yet late in the first
+    iterations, and swapping records its schedule in them. trains: the ranks train a model, and do
+    not replay one."""
     first = request.bundle.plan.staleness * (FILLING if trains else 1)
     if request.bundle.strategy.extension(Offload) is not None:
         first += UNSCHEDULED_PASSES
     return replace(request, warmup=request.warmup + first)
 
 
-def refuse_misfit(request: TrialRequest, world_size: int) -> None:
+def refuse_other_cluster(request: TrialRequest, world_size: int) -> None:
     """Raises InvalidInput for a plan of another cluster, or a trial that measures nothing."""
     planned = request.bundle.plan.world_size
     if planned != world_size:

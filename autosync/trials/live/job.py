@@ -27,13 +27,14 @@ from autosync.trials.session import ReusedGroups, RunningJob
 from autosync.trials.worker.timed_messages import MessageGroups
 
 LEAVING = timedelta(seconds=10)
-"""How long a rank that leaves waits for the others."""
+"""How long a rank waits for the others before the control group ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A gloo group of all ranks. Every method raises SynchronizationFailed where a rank has died or
-    does not come: no rank can go on then."""
+    """A gloo group of all ranks, on which they communicate while the job is tuned. No trial uses
+    it, so that ranks agree even after a trial has failed. Every method raises SynchronizationFailed
+    where a rank has died or does not answer."""
 
     group: dist.ProcessGroup
 
@@ -70,7 +71,7 @@ class ControlGroup:
         return carried[0]
 
     def meet(self, patience: timedelta) -> None:
-        """Wait until every rank has come, for that long; then rank 0's error names who has not."""
+        """A barrier with a timeout; rank 0's error names the ranks that did not reach it."""
         with _all_ranks():
             dist.monitored_barrier(self.group, patience, wait_all_ranks=True)
 
@@ -80,11 +81,11 @@ class ControlGroup:
             share_initial_values(self.group, model)
 
     def leave(self) -> None:
-        """End the group. All ranks wait for each other before, since what one has sent may still be
-        in flight; one that does not come in time fails in what it exchanges.
+        """End the group, after all ranks have reached this: what one has sent may still be in
+        flight.
 
         They meet in the store, not on the group: a rank that has failed leaves in the middle of the
-        others' exchange, and would be taken for a member of it.
+        others' collective, and would be taken for a member of it.
         """
         with contextlib.suppress(RuntimeError):  # out of time, or the store has gone with a rank
             default = dist.distributed_c10d._get_default_store()

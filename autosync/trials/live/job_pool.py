@@ -39,18 +39,19 @@ LATE = timedelta(seconds=30)
 REPEATS = 1
 """How often a pass under outside load is measured again."""
 
-PARTED: Final = "parted"
-"""The kind of a failure that is another rank's doing: the connection to a peer has closed."""
+PEER_LOST: Final = "parted"
+"""The kind of a failure that another rank caused: the connection to a peer has closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenewGroups:
-    """What comes next runs on new process groups: something has ended those before."""
+    """Open new process groups: a failure has ended those before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all ranks go on with; nothing follows. reason: why no tuning stands behind it."""
+    """The bundle that all ranks train with from now on; the last command. reason: why it is not the
+    result of a tuning, where it is none."""
 
     bundle: Bundle
     reason: str = ""
@@ -99,7 +100,7 @@ class JobPool(TrialPool):
         return dist.get_world_size()
 
     def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
-        """It does not wait for outside load to pass: the job's time is short. A GPU's timeline is
+        """Does not wait until outside load is over: the job's time is short. A GPU's timeline is
         not recorded."""
         left = self.until - self.clock()
         if left <= 0:
@@ -144,7 +145,7 @@ class JobPool(TrialPool):
             self.job.renew_groups()
             self._renew_groups = False
         self.job.control.from_first(command)
-        answers = _take_part(self.job, command)
+        answers = _run_command(self.job, command)
         failures = {
             rank: answer for rank, answer in enumerate(answers) if isinstance(answer, LiveFailure)
         }
@@ -160,28 +161,28 @@ class JobPool(TrialPool):
         """Nothing to leave behind: the ranks are the job's own."""
 
     def dismiss(self, verdict: Verdict) -> None:
-        """Tell all ranks what to go on with."""
+        """Send all ranks the bundle that they train with from now on."""
         self.job.control.from_first(verdict)
 
 
 def serve(job: LiveJob) -> Verdict:
-    """The other ranks' side: trials until rank 0 says what to go on with."""
+    """The other ranks' side: take part in trials until rank 0 sends the verdict."""
     while True:
         match job.control.from_first():
             case RenewGroups():
                 job.renew_groups()
             case RunPass() | TimeMessages() as command:
-                _take_part(job, command)
+                _run_command(job, command)
             case Verdict() as verdict:
                 return verdict
             case other:
                 raise TypeError(f"rank 0 sent no command, but {other!r}.")
 
 
-def _take_part(job: LiveJob, command: RunPass | TimeMessages) -> list[LiveAnswer]:
+def _run_command(job: LiveJob, command: RunPass | TimeMessages) -> list[LiveAnswer]:
     """Run a trial's pass, or single messages, together with all ranks; every rank's answer.
 
-    A rank that is stuck in the user's own code cannot be ended. The others wait for as long as its
+    A rank that hangs in the user's own code cannot be killed. The others wait for as long as its
     steps and a collective may take, and then fail.
     """
     begun = time.monotonic()
@@ -205,7 +206,7 @@ def _run_pass(job: LiveJob, command: RunPass) -> LiveAnswer:
     assert bundle is not None  # rank 0 sends it with every pass
     attached: list[TrialAttachment] = []
 
-    def put_plan_on(trace: ExecutionTrace | None) -> TrialAttachment:
+    def attach_plan(trace: ExecutionTrace | None) -> TrialAttachment:
         attached.append(
             attach(job.model, job.optimizer, bundle, 1.0, job.reused_groups, trace, job.as_running)
         )
@@ -216,7 +217,7 @@ def _run_pass(job: LiveJob, command: RunPass) -> LiveAnswer:
     try:
         return measure_pass(
             command,
-            put_plan_on,
+            attach_plan,
             job.run_step,
             lambda: attached[0].detach(),
             job.model,
@@ -261,7 +262,7 @@ def failure_kind(error: Exception) -> ErrorKind | Literal["parted"]:
         if "timed out" in message:
             return "timeout"
         if isinstance(error, SynchronizationFailed) or "connection" in message:
-            return PARTED
+            return PEER_LOST
     return error_kind(error)
 
 
@@ -270,19 +271,19 @@ def _words(error: Exception) -> str:
 
 
 def first_cause(failures: dict[int, LiveFailure]) -> TrialError:
-    """What a rank did by itself, else a wait that ended without its peer, else a lost peer; the
-    earliest of those. Ranks begin a trial at different moments, so times alone do not show it.
+    """The earliest failure that a rank caused itself, else the earliest timeout, else the earliest
+    lost peer. Ranks begin a trial at different moments, so times alone do not show the cause.
 
     failures: by rank.
     """
 
     def order(rank: int) -> tuple[int, float]:
         failure = failures[rank]
-        return {"timeout": 1, PARTED: 2}.get(failure.kind, 0), failure.seconds
+        return {"timeout": 1, PEER_LOST: 2}.get(failure.kind, 0), failure.seconds
 
     rank = min(failures, key=order)
     failure = failures[rank]
-    kind = "crashed" if failure.kind == PARTED else failure.kind
+    kind = "crashed" if failure.kind == PEER_LOST else failure.kind
     return TrialError(kind, f"rank {rank}: {failure.message}")
 
 

@@ -138,7 +138,7 @@ def add_unused(tape: Tape, variables: int) -> None:
             tape.ready.setdefault(variable, last)
 
 
-def refuse_odd_step(tape: Tape, names: list[str], takes_unused: bool = False) -> None:
+def refuse_incomplete_step(tape: Tape, names: list[str], takes_unused: bool = False) -> None:
     """takes_unused: parameters may be without a gradient.
 
     Raises:
@@ -171,9 +171,9 @@ def step_refusal(what: str, remedy: str = "") -> InvalidInput:
     return InvalidInput(f"step {what}.", thing="step", value=what, remedy=remedy or usual)
 
 
-def adopt_orphans(tapes: Sequence[Tape]) -> None:
-    """A variable that is read without a call of its module (an attention's output projection)
-    goes to the call that owns the variable whose gradient is ready next, or else before."""
+def assign_uncalled_variables(tapes: Sequence[Tape]) -> None:
+    """Assign variables that are read without a call of their module (an attention's output
+    projection) to the call that owns the variable whose gradient is ready next, or else before."""
     owned = {v for tape in tapes for call in tape.calls for v in call.variables}
     for tape in tapes:
         owner: dict[int, int] = {}

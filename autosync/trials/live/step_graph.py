@@ -25,18 +25,18 @@ from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
-from autosync.trials.contract import LACKS_ROOM
+from autosync.trials.contract import LACKS_MEMORY
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import device_memory_gb
 from autosync.trials.live.recorded_step import (
     Tape,
     add_unused,
-    adopt_orphans,
+    assign_uncalled_variables,
     finish_order,
     last_consumers,
     operation_names,
     record_tape,
-    refuse_odd_step,
+    refuse_incomplete_step,
 )
 from autosync.trials.trial_procedure import UNSCHEDULED_PASSES
 from autosync.trials.worker.worker_main import error_kind
@@ -46,14 +46,12 @@ WARM_UP, ITERATIONS = 1, 3
 each of them is recorded once."""
 
 PLAIN = "plain iterations"
-SWAPPED = "iterations, which wait for swapped activations (a plain one has no room),"
-WITH_STATE = (
-    "iterations, which wait for swapped activations and optimizer state (for want of room),"
-)
+SWAPPED = "iterations with swapped activations (a plain one does not fit in memory),"
+WITH_STATE = "iterations with swapped activations and optimizer state (for lack of memory),"
 WITH_VALUES = (
-    "iterations, which wait for swapped activations, optimizer state and values (for want of room),"
+    "iterations with swapped activations, optimizer state and values (for lack of memory),"
 )
-"""How iterations were recorded, in words."""
+"""How iterations were recorded, for the note of the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,9 @@ class RecordedJob:
 
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
     """Run plain local iterations of the job's step; its state is restored. Where they run other
-    modules, the graph has all of them, with the share of the iterations that ran each. Where the
-    device has no room for a plain iteration, activations are swapped, else optimizer state as well,
-    else values too.
+    modules, the graph has all of them, with the share of the iterations that ran each. Where a
+    plain iteration does not fit on the device, activations are swapped, else optimizer state as
+    well, else values too.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
@@ -82,7 +80,7 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     _refuse_types(named)
     tapes, optimizer, how = _recorded_with_room(job, named)
     for tape in tapes:
-        refuse_odd_step(tape, list(named), job.takes_unused)
+        refuse_incomplete_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes, size)
@@ -119,7 +117,7 @@ def _recorded_with_room(
         try:
             return *_recorded_within(job, named, swap), how
         except Exception as error:  # of any type: the step is the user's own
-            if error_kind(error) not in LACKS_ROOM:
+            if error_kind(error) not in LACKS_MEMORY:
                 raise
         gc.collect()  # what the iteration that failed has left
         if job.device.type == "cuda":
@@ -167,7 +165,7 @@ def _graph(
     model: nn.Module, named: dict[str, nn.Parameter], tapes: list[Tape], batch_size: int
 ) -> ModelGraph:
     """tapes: with all variables in `ready`, those without a gradient last (`add_unused`)."""
-    adopt_orphans(tapes)
+    assign_uncalled_variables(tapes)
     name = type(model).__name__.lower()
     graph = united_graph([_tape_graph(named, tape, name, batch_size) for tape in tapes], name)
     shares = {each.frequency for each in graph.operations} | {v.frequency for v in graph.variables}

@@ -1,8 +1,8 @@
-"""A lock of the machine: of all pools that measure on it, one measures at a time.
+"""A lock of the machine: of all pools on it, one measures at a time.
 
 Two trials on the same cores and links disturb each other, whoever started them. So a pool holds
-the lock during each pass: `flock` on a well-known file, which needs no right but to read it and
-which the kernel releases when its holder dies. The kernel also says who holds it (/proc/locks).
+the lock during each pass: `flock` on a well-known file, which needs only the right to read it and
+which the kernel releases when its holder dies. /proc/locks names the holder.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ class MachineLock:
     def held(self, on_wait: OnWait | None = None) -> Iterator[None]:
         """Wait for the lock and hold it for the block.
 
-        Who waits holds the place of the next. So a pool that has just measured cannot go on
-        before one that waits.
+        Whoever waits holds a second lock, that of the next in turn. So a pool that has just
+        measured cannot take the lock again before one that waits.
 
         on_wait: receives who measures, where the wait lasts longer than a second.
 

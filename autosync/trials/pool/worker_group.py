@@ -17,17 +17,23 @@ from autosync.trials.commands import (
     WorkerStarted,
     command_line,
 )
-from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, TrialFailed, Workload
+from autosync.trials.contract import (
+    LEAVES_RANKS_USABLE,
+    ErrorKind,
+    TrialError,
+    TrialFailed,
+    Workload,
+)
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus, sharing_words
-from autosync.trials.machine import speaks_of_memory
+from autosync.trials.machine import reports_lack_of_memory
 from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
 
 START_SECONDS = 120.0
 """Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
 
 GRACE_SECONDS = 1.0
-"""How long after the first bad answer the others may still speak: a rank that loses its peer
-often complains before the peer's own end is seen."""
+"""How long after the first bad answer others may still answer: a rank that loses its peer often
+fails before the peer's own end is noticed."""
 
 POLL_SECONDS = 0.05
 
@@ -42,9 +48,8 @@ A = TypeVar("A", bound=Answer)
 class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
-    share_gpus: whether ranks may share a GPU. sharing: how they do, in words; empty where each has
-    its own.
-    """
+    share_gpus: whether ranks may share a GPU. sharing: how they do, as reports print it; empty
+    where each has its own."""
 
     def __init__(
         self,
@@ -89,7 +94,7 @@ class WorkerGroup:
         nccl_hosts = [answer.nccl_host for answer in started]
         refuse_shared_gpus(gpus, nccl_hosts, self._share_gpus, self._workload.backend)
         self.sharing = sharing_words(gpus, [answer.mps for answer in started])
-        self._tell(JoinGroup(self._host, started[0].port, len(self._workers), self._peer()))
+        self._send_to_all(JoinGroup(self._host, started[0].port, len(self._workers), self._peer()))
         joined = self._collect(GroupJoined, deadline)
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}
@@ -102,10 +107,10 @@ class WorkerGroup:
             TrialFailed: a rank failed, died, or did not answer in time.
         """
         deadline = time.monotonic() + timeout_seconds
-        self._tell(command)
+        self._send_to_all(command)
         return self._collect(answered_by, deadline)
 
-    def _tell(self, command: Command) -> None:
+    def _send_to_all(self, command: Command) -> None:
         line = command_line(command)
         for worker in self._workers:
             worker.send(line)
@@ -184,8 +189,8 @@ class WorkerGroup:
         return f"rank {rank}{host}{command}"
 
     def _failure(self, bad: list[WorkerAnswer], silent: list[int]) -> TrialFailed:
-        """The first cause among what went wrong: a death, then lack of memory, then a refusal,
-        which is a rank's own, then the rest: a crash may be what that did to its peers."""
+        """The probable cause among the failures: a rank that died, then lack of memory, then a
+        refusal, then other errors: a crash may be a consequence of the others."""
         dead = [received.rank for received in bad if received.answer is None]
         if dead:
             return TrialFailed(self._death(dead[0]))
@@ -197,7 +202,7 @@ class WorkerGroup:
         if silent:  # its peer's host may have gone
             text += f" (No answer from {', '.join(self._who(other) for other in silent)}.)"
         error = TrialError(first.kind, text, worker.stderr_tail())
-        unharmed = [rank for rank, failure in failures if failure.kind in LEAVES_RANKS]
+        unharmed = [rank for rank, failure in failures if failure.kind in LEAVES_RANKS_USABLE]
         return TrialFailed(error, ranks_usable=len(unharmed) == len(self._workers))
 
     def _death(self, rank: int) -> TrialError:
@@ -211,7 +216,7 @@ class WorkerGroup:
         if killed and ended.for_memory:
             return TrialError("out_of_memory", f"{who} was killed by the kernel.", tail)
         # a thread that lacks memory may abort the process while another reports the same
-        kind: ErrorKind = "out_of_memory" if speaks_of_memory(tail) else "crashed"
+        kind: ErrorKind = "out_of_memory" if reports_lack_of_memory(tail) else "crashed"
         return TrialError(kind, f"{who} ended with status {ended.status}.{written}", tail)
 
 

@@ -34,7 +34,7 @@ from autosync.trials.iterations import (
 from autosync.trials.machine import host_id, interface_towards, software_versions
 from autosync.trials.measurement import may_drift
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
-from autosync.trials.worker.replay_compute import sharpen_timer
+from autosync.trials.worker.replay_compute import reduce_timer_slack
 from autosync.trials.worker.timed_messages import MessageGroups, time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
@@ -65,7 +65,7 @@ class Rank:
         self._attached: TrialAttachment | None = None
         self._drifted = False
 
-    def obey(self, command: Command) -> Answer:
+    def answer(self, command: Command) -> Answer:
         """The answer to one command."""
         match command:
             case StartWorker():
@@ -83,7 +83,7 @@ class Rank:
         """Build the job, on a GPU of the rank's where it wants one; rank 0 opens the store where
         the ranks meet."""
         torch.set_num_threads(1)
-        sharpen_timer()
+        reduce_timer_slack()
         self._rank = command.rank
         self._workload = command.workload
         on_gpu = self._workload.device == "cuda"
@@ -132,7 +132,7 @@ class Rank:
         return time_stretches(workload, self._rank, job.compute, command.repeats)
 
     def run_pass(self, command: RunPass) -> PassDone:
-        """Attach, warm up, measure, detach. Where measuring fails, `take_plan_off` is called
+        """Attach, warm up, measure, detach. Where measuring fails, `detach_plan` is called
         once that has been answered."""
         workload, job = self._workload, self._job
         if workload is None or job is None:
@@ -147,7 +147,7 @@ class Rank:
         if isinstance(job, ReplayJob):
             job.compute.set_swap_slowdown(command.swap_slowdown)
 
-        def put_plan_on(trace: ExecutionTrace | None) -> TrialAttachment:
+        def attach_plan(trace: ExecutionTrace | None) -> TrialAttachment:
             try:
                 self._attached = attach(
                     job.model, job.optimizer, bundle, workload.byte_scale, self._groups, trace
@@ -165,16 +165,16 @@ class Rank:
 
         return measure_pass(
             command,
-            put_plan_on,
+            attach_plan,
             train_step,
-            self.take_plan_off,
+            self.detach_plan,
             job.model,
             [job.optimizer],
             engine=bundle.plan.engine,
             interfaces=os.environ["GLOO_SOCKET_IFNAME"],
         )
 
-    def take_plan_off(self) -> None:
+    def detach_plan(self) -> None:
         """Leave the job unsynchronized. After a failure this waits until that has been answered:
         ranks that did not fail never meet it here, and the pool ends the wait."""
         gc.enable()

@@ -1,6 +1,6 @@
 """The replay workload: a module that computes what the model would, but learns nothing.
 
-Its parameters are the graph's (scaled) variables; forward and backward wait for the profiled
+Its parameters are the graph's (scaled) variables; forward and backward sleep for the profiled
 seconds, or run kernels of the model's shapes (`kernels`), and real gradients of the right sizes
 appear when the graph says so. Any engine that hooks modules and parameters runs on it as on the
 user's own model, torch's DDP and `fully_shard` included."""

@@ -1,10 +1,10 @@
-"""How a replay spends the time that a model computes: by waiting for it, here, or by kernels of the
-model's shapes (`kernels`).
+"""What stands for a model's compute in a replay: sleeps of the profiled durations, here, or kernels
+of the model's shapes (`kernels`).
 
-Where modules are placed, operations take this rank's share of them, and at the borders of modules
-as many bytes travel as their samples and gradients have. A replay has no samples: what it deals are
-bytes without a meaning, by the collectives of the placement extension, in the same order on every
-rank.
+Where modules are placed, a rank's operations take its share of their time, and at the borders of
+modules as many bytes travel as their samples and gradients have. A replay has no samples: it
+exchanges meaningless bytes, by the collectives of the placement extension, in the same order on
+every rank.
 """
 
 import ctypes
@@ -57,14 +57,14 @@ class ReplayCompute:
         raise NotImplementedError
 
     def set_swap_slowdown(self, factor: float) -> None:
-        """From now on waited-out compute takes `factor` times longer, for waiting for swapped
-        tensors, as a replay swaps nothing itself; kernels take what they take."""
+        """From now on compute that sleeps takes `factor` times longer: what a model would wait for
+        swapped tensors, of which a replay has none. Kernels are not slowed down."""
 
     def start(self) -> None:
         """A forward pass begins."""
 
     def resume(self) -> None:
-        """The replay has done work that a model does not do; the device does not wait for it."""
+        """The replay has done work that a model does not do: it does not delay the device."""
 
 
 class WaitedCompute(ReplayCompute):
@@ -107,8 +107,8 @@ class WaitedCompute(ReplayCompute):
         self._left = time.monotonic()
 
 
-def sharpen_timer() -> None:
-    """Ask the kernel for a timer slack of 1 ns: sleeps end 30 us late in place of 80."""
+def reduce_timer_slack() -> None:
+    """Set the timer slack to 1 ns: sleeps end 30 us late in place of 80."""
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
@@ -138,7 +138,7 @@ class PlacedCompute(WaitedCompute):
         self._edges: dict[tuple[int, bool, bool], list[RoutedDeal]] = {}
 
     def run(self, stretch: Stretch) -> None:
-        """The stretch, and what is dealt before, within and behind it."""
+        """The stretch, and the exchanges before, within and after it."""
         if self._exchange is None:
             super().run(stretch)
             return

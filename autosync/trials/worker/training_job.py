@@ -70,9 +70,9 @@ class ReplayJob:
     _batch_factor: float = 1.0
 
     def begin(self, key: str, bundle: Bundle) -> None:
-        """The first iterations of a plan that lags compute nothing. So as many are under way as may
-        be, and what follows is the steady state, whether messages or compute are its limit: if they
-        began with nothing under way, messages could fall behind for many iterations."""
+        """The first iterations of a plan with late updates compute nothing, so that as many updates
+        are pending as the plan allows. The steady state follows at once, whether messages or
+        compute limit it; else messages could fall behind for many iterations."""
         self._batch_factor = bundle.plan.shares[self.rank] * self.world_size
         self._filling = bundle.plan.staleness
         self.compute.set_batch_factor(self._batch_factor)
@@ -204,8 +204,8 @@ def find_builder(name: str, known: dict[str, Build]) -> Build:
     return known[name]
 
 
-class NotedCompute(ReplayCompute):
-    """Notes when each stretch begins. It computes whatever `inner` does."""
+class RecordedCompute(ReplayCompute):
+    """Records when each stretch begins, and computes what `inner` does."""
 
     def __init__(self, inner: ReplayCompute, device: torch.device) -> None:
         self._inner = inner
@@ -238,7 +238,7 @@ def time_stretches(
     the replay itself costs.
     """
     device = current_device(workload)
-    noted = NotedCompute(compute, device)
+    noted = RecordedCompute(compute, device)
     noted.set_batch_factor(1.0)
     domain = workload.domain
     model = replay_module(domain, workload.byte_scale, rank, noted, device)
@@ -250,7 +250,7 @@ def time_stretches(
     moments = np.array([on_host_clock(origin, begun) for begun in passes[STRETCH_WARMUP:]])
     *seconds, update_seconds = np.median(np.diff(moments, axis=1), axis=0).tolist()
     return StretchesTimed(
-        operations=tuple(_stands_for(stretch) for stretch in noted.stretches),
+        operations=tuple(_operation_of(stretch) for stretch in noted.stretches),
         backward=tuple(stretch.backward for stretch in noted.stretches),
         seconds=tuple(seconds),
         update_seconds=update_seconds,
@@ -259,7 +259,7 @@ def time_stretches(
 
 
 def _one_pass(
-    model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: NotedCompute
+    model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: RecordedCompute
 ) -> list[Moment]:
     """When each stretch begins, the update, and what comes after it. A GPU is not waited for: as
     in a trial, the host runs ahead of it."""
@@ -277,7 +277,7 @@ def _one_pass(
     return [*begun[:forwards], turned, *begun[forwards + 1 :], ended, updated]
 
 
-def _stands_for(stretch: Stretch) -> int:
+def _operation_of(stretch: Stretch) -> int:
     """The operation that owns a forward stretch comes first in it; the one that completes the
     gradients of a backward stretch comes last. Where nothing comes before the first owner, that
     stretch is empty, and its next to nothing goes to the first operation."""

@@ -2,7 +2,7 @@
 
 `commands` says which commands there are and what answers them. Whatever goes wrong, a line that is
 no command included, is answered by `CommandFailed`. At the end of stdin the process ends at once,
-even in the middle of a collective, so workers never outlive the process that started them.
+even in the middle of a collective: no worker outlives the process that started it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from autosync.errors import AutosyncError, BudgetTooSmall, DeviceMemoryExceeded
 from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.commands import Answer, CommandFailed, answer_line, read_command
 from autosync.trials.contract import ErrorKind
-from autosync.trials.machine import speaks_of_memory
+from autosync.trials.machine import reports_lack_of_memory
 
 NICENESS = -10
 
@@ -57,7 +57,7 @@ def error_kind(error: BaseException) -> ErrorKind:
     if isinstance(error, BudgetTooSmall):
         return "over_budget"
     full = isinstance(error, MemoryError | DeviceMemoryExceeded)
-    if full or speaks_of_memory(str(error)):
+    if full or reports_lack_of_memory(str(error)):
         return "out_of_memory"
     refused = isinstance(error, AutosyncError) and not isinstance(error, SynchronizationFailed)
     return "refused" if refused else "crashed"
@@ -71,12 +71,12 @@ def serve(wire: JsonLines, workloads: list[str]) -> None:
     while True:
         line = wire.commands.get()
         try:
-            wire.answer(rank.obey(read_command(line)))
+            wire.answer(rank.answer(read_command(line)))
         except Exception as error:  # a process boundary: every failure becomes an answer
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")
             wire.answer(CommandFailed(error_kind(error), message.decode()))
-            rank.take_plan_off()
+            rank.detach_plan()
 
 
 def main() -> None:

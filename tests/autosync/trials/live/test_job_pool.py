@@ -9,7 +9,7 @@ from autosync.runtime.transport.failures import SynchronizationFailed
 from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialFailed, TrialRequest
 from autosync.trials.live.job_pool import (
-    PARTED,
+    PEER_LOST,
     JobPool,
     LiveFailure,
     counted_nics,
@@ -21,7 +21,7 @@ from tests.autosync.trials.strategies import ddp, small_domain
 
 def test_a_wait_that_ended_goes_before_the_peers_it_cost() -> None:
     """A rank that began the trial later counts fewer seconds until its connection closed."""
-    parted = LiveFailure(1.96, PARTED, "connection closed")
+    parted = LiveFailure(1.96, PEER_LOST, "connection closed")
     found = first_cause({0: LiveFailure(2.01, "timeout", "waited"), 2: parted})
     assert (found.kind, found.message) == ("timeout", "rank 0: waited")
 
@@ -34,7 +34,7 @@ def test_what_a_rank_did_goes_before_all_else() -> None:
 
 def test_a_lost_peer_alone_is_a_crash() -> None:
     found = first_cause(
-        {1: LiveFailure(0.2, PARTED, "later"), 2: LiveFailure(0.1, PARTED, "closed")}
+        {1: LiveFailure(0.2, PEER_LOST, "later"), 2: LiveFailure(0.1, PEER_LOST, "closed")}
     )
     assert (found.kind, found.message) == ("crashed", "rank 2: closed")
 
@@ -42,9 +42,9 @@ def test_a_lost_peer_alone_is_a_crash() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (RuntimeError("[pair.cc:525] Connection closed by peer [10.0.0.2]:5000"), PARTED),
+        (RuntimeError("[pair.cc:525] Connection closed by peer [10.0.0.2]:5000"), PEER_LOST),
         (RuntimeError("[unbound_buffer.cc:84] Timed out waiting 3000ms for recv"), "timeout"),
-        (SynchronizationFailed("the trial was abandoned."), PARTED),
+        (SynchronizationFailed("the trial was abandoned."), PEER_LOST),
         (SynchronizationFailed("message 3 failed: Timed out waiting 3000ms"), "timeout"),
         (ConnectionRefusedError(111, "Connection refused"), "crashed"),
         (TimeoutError("the data source timed out"), "crashed"),

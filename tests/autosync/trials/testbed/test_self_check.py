@@ -73,7 +73,7 @@ def test_a_step_that_a_processor_holds_up_does_not_count(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as listener:  # a ring of one
         address, port = listener.getsockname()
         command = {"address": address, "port": port, "rounds": [[100, 5]]}
-        assert payload_rates.go_round(command, listener)["arriving"] == [0.02]
+        assert payload_rates.run_ring(command, listener)["arriving"] == [0.02]
 
 
 def test_what_is_inaccurate_is_named() -> None:

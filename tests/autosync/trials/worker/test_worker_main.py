@@ -4,7 +4,7 @@ import pytest
 
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
 from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.trials.machine import speaks_of_memory
+from autosync.trials.machine import reports_lack_of_memory
 from autosync.trials.worker.worker_main import error_kind
 
 
@@ -19,7 +19,7 @@ from autosync.trials.worker.worker_main import error_kind
     ],
 )
 def test_a_lack_of_memory_has_many_words(text: str) -> None:
-    assert speaks_of_memory(text)
+    assert reports_lack_of_memory(text)
     assert error_kind(RuntimeError(text)) == "out_of_memory"
 
 
@@ -34,7 +34,7 @@ def test_a_budget_that_holds_no_step_is_told_from_other_refusals() -> None:
 
 
 def test_other_ends_are_crashes() -> None:
-    assert not speaks_of_memory("Connection closed by peer [10.0.0.2]:5000")
+    assert not reports_lack_of_memory("Connection closed by peer [10.0.0.2]:5000")
     assert error_kind(RuntimeError("Connection closed by peer")) == "crashed"
 
 
