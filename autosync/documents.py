@@ -22,7 +22,7 @@ UNLESS_EMPTY = Field(exclude_if=lambda value: value == "")
 from before keep their text, and with it their identity."""
 
 UNLESS_SYNCHRONOUS = Field(exclude_if=lambda value: value == (0,))
-"""The same of the staleness that may be drawn."""
+"""The same of by how many iterations updates may be late."""
 
 UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
 """The same of a switch that is on by default."""

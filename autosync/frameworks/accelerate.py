@@ -65,10 +65,10 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """As Accelerate's. A model that is trained comes with its optimizers, in one call."""
-        placement: list[bool | None] = [None for _ in args]
+        on_device: list[bool | None] = [None for _ in args]
         if device_placement is not None:
-            placement = list(device_placement)
-        given: list[tuple[Any, bool | None]] = list(zip(args, placement, strict=True))
+            on_device = list(device_placement)
+        given: list[tuple[Any, bool | None]] = list(zip(args, on_device, strict=True))
         models = [(one, place) for one, place in given if isinstance(one, nn.Module)]
         new = [m for m, _ in models if _trains(m) and ATTACHED.network_of(m) is None]
         optimizers = [_inner(one) for one in args if isinstance(one, Optimizer)]
@@ -91,8 +91,8 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
     def _prepare_others(self, others: list[tuple[Any, bool | None]]) -> list[Any]:
         if not others:
             return []
-        objects, placement = zip(*others, strict=True)
-        made = super().prepare(*objects, device_placement=list(placement))
+        objects, on_device = zip(*others, strict=True)
+        made = super().prepare(*objects, device_placement=list(on_device))
         return [made] if len(objects) == 1 else list(made)
 
     def prepare_model(

@@ -45,7 +45,7 @@ CLIPPING = ("clip_grad_by_norm", "clip_grad_by_value")
 class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
     """Lightning's `ddp` with a bundle's plan.
 
-    bundle: or its file. allow_lossy, allow_staleness, on_drift: as of `autosync.distribute`.
+    bundle: or its file. allow_lossy, allow_inexact, on_drift: as of `autosync.distribute`.
     ddp_options: of torch's DDP where that is used. options: of DDPStrategy (`start_method`,
     `process_group_backend`, `timeout`, ...), which takes those of torch's DDP as well
     (`find_unused_parameters`, ...).
@@ -61,7 +61,7 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
         bundle: Bundle | str | Path,
         allow_lossy: bool = False,
         ddp_options: Mapping[str, Any] | None = None,
-        allow_staleness: bool = False,
+        allow_inexact: bool = False,
         on_drift: OnDrift | None = None,
         **options: Any,
     ) -> None:
@@ -75,7 +75,7 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
                     remedy="Leave it out, or use Lightning's DDPStrategy without a bundle.",
                 )
         super().__init__(**options)
-        self.given = BundleOptions(bundle, allow_lossy, ddp_options, allow_staleness, on_drift)
+        self.given = BundleOptions(bundle, allow_lossy, ddp_options, allow_inexact, on_drift)
 
     def configure_ddp(self) -> None:
         """Not before there are optimizers: see `setup`."""

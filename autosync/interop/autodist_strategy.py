@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.extensions.registry import verification_of
-from autosync.extensions.staleness.document import MAX_STALENESS, Staleness, late_by
-from autosync.extensions.staleness.verification import iterations_of
+from autosync.extensions.staleness.document import MAX_STALENESS, Staleness, iterations_of, late_by
 from autosync.graph import Variable
 from autosync.interop.protobuf_messages import new_message, parse_message
 from autosync.interop.resource_spec import DeviceNames, names_of_devices

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autosync.domain import Domain
-from autosync.extensions.placement.document import Placement
+from autosync.extensions.registry import EXTENSIONS, part_of
 from autosync.plan.compiler_arrays import (
     DomainArrays,
     PlanArrays,
@@ -47,10 +47,7 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
     )
     if population.engine.any():
         plans = with_sharded_messages(plans, population, domain)
-    if population.carrying(Placement).any():
-        from autosync.extensions.placement.placed_messages import (  # imports this package
-            with_placed_messages,
-        )
-
-        plans = with_placed_messages(plans, population, domain)
+    for key, extension in EXTENSIONS.items():
+        if extension.has_messages and population.carrying(extension.document).any():
+            plans = part_of(key, "messages").with_messages(plans, population, domain)
     return plans

@@ -11,7 +11,7 @@ from autosync.cluster import Backend
 from autosync.documents import STRICT, UNLESS_NONE
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.extensions.placement.module_borders import DealOperation
+from autosync.runtime.execution.execution_trace import DealOperation
 from autosync.trials.request_names import ComputeDevice, ComputeKind
 
 ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refused", "cancelled"]
@@ -19,7 +19,7 @@ ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refus
 
 LACKS_MEMORY: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
 """Kinds of error that a strategy which needs less memory may avoid: the device ran out of memory,
-or a step did not fit the budget of swapping."""
+or a step did not fit within its budget."""
 
 LEAVES_RANKS_USABLE: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
 """Kinds after which a rank is as it was, and can take another plan."""
@@ -108,8 +108,8 @@ class TrialRequest:
     Each of `passes` passes runs `warmup` iterations and then measures `iterations`.
     record: also note when each message and each phase of compute ran. That costs a few us a
         message, and a kilobyte per 10 messages and rank in the result, so it is asked for.
-    swap_slowdown: how many times longer forward and backward take for waiting for swapped
-        tensors, as predicted; a replay swaps nothing, and waits so much longer instead.
+    compute_slowdown: how many times longer forward and backward take by the strategy's extensions,
+        as predicted; a replay does without them, and waits so much longer instead.
     """
 
     key: str
@@ -119,7 +119,7 @@ class TrialRequest:
     passes: int = 1
     timeout_seconds: float = 60.0
     record: bool = False
-    swap_slowdown: float = 1.0
+    compute_slowdown: float = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 

@@ -252,7 +252,7 @@ class Records:
     buckets: list[Bucket]
     messages: list[MessageRecord]
     share: float
-    placed: bool = False
+    model_is_divided: bool = False
 
 
 # --- the order in which a rank issues messages

@@ -145,7 +145,7 @@ class Rank:
         self._drifted = may_drift(bundle)
         job.begin(command.key, bundle)
         if isinstance(job, ReplayJob):
-            job.compute.set_swap_slowdown(command.swap_slowdown)
+            job.compute.set_slowdown(command.compute_slowdown)
 
         def attach_plan(trace: ExecutionTrace | None) -> TrialAttachment:
             try:
