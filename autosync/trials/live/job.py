@@ -24,7 +24,6 @@ from autosync.runtime.updates.clipping import check_max_norm, clipping_of_severa
 from autosync.runtime.updates.optimizers import check_one_backward
 from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.session import ReusedGroups, RunningJob
-from autosync.trials.worker.timed_messages import MessageGroups
 
 LEAVING = timedelta(seconds=10)
 """How long a rank waits for the others before the control group ends."""
@@ -153,7 +152,6 @@ class LiveJob:
     batches: Sequence[Any] = ()
     group: Any = None
     reused_groups: ReusedGroups = field(default_factory=ReusedGroups)
-    message_groups: MessageGroups = field(default_factory=MessageGroups)
 
     @property
     def device(self) -> torch.device:
@@ -186,12 +184,10 @@ class LiveJob:
         """Process groups of the trials to come. Every rank calls this at the same time."""
         self.end_groups()
         self.group = dist.new_group(timeout=self.timeout)
-        self.message_groups = MessageGroups(self.timeout)
 
     def abort_groups(self) -> None:
         """What is in flight on the trials' groups fails."""
         self.reused_groups.close()
-        self.message_groups.close()
         if self.group is not None:
             with contextlib.suppress(RuntimeError):  # it may have failed already
                 self.group._get_backend(self.device).abort()

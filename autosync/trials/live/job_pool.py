@@ -154,7 +154,7 @@ class JobPool(TrialPool):
         return [answer for answer in answers if isinstance(answer, answered_by)]
 
     def reset_ranks(self) -> None:
-        """The next command finds new process groups; those of single messages end then."""
+        """The next command finds new process groups; those of single messages end, too."""
         self._renew_groups = True
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ def _run_messages(job: LiveJob, command: TimeMessages) -> LiveAnswer:
     """What single messages took on this rank, or why they failed."""
     begun = time.monotonic()
     try:
-        return time_messages(dist.get_rank(), command, job.device, job.message_groups)
+        return time_messages(command, job.reused_groups.get(job.group, job.device), job.device)
     except Exception as error:  # a process boundary: the job goes on without
         job.end_groups()
         return LiveFailure(time.monotonic() - begun, failure_kind(error), _words(error))

@@ -35,7 +35,7 @@ from autosync.trials.machine import host_id, interface_towards, software_version
 from autosync.trials.measurement import may_drift
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from autosync.trials.worker.replay_compute import reduce_timer_slack
-from autosync.trials.worker.timed_messages import MessageGroups, time_messages
+from autosync.trials.worker.timed_messages import time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
     TrainingJob,
@@ -60,7 +60,6 @@ class Rank:
         self._device = torch.device("cpu")
         self._store: Store | None = None
         self._groups = ReusedGroups()
-        self._message_groups = MessageGroups()
         self._bundle: Bundle | None = None
         self._attached: TrialAttachment | None = None
         self._drifted = False
@@ -75,7 +74,8 @@ class Rank:
             case RunPass():
                 return self.run_pass(command)
             case TimeMessages():
-                return time_messages(self._rank, command, self._device, self._message_groups)
+                groups = self._groups.get(dist.group.WORLD)
+                return time_messages(command, groups, self._device)
             case TimeStretches():
                 return self.time_stretches(command)
 
