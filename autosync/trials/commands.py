@@ -13,7 +13,7 @@ to whatever goes wrong. The ranks of a running job receive `RunPass` and `TimeMe
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -203,10 +203,19 @@ class StretchesTimed(OnWire):
     reply: Literal["stretches"] = "stretches"
 
 
+PEER_LOST: Final = "peer_lost"
+"""The kind of a failure that another rank caused: the connection to a peer has closed."""
+
+FailureKind = ErrorKind | Literal["peer_lost"]
+
+
 @dataclass(frozen=True, slots=True)
 class CommandFailed(OnWire):
-    kind: ErrorKind
+    """seconds: after the begin of the command; 0 where that is not known."""
+
+    kind: FailureKind
     message: str
+    seconds: float = 0.0
     reply: Literal["error"] = "error"
 
 

@@ -29,6 +29,7 @@ from autosync.trials.commands import (
     RecordedPass,
     RunPass,
 )
+from autosync.trials.failures import IterationsTookTooLong
 from autosync.trials.machine import (
     cpu_ticks,
     host_id,
@@ -37,10 +38,6 @@ from autosync.trials.machine import (
     reset_peak_memory,
 )
 from autosync.trials.session import TrialAttachment
-
-
-class IterationsTookTooLong(Exception):
-    """The iterations of a trial took longer than they may."""
 
 
 def measure_pass(

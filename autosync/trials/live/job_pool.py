@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Literal, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,11 +18,10 @@ from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import host_name
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.trials.commands import MessagesTimed, PassDone, RunPass, TimeMessages
-from autosync.trials.contract import ErrorKind, TrialError, TrialFailed, TrialRequest
+from autosync.trials.commands import CommandFailed, MessagesTimed, PassDone, RunPass, TimeMessages
+from autosync.trials.contract import TrialError, TrialFailed, TrialRequest
+from autosync.trials.failures import failure_of, first_cause
 from autosync.trials.iterations import (
-    IterationsTookTooLong,
     measure_pass,
 )
 from autosync.trials.live.job import LiveJob
@@ -31,16 +30,12 @@ from autosync.trials.measurement import PassMeasurement, message_seconds, pass_m
 from autosync.trials.session import TrialAttachment, attach
 from autosync.trials.trial_procedure import TrialPool
 from autosync.trials.worker.timed_messages import time_messages
-from autosync.trials.worker.worker_main import error_kind
 
 LATE = timedelta(seconds=30)
 """How long a rank is waited for beyond what a command may take: it puts its state back."""
 
 REPEATS = 1
 """How often a pass under outside load is measured again."""
-
-PEER_LOST: Final = "parted"
-"""The kind of a failure that another rank caused: the connection to a peer has closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +52,7 @@ class Verdict:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveFailure:
-    """Why a rank's part of a command failed, and how many seconds after its begin."""
-
-    seconds: float
-    kind: ErrorKind | Literal["parted"]
-    message: str
-
-
-LiveAnswer = PassDone | MessagesTimed | LiveFailure
+LiveAnswer = PassDone | MessagesTimed | CommandFailed
 A = TypeVar("A", PassDone, MessagesTimed)
 
 
@@ -147,10 +133,10 @@ class JobPool(TrialPool):
         self.job.control.from_first(command)
         answers = _run_command(self.job, command)
         failures = {
-            rank: answer for rank, answer in enumerate(answers) if isinstance(answer, LiveFailure)
+            rank: answer for rank, answer in enumerate(answers) if isinstance(answer, CommandFailed)
         }
         if failures:
-            raise TrialFailed(first_cause(failures))
+            raise TrialFailed(first_cause(failures)[1])
         return [answer for answer in answers if isinstance(answer, answered_by)]
 
     def reset_ranks(self) -> None:
@@ -195,7 +181,7 @@ def _run_command(job: LiveJob, command: RunPass | TimeMessages) -> list[LiveAnsw
     left = may_take - timedelta(seconds=time.monotonic() - begun)
     job.control.meet(max(left, timedelta(0)) + LATE)
     answers: list[LiveAnswer] = job.control.gathered(mine)
-    if any(isinstance(answer, LiveFailure) for answer in answers):
+    if any(isinstance(answer, CommandFailed) for answer in answers):
         job.end_groups()
     return answers
 
@@ -227,7 +213,7 @@ def _run_pass(job: LiveJob, command: RunPass) -> LiveAnswer:
             nic=host_name() if job.device.type == "cpu" else "",  # NCCL need not pass the kernel
         )
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
-        failure = LiveFailure(time.monotonic() - begun, failure_kind(error), _words(error))
+        failure = failure_of(error, time.monotonic() - begun)
         error.__traceback__ = None  # its frames hold the replicas that must go
         job.abort_groups()
         while attached:
@@ -249,42 +235,7 @@ def _run_messages(job: LiveJob, command: TimeMessages) -> LiveAnswer:
         return time_messages(command, job.reused_groups.get(job.group, job.device), job.device)
     except Exception as error:  # a process boundary: the job goes on without
         job.end_groups()
-        return LiveFailure(time.monotonic() - begun, failure_kind(error), _words(error))
-
-
-def failure_kind(error: Exception) -> ErrorKind | Literal["parted"]:
-    """Of a broken process group torch raises RuntimeErrors; the connections of the user's own step,
-    to a data source for instance, fail with OSErrors."""
-    if isinstance(error, IterationsTookTooLong):
-        return "timeout"
-    if isinstance(error, RuntimeError | SynchronizationFailed):
-        message = str(error).lower()
-        if "timed out" in message:
-            return "timeout"
-        if isinstance(error, SynchronizationFailed) or "connection" in message:
-            return PEER_LOST
-    return error_kind(error)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def first_cause(failures: dict[int, LiveFailure]) -> TrialError:
-    """The earliest failure that a rank caused itself, else the earliest timeout, else the earliest
-    lost peer. Ranks begin a trial at different moments, so times alone do not show the cause.
-
-    failures: by rank.
-    """
-
-    def order(rank: int) -> tuple[int, float]:
-        failure = failures[rank]
-        return {"timeout": 1, PEER_LOST: 2}.get(failure.kind, 0), failure.seconds
-
-    rank = min(failures, key=order)
-    failure = failures[rank]
-    kind = "crashed" if failure.kind == PEER_LOST else failure.kind
-    return TrialError(kind, f"rank {rank}: {failure.message}")
+        return failure_of(error, time.monotonic() - begun)
 
 
 def counted_nics(answers: Sequence[PassDone]) -> list[str]:

@@ -26,6 +26,7 @@ from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_MEMORY
+from autosync.trials.failures import error_kind
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import device_memory_gb
 from autosync.trials.live.recorded_step import (
@@ -38,7 +39,6 @@ from autosync.trials.live.recorded_step import (
     record_tape,
     refuse_incomplete_step,
 )
-from autosync.trials.worker.worker_main import error_kind
 
 WARM_UP, ITERATIONS = 1, 3
 """Iterations before the recorded ones, and the fewest of those; where the job has several batches,

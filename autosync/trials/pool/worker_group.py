@@ -24,6 +24,7 @@ from autosync.trials.contract import (
     TrialFailed,
     Workload,
 )
+from autosync.trials.failures import first_cause
 from autosync.trials.gpus import local_ranks, refuse_shared_gpus, sharing_words
 from autosync.trials.machine import reports_lack_of_memory
 from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
@@ -189,20 +190,17 @@ class WorkerGroup:
         return f"rank {rank}{host}{command}"
 
     def _failure(self, bad: list[WorkerAnswer], silent: list[int]) -> TrialFailed:
-        """The probable cause among the failures: a rank that died, then lack of memory, then a
-        refusal, then other errors: a crash may be a consequence of the others."""
+        """A rank that died, else the first cause among what the ranks answered."""
         dead = [received.rank for received in bad if received.answer is None]
         if dead:
             return TrialFailed(self._death(dead[0]))
-        failures = [(received.rank, _as_failure(received.answer)) for received in bad]
-        order = ("out_of_memory", "over_budget", "refused", "crashed")
-        rank, first = min(failures, key=lambda pair: order.index(pair[1].kind))
-        worker = self._workers[rank]
-        text = f"rank {rank}: {first.message}"
+        failures = {received.rank: _as_failure(received.answer) for received in bad}
+        rank, error = first_cause(failures)
+        text = error.message
         if silent:  # its peer's host may have gone
             text += f" (No answer from {', '.join(self._who(other) for other in silent)}.)"
-        error = TrialError(first.kind, text, worker.stderr_tail())
-        unharmed = [rank for rank, failure in failures if failure.kind in LEAVES_RANKS_USABLE]
+        error = TrialError(error.kind, text, self._workers[rank].stderr_tail())
+        unharmed = [one for one in failures.values() if one.kind in LEAVES_RANKS_USABLE]
         return TrialFailed(error, ranks_usable=len(unharmed) == len(self._workers))
 
     def _death(self, rank: int) -> TrialError:

@@ -19,6 +19,7 @@ from autosync.bundle import save_bundle
 from autosync.errors import AutosyncError
 from autosync.runtime.attached_models import ATTACHED
 from autosync.strategy import Schedule
+from tests.autosync.frameworks.launched import as_torchrun
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.distributing import (
     DDP,
@@ -27,7 +28,7 @@ from tests.autosync.runtime.distributing import (
     largest_difference,
     placed_bundle_of,
 )
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 PLANS = {
@@ -41,12 +42,6 @@ LAGGING = {"pipelined": Case(staleness=1), "clocks": Case(method="ps", staleness
 EXACT = ("all-reduce", "ddp")
 """They sum two ranks' gradients as torch's DDP does. The others update parts, or clip by a norm
 that is added up in another order."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
 
 
 @dataclass
@@ -69,21 +64,6 @@ FITS = {
     "manual": Fit("Manual"),
 }
 READ_BY_VALUE = Fit(trainer={"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"})
-
-
-def as_torchrun(rank: int, world: int) -> None:
-    """What Lightning recognises torchrun by."""
-    os.environ |= {
-        "AUTOSYNC_HOST": f"host{rank}",
-        "TORCHELASTIC_RUN_ID": "test",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",  # the ranks have met already
-    }
 
 
 @contextmanager
