@@ -101,30 +101,17 @@ class RayWorker:
         from ray.exceptions import RayError
 
         self.begin_kill()
-        self._wait(self._killing, KILL_SECONDS, None)
+        _answer_of(self._killing, KILL_SECONDS, None)
         with contextlib.suppress(RayError):  # the head has gone
             ray.kill(self._actor)
         self._listener.join(LISTEN_SECONDS)
 
     def _asked(self, method: str, otherwise: object) -> object:
-        return self._wait(getattr(self._actor, method).remote(), LOST_SECONDS, otherwise)
-
-    def _wait(self, reference: Any, seconds: float, otherwise: object) -> object:
-        from ray.exceptions import RayError
-
-        try:
-            return _get(reference, seconds)
-        except RayError:  # the actor or its node has gone
-            return otherwise
+        return _answer_of(getattr(self._actor, method).remote(), LOST_SECONDS, otherwise)
 
     def _listen(self, answers: Answers) -> None:
-        from ray.exceptions import RayError
-
         while not self._stopped.is_set():
-            try:
-                heard = _get(self._actor.listen.remote(LISTEN_SECONDS), None)
-            except RayError:
-                heard = [None]
+            heard = _answer_of(self._actor.listen.remote(LISTEN_SECONDS), None, [None])
             for answer in heard:
                 if not self._stopped.is_set():
                     answers.put(WorkerAnswer(self.rank, answer))
@@ -132,10 +119,15 @@ class RayWorker:
                 return
 
 
-def _get(reference: Any, seconds: float | None) -> Any:
+def _answer_of(reference: Any, seconds: float | None, otherwise: object) -> Any:
+    """otherwise: where the actor or its node has gone, or does not answer in time."""
     import ray
+    from ray.exceptions import RayError
 
-    return ray.get(reference, timeout=seconds)
+    try:
+        return ray.get(reference, timeout=seconds)
+    except RayError:
+        return otherwise
 
 
 CONNECT_SECONDS = 10.0

@@ -292,11 +292,7 @@ class ProcessPool(TrialPool):
         """
         if self._group is None:
             self._group = WorkerGroup(
-                self.workload,
-                self.places,
-                self.host,
-                self.workloads,
-                self.share_gpus,
+                self.workload, self.places, self.host, self.workloads, self.share_gpus
             )
             try:
                 if self.mps is not None:

@@ -4,6 +4,7 @@ import queue
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from autosync.cancellation import check_cancelled
@@ -46,32 +47,27 @@ WRITTEN_CHARACTERS = 500
 A = TypeVar("A", bound=Answer)
 
 
+@dataclass
 class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
-    share_gpus: whether ranks may share a GPU. sharing: how they do, as reports print it; empty
-    where each has its own."""
+    host: address of rank 0. share_gpus: whether ranks may share a GPU. Known once they have
+    started: hosts: identities of their kernels. scaled: whether their variables are scaled by the
+    byte scale. sharing: how ranks share GPUs, as reports print it; empty where each has its own.
+    """
 
-    def __init__(
-        self,
-        workload: Workload,
-        places: Sequence[Place],
-        host: str,
-        workloads: tuple[str, ...],
-        share_gpus: bool = False,
-    ) -> None:
-        self._answers: Answers = queue.Queue()
-        self._places = places
-        self._workloads = workloads
-        self._workers: list[Worker] = []
-        self._heard_once: set[int] = set()
-        self._host = host
-        self._workload = workload
-        self.hosts: list[str] = []
-        self.scaled = False
-        self.sharing = ""
-        self._share_gpus = share_gpus
-        self.versions: tuple[tuple[str, str], ...] = ()
+    workload: Workload
+    places: Sequence[Place]
+    host: str
+    workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
+    hosts: list[str] = field(default_factory=list, init=False)
+    scaled: bool = field(default=False, init=False)
+    sharing: str = field(default="", init=False)
+    versions: tuple[tuple[str, str], ...] = field(default=(), init=False)
+    _answers: Answers = field(default_factory=queue.Queue, init=False)
+    _workers: list[Worker] = field(default_factory=list, init=False)
+    _heard_once: set[int] = field(default_factory=set, init=False)
 
     def start(self) -> None:
         """Bring the ranks together.
@@ -82,20 +78,20 @@ class WorkerGroup:
                 and may not (`refuse_shared_gpus`).
         """
         deadline = time.monotonic() + START_SECONDS
-        for rank, place in enumerate(self._places):
+        for rank, place in enumerate(self.places):
             check_cancelled()
-            self._workers.append(place.start(rank, self._workloads, self._answers))
+            self._workers.append(place.start(rank, self.workloads, self._answers))
         on_hosts = local_ranks([worker.where for worker in self._workers])
         for worker, local_rank in zip(self._workers, on_hosts, strict=True):
-            start = StartWorker(worker.rank, local_rank, self._host, self._workload)
+            start = StartWorker(worker.rank, local_rank, self.host, self.workload)
             worker.send(command_line(start))
         started = self._collect(WorkerStarted, deadline)
         self.scaled = all(answer.scaled for answer in started)
         gpus = [answer.gpu for answer in started]
         nccl_hosts = [answer.nccl_host for answer in started]
-        refuse_shared_gpus(gpus, nccl_hosts, self._share_gpus, self._workload.backend)
+        refuse_shared_gpus(gpus, nccl_hosts, self.share_gpus, self.workload.backend)
         self.sharing = sharing_words(gpus, [answer.mps for answer in started])
-        self._send_to_all(JoinGroup(self._host, started[0].port, len(self._workers), self._peer()))
+        self._send_to_all(JoinGroup(self.host, started[0].port, len(self._workers), self._peer()))
         joined = self._collect(GroupJoined, deadline)
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}

@@ -249,7 +249,6 @@ class WorkerProcess:
             self._stderr.append(line[:STDERR_CHARACTERS])
 
     def send(self, line: str) -> None:
-        """Hand over one command. A dead worker's is dropped: its end is an answer already."""
         self._kills_before = killed_for_memory()
         self._commands.put(line)
 

@@ -7,6 +7,7 @@ user's own model, torch's DDP and `fully_shard` included."""
 
 import copy
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -73,13 +74,13 @@ class ReplayOperation(nn.Module):
         return signal
 
 
+@dataclass
 class GradientStage:
     """A stretch of the backward pass that ends with the gradients of some parameters."""
 
-    def __init__(self, stretch: Stretch, compute: ReplayCompute, gradients: "list[GradientSource]"):
-        self.stretch = stretch
-        self.compute = compute
-        self.gradients = gradients
+    stretch: Stretch
+    compute: ReplayCompute
+    gradients: "list[GradientSource]"
 
 
 class GradientSource:
