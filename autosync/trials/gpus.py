@@ -41,12 +41,13 @@ def refuse_without_gpu() -> None:
 
 def take_gpu(local_rank: int) -> str:
     """Make one of the visible GPUs this process's own, in turn over the ranks of a host; its UUID.
+    Where every rank sees one GPU alone (Slurm's --gpus-per-task), it is that one.
 
     Raises:
         NotSupported: there is none.
     """
     refuse_without_gpu()
-    index = gpu_of(local_rank, torch.cuda.device_count())
+    index = local_rank % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return gpu_uuid(torch.device("cuda", index))
 
@@ -59,11 +60,6 @@ def gpu_uuid(device: torch.device) -> str:
 def nccl_host() -> str:
     """What NCCL takes for this process's host: two ranks of one host may not have the same GPU."""
     return os.environ.get("NCCL_HOSTID") or host_id()
-
-
-def gpu_of(local_rank: int, visible: int) -> int:
-    """Where every rank sees one GPU of its own (Slurm's --gpus-per-task), that one."""
-    return local_rank % visible
 
 
 def local_ranks(hosts: Sequence[str]) -> list[int]:

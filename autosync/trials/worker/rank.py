@@ -39,9 +39,8 @@ from autosync.trials.worker.timed_messages import time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
     TrainingJob,
-    builders,
+    builder_named,
     current_device,
-    find_builder,
     time_stretches,
 )
 
@@ -89,7 +88,7 @@ class Rank:
         on_gpu = self._workload.device == "cuda"
         gpu = take_gpu(command.local_rank) if on_gpu else ""
         self._device = current_device(self._workload)
-        build = find_builder(self._workload.name, builders(self._workloads))
+        build = builder_named(self._workload.name, self._workloads)
         self._job = build(self._workload, self._rank)
         port = 0
         if self._rank == 0:

@@ -174,35 +174,36 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
     )
 
 
-def builders(registered: list[str]) -> dict[str, Build]:
-    """`replay`, and what was registered where the worker starts as `name=package.module:function`.
+def builder_named(name: str, registered: list[str]) -> Build:
+    """`replay`, or what was registered where the worker starts as `name=package.module:function`.
 
     Raises:
         InvalidInput: an entry has another form.
+        NotFound: none has the name.
     """
-    found: dict[str, Build] = {"replay": build_replay}
+    targets = {}
     for entry in registered:
-        name, _, target = entry.partition("=")
+        key, _, target = entry.partition("=")
         module, _, function = target.partition(":")
-        if not (name and module and function):
+        if not (key and module and function):
             raise InvalidInput(
                 f"the workload {entry!r} is not name=package.module:function.",
                 thing="workloads",
                 value=entry,
             )
-        found[name] = getattr(importlib.import_module(module), function)
-    return found
-
-
-def find_builder(name: str, known: dict[str, Build]) -> Build:
-    if name not in known:
-        raise NotFound(
-            f"no workload {name!r} is registered here.",
-            thing="workload",
-            value=name,
-            remedy=f"Registered: {', '.join(sorted(known))}.",
-        )
-    return known[name]
+        targets[key] = module, function
+    if name in targets:
+        module, function = targets[name]
+        build: Build = getattr(importlib.import_module(module), function)
+        return build
+    if name == "replay":
+        return build_replay
+    raise NotFound(
+        f"no workload {name!r} is registered here.",
+        thing="workload",
+        value=name,
+        remedy=f"Registered: {', '.join(sorted(['replay', *targets]))}.",
+    )
 
 
 class RecordedCompute(ReplayCompute):
