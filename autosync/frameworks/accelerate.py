@@ -57,7 +57,7 @@ def use_bundle(accelerator: Any, bundle: Bundle | str | Path, **options: Any) ->
     _check_data_parallel(accelerator)
     accelerator.__dict__[GIVEN] = BundleOptions(bundle, **options)
     if not isinstance(accelerator, BundleAccelerator):
-        accelerator.__class__ = class_with(BundleAccelerator, type(accelerator))
+        accelerator.__class__ = class_with(BundleAccelerator, type(accelerator))  # type: ignore[arg-type]
 
 
 class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types

@@ -54,6 +54,8 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
         NotSupported: an option changes what travels.
     """
 
+    model: Any
+    optimizers: list[Optimizer]
     _shares: tuple[float, ...] = ()
 
     def __init__(

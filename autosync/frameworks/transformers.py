@@ -43,7 +43,7 @@ def use_bundle(trainer: Any, bundle: Bundle | str | Path, **options: Any) -> Non
     accelerate.use_bundle(trainer.accelerator, bundle, **options)
     shared = isinstance(trainer.accelerator, accelerate.BundleAccelerator)
     if shared and not isinstance(trainer, BundleTrainer):
-        trainer.__class__ = class_with(BundleTrainer, type(trainer))
+        trainer.__class__ = class_with(BundleTrainer, type(trainer))  # type: ignore[arg-type]
 
 
 class BundleTrainer(Trainer):  # type: ignore[misc]  # has no types here
