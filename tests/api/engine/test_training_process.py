@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,6 @@ from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.errors import InvalidInput
 from autosync.trials.pool.machine_lock import MachineLock
 
-NEVER = threading.Event()
 SCRIPT = """
 import sys
 from functools import partial
