@@ -133,5 +133,5 @@ def further_problems(fields: Sequence[str]) -> str:
     if not fields:
         return ""
     named = ", ".join(field for field in fields[:NAMED_PROBLEMS] if field)
-    told = f": {named}" if named else ""
-    return f" (and {len(fields)} more problem{'s' if len(fields) > 1 else ''}{told})"
+    names = f": {named}" if named else ""
+    return f" (and {len(fields)} more problem{'s' if len(fields) > 1 else ''}{names})"

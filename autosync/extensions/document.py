@@ -37,7 +37,7 @@ class ExtensionDocument:
         return []
 
 
-class Carrier(Protocol):
+class HasExtensions(Protocol):
     """A strategy, or a plan."""
 
     def extension(self, kind: type[T]) -> T | None:

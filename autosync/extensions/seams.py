@@ -1,8 +1,12 @@
 """Where extensions meet the runtime: what `attachment.py` of an extension has, by its seam.
 
 beside: works on the model beside whichever engine synchronizes it: who may read a parameter, and
-    when. engine: runs the plan in place of the exact engine: what applies an update. division:
-    ranks hold parts of the model under the exact engine.
+    when. `check(model, called)` raises NotSupported where it cannot work on the model (called: what
+    the script calls, a compiled form of it perhaps); `attach(model, entry, optimizers)`.
+engine: runs the plan in place of the exact engine: what applies an update. See `EngineModule`.
+division: ranks hold parts of the model under the exact engine. `prepare(model, optimizers, plan,
+    backend)` raises InvalidInput or NotSupported where the model cannot be divided so, and returns
+    a `Divide`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class AttachedBeside(Protocol):
-    """An extension at work on a model."""
+    """At work on a model beside its engine."""
 
     def remove(self, keep_state: bool = True) -> None:
         """Leave model and optimizers as they were. keep_state: False where the caller puts another
@@ -33,13 +37,35 @@ class AttachedBeside(Protocol):
 
 
 class AttachedEngine(Protocol):
-    """See `attached_models.AttachedPlan`, which it is. handles: removed when it is detached."""
+    """A `runtime.attached_models.AttachedPlan`. handles: removed when it is detached."""
 
     handles: "list[Removable]"
 
     def flush(self) -> None: ...
 
     def detach(self, keep_state: bool = True) -> None: ...
+
+
+class EngineModule(Protocol):
+    """Of the seam `engine`."""
+
+    def check(self, plan: "Plan", allow_inexact: bool, optimizers: int) -> None:
+        """Raises NotSupported where such a plan was not asked for, or with so many optimizers."""
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        plan: "Plan",
+        names: tuple[str, ...],
+        group: dist.ProcessGroup,
+        *,
+        max_grad_norm: float | None = None,
+        share_values: bool = True,
+        agreed: bool = False,
+    ) -> AttachedEngine:
+        """As `autosync.runtime.attachment.attach`."""
+        ...
 
 
 class AttachedDivision(Protocol):
@@ -70,50 +96,6 @@ Divide = Callable[
 it raises, the model is as it was before."""
 
 
-class BesideModule(Protocol):
-    """Of the seam `beside`."""
-
-    def check(self, model: nn.Module, called: nn.Module) -> None:
-        """Raises NotSupported where it cannot work on the model. called: what the script calls, a
-        compiled form of the model perhaps."""
-
-    def attach(
-        self, model: nn.Module, entry: ExtensionDocument, optimizers: Sequence[Optimizer]
-    ) -> AttachedBeside: ...
-
-
-class EngineModule(Protocol):
-    """Of the seam `engine`."""
-
-    def check(self, plan: "Plan", allow_inexact: bool, optimizers: int) -> None:
-        """Raises NotSupported where such a plan was not asked for, or with so many optimizers."""
-
-    def attach(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        plan: "Plan",
-        names: tuple[str, ...],
-        group: dist.ProcessGroup,
-        *,
-        max_grad_norm: float | None = None,
-        share_values: bool = True,
-        agreed: bool = False,
-    ) -> AttachedEngine:
-        """As `autosync.runtime.attachment.attach`."""
-        ...
-
-
-class DivisionModule(Protocol):
-    """Of the seam `division`."""
-
-    def prepare(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], plan: "Plan", backend: str
-    ) -> Divide:
-        """Raises InvalidInput or NotSupported where the model cannot be divided so."""
-        ...
-
-
 def _modules(entries: Entries, seam: Seam) -> list[tuple[ExtensionDocument, Any]]:
     found = [entry for entry in entries if EXTENSIONS[entry.key].seam == seam]
     return [(entry, part_of(entry.key, "attachment")) for entry in found]
@@ -129,22 +111,18 @@ def attach_beside(
     entries: Entries, model: nn.Module, optimizers: Sequence[Optimizer]
 ) -> list[AttachedBeside]:
     """What works beside the engine, put on the model."""
-    made: list[AttachedBeside] = []
-    for entry, module in _modules(entries, "beside"):
-        made.append(module.attach(model, entry, optimizers))
-    return made
+    found = _modules(entries, "beside")
+    return [module.attach(model, entry, optimizers) for entry, module in found]
 
 
 def engine_of(plan: "Plan") -> EngineModule | None:
     """What runs the plan in place of the exact engine; None where that does."""
-    found = _modules(plan.extensions, "engine")
-    engine: EngineModule | None = found[0][1] if found else None
-    return engine
+    return next((module for _, module in _modules(plan.extensions, "engine")), None)
 
 
 def divisions_of(
     plan: "Plan", model: nn.Module, optimizers: Sequence[Optimizer], backend: str
 ) -> list[Divide]:
-    """How ranks divide the model under the plan; raises as `prepare`."""
+    """How ranks divide the model under the plan."""
     found = _modules(plan.extensions, "division")
     return [module.prepare(model, optimizers, plan, backend) for _, module in found]

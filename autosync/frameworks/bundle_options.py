@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.errors import NotSupported
+from autosync.extensions.registry import verification_of
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 
@@ -44,8 +45,9 @@ class BundleOptions:
             )
         for entry in shipped.plan.extensions:
             if entry.divides_model:
+                words = "; ".join(verification_of(entry.key).describe(shipped.strategy, None))
                 raise NotSupported(
-                    f"the bundle divides the model between ranks ({entry.key}), and {framework} "
+                    f"no rank holds all parameters under the bundle ({words}), and {framework} "
                     "takes every rank's parameters for whole: it reads model.state_dict() on some "
                     "ranks alone, which then is a collective.",
                     thing=f"bundle.plan.{entry.key}",

@@ -21,7 +21,7 @@ from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.share_sampler import TOLERANCE
 from autosync.runtime.transport.agreement import refused_everywhere
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 
 with needs("lightning", "autosync.frameworks.lightning"):

@@ -42,7 +42,7 @@ from autosync.strategy import (
     whole,
 )
 from autosync.verification import verify
-from autosync.verification.refusals import SHARE_TOLERANCE
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 MAX_STRATEGY_BYTES = 16_000_000
 POWER_SGD_RANK = 1

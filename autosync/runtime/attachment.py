@@ -14,9 +14,8 @@ from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.seams import AttachedDivision, divisions_of, engine_of
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
-from autosync.runtime.device.model_device import device_of, warn_of_backend
+from autosync.runtime.device.model_tensors import check_own_places, device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
-from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.model_checks import ParameterStorage
@@ -43,7 +42,6 @@ from autosync.runtime.transport.agreement import (
     meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import (
     Groups,
@@ -51,6 +49,7 @@ from autosync.runtime.transport.process_groups import (
     small_sum,
     working_group,
 )
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
@@ -272,13 +271,12 @@ def _build_engine(
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     records = build_records(held.plan, built, groups)
-    divided = any(entry.divides_model for entry in held.plan.extensions)
-    records = replace(records, model_is_divided=divided)
+    records = replace(records, model_is_divided=_is_divided(held.plan))
     for index in held.apart:
         records.variables[index].apart = True
         records.variables[index].counted = held.holders[index][0] == group.rank()
-    calls, low_rank = None, built.matrices()
-    if low_rank or not all(bucket.whole for bucket in records.buckets):
+    calls = None
+    if not all(bucket.whole for bucket in records.buckets):
         calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
     patience_seconds = groups.timeout.total_seconds()
     values: ValueAgreement | None = None
@@ -289,7 +287,7 @@ def _build_engine(
         optimizer,
         held.plan,
         records,
-        ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls),
+        ShardedOptimizerState(optimizer, records, group, meeting.control, calls),
         control=meeting.control,
         streams=groups.streams,
         monitor=Monitor(groups.close, values_travel, meeting.refusals, trace),
@@ -311,11 +309,15 @@ def _build_engine(
 def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Parameter]:
     """That every rank holds: of a model that ranks divide the plan's only, since a module's frozen
     ones go with it."""
-    if not held.apart:
+    if not _is_divided(held.plan):
         return dict(model.named_parameters())
     apart = {held.names[index] for index in held.apart}
     everywhere = set(held.names) - apart
     return {name: p for name, p in model.named_parameters() if name in everywhere}
+
+
+def _is_divided(plan: Plan) -> bool:
+    return any(entry.divides_model for entry in plan.extensions)
 
 
 def _install(attachment: Attachment) -> None:

@@ -23,8 +23,7 @@ from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain
 from autosync.runtime.attachment import attach
 from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
 from autosync.runtime.compression.half import check_lossless
-from autosync.runtime.device.model_device import device_of
-from autosync.runtime.device.strides import check_own_places
+from autosync.runtime.device.model_tensors import check_own_places, device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import (
@@ -58,8 +57,8 @@ from autosync.runtime.transport.agreement import (
     given_to,
     refused_everywhere,
 )
-from autosync.runtime.transport.initial_values import tensor_signatures
 from autosync.runtime.transport.process_groups import working_group
+from autosync.runtime.transport.tensor_exchange import tensor_signatures
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward, warn_if_together
 
@@ -279,7 +278,7 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     with all its state.
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
-    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. Of a plan that lags,
+    PowerSGD has not sent yet is dropped with the plan. Of a plan that lags,
     gradients that are still to be applied are applied now, a step for each iteration; one with
     clocks gives every rank the sum of all updates and the mean of the optimizers' states.
 

@@ -20,15 +20,15 @@ from autosync.runtime.compression.half import (
     dense_payload_bytes,
     multiplies_by_shares,
 )
-from autosync.runtime.compression.powersgd import LowRank, LowRankBucket, low_rank_buckets
+from autosync.runtime.compression.powersgd import LowRankBucket, low_rank_buckets
 from autosync.runtime.compression.rows import (
     TouchedRows,
     check_dense,
     row_ranges,
     rows_message,
 )
+from autosync.runtime.device.model_tensors import dense_strides
 from autosync.runtime.device.streams import Streams
-from autosync.runtime.device.strides import dense_strides
 from autosync.runtime.layout.records import (
     Bucket,
     BucketUpdate,
@@ -63,10 +63,6 @@ class BuiltBuckets:
     variables: list[VariableRecord]
     buckets: list[Bucket]
     factored: dict[int, LowRankBucket]
-
-    def matrices(self) -> list[LowRank]:
-        """That PowerSGD packs."""
-        return [matrix for packed in self.factored.values() for matrix in packed.matrices]
 
 
 def build_buckets(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autosync.errors import AutosyncError, BudgetTooSmall, DeviceMemoryExceeded
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.commands import PEER_LOST, CommandFailed, FailureKind
 from autosync.trials.contract import TrialError
 from autosync.trials.machine import reports_lack_of_memory

@@ -26,7 +26,7 @@ from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
 from autosync.runtime.transport.agreement import ranks_meet
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.torch_engine import FullyShard

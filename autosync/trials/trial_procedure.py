@@ -7,7 +7,7 @@ import numpy as np
 
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.extensions.registry import iterations_in_flight, unsteady_passes
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.contract import TrialError, TrialFailed, TrialRequest, TrialResult
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_spread
 from autosync.trials.request_names import PREDICTED_WAITS

@@ -24,7 +24,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.cluster_probe import measure_overlap
 from autosync.search.designs import known_designs

@@ -20,7 +20,7 @@ from autosync.extensions.placement.replayed_passes import PlacedPasses
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.extensions.seams import Divide
 from autosync.plan import Plan
-from autosync.runtime.device.model_device import device_of
+from autosync.runtime.device.model_tensors import device_of
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.runtime.transport.agreement import CollectiveCalls

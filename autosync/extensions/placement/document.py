@@ -11,7 +11,7 @@ from pydantic import ConfigDict
 
 from autosync.documents import STRICT
 from autosync.errors import InvalidStrategy
-from autosync.extensions.document import Carrier, ExtensionDocument
+from autosync.extensions.document import ExtensionDocument, HasExtensions
 
 SHARES_TOLERANCE = 1e-6
 
@@ -106,9 +106,9 @@ class Placement(ExtensionDocument):
         object.__setattr__(self, "modules", ordered)
 
 
-def modules_of(carrier: Carrier) -> PlacedModules:
+def modules_of(document: HasExtensions) -> PlacedModules:
     """Those that it places; none where all follow the replicas."""
-    placement = carrier.extension(Placement)
+    placement = document.extension(Placement)
     return placement.modules if placement is not None else ()
 
 

@@ -22,9 +22,9 @@ from autosync.runtime.transport.agreement import (
     meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import open_groups
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 
 
 def attach(

@@ -33,7 +33,7 @@ from autosync.extensions.staleness.server import (
     clocked_buckets,
 )
 from autosync.runtime.transport.agreement import CollectiveCalls, ranks_meet, reported
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.updates.part_updates import SCALARS
 
 log = logging.getLogger("autosync")

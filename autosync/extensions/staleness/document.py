@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 
 from autosync.documents import STRICT
 from autosync.errors import InvalidStrategy
-from autosync.extensions.document import Carrier, ExtensionDocument
+from autosync.extensions.document import ExtensionDocument, HasExtensions
 
 MAX_STALENESS = 255
 
@@ -40,7 +40,7 @@ def late_by(iterations: int) -> tuple[Staleness, ...]:
     return (Staleness(iterations),) if iterations else ()
 
 
-def iterations_of(carrier: Carrier) -> int:
+def iterations_of(document: HasExtensions) -> int:
     """By how many its updates may be late; 0 where it is synchronous."""
-    entry = carrier.extension(Staleness)
+    entry = document.extension(Staleness)
     return entry.iterations if entry is not None else 0

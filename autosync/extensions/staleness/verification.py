@@ -8,7 +8,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.staleness.document import iterations_of
 from autosync.strategy import EXACT, AllReduce, ParameterServer, Strategy, Synchronizer
-from autosync.verification.refusals import variable_refusal
+from autosync.verification.shard_checks import variable_refusal
 
 REMEDY = (
     "Use plain all_reduce for every variable, or plain parameter_server for every variable; or "

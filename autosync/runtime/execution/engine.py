@@ -43,7 +43,7 @@ from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.layout.packing import pack_gradients, pack_zeros
 from autosync.runtime.layout.records import Records, VariableRecord, issue_order
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.value_agreement import ValueAgreement, changed_within
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState

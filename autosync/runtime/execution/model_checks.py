@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 
 from autosync.errors import NotSupported
 from autosync.runtime.compression.factors import FactorCapture
-from autosync.runtime.device.strides import dense_strides
+from autosync.runtime.device.model_tensors import dense_strides
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.updates.part_updates import RowUpdate
 

@@ -18,8 +18,8 @@ from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.torch_engines import check_options
-from autosync.runtime.transport.failures import lost_peer
-from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.transport.base import lost_peer
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward
 from autosync.trials.live.snapshot import Snapshot

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.trials.commands import (
     Answer,
     Command,

@@ -14,7 +14,6 @@ import traceback
 from typing import TextIO
 
 from autosync.trials.commands import Answer, answer_line, read_command
-from autosync.trials.failures import failure_of
 
 NICENESS = -10
 
@@ -50,7 +49,8 @@ def lower_priority() -> None:
 
 def serve(wire: JsonLines, workloads: list[str]) -> None:
     """Answer commands until stdin ends."""
-    from autosync.trials.worker.rank import Rank  # imports torch: after the policy is set
+    from autosync.trials.failures import failure_of  # these import torch: after the policy is set
+    from autosync.trials.worker.rank import Rank
 
     rank = Rank(workloads)
     while True:

@@ -320,7 +320,7 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
         "fully sharded": "Use Accelerate's own FSDP2",
-        "placed": "on ranks of its own, and Accelerate takes every rank's parameters for whole",
+        "placed": "and Accelerate takes every rank's parameters for whole",
         "lagging": "Pass allow_inexact=True",
         "missing": "cannot read the bundle 'missing on rank 1'",
         "bucket": "bucket_cap_mb=3 contradicts the plan",

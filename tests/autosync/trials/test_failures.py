@@ -3,7 +3,7 @@
 import pytest
 
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.commands import PEER_LOST, CommandFailed
 from autosync.trials.failures import error_kind, first_cause
 from autosync.trials.machine import reports_lack_of_memory

@@ -22,7 +22,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.extensions.staleness.attachment import attach
 from autosync.extensions.staleness.clocked import ClockedAttachment
 from autosync.extensions.staleness.document import late_by
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.extensions.staleness.lagging import distributed, iterate, lagging
 from tests.autosync.runtime.cases import (
