@@ -60,7 +60,7 @@ class PoolContract:
         assert result.error is None
         assert len(result.iteration_seconds) == 3
         assert result.step_seconds == sorted(result.iteration_seconds)[1]
-        # 6 operations of 0.2 ms forward and 0.4 ms backward are waited out
+        # 6 operations of 0.2 ms forward and 0.4 ms backward are slept
         assert min(result.iteration_seconds) > 0.8 * 6 * 6e-4
         assert result.launcher == pool.description
         assert result.byte_scale == 0.5

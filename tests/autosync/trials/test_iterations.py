@@ -74,7 +74,7 @@ def test_compute_is_told_without_gaps(pool: ProcessPool) -> None:
         ]
         assert passes == ["forward", "backward", "update", "forward"]
         starts.append(spans[0][0])
-        # 6 operations of 0.2 ms forward and 0.4 ms backward are waited out, by absolute deadlines
+        # sleeps of 6 operations, 0.2 ms forward and 0.4 ms backward, until absolute deadlines
         *_, done = (s for s, phase in zip(spans, compute.phase, strict=True) if phase == "backward")
         assert done[1] - spans[0][0] > 0.8 * 6 * 6e-4
     assert max(starts) == 0.0
