@@ -201,13 +201,8 @@ def attach(
     joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     with ExitStack() as undo:
         undo.callback(end_groups)
-        with ranks_meet():
-            control = opened.get("control", tuple(range(group.size())), "gloo")
-            if not agreed:
-                check_same_plan(control, plan)
-            if share_values:
-                share_initial_values(control, model, group if opened.backend == "nccl" else None)
-            meeting = meeting_of(opened, control)
+        meeting = meet(model, plan, group, opened, share_values, agreed)
+        control = meeting.control
         with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
             built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)
         with agreed_everywhere(control, patience=PATIENCE):
@@ -251,6 +246,29 @@ def attach(
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
+
+
+def meet(
+    model: nn.Module,
+    plan: Plan,
+    group: dist.ProcessGroup,
+    groups: Groups,
+    share_values: bool,
+    agreed: bool,
+) -> RankMeeting:
+    """All ranks begin with the same plan and, where asked, with rank 0's values. See `attach`.
+
+    Raises:
+        InvalidInput: a rank has another plan or another model.
+        SynchronizationFailed: a peer does not come.
+    """
+    with ranks_meet():
+        control = groups.get("control", tuple(range(group.size())), "gloo")
+        if not agreed:
+            check_same_plan(control, plan)
+        if share_values:
+            share_initial_values(control, model, group if groups.backend == "nccl" else None)
+        return meeting_of(groups, control)
 
 
 def _build_engine(
