@@ -61,7 +61,7 @@ def load_of_each(domain: Domain, synchronizers: list[Synchronizer]) -> F64:
     costs = network_of(domain.cluster, plans.teams)
     load = np.zeros((len(strategies), costs.load.shape[1]))
     strategy = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
-    each = plans.wire_bytes[:, None] * costs.load[costs.kinds_of(plans)]
+    each = plans.wire_bytes[:, None] * costs.load[costs.classes_of(plans)]
     np.add.at(load, strategy, each)
     return load / float(domain.variables.size_bytes.sum())
 
