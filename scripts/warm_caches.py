@@ -1,5 +1,5 @@
-"""Compile the kernels once, so that the first `autosync rank` answers at once, and so that processes
-of tests that start together do not compile them each.
+"""Compile the kernels once: the first `autosync rank` answers at once, and processes of tests that
+start together do not compile them each.
 
 numba keeps the machine code beside the sources; a small domain is enough to compile everything.
 """
