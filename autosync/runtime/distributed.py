@@ -3,7 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,9 +141,13 @@ def distribute(
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
-    speaks = group.rank() == 0
-    watch = partial(watch_iterations, optimizers[-1], shipped, bool(changed), speaks, on_drift)
-    beside = partial(_beside_the_plan, network, optimizers, shipped, watch)
+
+    def beside() -> list[Removable]:
+        """What a bundle puts on a model whichever engine synchronizes it."""
+        logs = group.rank() == 0
+        watch = watch_iterations(optimizers[-1], shipped, bool(changed), logs, on_drift)
+        return [watch, *attach_beside(shipped.strategy.extensions, network, optimizers)]
+
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
         return _wrapped(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
@@ -190,16 +193,6 @@ def distribute(
     )
     attachment.handles += beside()
     return model, optimizer
-
-
-def _beside_the_plan(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    shipped: Bundle,
-    watch: Callable[[], Removable],
-) -> list[Removable]:
-    """What a bundle puts on a model whichever engine synchronizes it."""
-    return [watch(), *attach_beside(shipped.strategy.extensions, model, optimizers)]
 
 
 def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:

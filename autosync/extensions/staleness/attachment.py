@@ -15,16 +15,10 @@ from autosync.extensions.staleness.document import iterations_of
 from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
 from autosync.extensions.staleness.pipelined import PipelinedAttachment
 from autosync.plan import Message, Plan
-from autosync.runtime.transport.agreement import (
-    PATIENCE,
-    agreed_everywhere,
-    check_same_plan,
-    meeting_of,
-    ranks_meet,
-)
+from autosync.runtime.attachment import meet
+from autosync.runtime.transport.agreement import PATIENCE, agreed_everywhere, ranks_meet
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import open_groups
-from autosync.runtime.transport.tensor_exchange import share_initial_values
 
 
 def attach(
@@ -52,13 +46,8 @@ def attach(
     everyone = tuple(range(group.size()))
     with ExitStack() as undo:
         undo.callback(groups.close)
-        with ranks_meet():
-            control = groups.get("control", everyone, "gloo")
-            if not agreed:
-                check_same_plan(control, plan)
-            if share_values:
-                share_initial_values(control, model)
-            meeting = meeting_of(groups, control)
+        meeting = meet(model, plan, group, groups, share_values, agreed)
+        control = meeting.control
         with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
             _check_plan(plan, names, parameters)
         with agreed_everywhere(control, patience=PATIENCE):
