@@ -27,6 +27,7 @@ from tests.autosync.runtime.distributing import (
     warned,
 )
 from tests.autosync.runtime.ranks import Ranks
+from tests.long_parameters import long_after
 
 WAYS = {**PLANS, "ddp": DDP}
 EXACT = ("all-reduce", "reduce-scatter", "ddp")
@@ -125,7 +126,7 @@ def same_script(rank: int, world: int, case: Case, precision: str, folder: str) 
 CASES = [(name, "no") for name in WAYS] + [("all-reduce", "bf16"), ("sharded", "bf16")]
 
 
-@pytest.mark.parametrize(("name", "precision"), CASES)
+@pytest.mark.parametrize(("name", "precision"), long_after(2, CASES))
 def test_a_script_trains_as_under_accelerates_own_ddp(
     pair: Ranks, name: str, precision: str, tmp_path: Path
 ) -> None:

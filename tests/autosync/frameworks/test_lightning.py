@@ -29,6 +29,7 @@ from tests.autosync.runtime.distributing import (
     placed_bundle_of,
 )
 from tests.autosync.runtime.ranks import Ranks
+from tests.long_parameters import long_after
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 PLANS = {
@@ -153,7 +154,7 @@ def beside_ddp(rank: int, world: int, plan: str, fits: dict[str, Fit]) -> dict[s
     return found
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", long_after(1, PLANS))
 def test_lightning_trains_as_beside_ddp(pair: Ranks, plan: str) -> None:
     for differences in pair.run(beside_ddp, plan, FITS):
         limit = 0.0 if plan in EXACT else 3e-6
@@ -344,6 +345,7 @@ def by_ddp(rank: int, world: int, bundle: str) -> tuple[dict[str, Any], str]:
     return model.state_dict(), arrived.given.bundle
 
 
+@pytest.mark.long
 def test_lightning_starts_the_ranks(pair: Ranks, tmp_path: Path) -> None:
     (beside, bundle), _ = pair.run(by_ddp, str(tmp_path / "best.json"))
     assert bundle == str(tmp_path / "best.json")

@@ -4,12 +4,9 @@ A new launcher gets it by a subclass of `PoolContract` in its test module, besid
 `pool` (see there) and `second_node`. Tests of its own on the same pool stand above the subclass: in
 the end the suite loses a node and closes the pool.
 
-The pool of a running job does not run it: its ranks are the user's own under torchrun, which nobody
-starts here, cancels, kills or takes a node from, and a trial that hangs ends with its collectives'
-timeout or before its next step. What applies there, its own script shows on three ranks (part
-`contract` of `tests/search/live/live_script.py`, read by `test_live_tuning.py` beside it): a run,
-ranks that stay, a key that runs once, a plan for others refused, faults that cost their own trial,
-and nothing left behind.
+The pool of a running job does not run it: its ranks are the user's own, which nobody starts here,
+cancels, kills or takes a node from, and a trial that hangs ends with its collectives' timeout or
+before its next step. `tests/search/live/test_live_contract.py` shows what applies there.
 """
 
 import threading
