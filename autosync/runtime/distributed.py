@@ -22,7 +22,6 @@ from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.verification import check_swap
 from autosync.extensions.staleness.attachment import attach as attach_lagging
 from autosync.extensions.staleness.attachment import check_may_lag
-from autosync.extensions.staleness.pipelined import PipelinedAttachment
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import Attachment, attach
@@ -287,9 +286,8 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     with all its state.
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
-    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. Of a plan that lags,
-    gradients that are still to be applied are applied now, a step for each iteration; one with
-    clocks gives every rank the sum of all updates and the mean of the optimizers' states.
+    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. A plan that lags
+    gives every rank the sum of all updates and the mean of the optimizers' states.
 
     model: what `distribute` was given, or what it returned.
 
@@ -300,7 +298,7 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     """
     if (plan := ATTACHED.plan_of(model)) is not None:
         plan.detach()
-        if plan.failure is not None and isinstance(plan, Attachment | PipelinedAttachment):
+        if plan.failure is not None and isinstance(plan, Attachment):
             raise plan.failure
         return model, plan.given
     if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:

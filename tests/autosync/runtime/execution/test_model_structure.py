@@ -32,7 +32,6 @@ EVERY = {
     **PLANS,
     "mixed": Case(method="mixed", groups=4),
     "ddp": DDP,
-    "pipelined": Case(staleness=1),
     "clocks": Case(method="ps", staleness=1),
 }
 PATIENCE = timedelta(seconds=30)
@@ -164,7 +163,7 @@ def on_one_rank(rank: int, world: int, case: Case, culprit: int, key: str) -> st
     return said
 
 
-@pytest.mark.parametrize("plan", [*PLANS, "pipelined", "clocks"])
+@pytest.mark.parametrize("plan", [*PLANS, "clocks"])
 def test_what_one_rank_changes_is_told_to_all(pair: Ranks, plan: str) -> None:
     for culprit in (0, 1):
         said = pair.run(on_one_rank, EVERY[plan], culprit, f"structure/{plan}/{culprit}")

@@ -7,18 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import AutosyncError
-from autosync.extensions.staleness.attachment import attach as attach_lagging
-from autosync.extensions.staleness.lagging import LaggingAttachment
 from autosync.runtime.attachment import Attachment
-from autosync.runtime.transport.process_groups import working_group
 from autosync.strategy import AllGather, AllReduce, Synchronizer
 from tests.autosync.runtime import rows
 from tests.autosync.runtime.beside_ddp import PLANS
-from tests.autosync.runtime.cases import Case, attached, data, make_optimizer, plan
+from tests.autosync.runtime.cases import Case, attached, data, make_optimizer
 from tests.autosync.runtime.ranks import Ranks
 
 LAST = 2
@@ -26,8 +22,6 @@ LAST = 2
 
 PATIENCE = timedelta(seconds=30)
 """Half of the process group's timeout."""
-
-CASES = {**PLANS, "stale": Case(staleness=1)}
 
 
 class Odd(nn.Module):
@@ -67,18 +61,8 @@ WORDS = {
 }
 
 
-def put_on(
-    case: Case, world: int, model: nn.Module, optimizer: Optimizer
-) -> Attachment | LaggingAttachment:
-    if not case.staleness:
-        return attached(case, world, model=model, optimizer=optimizer)[2]
-    names = tuple(name for name, _ in model.named_parameters())
-    made = plan(case, model, world)
-    return attach_lagging(model, optimizer, made, names, working_group(None))
-
-
 def ended(
-    attachment: Attachment | LaggingAttachment,
+    attachment: Attachment,
     step: Callable[[int], object],
     culprit: bool,
     key: str,
@@ -102,6 +86,7 @@ def ended(
 def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, key: str) -> str:
     model = Odd()
     optimizer = make_optimizer(case.optimizer, model)
+    made = attached(case, world, model=model, optimizer=optimizer)[2]
 
     def step(iteration: int) -> None:
         model.odd = odd if (rank, iteration) == (culprit, LAST) else ""
@@ -113,14 +98,14 @@ def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, key: str)
             model.seen = torch.zeros(3)
         optimizer.step()
 
-    return ended(put_on(case, world, model, optimizer), step, rank == culprit, key)
+    return ended(made, step, rank == culprit, key)
 
 
 @pytest.mark.parametrize("odd", WORDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLANS)
 def test_both_ranks_end_with_the_same_words(pair: Ranks, name: str, odd: str) -> None:
     for culprit in (0, 1):
-        said = pair.run(stopped, CASES[name], culprit, odd, f"{name}/{odd}/{culprit}")
+        said = pair.run(stopped, PLANS[name], culprit, odd, f"{name}/{odd}/{culprit}")
         assert WORDS[odd] in said[culprit]
         assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"
 

@@ -28,7 +28,7 @@ LAST = 2
 PATIENCE = timedelta(seconds=30)
 """Half of the process group's timeout."""
 
-LATE = {"pipelined": Case(staleness=1), "clocks": Case(method="ps", staleness=1)}
+LATE = {"clocks": Case(method="ps", staleness=1)}
 CASES = {**PLANS, **LATE}
 
 
