@@ -85,16 +85,14 @@ def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = 
     )
 
 
-def with_swap(
-    shipped: Bundle, budget_bytes: int, optimizer_state: bool = False, values: bool = False
-) -> Bundle:
+def with_swap(shipped: Bundle, budget_bytes: int, optimizer_state: bool = False) -> Bundle:
     """The same bundle, its activations swapped within a budget of a device's memory, and where
-    asked optimizer state and values. What was measured of it was measured without, and is left out.
+    asked optimizer state. What was measured of it was measured without, and is left out.
 
     Raises:
         InvalidStrategy: it cannot swap so; see `extensions.offload.verification`.
     """
-    strategy = shipped.strategy.carrying(Offload(budget_bytes, optimizer_state, values))
+    strategy = shipped.strategy.carrying(Offload(budget_bytes, optimizer_state))
     check_swap(strategy)
     return replace(shipped, strategy=strategy, evidence=Evidence())
 

@@ -182,7 +182,6 @@ def distribute(
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
-    swap = shipped.strategy.extension(Offload)
     attachment = attach(
         network,
         optimizer,
@@ -191,7 +190,6 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
-        compare_values=swap is None or not swap.values,
         called=model,
     )
     attachment.handles += beside()

@@ -22,7 +22,8 @@ class Offload:
     budget_bytes: what a training step may take of a device at most: values, gradients, optimizer
         state, buffers and activations.
     optimizer_state: whether the state of optimizers waits there for their updates, too.
-    values: whether those of parameters do between their uses in a forward and backward pass.
+    values: whether those of parameters did, in strategies of earlier versions. They are read, and
+        refused where they are to run (`verification.check_values_stay`).
     """
 
     budget_bytes: int
@@ -48,5 +49,4 @@ def budget_within(memory_bytes: float) -> int:
 
 def forms_within(budget_bytes: int) -> tuple[Offload, ...]:
     """All that may be swapped within a budget, activations alone first."""
-    both = (False, True)
-    return tuple(Offload(budget_bytes, state, values) for values in both for state in both)
+    return Offload(budget_bytes), Offload(budget_bytes, optimizer_state=True)

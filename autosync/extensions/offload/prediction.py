@@ -6,6 +6,7 @@ backward passes in their order; and, last, the optimizer's step.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.extension_prediction import Prediction, Rows
-from autosync.simulator.memory.live_tensors import Storages, keeps_values, storages_of
+from autosync.simulator.memory.live_tensors import storages_of
 from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.strategy import Replica, Strategy
 
@@ -99,7 +100,7 @@ class OffloadPrediction(Prediction):
     def ways_to_fit(
         self, memory: DomainMemory, plans: PlanTable, population: Population, strategy: Strategy
     ) -> Iterator[str]:
-        """What swapping within the devices' memory costs, with optimizer state or values where
+        """What swapping within the devices' memory costs, with optimizer state where
         activations alone do not help; nothing where that cannot be, does not help or is chosen
         already."""
         budget = swap_budget_bytes(memory.domain)
@@ -235,18 +236,16 @@ def _moment_seconds(domain: Domain) -> F64:
 
 def idle_spans(domain: Domain, batch_scale: float, swap: Offload) -> IdleSpans:
     """What may wait on the host, at so many times the graph's batch."""
-    activations, states, values = idle_tensors(domain)
+    activations, states = idle_tensors(domain)
     found = activations.at(batch_scale)
-    if swap.optimizer_state:
-        found = joined(found, states)
-    return joined(found, values) if swap.values else found
+    return joined(found, states) if swap.optimizer_state else found
 
 
 @lru_cache(maxsize=8)
-def idle_tensors(domain: Domain) -> "tuple[IdleActivations, IdleSpans, IdleSpans]":
-    """Activations, optimizer state and values that may be swapped."""
+def idle_tensors(domain: Domain) -> "tuple[IdleActivations, IdleSpans]":
+    """Activations and optimizer state that may be swapped."""
     on_gpu = any(DEVICE_TYPES[d.type].is_gpu for d in domain.cluster.device_of_rank())
-    return idle_activations(domain.graph, on_gpu), idle_states(domain), idle_values(domain)
+    return idle_activations(domain.graph, on_gpu), idle_states(domain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,48 +273,29 @@ class IdleActivations:
 def idle_activations(graph: ModelGraph, on_gpu: bool) -> IdleActivations:
     """on_gpu: as `storages_of` has it."""
     count = len(graph.operations)
-    backward_at = _backward_moments(graph)
+    backward_at = _backward_moments(graph).tolist()
     trained = reach_variables(graph)
     storages = storages_of(graph, trained, on_gpu)
+    written: dict[int, int] = {}
+    read: dict[int, int] = {}  # the last operations that do, by the root of a storage
+    backward: defaultdict[int, set[int]] = defaultdict(set)
+    for index, operation in enumerate(graph.operations):
+        root = storages.root[index]
+        written[root] = read[root] = index
+        for source in operation.inputs:
+            read[storages.root[source]] = index
+        for kept in storages.keeps[index]:
+            backward[kept].add(backward_at[index])
     rows: list[tuple[float, int, int, int, int]] = []
-    uses = _forward_and_backward_uses(graph, storages, backward_at)
-    for root, (last_forward, backward) in uses.items():
-        final, before = last_forward.written + 1, last_forward.read
-        for moment in backward:
+    for root, moments in backward.items():
+        final, before = written[root] + 1, read[root]
+        for moment in sorted(moments):
             rows.append((storages.read_bytes[root], root, final, before + 1, moment))
             final = before = moment
     for index, size in enumerate(storages.apart_bytes):
         if trained[index] and size:
-            rows.append((size, count + index, index + 1, index + 1, int(backward_at[index])))
-    return _table(rows, graph)
-
-
-@dataclass(slots=True)
-class _Forward:
-    """The last operations that write and read a storage."""
-
-    written: int
-    read: int
-
-
-def _forward_and_backward_uses(
-    graph: ModelGraph, storages: Storages, backward_at: NDArray[np.int64]
-) -> dict[int, tuple[_Forward, list[int]]]:
-    """Of each storage, by its root."""
-    forward: dict[int, _Forward] = {}
-    backward: dict[int, set[int]] = {}
-    for index, operation in enumerate(graph.operations):
-        root = storages.root[index]
-        forward[root] = _Forward(index, index)
-        for source in operation.inputs:
-            forward[storages.root[source]].read = index
-        for kept in storages.keeps[index]:
-            backward.setdefault(kept, set()).add(int(backward_at[index]))
-    return {root: (forward[root], sorted(moments)) for root, moments in backward.items()}
-
-
-def _table(rows: list[tuple[float, int, int, int, int]], graph: ModelGraph) -> IdleActivations:
-    spans, count = spans_of(rows), len(graph.operations)
+            rows.append((size, count + index, index + 1, index + 1, backward_at[index]))
+    spans = spans_of(rows)
     made_by = [graph.operations[tensor % count] for tensor in spans.tensor.tolist()]
     batched = np.array([operation.has_batch_dimension for operation in made_by], dtype=np.bool_)
     return IdleActivations(spans, batched)
@@ -328,26 +308,6 @@ def idle_states(domain: Domain) -> IdleSpans:
     sizes = np.repeat(domain.variables.size_bytes, domain.optimizer.state_tensors).tolist()
     worth = (size for size in sizes if size >= SMALLEST_BYTES)
     return spans_of([(float(size), place, 0, 0, step) for place, size in enumerate(worth)])
-
-
-def idle_values(domain: Domain) -> IdleSpans:
-    """Of variables that each rank holds and updates whole. A value is read by the forward of what
-    consumes it, by the backward of what keeps it for that, and by the step; it may leave where the
-    forward pass begins. Moments are those of `idle_states`."""
-    graph, count = domain.graph, len(domain.graph.operations)
-    backward_at = _backward_moments(graph)
-    trained = reach_variables(graph)
-    rows: list[tuple[float, int, int, int, int]] = []
-    for variable, consumers in enumerate(graph.consumers()):
-        size = float(graph.variables[variable].size_bytes)
-        if size < SMALLEST_BYTES:
-            continue
-        kept = [int(backward_at[i]) for i in consumers if keeps_values(graph, i, trained)]
-        begin = 0
-        for use in (*consumers, *sorted(kept), 2 * count):
-            rows.append((size, variable, 0, begin, use))
-            begin = use + 1
-    return spans_of(rows)
 
 
 def _backward_moments(graph: ModelGraph) -> NDArray[np.int64]:

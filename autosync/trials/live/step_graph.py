@@ -8,7 +8,6 @@ several example inputs.
 """
 
 import gc
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,9 +49,6 @@ SWAPPED = "iterations, which wait for swapped activations (a plain one has no ro
 WITH_STATE = (
     "iterations, which wait for swapped activations and optimizer state (for want of room),"
 )
-WITH_VALUES = (
-    "iterations, which wait for swapped activations, optimizer state and values (for want of room),"
-)
 """How iterations were recorded, in words."""
 
 
@@ -69,8 +65,7 @@ class RecordedJob:
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
     """Run plain local iterations of the job's step; its state is restored. Where they run other
     modules, the graph has all of them, with the share of the iterations that ran each. Where the
-    device has no room for a plain iteration, activations are swapped, else optimizer state as well,
-    else values too.
+    device has no room for a plain iteration, activations are swapped, else optimizer state as well.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
@@ -112,7 +107,6 @@ def _recorded_with_room(
         ways += [
             (SWAPPED, Offload(budget)),
             (WITH_STATE, Offload(budget, optimizer_state=True)),
-            (WITH_VALUES, Offload(budget, optimizer_state=True, values=True)),
         ]
     *others, (last, most) = ways
     for how, swap in others:
@@ -133,23 +127,10 @@ def _recorded_within(
     swapper = None if swap is None else swap_to_host(job.model, swap, job.optimizers)
     try:
         return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
-    except Exception as error:
-        _clear_frames(error)  # they hold memory that swapped values need to come back
-        raise
     finally:
-        try:
-            if swapper is not None:
-                swapper.remove(keep_state=False)
-        finally:
-            job.before.restore()
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Of an error and of those that it was raised beside; what they say, and where, stays."""
-    raised: BaseException | None = error
-    while raised is not None:
-        traceback.clear_frames(raised.__traceback__)
-        raised = raised.__context__
+        if swapper is not None:
+            swapper.remove(keep_state=False)
+        job.before.restore()
 
 
 def _refuse_types(named: dict[str, nn.Parameter]) -> None:
