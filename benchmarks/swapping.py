@@ -31,7 +31,7 @@ from autosync.extensions.offload.attachment import HostSwapper
 from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.prediction import RankSwap, base_bytes, idle_spans, rank_swap
-from autosync.extensions.offload.schedule import F64, HostLink, least_budget_bytes, stall_seconds
+from autosync.extensions.offload.schedule import F64, least_budget_bytes, stall_seconds
 from autosync.population import encode
 from autosync.profiling import measure_profile
 from autosync.search.designs.design_table import DESIGNS
@@ -163,7 +163,7 @@ def print_cost(
     recorded, schedule = swapped.swapper.recorded, swapped.swapper.schedule
     assert recorded is not None
     assert schedule is not None
-    from_record = stall_seconds(schedule, recorded.moments.seconds, recorded.link)
+    from_record = stall_seconds(schedule, recorded.moments.seconds, recorded.bytes_per_second)
     from_graph = predicted(domain, held, swap, bytes_per_second)
     waits_predicted = "no fit" if from_graph is None else f"{from_graph.stall_seconds * 1e3:.0f}"
     low, high = np.percentile(waits, [10, 90])
@@ -177,9 +177,8 @@ def print_cost(
 
 def predicted(domain: Domain, held: F64, swap: Offload, bytes_per_second: float) -> RankSwap | None:
     spans = idle_spans(domain, 1.0, swap)
-    link = HostLink(bytes_per_second)
     try:
-        return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, link)
+        return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, bytes_per_second)
     except BudgetTooSmall:
         return None
 

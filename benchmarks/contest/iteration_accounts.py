@@ -23,7 +23,7 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import IterationTrace, common_seconds, union
 from autosync.simulator.timeline.trace_comparison import measured_iteration
 from autosync.strategy import Strategy, even_replicas
-from autosync.trials.measured_timeline import MeasuredTimeline, RankTimeline
+from autosync.trials.contract import MeasuredTimeline, RankTimeline
 
 F64 = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from autosync.simulator.limit import iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import predicted_iteration
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
-from autosync.trials.measured_timeline import (
+from autosync.trials.contract import (
     ComputeTimes,
     MeasuredTimeline,
     MessageTimes,

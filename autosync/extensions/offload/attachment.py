@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.offload.device import SwapDevice, swap_device_of
+from autosync.extensions.offload.device import SwapDevice, check_swappable, swap_device_of
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.optimizer_states import SwappedStates
 from autosync.extensions.offload.pass_record import RecordedPass
@@ -45,6 +45,11 @@ HEADROOM = 0.01
 """Of what the fullest moment holds: a schedule counts on so much more, as far as the budget has
 room for it. A list of losses grows by 4 bytes a pass. What grows by more (the optimizer's first
 step makes its state, say) is recorded anew."""
+
+
+def check(model: nn.Module, called: nn.Module) -> None:
+    """Raises NotSupported as `device.check_swappable`."""
+    check_swappable(model, called)
 
 
 def attach(
@@ -251,7 +256,8 @@ class HostSwapper:
         least = least_budget_bytes(recorded.moments)
         headroom = max(0, min(int(HEADROOM * least), self._budget_bytes - least))
         moments = replace(recorded.moments, base_bytes=recorded.moments.base_bytes + headroom)
-        schedule = make_schedule(recorded.spans, moments, self._budget_bytes, recorded.link)
+        rate = recorded.bytes_per_second
+        schedule = make_schedule(recorded.spans, moments, self._budget_bytes, rate)
         self.recorded, self.schedule = recorded, schedule
         self._of_pass = pass_schedule(recorded, schedule)
         self._most_bytes = recorded.begin_bytes + headroom

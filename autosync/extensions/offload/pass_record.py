@@ -14,7 +14,7 @@ import numpy as np
 
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.device import GpuMemory
-from autosync.extensions.offload.schedule import HostLink, IdleSpans, Moments, spans_of
+from autosync.extensions.offload.schedule import IdleSpans, Moments, spans_of
 from autosync.extensions.offload.swapped_tensors import SavedActivation
 
 Kind = Literal["save", "use", "update"]
@@ -44,7 +44,7 @@ class RecordedPass:
     states: States
     spans: IdleSpans
     moments: Moments
-    link: HostLink
+    bytes_per_second: float
     begin_bytes: int
 
 
@@ -155,7 +155,7 @@ class PassRecord:
             self._states,
             spans_of(rows),
             Moments(np.array(self._seconds), np.array(self._peaks)),
-            HostLink(rate),
+            rate,
             self._begin_bytes,
         )
 

@@ -9,21 +9,20 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.devices import DEVICE_TYPES
-from autosync.documents import to_data
+from autosync.documents import LARGEST_COUNT, to_data
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.extensions.offload.document import Offload, budget_within, forms_within
 from autosync.extensions.offload.schedule import (
     F64,
     SMALLEST_BYTES,
-    HostLink,
     IdleSpans,
     Moments,
     SwapSchedule,
@@ -32,7 +31,7 @@ from autosync.extensions.offload.schedule import (
     spans_of,
     stall_seconds,
 )
-from autosync.extensions.offload.verification import check_swap, swapped_in_words
+from autosync.extensions.offload.verification import check_strategy, swapped_in_words
 from autosync.graph import ModelGraph
 from autosync.plan import PlanTable
 from autosync.population import Population
@@ -50,14 +49,11 @@ class OffloadPrediction(Prediction):
     ) -> F64:
         """Raises InvalidStrategy where a budget is less than the least that works."""
         memory, found = memory_of(domain), np.ones(len(rows))
-        moments = memory.moment_bytes(plans, population, rows)
-        for place, (row, held) in enumerate(zip(rows, moments, strict=True)):
-            layout = population.layouts[population.layout[row]]
-            ranks = _rank_swaps(domain, held, layout, _swap_of(population, row))
-            slowest = max(ranks, key=lambda rank: rank.compute_seconds + rank.stall_seconds)
-            most = max(rank.compute_seconds for rank in ranks)
-            if most:
-                found[place] = (slowest.compute_seconds + slowest.stall_seconds) / most
+        for place, row in enumerate(rows):
+            swap = _swap_of(population, row)
+            ranks = swaps_of_ranks(memory, plans, population, row, swap)
+            if most := max(rank.compute_seconds for rank in ranks):
+                found[place] = max(rank.seconds for rank in ranks) / most
         return found
 
     def peak_bytes(
@@ -108,10 +104,9 @@ class OffloadPrediction(Prediction):
             return
         for swap in forms_within(budget):
             with suppress(InvalidStrategy):
-                check_swap(strategy.carrying(swap))
+                check_strategy(strategy.carrying(swap))
                 ranks = swaps_of_ranks(memory, plans, population, 0, swap)
-                rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
-                slowest = ranks[rank]
+                slowest = max(ranks, key=lambda rank: rank.seconds)
                 yield (
                     f"With {swapped_in_words(swap)} swapped to host memory "
                     f'("swap": {json.dumps(to_data(swap))}) '
@@ -148,38 +143,33 @@ def swaps_of_ranks(
         InvalidStrategy: a budget is less than the least that works.
     """
     (held,) = memory.moment_bytes(plans, population, [index])
-    layout = population.layouts[population.layout[index]]
-    return _rank_swaps(memory.domain, held, layout, swap)
+    domain, layout = memory.domain, population.layouts[population.layout[index]]
+    factors, shares = compute_factors(domain, layout), _shares(domain, layout)
+    made: dict[tuple[object, ...], RankSwap] = {}
+    found = []
+    for rank, factor in enumerate(factors.tolist()):
+        rate = host_bytes_per_second(domain, rank)
+        alike = (held[rank].tobytes(), shares[rank], factor, rate)
+        if alike not in made:
+            spans = idle_spans(domain, shares[rank], swap)
+            budget = float(swap.budget_bytes)
+            made[alike] = rank_swap(domain, held[rank], spans, factor, budget, rate)
+        found.append(made[alike])
+    return found
 
 
 def _swap_of(population: Population, index: int) -> Offload:
+    """Of trials of earlier versions that moved values as well no budget is known to be too
+    small."""
     swap = population.entry(index, Offload)
     assert swap is not None
-    return swap
+    return replace(swap, budget_bytes=LARGEST_COUNT) if swap.values else swap
 
 
 def _shares(domain: Domain, layout: tuple[Replica, ...]) -> list[float]:
     """Of each rank, over the even one."""
     shares = {replica.rank: replica.share * domain.world_size for replica in layout}
     return [shares[rank] for rank in range(domain.world_size)]
-
-
-def _rank_swaps(
-    domain: Domain, held: F64, layout: tuple[Replica, ...], swap: Offload
-) -> "list[RankSwap]":
-    """held f64[world, 2n + 1]: of a strategy's `moment_bytes`."""
-    factors, shares = compute_factors(domain, layout), _shares(domain, layout)
-    made: dict[tuple[object, ...], RankSwap] = {}
-    found = []
-    for rank, factor in enumerate(factors.tolist()):
-        link = host_link(domain, rank)
-        alike = (held[rank].tobytes(), shares[rank], factor, link)
-        if alike not in made:
-            spans = idle_spans(domain, shares[rank], swap)
-            budget = float(swap.budget_bytes)
-            made[alike] = rank_swap(domain, held[rank], spans, factor, budget, link)
-        found.append(made[alike])
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +179,10 @@ class RankSwap:
     schedule: SwapSchedule
     stall_seconds: float
     compute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.stall_seconds
 
 
 def base_bytes(held_bytes: F64, spans: IdleSpans) -> F64:
@@ -206,7 +200,7 @@ def rank_swap(
     spans: IdleSpans,
     factor: float,
     budget_bytes: float,
-    link: HostLink,
+    bytes_per_second: float,
 ) -> RankSwap:
     """held_bytes f64[2n + 1]: without swapping, of each moment and of the optimizer's step. factor:
     how many times the profiled compute the rank takes.
@@ -216,15 +210,15 @@ def rank_swap(
     """
     seconds = factor * _moment_seconds(domain)
     moments = Moments(seconds, base_bytes(held_bytes, spans))
-    schedule = make_schedule(spans, moments, budget_bytes, link)
-    stalled = stall_seconds(schedule, seconds, link)
+    schedule = make_schedule(spans, moments, budget_bytes, bytes_per_second)
+    stalled = stall_seconds(schedule, seconds, bytes_per_second)
     return RankSwap(schedule, stalled, float(seconds.sum()))
 
 
-def host_link(domain: Domain, rank: int) -> HostLink:
+def host_bytes_per_second(domain: Domain, rank: int) -> float:
     """At the full rate of the device's PCIe slot, which no transfer exceeds."""
     device = domain.cluster.device_of_rank()[rank]
-    return HostLink(DEVICE_TYPES[device.type].pcie_gbps * 1e9 / 8)
+    return DEVICE_TYPES[device.type].pcie_gbps * 1e9 / 8
 
 
 def _moment_seconds(domain: Domain) -> F64:

@@ -1,5 +1,5 @@
 """Puts a plan whose updates may be late on a model and its optimizer: parameter servers with
-clocks."""
+clocks. The seam `engine` of `extensions.seams`."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,18 +10,27 @@ from torch.optim import Optimizer
 
 from autosync.codes import Op
 from autosync.errors import NotSupported
-from autosync.extensions.staleness.clocked import ClockedAttachment, ClockedJob
+from autosync.extensions.staleness.client import ServerClient
+from autosync.extensions.staleness.clocked import ClockedAttachment
+from autosync.extensions.staleness.document import iterations_of
+from autosync.extensions.staleness.server import (
+    OwnedValues,
+    PeerMessages,
+    ShardServer,
+    clocked_buckets,
+)
 from autosync.plan import Message, Plan
 from autosync.runtime.transport.agreement import (
     PATIENCE,
+    CollectiveCalls,
     agreed_everywhere,
     check_same_plan,
     meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import open_groups
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 
 
 def attach(
@@ -63,21 +72,28 @@ def attach(
                 updates = groups.get("updates", everyone, "gloo")
                 calls = groups.get("calls", everyone, "gloo")
                 for_buffers = groups.get("buffers", everyone, "gloo")
-            buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
-            job = ClockedJob(
+            buckets = clocked_buckets(plan, parameters)
+            before = {bucket.index: bucket.gathered(parameters) for bucket in buckets}
+            rank, late, messages = group.rank(), iterations_of(plan), PeerMessages(updates)
+            mine = [bucket for bucket in buckets if bucket.owner == rank]
+            owned = [OwnedValues(one, before[one.index], plan.world_size) for one in mine]
+            client = ServerClient(buckets, rank, late, messages, meeting.refusals, groups.timeout)
+            because = "no rank holds the sum of all updates"
+            made = ClockedAttachment(
                 model,
                 optimizer,
-                plan,
                 parameters,
-                group.rank(),
+                plan.shares[rank],
                 max_grad_norm,
                 groups,
                 meeting,
-                updates,
-                calls,
-                buffers,
+                CollectiveCalls(calls, meeting.store, because),
+                BufferBroadcast(model, for_buffers, rank, groups.streams),
+                buckets,
+                before,
+                client,
+                ShardServer(owned, rank, plan.world_size, late, messages, client),
             )
-            made = ClockedAttachment(job)
             undo.callback(made.unhook)
             made.install()
         undo.pop_all()
@@ -85,15 +101,15 @@ def attach(
     return made
 
 
-def check_may_lag(plan: Plan, allowed: bool, optimizers: int) -> None:
+def check(plan: Plan, allow_inexact: bool, optimizers: int) -> None:
     """Raises NotSupported where a plan that lags was not asked for, or has several optimizers."""
-    if not allowed:
+    if not allow_inexact:
         raise NotSupported(
-            f"the plan lets updates be {plan.staleness} iterations late, which is not the same "
-            "training.",
+            f"the plan lets updates be {iterations_of(plan)} iterations late, which is not the "
+            "same training.",
             thing="plan.staleness",
-            value=plan.staleness,
-            remedy="Pass allow_staleness=True where the training can bear it, or use a strategy of "
+            value=iterations_of(plan),
+            remedy="Pass allow_inexact=True where the training can bear it, or use a strategy of "
             "staleness 0.",
         )
     if optimizers != 1:

@@ -24,7 +24,7 @@ from autosync.extensions.staleness.server import (
 )
 from autosync.runtime.execution.monitor import LOOK_SECONDS
 from autosync.runtime.transport.agreement import Refusals
-from autosync.runtime.transport.failures import SynchronizationFailed, lost_peer
+from autosync.runtime.transport.base import SynchronizationFailed, lost_peer
 
 
 @dataclass(slots=True, eq=False)

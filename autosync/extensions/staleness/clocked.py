@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,12 +24,9 @@ from torch.optim import Optimizer
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.staleness.client import ServerClient
 from autosync.extensions.staleness.server import (
-    OwnedValues,
-    PeerMessages,
+    ClockedBucket,
     ShardServer,
-    clocked_buckets,
 )
-from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.model_hooks import (
     ModelMethods,
@@ -47,7 +44,7 @@ from autosync.runtime.transport.agreement import (
     ranks_meet,
     reported,
 )
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups
 from autosync.runtime.updates.part_updates import SCALARS
@@ -58,64 +55,33 @@ AMP = "_step_supports_amp_scaling"
 """torch's mark of an optimizer that a GradScaler gives its scale to."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockedJob:
-    """A plan that lags, and what it is put on, when all ranks have met.
-
-    parameters: of the plan's variables, in its order. rank: of this process. max_grad_norm: of each
-    rank's own gradient. groups: what the end closes. updates, calls: process groups for messages to
-    and from servers, and for meetings. buffers: brings the modules' to rank 0's.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    plan: Plan
-    parameters: list[nn.Parameter]
-    rank: int
-    max_grad_norm: float | None
-    groups: Groups
-    meeting: RankMeeting
-    updates: Any
-    calls: Any
-    buffers: BufferBroadcast
-
-    @property
-    def share(self) -> float:
-        """This rank's part of the average."""
-        return self.plan.shares[self.rank]
-
-
+@dataclass(eq=False)
 class ClockedAttachment:
     """See `AttachedPlan`. When `step()` returns, parameters hold every rank's updates of all
     iterations but the last s at least, this rank's own, and what else has arrived. With a staleness
     of 0 ranks go in step.
 
-    before: the values before a step, by bucket. ages: how many steps have returned with values of
-    which age, in iterations.
+    given: the optimizer. parameters: of the plan's variables, in its order. share: this rank's part
+    of the average. max_grad_norm: of each rank's own gradient. groups: what the end closes.
+    module_buffers: brings the modules' buffers to rank 0's. before: the values before a step, by
+    bucket. ages: how many steps have returned with values of which age, in iterations.
     """
 
-    def __init__(self, job: ClockedJob) -> None:
-        self.job = job
-        self.model = job.model
-        self.given = job.optimizer
-        self.handles: list[Removable] = []
-        plan, rank, world = job.plan, job.rank, job.plan.world_size
-        self.buckets = clocked_buckets(plan, job.parameters)
-        self.before = {
-            bucket.index: torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
-            for bucket in self.buckets
-        }
-        for bucket in self.buckets:
-            bucket.gather(job.parameters, self.before[bucket.index])
-        mine = [bucket for bucket in self.buckets if bucket.owner == rank]
-        owned = [OwnedValues(bucket, self.before[bucket.index], world) for bucket in mine]
-        messages, refusals = PeerMessages(job.updates), job.meeting.refusals
-        timeout = job.groups.timeout
-        self.client = ServerClient(self.buckets, rank, plan.staleness, messages, refusals, timeout)
-        self.server = ShardServer(owned, rank, world, plan.staleness, messages, self.client)
-        because = "no rank holds the sum of all updates"
-        self.calls = CollectiveCalls(job.calls, job.meeting.store, because)
-        self.ages: Counter[int] = Counter()
+    model: nn.Module
+    given: Optimizer
+    parameters: list[nn.Parameter]
+    share: float
+    max_grad_norm: float | None
+    groups: Groups
+    meeting: RankMeeting
+    calls: CollectiveCalls
+    module_buffers: BufferBroadcast
+    buckets: list[ClockedBucket]
+    before: dict[int, Tensor]
+    client: ServerClient
+    server: ShardServer
+    handles: list[Removable] = field(default_factory=list)
+    ages: Counter[int] = field(default_factory=Counter)
 
     @property
     def failure(self) -> Exception | None:
@@ -124,7 +90,7 @@ class ClockedAttachment:
     def install(self) -> None:
         """Put it on; `unhook` takes back what this has done."""
         model, optimizer = self.model, self.given
-        guard = CoverageGuard(model, [optimizer], self.job.parameters)
+        guard = CoverageGuard(model, [optimizer], self.parameters)
         self.handles += [
             guard.watch_others(),
             PlainCopies(model, lambda: None),
@@ -159,7 +125,7 @@ class ClockedAttachment:
     def reporting(self, call: str) -> Iterator[None]:
         """Around a call of the script's: what ends it, the others read where they miss this rank's
         updates; what another has refused is what fails here."""
-        self.job.meeting.refusals.withdraw()
+        self.meeting.refusals.withdraw()
         with self._reporting(call):
             yield
 
@@ -174,7 +140,7 @@ class ClockedAttachment:
             raise failure from error
         except Exception as error:  # a closure of the script's own may raise anything
             if error is not self.client.failure:  # a peer's refusal, which is posted
-                self.job.meeting.refusals.post(reported(error, call))
+                self.meeting.refusals.post(reported(error, call))
             raise
 
     def _before_forward(self, module: nn.Module, *_: Any) -> None:
@@ -184,23 +150,23 @@ class ClockedAttachment:
 
     def _before_step(self, *_: Any) -> None:
         self.client.check()
-        if self.job.max_grad_norm:
-            nn.utils.clip_grad_norm_(self.job.parameters, self.job.max_grad_norm)
+        if self.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         for bucket in self.buckets:
-            bucket.gather(self.job.parameters, self.before[bucket.index])
+            bucket.gather(self.parameters, self.before[bucket.index])
 
     def _after_step(self, *_: Any) -> None:
         """The step's updates leave, and the newest values are taken."""
         exchange = self.client.new_exchange()
         for bucket in self.buckets:
             update, before = exchange.updates[bucket.index].values, self.before[bucket.index]
-            bucket.gather(self.job.parameters, update)
-            update.sub_(before).mul_(self.job.share)
-            bucket.scatter(before.add_(update), self.job.parameters)
+            bucket.gather(self.parameters, update)
+            update.sub_(before).mul_(self.share)
+            bucket.scatter(before.add_(update), self.parameters)
         self.client.send(exchange, self.server)
         if (values := self.client.read()) is not None:
             for bucket in self.buckets:
-                bucket.scatter(values[bucket.index], self.job.parameters)
+                bucket.scatter(values[bucket.index], self.parameters)
         self.ages[self.client.age] += 1
 
     def settle(self, call: str) -> None:
@@ -214,7 +180,7 @@ class ClockedAttachment:
             SynchronizationFailed: a rank died, or did not come.
         """
         self.client.check()
-        control = self.job.meeting.control
+        control = self.meeting.control
         with self._reporting(call), ranks_meet():
             self.calls.meet(call)
             steps = [int(text) for text in gather_texts(control, str(self.client.iterations))]
@@ -229,22 +195,22 @@ class ClockedAttachment:
             self._barrier()  # from here on every server holds every update
             for bucket in self.buckets:
                 flat = self.before[bucket.index]
-                if bucket.owner == self.job.rank:
+                if bucket.owner == self.groups.rank:
                     flat.copy_(self.server.owned[bucket.index].values)
                 options = dist.BroadcastOptions()
                 options.rootRank = bucket.owner
                 control.broadcast([flat], options).wait()
-                bucket.scatter(flat, self.job.parameters)
+                bucket.scatter(flat, self.parameters)
             self.client.drop()
-            self.job.buffers.start(lambda work: work.wait())
-            self.job.buffers.finish(lambda work: work.wait())
+            self.module_buffers.start(lambda work: work.wait())
+            self.module_buffers.finish(lambda work: work.wait())
 
     def flush(self) -> None:
         self.settle("flush()")
 
     def stop(self, error: AutosyncError) -> None:
         self.client.fail(error)
-        self.job.meeting.refusals.post(error)
+        self.meeting.refusals.post(error)
         self.leave()
 
     def detach(self, keep_state: bool = True) -> None:
@@ -264,9 +230,9 @@ class ClockedAttachment:
                 self._serve_to_the_end()
                 with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
                     self._barrier()
-            for parameter in self.job.parameters:
+            for parameter in self.parameters:
                 parameter.grad = None
-            self.job.groups.close()
+            self.groups.close()
         log.info("steps by the age of their values, in iterations: %s", dict(self.ages))
 
     def unhook(self) -> None:
@@ -279,21 +245,21 @@ class ClockedAttachment:
     def leave(self) -> None:
         """No more updates of this rank will come; whoever needs some gets an error."""
         self.client.leave()
-        self.server.leave(self.job.rank)
+        self.server.leave(self.groups.rank)
 
     def at_exit(self) -> None:
         """Others may still need what this rank owns, and its last updates."""
         self.leave()
         self._serve_to_the_end()
-        self.job.groups.close()
+        self.groups.close()
 
     def _serve_to_the_end(self) -> None:
         """Until the others have left, too."""
         self.client.join()
-        self.server.join(self.job.groups.timeout)
+        self.server.join(self.groups.timeout)
 
     def _barrier(self) -> None:
-        self.job.meeting.control.barrier(dist.BarrierOptions()).wait()
+        self.meeting.control.barrier(dist.BarrierOptions()).wait()
 
     def _before_optimizer_state(self, *_: Any) -> None:
         self.settle("optimizer.state_dict()")
@@ -302,9 +268,9 @@ class ClockedAttachment:
     def _after_loading(self, *_: Any) -> None:
         """What was loaded, the same on every rank, is what servers go on from."""
         for bucket in self.buckets:
-            if bucket.owner == self.job.rank:
+            if bucket.owner == self.groups.rank:
                 flat = self.before[bucket.index]
-                bucket.gather(self.job.parameters, flat)
+                bucket.gather(self.parameters, flat)
                 self.server.owned[bucket.index].values.copy_(flat)
         with ranks_meet():
             self._barrier()
@@ -312,7 +278,7 @@ class ClockedAttachment:
     def _take_mean_state(self) -> None:
         """Give every rank the mean state, by the ranks' shares of the batch; counters of steps
         become the largest. A rank without some tensor counts as zero. A collective."""
-        control, parameters = self.job.meeting.control, self.job.parameters
+        control, parameters = self.meeting.control, self.parameters
         mine = {
             (index, name): value.detach().contiguous()
             for index, parameter in enumerate(parameters)
@@ -333,7 +299,7 @@ class ClockedAttachment:
                     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
                     found = own.clone()
                 else:
-                    found = own * self.job.share
+                    found = own * self.share
                 control.allreduce([found], options).wait()
                 self.given.state[parameters[index]][name] = found
 

@@ -91,6 +91,12 @@ class ClockedBucket:
     def answer_tag(self) -> int:
         return 2 * self.index + 1
 
+    def gathered(self, parameters: Sequence[Tensor]) -> Tensor:
+        """The parameters' values, `(size,)`."""
+        flat = torch.zeros(self.size, dtype=self.dtype, device="cpu")
+        self.gather(parameters, flat)
+        return flat
+
     def gather(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
         """Copy the parameters' values to `flat`, `(size,)`."""
         for segment in self.segments:

@@ -3,9 +3,9 @@ Ho et al. 2013) synchronize all of its variables, and values are at most s itera
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.extensions.staleness.document import Staleness
+from autosync.extensions.staleness.document import iterations_of
 from autosync.strategy import EXACT, ParameterServer, Strategy, Synchronizer
-from autosync.verification.refusals import variable_refusal
+from autosync.verification.shard_checks import variable_refusal
 
 REMEDY = "Use plain parameter_server for every variable; or staleness 0."
 
@@ -20,6 +20,23 @@ def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
             value=late,
             remedy="Allow staleness where the training can bear it, or use staleness 0.",
         )
+    check_strategy(strategy)
+    for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
+        for shard in choice.shards:
+            if variable.sparse or not is_plain(shard):
+                how = f"{shard.kind} of sparse rows" if variable.sparse else shard.kind
+                raise variable_refusal(
+                    variable,
+                    "staleness",
+                    late,
+                    f"is synchronized by {how}, of a kind that does not lag {late} iterations",
+                    REMEDY,
+                )
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """See `registry.Verification`."""
+    late = iterations_of(strategy)
     order = "fully_shard" if strategy.engine is not None else strategy.schedule.order
     if order in ("fully_shard", "ddp"):
         raise InvalidStrategy(
@@ -36,17 +53,6 @@ def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
             value=True,
             remedy="Turn one of the two off.",
         )
-    for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
-        for shard in choice.shards:
-            if variable.sparse or not is_plain(shard):
-                how = f"{shard.kind} of sparse rows" if variable.sparse else shard.kind
-                raise variable_refusal(
-                    variable,
-                    "staleness",
-                    late,
-                    f"is synchronized by {how}, of a kind that does not lag {late} iterations",
-                    REMEDY,
-                )
 
 
 def is_plain(shard: Synchronizer) -> bool:
@@ -54,12 +60,6 @@ def is_plain(shard: Synchronizer) -> bool:
     if not isinstance(shard, ParameterServer) or shard.hierarchical or shard.returns_gradients:
         return False
     return shard.encoding == EXACT
-
-
-def iterations_of(strategy: Strategy) -> int:
-    """By how many its updates may be late; 0 where it is synchronous."""
-    entry = strategy.extension(Staleness)
-    return entry.iterations if entry is not None else 0
 
 
 def describe(strategy: Strategy, domain: Domain | None) -> list[str]:

@@ -1,11 +1,12 @@
-"""A trial's plan and what it swaps come off a model, whatever has failed."""
+"""A trial's plan and what works beside it come off a model, whatever has failed."""
 
 import pytest
 
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.document import Offload
-from autosync.trials.session import TrialAttachment, _add_swapping
+from autosync.extensions.seams import attach_beside
+from autosync.trials.session import TrialAttachment, _add_beside
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
 
 
@@ -18,7 +19,8 @@ def test_where_state_has_no_room_to_come_back_the_plan_comes_off_all_the_same(en
     )
     with Arena(ROOMY) as arena:
         swap = Offload(ROOMY, optimizer_state=True)
-        _add_swapping(attached, model, [optimizer], swap, keep_state=True)
+        (swapper,) = attach_beside((swap,), model, [optimizer])
+        _add_beside(attached, swapper, keep_state=True)
         train_step(model, optimizer, batch_of(0))  # the next pass is recorded: state is away
         arena.budget_bytes = arena.allocated_bytes()
         with pytest.raises(DeviceMemoryExceeded):

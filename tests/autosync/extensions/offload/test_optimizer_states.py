@@ -55,22 +55,6 @@ def test_it_trains_where_neither_plain_training_nor_swapped_activations_fit() ->
     assert follows(swapped.swapper)
 
 
-def test_between_least_and_enough_some_of_it_stays() -> None:
-    plain = trained("deep", sizes=DEEP)
-    least = least_bytes("deep", sizes=DEEP, with_state=True)
-    budget = (3 * least + max(plain.peak_bytes)) // 4
-    swapped = trained(
-        "deep", budget, arena_bytes=budget, sizes=DEEP, bytes_per_second=1e9, with_state=True
-    )
-    assert same(swapped.values, plain.values)
-    assert follows(swapped.swapper)
-    assert swapped.swapper is not None
-    schedule = swapped.swapper.schedule
-    assert schedule is not None
-    assert schedule.kept.any()
-    assert swapped.peak_bytes[-1] <= schedule.peak_bytes <= budget
-
-
 def test_its_bytes_really_leave_and_its_values_stay_where_they_are_read() -> None:
     model, optimizer = make("deep")
     twin, twin_optimizer = make("deep")

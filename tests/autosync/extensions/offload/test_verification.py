@@ -8,7 +8,7 @@ from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.exports.framework_table import settings_for
 from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.verification import check_swap
+from autosync.extensions.offload.verification import check_strategy
 from autosync.extensions.staleness.document import Staleness
 from autosync.interop.autodist_strategy import export_strategy
 from autosync.population import concatenate, decode, encode
@@ -88,9 +88,9 @@ def test_it_is_told_in_words() -> None:
 )
 def test_what_is_not_idle_between_steps_is_not_swapped(other: Strategy, why: str) -> None:
     with pytest.raises(InvalidStrategy, match=why) as refused:
-        check_swap(other.carrying(*WITH_STATE.extensions))
+        check_strategy(other.carrying(*WITH_STATE.extensions))
     assert refused.value.thing == "swap.optimizer_state"
-    check_swap(other.carrying(*SWAPPED.extensions))
+    check_strategy(other.carrying(*SWAPPED.extensions))
 
 
 def test_it_goes_with_plans_that_update_everything_within_the_step() -> None:

@@ -23,8 +23,8 @@ from autosync.bundle import make_bundle
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.extensions.staleness.attachment import attach
 from autosync.extensions.staleness.clocked import ClockedAttachment
-from autosync.extensions.staleness.document import Staleness
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.extensions.staleness.document import Staleness, late_by
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
@@ -85,7 +85,7 @@ def distributed(
     where = domain(model, world)
     late = strategy(case, where.graph, world).carrying(Staleness(staleness))
     bundle = make_bundle(late, where)
-    return autosync.distribute(model, optimizer, bundle, allow_staleness=allowed)
+    return autosync.distribute(model, optimizer, bundle, allow_inexact=allowed)
 
 
 def iterate(
@@ -113,7 +113,7 @@ def attached(
     max_grad_norm: float | None = None,
 ) -> ClockedAttachment:
     names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-    made = replace(plan(case, model, world), staleness=staleness)
+    made = replace(plan(case, model, world), extensions=late_by(staleness))
     group = dist.group.WORLD
     assert group is not None
     lagging = attach(model, optimizer, made, names, group, max_grad_norm=max_grad_norm)
@@ -297,7 +297,7 @@ def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
     plain.load_state_dict(state)
     made.detach()
     means, own = [], []
-    for parameter in made.job.parameters:
+    for parameter in made.parameters:
         means += made.given.state[parameter]["exp_avg"].flatten().tolist()
         own += mine.get(parameter, torch.zeros_like(parameter)).flatten().tolist()
     return len(plain.state) == len(made.given.state), means, own
@@ -496,7 +496,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
 
 def test_what_clocks_do_not_allow_is_refused(pair: Ranks) -> None:
     for found in pair.run(refused):
-        assert "allow_staleness=True" in found["not asked"]
+        assert "allow_inexact=True" in found["not asked"]
         for name in ("all-reduced", "mixed"):
             assert "travels otherwise than between its owner and all ranks" in found[name]
         assert "run into the next forward pass" in found["overlapping"]

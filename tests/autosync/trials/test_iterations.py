@@ -10,11 +10,16 @@ from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.trials.commands import RecordedDeal, RecordedMessage, RecordedPass
-from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.measured_timeline import ComputeTimes, DealTimes, MeasuredTimeline
+from autosync.trials.contract import (
+    ComputeTimes,
+    DealTimes,
+    MeasuredTimeline,
+    TrialRequest,
+    TrialResult,
+)
+from autosync.trials.measurement import measured_timeline
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.scales import scale_plan, surviving_messages
-from autosync.trials.timeline_recording import measured_timeline
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 
 
@@ -69,7 +74,7 @@ def test_compute_is_told_without_gaps(pool: ProcessPool) -> None:
         ]
         assert passes == ["forward", "backward", "update", "forward"]
         starts.append(spans[0][0])
-        # 6 operations of 0.2 ms forward and 0.4 ms backward are waited out, by absolute deadlines
+        # sleeps of 6 operations, 0.2 ms forward and 0.4 ms backward, until absolute deadlines
         *_, done = (s for s, phase in zip(spans, compute.phase, strict=True) if phase == "backward")
         assert done[1] - spans[0][0] > 0.8 * 6 * 6e-4
     assert max(starts) == 0.0

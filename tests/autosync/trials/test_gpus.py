@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from autosync.errors import NotSupported
-from autosync.trials import shared_gpu
+from autosync.trials import gpus
 from autosync.trials.contract import TrialRequest
-from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
-from autosync.trials.shared_gpu import (
+from autosync.trials.gpus import (
     MPS_CONTROL,
     CudaMps,
     cuda_mps,
@@ -22,6 +21,7 @@ from autosync.trials.shared_gpu import (
     sharing_words,
     socket_environment,
 )
+from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
 from tests.autosync.trials.fake_workers import FakeWorkers
 from tests.autosync.trials.strategies import ddp
 
@@ -47,7 +47,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr(shared_gpu, "MPS_CLIENT", "")  # there is no GPU to use
+    monkeypatch.setattr(gpus, "MPS_CLIENT", "")  # there is no GPU to use
     return program
 
 
@@ -108,7 +108,7 @@ def test_mps_that_cannot_serve_is_left_out(
     if fails_in == "daemon":
         monkeypatch.setenv("REFUSES", "1")
     else:
-        monkeypatch.setattr(shared_gpu, "MPS_CLIENT", "raise SystemExit(True)")
+        monkeypatch.setattr(gpus, "MPS_CLIENT", "raise SystemExit(True)")
     with cuda_mps() as variables:
         assert variables == {}
     (folder,) = started(control)
@@ -117,9 +117,9 @@ def test_mps_that_cannot_serve_is_left_out(
 
 def test_mps_ends_with_a_process_that_is_killed(control: Path) -> None:
     script = (
-        "import time; from autosync.trials import shared_gpu\n"
-        "shared_gpu.MPS_CLIENT = ''\n"
-        "with shared_gpu.cuda_mps():\n    print('ready', flush=True)\n    time.sleep(600)\n"
+        "import time; from autosync.trials import gpus\n"
+        "gpus.MPS_CLIENT = ''\n"
+        "with gpus.cuda_mps():\n    print('ready', flush=True)\n    time.sleep(600)\n"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
