@@ -48,10 +48,10 @@ class OffloadPrediction(Prediction):
         self, domain: Domain, population: Population, plans: PlanTable, rows: Rows
     ) -> F64:
         """Raises InvalidStrategy where a budget is less than the least that works."""
-        memory, found = memory_of(domain), np.ones(len(rows))
-        for place, row in enumerate(rows):
-            swap = _swap_of(population, row)
-            ranks = swaps_of_ranks(memory, plans, population, row, swap)
+        found = np.ones(len(rows))
+        moments = memory_of(domain).moment_bytes(plans, population, rows)
+        for place, (row, held) in enumerate(zip(rows, moments, strict=True)):
+            ranks = swaps_of_ranks(domain, population, row, held, _swap_of(population, row))
             if most := max(rank.compute_seconds for rank in ranks):
                 found[place] = max(rank.seconds for rank in ranks) / most
         return found
@@ -105,7 +105,8 @@ class OffloadPrediction(Prediction):
         for swap in forms_within(budget):
             with suppress(InvalidStrategy):
                 check_strategy(strategy.carrying(swap))
-                ranks = swaps_of_ranks(memory, plans, population, 0, swap)
+                (held,) = memory.moment_bytes(plans, population, [0])
+                ranks = swaps_of_ranks(memory.domain, population, 0, held, swap)
                 slowest = max(ranks, key=lambda rank: rank.seconds)
                 yield (
                     f"With {swapped_in_words(swap)} swapped to host memory "
@@ -131,19 +132,15 @@ def swap_budget_bytes(domain: Domain) -> int | None:
 
 
 def swaps_of_ranks(
-    memory: DomainMemory,
-    plans: PlanTable,
-    population: Population,
-    index: int,
-    swap: Offload,
+    domain: Domain, population: Population, index: int, held: F64, swap: Offload
 ) -> "list[RankSwap]":
-    """Of every rank under strategy `index`, if it swapped so.
+    """Of every rank under strategy `index`, if it swapped so. held f64[world, 2n + 1]: its
+    `DomainMemory.moment_bytes`.
 
     Raises:
         InvalidStrategy: a budget is less than the least that works.
     """
-    (held,) = memory.moment_bytes(plans, population, [index])
-    domain, layout = memory.domain, population.layouts[population.layout[index]]
+    layout = population.layouts[population.layout[index]]
     factors, shares = compute_factors(domain, layout), _shares(domain, layout)
     made: dict[tuple[object, ...], RankSwap] = {}
     found = []

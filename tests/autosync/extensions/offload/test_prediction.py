@@ -146,8 +146,9 @@ def test_what_compute_waits_for_lengthens_the_iteration() -> None:
     strategies = [within(domain, None), within(domain, least), within(domain, 10**9)]
     population = encode(strategies, domain)
     plans = compile_plans_fast(population, domain)
-    swap = Offload(least)
-    stalled = swaps_of_ranks(memory_of(domain), plans, population, 1, swap)[0].stall_seconds
+    (held,) = memory_of(domain).moment_bytes(plans, population, [1])
+    ranks = swaps_of_ranks(domain, population, 1, held, Offload(least))
+    stalled = ranks[0].stall_seconds
     assert stalled > 0
     plain, swapped, roomy = AnalyticSimulator().predict(domain, population)
     assert swapped - plain == pytest.approx(stalled)
@@ -283,10 +284,10 @@ def test_what_leaves_behind_an_update_and_returns_for_the_next_takes_the_link() 
     ]
     population = encode([within(domain, swap) for swap in chosen], domain)
     plans = compile_plans_fast(population, domain)
-    memory = memory_of(domain)
+    moments = memory_of(domain).moment_bytes(plans, population, [1, 4])
     (tight, *_), (roomy, *_) = (
-        swaps_of_ranks(memory, plans, population, index, swap)
-        for index, swap in ((1, chosen[1]), (4, chosen[4]))
+        swaps_of_ranks(domain, population, index, held, swap)
+        for index, swap, held in zip((1, 4), (chosen[1], chosen[4]), moments, strict=True)
         if swap is not None
     )
     away = tight.schedule.spans.end == 8
