@@ -9,13 +9,21 @@ state, FLOPs are a lower bound, and compute seconds come with a profile or a kno
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import DType, ModelGraph, Operation, Variable
+from autosync.interop import refused_file
 from autosync.interop.autodist_strategy import variable_name
 from autosync.interop.dataflow import Dataflow, read_dataflow
 from autosync.interop.protobuf_messages import new_message, parse_message
+
+_refused = partial(
+    refused_file,
+    remedy="A graph item holds a GraphDef, the gradients and the variables' definitions.",
+)
+
 
 MAX_GRAPH_BYTES = 64_000_000
 MAX_ELEMENTS = 1 << 40
@@ -270,12 +278,3 @@ def _gradient_nodes(graph: ModelGraph, last: str) -> tuple[list[Any], list[Any]]
         pairs.append(new_message("Pair", key=key, value=f"{variable.name}:0"))
         last = names[-1] if not variable.sparse else names[1]
     return nodes, pairs
-
-
-def _refused(source: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"{source}: {why}.",
-        thing=source,
-        value=why,
-        remedy="A graph item holds a GraphDef, the gradients and the variables' definitions.",
-    )

@@ -2,9 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from autosync.cluster_file import MAX_BYTES, MAX_DEVICES
-from autosync.errors import InvalidInput
+from autosync.interop import refused_file
+
+_refused = partial(refused_file, remedy="`autosync import-cluster --help` shows what can be read.")
+
 
 MAX_HOSTS = 4096
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:%-]{0,252}")
@@ -82,7 +86,9 @@ def read_hostfile(text: str, source: str) -> tuple[tuple[Host, ...], tuple[str, 
         if len(found) > MAX_HOSTS:
             raise _refused(where, f"more than {MAX_HOSTS} hosts")
     if not found:
-        raise _refused(source, "names no host", "Write one a line: `host slots=4` or `host:4`.")
+        raise _refused(
+            source, "names no host", remedy="Write one a line: `host slots=4` or `host:4`."
+        )
     notes = (f"{source}: {key} is left out ({why})" for key, why in left_out.items())
     return tuple(Host(address, slots) for address, slots in found.items()), tuple(notes)
 
@@ -112,7 +118,7 @@ def _host_and_slots(
             raise _refused(
                 where,
                 f"cannot read {_short(word)}",
-                "Write `host slots=4` or `host:4`; an IPv6 address with slots is `[fe80::1]:4`.",
+                remedy="Write `host slots=4` or `host:4`; an IPv6 address stands in brackets.",
             )
         slots = _slots(value, where)
     return _checked_name(address, where), slots
@@ -168,7 +174,7 @@ def expand_counts(counts: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple[in
     for entry in counts.strip()[:MAX_BYTES].split(","):
         match = COUNT.fullmatch(entry)
         if match is None:
-            raise _refused(source, f"cannot read {_short(entry)}", "Slurm writes 4(x2),3.")
+            raise _refused(source, f"cannot read {_short(entry)}", remedy="Slurm writes 4(x2),3.")
         times = int(match[2] or 1)
         if times > MAX_HOSTS or len(found) + times > MAX_HOSTS:
             raise _refused(source, f"it counts more than {MAX_HOSTS} hosts")
@@ -216,12 +222,3 @@ def _checked_name(name: str, where: str) -> str:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:
-    return InvalidInput(
-        f"{where}: {why}.",
-        thing=where,
-        value=why,
-        remedy=remedy or "`autosync import-cluster --help` shows what can be read.",
-    )

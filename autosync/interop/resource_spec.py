@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import yaml
@@ -12,12 +13,15 @@ from autosync.cluster_file import MAX_DEVICES, strict_yaml
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT
 from autosync.errors import InvalidInput, NotSupported
+from autosync.interop import refused_file
 from autosync.interop.host_clusters import PAYLOAD_SHARE, HostHardware, cluster_of_hosts
 from autosync.interop.host_list import Host
 
 NODE_FIELDS = ("address", "chief", "gpus", "cpus", "network_bandwidth")
 SSH_FIELDS = ("ssh_config", "ssh")
 """How AutoDist logs in: nothing that a prediction needs."""
+
+_refused = partial(refused_file, remedy=f"A node has {', '.join(NODE_FIELDS)}.")
 
 
 Numbers = Mapping[str, tuple[int, ...]]
@@ -158,7 +162,7 @@ def _stated_nodes(yaml_text: str, source: str) -> "list[_StatedNode]":
     data = strict_yaml(yaml_text, source)
     listed = data.get("nodes") if isinstance(data, dict) else None
     if not isinstance(listed, list) or not listed:
-        raise _refused(source, "lists no nodes", "A specification has them under `nodes:`.")
+        raise _refused(source, "lists no nodes", remedy="A specification has them under `nodes:`.")
     extra = [key for key in data if key not in ("nodes", *SSH_FIELDS)]
     if extra:
         raise _refused(source, f"has an unknown field {str(extra[0])!r}")
@@ -278,12 +282,3 @@ def _device_numbers(data: Any, kind: str, where: str) -> tuple[int, ...]:
             where, f"{kind} must be a list of different numbers below {MAX_DEVICES}, got {data!r}"
         )
     return tuple(given)
-
-
-def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:
-    return InvalidInput(
-        f"{where}: {why}.",
-        thing=where,
-        value=why,
-        remedy=remedy or f"A node has {', '.join(NODE_FIELDS)}.",
-    )

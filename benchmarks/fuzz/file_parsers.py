@@ -17,7 +17,7 @@ from autosync.search.designs.known_designs import all_reduce_chunk128, ps_load_b
 from autosync.simulator.published_dataset import read_facts
 from benchmarks.fuzz.document_parsers import DOMAIN, file_of, use_graph
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
-from tests.autosync.interop.chakra_files import chakra_file, linear_step
+from tests.autosync.interop.chakra_files import linear_step
 from tests.autosync.interop.onnx_files import model, node, value, weight
 from tests.autosync.interop.onnx_files import numbers as constant
 from tests.autosync.interop.test_gpu_topology import DGX_A100
@@ -124,7 +124,6 @@ def file_parsers() -> list[FuzzedParser]:
         FuzzedParser("onnx", "protobuf", onnx_files(), read_onnx),
         FuzzedParser("kineto-trace", "json", [kineto], read_trace),
         FuzzedParser("chakra-json", "json", [json.dumps(chakra).encode()], read_trace),
-        FuzzedParser("chakra-file", "delimited", [chakra_file(chakra)], read_trace),
         FuzzedParser("config-json", "json", [json.dumps(CONFIG).encode()], read_config, share=0.05),
         FuzzedParser("dataset-facts", "json", [facts.encode()], read_published_facts),
     ]

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "cancel ID": "tests/api/cli/test_stored_tunings.py",
     "export 3f2a90c1 --for ddp": "tests/api/cli/test_stored_tunings.py",
     "export 3f2a90c1 --for deepspeed -o deepspeed.json": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for horovod --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for ddp --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
     "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": "tests/api/cli/test_tune.py",
     "serve": "tests/api/cli/test_serve.py",
     "worker": "tests/api/cli/test_serve.py",

@@ -49,6 +49,10 @@ OF_MODULES = 2
 """First row of an activation curve that holds a placed module's activations."""
 
 
+MAX_ACCOUNTS = 8
+"""Placed modules of which an explanation says what they change."""
+
+
 class PlacementPrediction(Prediction):
     restates_domains = True
 
@@ -81,7 +85,10 @@ class PlacementPrediction(Prediction):
         return peaks
 
     def account(self, domain: Domain, strategy: Strategy) -> list[str]:
-        return account_in_words(placement_accounts(domain, strategy))
+        accounts = placement_accounts(domain, strategy)
+        words = [each.in_words(domain.world_size) for each in accounts[:MAX_ACCOUNTS]]
+        more = len(accounts) - MAX_ACCOUNTS
+        return [*words, f"{more} smaller modules are placed, too"] if more > 0 else words
 
 
 PREDICTION = PlacementPrediction()
@@ -96,9 +103,7 @@ def domain_with_placement(
     forward = np.array(domain.profile.forward_seconds)
     backward = np.array(domain.profile.backward_seconds)
     trained = reach_variables(domain.graph)
-    replicas = np.zeros(domain.world_size)
-    for replica in layout:
-        replicas[replica.rank] = replica.share
+    replicas = _shares_of_ranks(domain.world_size, layout)
     where = resources_of(domain.cluster)
     for placed in placement:
         _stretch(domain, placed, slowest, forward, backward)
@@ -110,6 +115,12 @@ def domain_with_placement(
         note=f"{domain.profile.note}; {len(placement)} modules placed",
     )
     return replace(domain, profile=profile)
+
+
+def _shares_of_ranks(world_size: int, layout: Sequence[Replica]) -> F64:
+    shares = np.zeros(world_size)
+    shares[[replica.rank for replica in layout]] = [replica.share for replica in layout]
+    return shares
 
 
 def _stretch(
@@ -271,7 +282,7 @@ def _peaks_without_plans(
 
 @dataclass(frozen=True, slots=True)
 class PlacedAccount:
-    """world_size: of the cluster. variable_bytes: of the module's values.
+    """variable_bytes: of the module's values.
 
     unsent_bytes: of gradients, an iteration and over all links: a ring all-reduce of B bytes among
     n ranks sends 2 (n - 1) B (Patarasu and Yuan 2009), which the module's own ranks alone now do.
@@ -279,62 +290,37 @@ class PlacedAccount:
     """
 
     placed: PlacedModule
-    world_size: int
     variable_bytes: int
     unsent_bytes: int
     dealt_bytes: int
 
-    def __str__(self) -> str:
-        travel = [f"{_size(self.dealt_bytes)} of samples and their gradients are dealt"]
-        if self.unsent_bytes:
-            travel.insert(0, f"{_size(self.unsent_bytes)} of gradients no longer travel")
-        place = self.placed.place(self.world_size)
+    def in_words(self, world_size: int) -> str:
+        unsent = f"{_size(self.unsent_bytes)} of gradients no longer travel, "
         return (
-            f"{self.placed.module} ({_size(self.variable_bytes)} of variables) on {place}: "
-            f"{', '.join(travel)} an iteration"
+            f"{self.placed.module} ({_size(self.variable_bytes)} of variables) on "
+            f"{self.placed.place(world_size)}: {unsent if self.unsent_bytes else ''}"
+            f"{_size(self.dealt_bytes)} of samples and their gradients are dealt an iteration"
         )
 
 
-def placement_accounts(domain: Domain, strategy: Strategy) -> tuple[PlacedAccount, ...]:
-    """Of each placed module, in the strategy's order."""
+def placement_accounts(domain: Domain, strategy: Strategy) -> list[PlacedAccount]:
+    """Of each placed module, those with the most bytes first."""
     world = domain.world_size
-    replicas = np.zeros(world)
-    for replica in strategy.replicas:
-        replicas[replica.rank] = replica.share
+    replicas = _shares_of_ranks(world, strategy.replicas)
     trained = reach_variables(domain.graph)
-    found = []
+    accounts = []
     for placed in modules_of(strategy):
         borders = borders_of(domain.graph, placed.module)
-        own = np.zeros(world)
-        own[list(placed.ranks)] = placed.shares
-        inward, outward = _moved(replicas, own), _moved(own, replicas)
+        there, back = _divisions(placed, replicas)
+        moved = {True: moved_shares(*there), False: moved_shares(*back)}
         dealt = sum(
-            (inward if deal.inward else outward) * deal.size_bytes * world
+            float(moved[deal.inward].sum() - np.trace(moved[deal.inward])) * deal.size_bytes * world
             for deal in deals_of(domain.graph, borders, trained)
         )
         size = sum(domain.graph.variables[index].size_bytes for index in borders.variables)
         unsent = 2 * (world - len(placed.ranks)) * size
-        found.append(PlacedAccount(placed, world, size, unsent, round(dealt)))
-    return tuple(found)
-
-
-def _moved(source: F64, target: F64) -> float:
-    """The share of the batch that changes ranks."""
-    shares = moved_shares(source, target)
-    return float(shares.sum() - np.trace(shares))
-
-
-def account_in_words(accounts: Sequence[PlacedAccount], most: int = 8) -> list[str]:
-    """A sentence a module, those with the most bytes first; the rest together."""
-    by_bytes = sorted(accounts, key=lambda each: -each.variable_bytes)
-    words = [str(each) for each in by_bytes[:most]]
-    if rest := by_bytes[most:]:
-        unsent, dealt = sum(e.unsent_bytes for e in rest), sum(e.dealt_bytes for e in rest)
-        words.append(
-            f"{len(rest)} more: {_size(unsent)} of gradients no longer travel, {_size(dealt)} are "
-            "dealt an iteration"
-        )
-    return words
+        accounts.append(PlacedAccount(placed, size, unsent, round(dealt)))
+    return sorted(accounts, key=lambda each: -each.variable_bytes)
 
 
 def _size(size_bytes: int) -> str:
