@@ -1,5 +1,4 @@
-"""AutoDist's graph items: the variables of a TensorFlow graph and the order of its gradients, read
-and written.
+"""AutoDist's graph items: the variables of a TensorFlow graph and the order of its gradients.
 
 A graph item knows the variables (name, shape, type, whether the gradient is sparse) and how nodes
 depend on each other. It does not know shapes of activations, the batch size, how many rows a
@@ -7,17 +6,17 @@ lookup touches, or how long anything takes: the batch size and the touched rows 
 state, FLOPs are a lower bound, and compute seconds come with a profile or a known step time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import InvalidInput
 from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.interop import refused_file
 from autosync.interop.autodist_strategy import variable_name
 from autosync.interop.dataflow import Dataflow, read_dataflow
-from autosync.interop.protobuf_messages import new_message, parse_message
+from autosync.interop.protobuf_messages import parse_message
 
 _refused = partial(
     refused_file,
@@ -27,11 +26,9 @@ _refused = partial(
 
 MAX_GRAPH_BYTES = 64_000_000
 MAX_ELEMENTS = 1 << 40
-DATA_TYPES: dict[DType, int] = {"float32": 1, "float64": 2, "bfloat16": 14, "float16": 19}
-"""TensorFlow's DataType numbers of the types that a variable can have here."""
-DTYPES = {number: name for name, number in DATA_TYPES.items()}
+DTYPES: dict[int, DType] = {1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"}
+"""By TensorFlow's DataType, the types that a variable can have here."""
 
-BATCH = "batch"
 SPARSE_UPDATES = ("ResourceSparseApply", "SparseApply")
 """Beginnings of the types that update single rows of a variable, their first input."""
 
@@ -192,89 +189,3 @@ def _graph(name: str, batch_size: int, variables: list[Variable], flow: Dataflow
     after = tuple(operation_of[variable.name] for variable in variables)
     backward = tuple(dict.fromkeys(after[i] for i in order))
     return ModelGraph(name, batch_size, tuple(operations), tuple(variables), backward, order, after)
-
-
-def write_graph_item(graph: ModelGraph) -> bytes:
-    """The graph with its variables, uses and the order in which gradients get ready.
-
-    Operations keep their PyTorch types: TensorFlow reads such a GraphDef but cannot run it.
-
-    What a graph item cannot hold is left out: batch size, FLOPs, output bytes, touched rows and
-    factor rows. A tied variable's uses are all there. Gradients form a chain after the forward
-    pass, since only their order is known.
-
-    Raises:
-        NotSupported: a variable's name has a sign that means something in names of tensors.
-    """
-    for variable in graph.variables:
-        if any(sign in variable.name for sign in ":;^"):
-            raise NotSupported(
-                f"variable {variable.name!r} cannot be named in a graph item, where ':', ';' and "
-                "'^' have a meaning.",
-                thing=f"variable {variable.name}",
-                value="has a name that a graph item cannot hold",
-            )
-    nodes = [new_message("NodeDef", name=BATCH, op="Placeholder")]
-    nodes += [node for variable in graph.variables for node in _variable_nodes(variable)]
-    nodes += _forward_nodes(graph)
-    backward, pairs = _gradient_nodes(graph, nodes[-1].name)
-    item = new_message("GraphItem", grad_target_pairs=pairs)
-    item.graph_def.CopyFrom(_wrapped("GraphDef", node=[*nodes, *backward]))
-    for variable in graph.variables:
-        named = _wrapped("VariableDef", variable_name=f"{variable.name}:0")
-        item.info.variables.append(named)
-    data: bytes = item.SerializeToString()
-    return data
-
-
-def _wrapped(kind: str, **fields: Any) -> Any:
-    message = new_message(kind, **fields)
-    url = f"type.googleapis.com/tensorflow.{kind}"
-    return new_message("Any", type_url=url, value=message.SerializeToString())
-
-
-def _read_name(variable: Variable) -> str:
-    return f"{variable.name}/Read/ReadVariableOp"
-
-
-def _variable_nodes(variable: Variable) -> Iterator[Any]:
-    handle = new_message("NodeDef", name=variable.name, op="VarHandleOp")
-    handle.attr.add(key="dtype").value.type = DATA_TYPES[variable.dtype]
-    shape = handle.attr.add(key="shape").value.shape
-    shape.SetInParent()  # a number has a shape, too
-    for size in variable.shape:
-        shape.dim.add(size=size)
-    yield handle
-    name = _read_name(variable)
-    read = new_message("NodeDef", name=name, op="ReadVariableOp", input=[variable.name])
-    read.attr.add(key="dtype").value.type = DATA_TYPES[variable.dtype]
-    yield read
-
-
-def _forward_nodes(graph: ModelGraph) -> list[Any]:
-    """One node an operation, after all it reads; the first ones read the batch."""
-    names = [
-        f"forward/{i}/{operation.name.replace(':', '_')}"
-        for i, operation in enumerate(graph.operations)
-    ]
-    nodes = []
-    for name, operation in zip(names, graph.operations, strict=True):
-        data = [names[i] for i in operation.inputs] or [BATCH]
-        reads = [_read_name(graph.variables[i]) for i in operation.variables]
-        nodes.append(new_message("NodeDef", name=name, op=operation.type, input=data + reads))
-    return nodes
-
-
-def _gradient_nodes(graph: ModelGraph, last: str) -> tuple[list[Any], list[Any]]:
-    """The chain of gradients, and which belongs to which variable."""
-    nodes: list[Any] = []
-    pairs: list[Any] = []
-    for index in graph.gradient_order:
-        variable = graph.variables[index]
-        parts = ("indices", "values", "dense_shape") if variable.sparse else ("dense",)
-        names = [f"gradients/{variable.name}/{part}" for part in parts]
-        nodes += [new_message("NodeDef", name=name, op="Gradient", input=[last]) for name in names]
-        key = ";".join(f"{name}:0" for name in names)
-        pairs.append(new_message("Pair", key=key, value=f"{variable.name}:0"))
-        last = names[-1] if not variable.sparse else names[1]
-    return nodes, pairs

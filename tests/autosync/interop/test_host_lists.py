@@ -146,7 +146,7 @@ def test_stated_devices_are_used_and_the_list_or_topology_where_nothing_is_state
     ranks, notes = made([Host("a", 1, "t4"), Host("b", 1)], eight)
     assert ranks == 16
     assert notes == (
-        "--per-host 8 is used, not the list's 1 slots",
+        "--per-host 8 is used, not the list's 1",
         "--device a100 is used, not the list's t4",
         "the topology shows 2 GPUs a host: 8 are used",
         "--nics 4 is used, not the 2 of the topology",
