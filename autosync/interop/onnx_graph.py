@@ -2,7 +2,7 @@
 
 A file holds the forward pass. Trainable are its floating-point initializers, but for running
 statistics and single numbers, and constants that nodes make where weights stand; a constant table
-that an operation reads cannot be told from a parameter. Views and whole numbers that only say
+that an operation reads looks like a parameter. Views and whole numbers that only say
 shapes are no operations here, as in a recorded module.
 """
 

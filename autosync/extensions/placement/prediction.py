@@ -1,11 +1,10 @@
 """What placed modules change in a prediction: who computes what and when, what is dealt, and the
 memory of each rank.
 
-Every deal is a collective within the script's own passes, so ranks go on together from one to the
-next: a placed module takes as long as the slowest of its ranks, whoever else waits for it. Seconds
-are stated so that the slowest replica, which the timeline plays, takes them. Not known here: that
-deals share links with gradients that travel meanwhile; and updates are counted as if one rank held
-all variables.
+Every deal is a collective within the script's own passes, so all ranks wait for the slowest: a
+placed module takes as long as the slowest of its ranks. Seconds are stated so that the slowest
+replica, which the timeline plays, takes them. Two things are not predicted: deals share links with
+gradients that travel meanwhile, and ranks update only the variables that they hold.
 """
 
 from collections.abc import Sequence
@@ -184,45 +183,64 @@ def _startup_seconds(cluster: Cluster, kind: MessageKind) -> float:
     return startup_seconds(cluster, kind, cluster.world_size, latency)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedHoldings:
-    """rows: of the activation curve, by operation: a placed module's activations with batch
-    dimension have one of their own. held bool[world, V]: whether a rank holds a variable.
-    shares f64[world, modules]: of the batch that each rank computes in each module, over the even
-    one. dealt_bytes f64[world]: what a rank keeps until backward beside what the curve counts,
-    since a deal writes its samples to a new tensor, those that stay on their rank as well.
+def _peaks_without_plans(
+    memory: DomainMemory,
+    modules: PlacedModules,
+    shares: F64,
+    kept: NDArray[np.bool_],
+    batch_scale: float,
+) -> F64:
+    """`(world,)`, without what `PlanMemory` counts.
+
+    shares: of the ranks, over the even one. kept: `(1, V)`.
     """
+    domain, sizes, world = memory.domain, memory.domain.variables.size_bytes, len(shares)
+    # each module's activations with batch dimension have a row of the curve of their own
+    rows = [int(operation.has_batch_dimension) for operation in domain.graph.operations]
+    held = np.ones((world, len(sizes)), dtype=np.bool_)
+    computed = np.zeros((world, len(modules)))
+    for number, placed in enumerate(modules):
+        borders = borders_of(domain.graph, placed.module)
+        for index in borders.operations:
+            if rows[index]:
+                rows[index] = OF_MODULES + number
+        absent = [rank for rank in range(world) if rank not in placed.ranks]
+        held[np.ix_(absent, borders.variables)] = False
+        computed[list(placed.ranks), number] = np.multiply(placed.shares, world)
+    curve = activation_curve(domain.graph, memory.on_gpu, tuple(rows))
+    dealt = batch_scale * dealt_bytes(domain, modules, shares, memory.on_gpu)
+    copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
+    found = np.empty(world)
+    for rank in range(world):
+        gradients = np.where(held[rank], memory.gradient_bytes, 0.0)
+        batches = np.concatenate((shares[[rank]], computed[rank]))
+        of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
+        own = replace(curve, held=np.stack((curve.held[0], of_batch)))
+        living = float(most_living(own, gradients, kept, batch_scale)[0])
+        step = float(gradients[kept[0]].sum()) + memory.step_bytes()
+        absent_bytes = float((copies * sizes)[~held[rank]].sum())
+        found[rank] = domain.graph.size_bytes - absent_bytes + max(living + dealt[rank], step)
+    return found
 
-    rows: tuple[int, ...]
-    held: NDArray[np.bool_]
-    shares: F64
-    dealt_bytes: F64
 
+def dealt_bytes(domain: Domain, modules: PlacedModules, replicas: F64, on_gpu: bool) -> F64:
+    """`(world,)`: what a rank keeps until backward beside what the activation curve counts, since a
+    deal writes its samples to a new tensor, those that stay on their rank as well.
 
-def placed_holdings(
-    domain: Domain, placement: PlacedModules, replicas: F64, on_gpu: bool
-) -> PlacedHoldings:
-    """replicas: each rank's share of the batch over the even one, `(world,)`. on_gpu: as
-    `storages_of` has it."""
-    graph, world = domain.graph, domain.world_size
+    replicas: each rank's share of the batch over the even one, `(world,)`. on_gpu: as `storages_of`
+    has it.
+    """
+    graph = domain.graph
     storages = storages_of(graph, reach_variables(graph), on_gpu)
     keepers: list[set[int]] = [set() for _ in graph.operations]
     for index, kept in enumerate(storages.keeps):
         for root in kept:
             keepers[root].add(index)
-    rows = [int(operation.has_batch_dimension) for operation in graph.operations]
-    held = np.ones((world, len(graph.variables)), dtype=np.bool_)
-    shares = np.zeros((world, len(placement)))
-    dealt = np.zeros(world)
-    for number, placed in enumerate(placement):
-        borders = borders_of(domain.graph, placed.module)
-        for index in borders.operations:
-            if graph.operations[index].has_batch_dimension:
-                rows[index] = OF_MODULES + number
-        absent = [rank for rank in range(world) if rank not in placed.ranks]
-        held[np.ix_(absent, borders.variables)] = False
-        shares[list(placed.ranks), number] = np.multiply(placed.shares, world)
-        inside, own = set(borders.operations), shares[:, number]
+    dealt = np.zeros(domain.world_size)
+    for placed in modules:
+        borders = borders_of(graph, placed.module)
+        inside, own = set(borders.operations), np.zeros(domain.world_size)
+        own[list(placed.ranks)] = np.multiply(placed.shares, domain.world_size)
         for source in sorted({source for source, _ in borders.entering}):
             size = graph.operations[source].output_bytes
             keeping = keepers[storages.root[source]]
@@ -233,7 +251,7 @@ def placed_holdings(
             dealt += _added(size, replicas, own, keeping - inside, keeping & inside)
         # the script's own batch is not in the curve, and stays
         dealt += own * sum(data_bytes(graph, index) for index in borders.from_data)
-    return PlacedHoldings(tuple(rows), held, shares, dealt)
+    return dealt
 
 
 def _added(
@@ -249,35 +267,6 @@ def _added(
         return np.zeros(len(copied))
     more: F64 = copied if of_original else np.maximum(copied - before, 0.0)
     return size_bytes * more
-
-
-def _peaks_without_plans(
-    memory: DomainMemory,
-    modules: PlacedModules,
-    shares: F64,
-    kept: NDArray[np.bool_],
-    batch_scale: float,
-) -> F64:
-    """`(world,)`, without what `PlanMemory` counts.
-
-    shares: of the ranks, over the even one. kept: `(1, V)`.
-    """
-    domain, sizes = memory.domain, memory.domain.variables.size_bytes
-    holdings = placed_holdings(domain, modules, shares, memory.on_gpu)
-    curve = activation_curve(domain.graph, memory.on_gpu, holdings.rows)
-    copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
-    found = np.empty(domain.world_size)
-    for rank, held in enumerate(holdings.held):
-        gradients = np.where(held, memory.gradient_bytes, 0.0)
-        batches = np.concatenate((shares[[rank]], holdings.shares[rank]))
-        of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
-        own = replace(curve, held=np.stack((curve.held[0], of_batch)))
-        living = float(most_living(own, gradients, kept, batch_scale)[0])
-        compute = living + batch_scale * holdings.dealt_bytes[rank]
-        step = float(gradients[kept[0]].sum()) + memory.step_bytes()
-        absent = float((copies * sizes)[~held].sum())
-        found[rank] = domain.graph.size_bytes - absent + max(compute, step)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ def may_be_placed(strategy: Strategy) -> bool:
 
 def refused_modules(store: Store) -> set[str]:
     """Modules of placements whose trials were refused, without those that another trial placed:
-    they mix samples, say, which a graph may not tell."""
+    they mix samples, say, which not every graph shows."""
     kinds = {t.key: t.error.kind if t.error else None for t in store.trials()}
     refused: set[str] = set()
     sound: set[str] = set()
@@ -416,10 +416,9 @@ def _may_be_placed(name: str, domain: Domain) -> bool:
 
 
 def _comes_back(name: str, domain: Domain) -> bool:
-    """Whether samples leave the module and enter it again. So they may through a list of modules,
-    which is never called itself; a graph of a running job tells so (`ModelGraph.uncalled`), others
-    do not. A block that is called twice could be placed, but is not proposed: those graphs do not
-    tell the two apart."""
+    """Whether samples leave the module and enter it again, as they may in a list of modules, which
+    is never called itself. Graphs of running jobs name such modules (`ModelGraph.uncalled`), others
+    do not; so a block that is called twice, which could be placed, is not proposed either."""
     borders = borders_of(domain.graph, name)
     inside, sources = set(borders.operations), set(borders.operations)
     for index, operation in enumerate(domain.graph.operations):

@@ -12,7 +12,7 @@ from autosync.extensions.placement.document import (
     in_proportion,
 )
 from autosync.extensions.placement.module_borders import moved_shares
-from autosync.extensions.placement.prediction import domain_with_placement, placed_holdings
+from autosync.extensions.placement.prediction import dealt_bytes, domain_with_placement
 from autosync.extensions.placement.proposals import with_placement
 from autosync.population import encode
 from autosync.search.designs.known_designs import all_reduce_per_variable
@@ -129,8 +129,8 @@ def test_a_rank_holds_no_more_than_its_own_modules() -> None:
 def dealt(*placement: PlacedModule) -> list[float]:
     """Bytes of each rank, in outputs of a layer."""
     domain = heavy_layers()
-    holdings = placed_holdings(domain, placement, np.ones(domain.world_size), on_gpu=False)
-    return [each / OUTPUT_BYTES for each in holdings.dealt_bytes.tolist()]
+    found = dealt_bytes(domain, placement, np.ones(domain.world_size), on_gpu=False)
+    return [each / OUTPUT_BYTES for each in found.tolist()]
 
 
 def test_a_copy_of_samples_that_stay_stands_in_the_originals_place() -> None:
