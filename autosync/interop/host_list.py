@@ -19,22 +19,13 @@ USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,63}")
 BRACKETED = re.compile(r"\[([0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\](?::(.*))?")
 """An IPv6 address, and slots behind it."""
 
-LOGS_IN = "state it in the launcher's command or in ssh's configuration"
-_LIMIT = "the most that mpirun starts there"
-_FOR_MPI = "only MPI's launcher uses it"
-NOT_READ = {
-    "max_slots": _LIMIT,
-    "max-slots": _LIMIT,
-    "port": LOGS_IN,
-    "user": LOGS_IN,
-    "username": LOGS_IN,
-    "user_name": LOGS_IN,
-    "user-name": LOGS_IN,
-    "ifhn": "the interface that MPI's messages take: NCCL_SOCKET_IFNAME or NCCL_IB_HCA state it",
-    "binding": _FOR_MPI,
-    "map": _FOR_MPI,
-}
-"""Keys of a host's line that say nothing of the cluster, and why they are left out."""
+NOT_READ = frozenset(
+    (
+        *("port", "user", "username", "user_name", "user-name"),
+        *("max_slots", "max-slots", "ifhn", "binding", "map"),
+    )
+)
+"""Keys of a host's line that say how to log in, or what MPI's launcher alone uses."""
 
 SLURM_PART = re.compile(r"\[([^\][]*)\]|([^\][,]+)")
 COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
@@ -68,7 +59,7 @@ def read_hostfile(text: str, source: str) -> tuple[tuple[Host, ...], tuple[str, 
         raise _refused(source, f"is larger than {MAX_BYTES // 1000} kB")
     found: dict[str, int | None] = {}
     bare: set[str] = set()
-    left_out: dict[str, str] = {}
+    left_out: dict[str, None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if not words:
@@ -89,19 +80,19 @@ def read_hostfile(text: str, source: str) -> tuple[tuple[Host, ...], tuple[str, 
         raise _refused(
             source, "names no host", remedy="Write one a line: `host slots=4` or `host:4`."
         )
-    notes = (f"{source}: {key} is left out ({why})" for key, why in left_out.items())
+    notes = (f"{source}: {key} is left out (of use to the launcher alone)" for key in left_out)
     return tuple(Host(address, slots) for address, slots in found.items()), tuple(notes)
 
 
 def _host_and_slots(
-    words: list[str], where: str, left_out: dict[str, str]
+    words: list[str], where: str, left_out: dict[str, None]
 ) -> tuple[str, int | None]:
-    """left_out: filled with what is not read, and why."""
+    """left_out: filled with what is not read."""
     user, at, host = words[0].rpartition("@")
     if at:
         if not USER_NAME.fullmatch(user):
             raise _refused(where, f"{_short(user)} is no user's name")
-        left_out["the user in user@host"] = LOGS_IN
+        left_out["the user in user@host"] = None
     address, slots = host, None
     if bracketed := BRACKETED.fullmatch(host):
         address, count = bracketed.groups()
@@ -112,7 +103,7 @@ def _host_and_slots(
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if equals and value and key in NOT_READ:
-            left_out[f"{key}="] = NOT_READ[key]
+            left_out[f"{key}="] = None
             continue
         if key != "slots" or slots is not None:
             raise _refused(

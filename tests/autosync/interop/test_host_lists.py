@@ -26,7 +26,7 @@ def test_hostfiles_of_mpirun_horovod_and_deepspeed() -> None:
         Host("10.0.0.3", 2),
         Host("fe80::1", None),
     )
-    assert notes == ("hosts: max_slots= is left out (the most that mpirun starts there)",)
+    assert notes == ("hosts: max_slots= is left out (of use to the launcher alone)",)
 
 
 def test_how_to_log_in_is_left_out_with_a_note() -> None:
