@@ -42,7 +42,7 @@ def use_bundle(
     *,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
-    allow_staleness: bool = False,
+    allow_inexact: bool = False,
     on_drift: OnDrift | None = None,
 ) -> None:
     """From now on `accelerator.prepare(model, optimizer, ...)` trains the model as the bundle says.
@@ -53,7 +53,7 @@ def use_bundle(
 
     accelerator: an accelerate.Accelerator that has not prepared the model yet. ddp_options: of
     DistributedDataParallel where that is used, beside the accelerator's own
-    DistributedDataParallelKwargs. allow_lossy, allow_staleness, on_drift: see
+    DistributedDataParallelKwargs. allow_lossy, allow_inexact, on_drift: see
     `autosync.distribute`.
 
     Raises:
@@ -67,7 +67,7 @@ def use_bundle(
         )
         return
     _check_data_parallel(accelerator)
-    given = BundleOptions(bundle, allow_lossy, dict(ddp_options or {}), allow_staleness, on_drift)
+    given = BundleOptions(bundle, allow_lossy, dict(ddp_options or {}), allow_inexact, on_drift)
     accelerator.__dict__[GIVEN] = given
     if not isinstance(accelerator, BundleAccelerator):
         accelerator.__class__ = _bundle_class(type(accelerator))  # type: ignore[arg-type]
@@ -78,10 +78,10 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """As Accelerate's. A model that is trained comes with its optimizers, in one call."""
-        placement: list[bool | None] = [None for _ in args]
+        on_device: list[bool | None] = [None for _ in args]
         if device_placement is not None:
-            placement = list(device_placement)
-        given: list[tuple[Any, bool | None]] = list(zip(args, placement, strict=True))
+            on_device = list(device_placement)
+        given: list[tuple[Any, bool | None]] = list(zip(args, on_device, strict=True))
         models = [(one, place) for one, place in given if isinstance(one, nn.Module)]
         new = [m for m, _ in models if _trains(m) and ATTACHED.network_of(m) is None]
         optimizers = [_inner(one) for one in args if isinstance(one, Optimizer)]
@@ -104,8 +104,8 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
     def _prepare_others(self, others: list[tuple[Any, bool | None]]) -> list[Any]:
         if not others:
             return []
-        objects, placement = zip(*others, strict=True)
-        made = super().prepare(*objects, device_placement=list(placement))
+        objects, on_device = zip(*others, strict=True)
+        made = super().prepare(*objects, device_placement=list(on_device))
         return [made] if len(objects) == 1 else list(made)
 
     def prepare_model(

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.errors import NotSupported
+from autosync.extensions.registry import verification_of
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 
@@ -22,7 +23,7 @@ class BundleOptions:
     bundle: Bundle | str | Path
     allow_lossy: bool = False
     ddp_options: Mapping[str, Any] = field(default_factory=dict)
-    allow_staleness: bool = False
+    allow_inexact: bool = False
     on_drift: OnDrift | None = None
 
     def load(self, framework: str) -> Bundle:
@@ -41,16 +42,18 @@ class BundleOptions:
                 remedy=f"Use {framework}'s own FSDP2, or autosync.distribute in a script of your "
                 "own; or tune with a space of sharded_parameters: false.",
             )
-        if placement := shipped.plan.placement:
-            raise NotSupported(
-                f"the bundle places module {placement[0].module!r} on ranks of its own, and "
-                f"{framework} takes every rank's parameters for whole: it reads model.state_dict() "
-                "on some ranks alone, which then is a collective.",
-                thing="bundle.plan.placement",
-                value=[placed.module for placed in placement[:8]],
-                remedy="Use autosync.distribute in a script of your own; or tune with a space of "
-                "placement: false.",
-            )
+        for entry in shipped.plan.extensions:
+            if entry.divides_model:
+                words = "; ".join(verification_of(entry.key).describe(shipped.strategy, None))
+                raise NotSupported(
+                    f"no rank holds all parameters under the bundle ({words}), and {framework} "
+                    "takes every rank's parameters for whole: it reads model.state_dict() on some "
+                    "ranks alone, which then is a collective.",
+                    thing=f"bundle.plan.{entry.key}",
+                    value=entry.key,
+                    remedy="Use autosync.distribute in a script of your own; or tune with a space "
+                    f"of {entry.key}: false.",
+                )
         return shipped
 
     def distribute(
@@ -68,7 +71,7 @@ class BundleOptions:
             shipped,
             allow_lossy=self.allow_lossy,
             ddp_options={**ddp_options, **self.ddp_options},
-            allow_staleness=self.allow_staleness,
+            allow_inexact=self.allow_inexact,
             on_drift=self.on_drift,
         )
         return network

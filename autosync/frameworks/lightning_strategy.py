@@ -21,7 +21,7 @@ from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.share_sampler import TOLERANCE
 from autosync.runtime.transport.agreement import refused_everywhere
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 
 CHANGE_THE_SUMS = (
@@ -42,7 +42,7 @@ CLIPPING = ("clip_grad_by_norm", "clip_grad_by_value")
 class PlanStrategy:
     """Comes before a package's DDPStrategy in the method resolution order.
 
-    bundle: or its file. allow_lossy, allow_staleness, on_drift: as of `autosync.distribute`.
+    bundle: or its file. allow_lossy, allow_inexact, on_drift: as of `autosync.distribute`.
     ddp_options: of torch's DDP where that is used. options: of DDPStrategy (`start_method`,
     `process_group_backend`, `timeout`, ...), which takes those of torch's DDP as well
     (`find_unused_parameters`, ...).
@@ -63,7 +63,7 @@ class PlanStrategy:
         bundle: Bundle | str | Path,
         allow_lossy: bool = False,
         ddp_options: Mapping[str, Any] | None = None,
-        allow_staleness: bool = False,
+        allow_inexact: bool = False,
         on_drift: OnDrift | None = None,
         **options: Any,
     ):
@@ -73,7 +73,7 @@ class PlanStrategy:
         above: Any = super()
         above.__init__(**options)
         self.given = BundleOptions(
-            bundle, allow_lossy, dict(ddp_options or {}), allow_staleness, on_drift
+            bundle, allow_lossy, dict(ddp_options or {}), allow_inexact, on_drift
         )
 
     def configure_ddp(self) -> None:

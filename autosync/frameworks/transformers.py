@@ -33,7 +33,7 @@ def use_bundle(
     *,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
-    allow_staleness: bool = False,
+    allow_inexact: bool = False,
     on_drift: OnDrift | None = None,
 ) -> None:
     """From now on `trainer.train()` synchronizes as the bundle says, where it used torch's DDP.
@@ -55,7 +55,7 @@ def use_bundle(
         bundle,
         allow_lossy=allow_lossy,
         ddp_options=ddp_options,
-        allow_staleness=allow_staleness,
+        allow_inexact=allow_inexact,
         on_drift=on_drift,
     )
     shared = isinstance(trainer.accelerator, accelerate.BundleAccelerator)

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.documents import adapter, from_json, to_json
-from autosync.extensions.placement.module_borders import DealOperation
+from autosync.runtime.execution.execution_trace import DealOperation
 from autosync.trials.contract import ErrorKind, Workload
 
 
@@ -80,7 +80,7 @@ class GroupJoined(OnWire):
 
 @dataclass(frozen=True, slots=True)
 class RunPass(OnWire):
-    """One pass of a trial. bundle: None for the plan of the pass before. swap_slowdown: see
+    """One pass of a trial. bundle: None for the plan of the pass before. compute_slowdown: see
     `TrialRequest`. timeout_seconds: no iteration begins later; None where the pool kills ranks."""
 
     key: str
@@ -88,7 +88,7 @@ class RunPass(OnWire):
     iterations: int
     record: bool
     bundle: Bundle | None = None
-    swap_slowdown: float = 1.0
+    compute_slowdown: float = 1.0
     timeout_seconds: float | None = None
     op: Literal["pass"] = "pass"
 

@@ -19,7 +19,7 @@ ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refus
 
 LACKS_ROOM: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
 """Kinds of error that a strategy which holds less memory may avoid: no room on the device, or none
-for a step in the budget of swapping."""
+for a step within its budget."""
 
 LEAVES_RANKS: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
 """Kinds after which a rank is as it was, and can take another plan."""
@@ -108,8 +108,8 @@ class TrialRequest:
     Each of `passes` passes runs `warmup` iterations and then measures `iterations`.
     record: also note when each message and each phase of compute ran. That costs a few us a
         message, and a kilobyte per 10 messages and rank in the result, so it is asked for.
-    swap_slowdown: how many times longer forward and backward take for waiting for swapped
-        tensors, as predicted; a replay swaps nothing, and waits so much longer instead.
+    compute_slowdown: how many times longer forward and backward take by the strategy's extensions,
+        as predicted; a replay does without them, and waits so much longer instead.
     """
 
     key: str
@@ -119,7 +119,7 @@ class TrialRequest:
     passes: int = 1
     timeout_seconds: float = 60.0
     record: bool = False
-    swap_slowdown: float = 1.0
+    compute_slowdown: float = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 

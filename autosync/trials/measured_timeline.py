@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 
 from autosync.documents import STRICT, UNLESS_NONE
 from autosync.errors import InvalidInput
-from autosync.extensions.placement.module_borders import DealOperation
+from autosync.runtime.execution.execution_trace import DealOperation
 
 Phase = Literal["forward", "backward", "update", "wait"]
 

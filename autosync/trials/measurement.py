@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosync.bundle import Bundle
+from autosync.extensions.registry import iterations_in_flight
 from autosync.trials.commands import MessagesTimed, PassDone
 from autosync.trials.contract import TrialError, TrialFailed, TrialRequest
 from autosync.trials.machine import outside_share
@@ -120,7 +121,9 @@ def outside_load(answers: Sequence[PassDone]) -> float:
 
 def may_drift(bundle: Bundle) -> bool:
     """Whether its replicas may end unequal, by late updates or by what encodings lose."""
-    return bundle.plan.staleness > 0 or any(message.encoding for message in bundle.plan.messages)
+    plan = bundle.plan
+    late = iterations_in_flight(plan.extensions) > 0
+    return late or any(message.encoding for message in plan.messages)
 
 
 def refuse_drift(bundle: Bundle, digests: Sequence[float]) -> None:

@@ -21,17 +21,14 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
-from autosync.extensions.offload.attachment import attach as swap_to_host
-from autosync.extensions.offload.device import check_swappable
-from autosync.extensions.offload.document import Offload
-from autosync.extensions.staleness.attachment import attach as attach_lagging
+from autosync.extensions.seams import AttachedBeside, attach_beside, check_beside, engine_of
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
 from autosync.runtime.transport.agreement import ranks_meet
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.torch_engine import FullyShard
@@ -151,52 +148,44 @@ def attach(
     trace: ExecutionTrace | None = None,
     running: RunningJob | None = None,
 ) -> TrialAttachment:
-    """Synchronize `model` as the bundle says, on groups that trials share, and swap what the
-    strategy does; of a model that stands in for another nothing is swapped.
+    """Synchronize `model` as the bundle says, on groups that trials share, with what works
+    beside the engine; on a model that stands in for another nothing does.
 
-    trace: receives the plan's messages; torch's own DDP and plans that lag add nothing to it.
+    trace: receives the plan's messages; engines other than the exact one add nothing to it.
     running: of a running job, whose state is put back after the trial. By default the model is a
         worker's, on the default process group.
 
     Raises:
-        NotSupported: the optimizer, the model or the backend cannot do what the plan asks;
-            activations are to be swapped and the model is on no GPU; or torch's `fully_shard` would
-            shard a running job's own parameters, which cannot be undone.
+        NotSupported: the optimizer, the model or the backend cannot do what the strategy asks; or
+            torch's `fully_shard` would shard a running job's own parameters, which cannot be
+            undone.
     """
-    swap = None if isinstance(model, ShardedForm) else bundle.strategy.extension(Offload)
-    if swap is not None:
-        check_swappable(model, model)
+    beside = () if isinstance(model, ShardedForm) else bundle.strategy.extensions
+    check_beside(beside, model, model)
     attached = _attach(model, optimizer, bundle, byte_scale, groups, trace, running)
-    if swap is not None:
-        _add_swapping(attached, model, given_optimizers(optimizer), swap, keep_state=not running)
-    return attached
-
-
-def _add_swapping(
-    attached: TrialAttachment,
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    swap: Offload,
-    keep_state: bool,
-) -> None:
-    """Until it is detached or abandoned. keep_state: see `HostSwapper.remove`."""
     try:
-        swapper = swap_to_host(model, swap, optimizers)
+        for each in attach_beside(beside, model, given_optimizers(optimizer)):
+            _add_beside(attached, each, keep_state=not running)
     except AutosyncError:  # an arena does not hold the model
         attached.abandon()
         raise
+    return attached
 
-    def without_swapping(let_go: Callable[[], None]) -> Callable[[], None]:
+
+def _add_beside(attached: TrialAttachment, beside: AttachedBeside, keep_state: bool) -> None:
+    """Until it is detached or abandoned. keep_state: see `AttachedBeside.remove`."""
+
+    def removed_before(let_go: Callable[[], None]) -> Callable[[], None]:
         def both() -> None:
             try:
-                swapper.remove(keep_state=keep_state)
+                beside.remove(keep_state=keep_state)
             finally:
                 let_go()
 
         return both
 
-    attached.detach = without_swapping(attached.detach)
-    attached.abandon = without_swapping(attached.abandon)
+    attached.detach = removed_before(attached.detach)
+    attached.abandon = removed_before(attached.abandon)
 
 
 def _attach(
@@ -223,16 +212,17 @@ def _attach(
             )
         (only,) = given_optimizers(optimizer)
         return _attach_fully_shard(model, only, bundle, plan.sharding, groups)
-    if plan.staleness and running is None:  # a running job's are refused by the engine below
+    engine = engine_of(plan)
+    if engine is not None and running is None:  # a running job's are refused by the engine below
         (only,) = given_optimizers(optimizer)
-        lagging = attach_lagging(
+        other = engine.attach(
             model, only, plan, names, working_group(None), share_values=False, agreed=True
         )
 
-        def stop_lagging() -> None:
-            lagging.detach(keep_state=False)
+        def detach_other() -> None:
+            other.detach(keep_state=False)
 
-        return TrialAttachment(model, stop_lagging, stop_lagging, lagging.flush)
+        return TrialAttachment(model, detach_other, detach_other, other.flush)
     group = running.group if running else None
     device = next(model.parameters()).device
     attachment = runtime.attach(
@@ -258,8 +248,8 @@ def _attach(
                 monitor.failure = SynchronizationFailed("the trial was abandoned.")
             monitor.condition.notify_all()
         attachment.detach()
-        if attachment.placed is not None:
-            attachment.placed.renew()
+        for division in attachment.divisions:
+            division.renew()
 
     return TrialAttachment(model, detach, abandon, attachment.engine.flush)
 

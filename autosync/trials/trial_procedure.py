@@ -6,18 +6,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.extensions.offload.document import Offload
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.extensions.registry import iterations_in_flight, unsteady_passes
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.contract import TrialError, TrialFailed, TrialRequest, TrialResult
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_spread
 from autosync.trials.request_names import PREDICTED_WAITS
 
-UNSCHEDULED_PASSES = 2
-"""Of a job that swaps: recorded before the optimizer has made its state, and with it."""
-
 FILLING = 4
-"""Iterations of a plan that lags, times its staleness, until as much is under way as may be: enough
-where messages take a third longer than compute. A replay is filled at once (`ReplayJob.begin`)."""
+"""Iterations of a plan that lags, times the iterations that it lags, until as much is under way as
+may be: enough where messages take a third longer than compute. A replay is filled at once
+(`ReplayJob.begin`)."""
 
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
@@ -50,9 +48,9 @@ class TrialPool(ABC):
         return 1.0, 1.0
 
     @property
-    def swaps(self) -> bool:
-        """Whether its ranks have activations and swap them; else what compute waits for them is
-        what the request says."""
+    def trains(self) -> bool:
+        """Whether its ranks train a model. Else they replay one: what extensions add to its compute
+        is what the request says."""
         return True
 
     def prepare(self, request: TrialRequest) -> float:
@@ -95,7 +93,7 @@ class TrialPool(ABC):
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
             refuse_misfit(request, self.world_size)
-            request = steadied(request, self.swaps)
+            request = steadied(request, self.trains)
             prepare_seconds = self.prepare(request)
             passes = self._passes(request)
         except TrialFailed as failure:
@@ -165,8 +163,9 @@ class TrialPool(ABC):
         )
 
     def _description(self, request: TrialRequest) -> str:
-        measured = request.bundle.strategy.extension(Offload) is None or self.swaps
-        return ", ".join([self.description, *([] if measured else [PREDICTED_WAITS])])
+        slowed = any(entry.slows_compute for entry in request.bundle.strategy.extensions)
+        predicted = slowed and not self.trains
+        return ", ".join([self.description, *([PREDICTED_WAITS] if predicted else [])])
 
 
 def disagree(median_seconds: list[float]) -> bool:
@@ -175,11 +174,12 @@ def disagree(median_seconds: list[float]) -> bool:
 
 
 def steadied(request: TrialRequest, trains: bool) -> TrialRequest:
-    """A plan that lags is ahead of its messages for its first iterations, and swapping records its
-    schedule in them: these warm up, too. trains: the ranks train a model, and do not replay one."""
-    first = request.bundle.plan.staleness * (FILLING if trains else 1)
-    if request.bundle.strategy.extension(Offload) is not None:
-        first += UNSCHEDULED_PASSES
+    """A plan that lags is ahead of its messages for its first iterations, and an extension may
+    record its schedule in them: these warm up, too. trains: the ranks train a model, and do not
+    replay one."""
+    bundle = request.bundle
+    first = iterations_in_flight(bundle.plan.extensions) * (FILLING if trains else 1)
+    first += unsteady_passes(bundle.strategy.extensions)
     return replace(request, warmup=request.warmup + first)
 
 

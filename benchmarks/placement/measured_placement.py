@@ -32,8 +32,8 @@ import autosync
 from autosync.bundle import load_bundle, make_bundle, save_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer, Profile
+from autosync.extensions.placement.document import modules_of
 from autosync.extensions.placement.proposals import PlacementEvaluator, place_greedily
-from autosync.extensions.placement.verification import modules_of
 from autosync.importing import import_module
 from autosync.population import encode
 from autosync.search.designs import known_designs

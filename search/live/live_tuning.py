@@ -24,7 +24,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.cluster_probe import measure_overlap
 from autosync.search.designs import known_designs
@@ -179,7 +179,7 @@ def tune(
         verdict.bundle,
         max_grad_norm=max_grad_norm,
         allow_lossy=True,  # such strategies, and those that lag, were tried only where the space
-        allow_staleness=True,  # has their encodings and their staleness
+        allow_inexact=True,  # allows them
         ddp_options=options,
         on_drift=on_drift,
     )
@@ -226,8 +226,8 @@ def _verdict(
     domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
     within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
-    if len(job.optimizers) > 1:  # placed modules take one
-        within = replace(within, placement=False)
+    if len(job.optimizers) > 1:  # a divided model takes one
+        within = within.undivided()
     hosts = len(cluster.nodes)
     place = f"job ({cluster.world_size} ranks on {hosts} host{'s' * (hosts > 1)})"
     pool = JobPool(job, ", ".join(filter(None, (place, sharing))), until)

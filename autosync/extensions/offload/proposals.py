@@ -11,7 +11,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.offload.document import Offload, forms_within
 from autosync.extensions.offload.prediction import idle_tensors, swap_budget_bytes
-from autosync.extensions.offload.verification import check_swap
+from autosync.extensions.offload.verification import check_strategy
 from autosync.population import encode
 from autosync.search.extension_proposals import Named, Proposer
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
@@ -144,7 +144,7 @@ def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:
 
 def _can_swap(strategy: Strategy) -> bool:
     try:
-        check_swap(strategy)
+        check_strategy(strategy)
     except InvalidStrategy:
         return False
     return True

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 
 from autosync.errors import InvalidInput
-from autosync.runtime.transport.failures import lost_peer
-from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.transport.base import lost_peer
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 
 LEAVING = timedelta(seconds=10)
 """How long a rank that leaves waits for the others."""

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import host_name
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.commands import MessagesTimed, PassDone, RunPass, TimeMessages
 from autosync.trials.contract import ErrorKind, TrialError, TrialFailed, TrialRequest
 from autosync.trials.gpus import moment_now, peak_bytes, reset_peak

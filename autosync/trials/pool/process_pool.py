@@ -13,7 +13,6 @@ from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.offload.document import Offload
 from autosync.trials.commands import (
     Command,
     MessagesTimed,
@@ -118,7 +117,7 @@ class ProcessPool(TrialPool):
         return ", ".join(filter(None, (self.place, self.workload.compute_words, self._sharing)))
 
     @property
-    def swaps(self) -> bool:
+    def trains(self) -> bool:
         """A replay's variables are the model's, but it has no activations."""
         return self.workload.name != "replay"
 
@@ -224,8 +223,9 @@ class ProcessPool(TrialPool):
         """Start the workers where there are none, and scale the plan for them."""
         if self._closed:
             raise InvalidInput("this pool is closed.", thing="pool")
-        if request.bundle.strategy.extension(Offload) is not None:
-            self._refuse_swapping_kernels()
+        for entry in request.bundle.strategy.extensions:
+            if entry.slows_compute and not self.trains and self.workload.compute == "kernels":
+                raise _kernels_do_not_wait(entry.key)
         with self._machine_held():
             group = self._warm_group()
         begun = time.monotonic()
@@ -242,7 +242,7 @@ class ProcessPool(TrialPool):
             request.iterations,
             request.record,
             self._unsent,
-            request.swap_slowdown,
+            request.compute_slowdown,
         )
         self._unsent = None  # the later passes of a trial run the same plan
         with self._machine_held():
@@ -280,22 +280,6 @@ class ProcessPool(TrialPool):
         if self.shaped or (by_gloo and len(set(group.hosts)) == nodes > 1):
             return tuple(place.node for place in self.places)
         return ()
-
-    def _refuse_swapping_kernels(self) -> None:
-        """Predicted waits for swapped tensors can lengthen compute that sleeps, not kernels.
-
-        Raises:
-            NotSupported: a replay runs kernels.
-        """
-        if not self.swaps and self.workload.compute == "kernels":
-            raise NotSupported(
-                "the strategy swaps activations: a replay has none, and its kernels take what they "
-                "take, so that what they would wait for transfers is not measured.",
-                thing="swap.budget_bytes",
-                value=self.workload.compute,
-                remedy="Replay with --compute waited, or tune in the "
-                "running job (autosync.tune), which swaps.",
-            )
 
     def contamination(self, measured: PassMeasurement) -> float:
         """Replayed iterations take equally long: others cause a spread, as they cause load."""
@@ -361,3 +345,14 @@ class ProcessPool(TrialPool):
             return scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
         refuse_other_graph(bundle, self.workload.domain)
         return bundle
+
+
+def _kernels_do_not_wait(key: str) -> NotSupported:
+    """Predicted waits of an extension can lengthen compute that sleeps, not kernels."""
+    return NotSupported(
+        f"the strategy has {key!r}, which slows compute: a replay does without it, and its kernels "
+        "take what they take, so that what they would wait for is not measured.",
+        thing=key,
+        value="kernels",
+        remedy="Replay with --compute waited, or tune in the running job (autosync.tune).",
+    )

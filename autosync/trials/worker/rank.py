@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.trials.commands import (
     Answer,
     Command,
@@ -158,7 +158,7 @@ class Rank:
         self._drifted = may_drift(bundle)
         job.begin(command.key, bundle)
         if isinstance(job, ReplayJob):
-            job.wait_for_swaps(command.swap_slowdown)
+            job.slow_down(command.compute_slowdown)
         recording = RankRecording() if command.record else None
         trace = recording.trace if recording else None
         reset_peak(self._device)

@@ -6,7 +6,8 @@ appear when the graph says so. Any engine that hooks modules and parameters runs
 user's own model, torch's DDP and `fully_shard` included."""
 
 import copy
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,14 +15,11 @@ from torch import Tensor, nn
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
-from autosync.extensions.placement.document import PlacedModules
-from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
 from autosync.runtime.compression.factors import Take
-from autosync.runtime.hooks.model_hooks import Removable
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.scales import scaled_graph
-from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
+from autosync.trials.worker.replay_compute import Division, ReplayCompute, Stretch, WaitedCompute
 
 
 class SparseTable(nn.Embedding):
@@ -159,13 +157,14 @@ class Replay(nn.Module):
     Backward runs as the graph's `backward_order` says, whatever the order of forward: the
     autograd nodes are chained at the end of forward in the reverse of that order.
 
-    graph: scaled. variable_names: of the same variables in the model that it stands for.
+    graph: scaled; the domain's is not.
     """
 
     def __init__(
         self,
+        domain: Domain,
+        byte_scale: float,
         graph: ModelGraph,
-        variable_names: Sequence[str],
         head: Stretch,
         forward: Sequence[tuple[int, Stretch]],
         stages: Sequence[tuple[Stretch, tuple[int, ...]]],
@@ -174,6 +173,8 @@ class Replay(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
+        self.domain = domain
+        self.byte_scale = byte_scale
         self.compute = compute
         self.head = head
         self.operations = nn.ModuleDict(
@@ -188,7 +189,6 @@ class Replay(nn.Module):
             for variable in graph.variables
         ]
         self._parameters_by_variable = [parameters[variable.name] for variable in graph.variables]
-        self._variable_names = variable_names
         self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
         self.backward_stages = [
             (
@@ -216,28 +216,32 @@ class Replay(nn.Module):
         self, units: Sequence[Sequence[str]]
     ) -> tuple[nn.Module, list[list[nn.Module]]]:
         """See `session.ShardedForm`."""
-        made = StagedReplay(copy.deepcopy(self, {id(self.compute): self.compute}))
+        made = StagedReplay(
+            copy.deepcopy(self, {id(one): one for one in (self.compute, self.domain)})
+        )
         return made, modules_of_units(made, units)
 
     def parameters_of(self, module: str) -> list[nn.Parameter]:
-        """See `extensions.placement.attachment.PlacedStandIn`."""
-        both = zip(self._variable_names, self._parameters_by_variable, strict=True)
-        return [parameter for name, parameter in both if name.startswith(f"{module}.")]
+        """Those that stand for the variables of a module of the model."""
+        both = zip(self.domain.graph.variables, self._parameters_by_variable, strict=True)
+        return [parameter for variable, parameter in both if variable.name.startswith(f"{module}.")]
 
-    def place(self, placement: PlacedModules, exchange: RowExchange) -> Removable:
-        """See `extensions.placement.attachment.PlacedStandIn`.
+    def divide(self, division: Callable[[Domain, float], Division]) -> Callable[[], None]:
+        """From now on ranks divide the passes so, until what this returns is called. division: of
+        the domain and the byte scale.
 
         Raises:
             NotSupported: its compute runs kernels.
         """
-        if not isinstance(self.compute, PlacedCompute):
+        if not isinstance(self.compute, WaitedCompute):
             raise NotSupported(
-                "a replay that runs kernels computes whole batches: it cannot place modules.",
-                thing="plan.placement",
-                value=[placed.module for placed in placement[:8]],
+                "a replay that runs kernels computes whole batches: ranks cannot divide the model.",
+                thing="workload.compute",
+                value="kernels",
                 remedy="Choose compute waited, or measure it in the training script.",
             )
-        return self.compute.place(placement, exchange)
+        self.compute.division = division(self.domain, self.byte_scale)
+        return partial(setattr, self.compute, "division", None)
 
     def show_rows(self, of: Container[int]) -> None:
         """From now on the sparse variables `of` (indices) have sparse gradients, others dense."""
@@ -265,8 +269,7 @@ def replay_module(
     graph = scaled_graph(domain.graph, byte_scale)
     head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
     stages = _backward_stretches(graph, domain.profile.backward_seconds)
-    names = [variable.name for variable in domain.graph.variables]
-    return Replay(graph, names, head, forward, stages, rank, compute, device)
+    return Replay(domain, byte_scale, graph, head, forward, stages, rank, compute, device)
 
 
 def _forward_stretches(

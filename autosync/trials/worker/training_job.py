@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotFound
+from autosync.extensions.registry import iterations_in_flight
 from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.plan import Plan
 from autosync.trials.commands import StretchesTimed
@@ -19,7 +20,7 @@ from autosync.trials.contract import Workload
 from autosync.trials.gpus import DeviceMoment, clock_origin, moment_now, on_host_clock
 from autosync.trials.worker.kernels import KernelCompute
 from autosync.trials.worker.replay import CPU, Replay, replay_module
-from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
+from autosync.trials.worker.replay_compute import ReplayCompute, Stretch, WaitedCompute
 
 LEARNING_RATE = 2.0**-6
 """A power of two, so that replayed updates are exact in every dtype."""
@@ -73,15 +74,15 @@ class ReplayJob:
         be, and what follows is the steady state, whether messages or compute are its limit: if they
         began with nothing under way, messages could fall behind for many iterations."""
         self._batch_factor = bundle.plan.shares[self.rank] * self.world_size
-        self._filling = bundle.plan.staleness
+        self._filling = iterations_in_flight(bundle.plan.extensions)
         self.compute.set_batch_factor(self._batch_factor)
         if self._filling:
             self.compute.set_batch_factor(0.0)
         self.model.show_rows(sparse_variables(bundle.plan))
 
-    def wait_for_swaps(self, slowdown: float) -> None:
-        """See `ReplayCompute.set_swap_slowdown`."""
-        self.compute.set_swap_slowdown(slowdown)
+    def slow_down(self, slowdown: float) -> None:
+        """See `ReplayCompute.set_slowdown`."""
+        self.compute.set_slowdown(slowdown)
 
     def loss(self, model: nn.Module) -> Tensor:
         if self._filling:
@@ -123,7 +124,7 @@ def compute_of(workload: Workload, rank: int) -> ReplayCompute:
         return KernelCompute(domain.graph, current_device(workload))
     device = domain.cluster.device_of_rank()[rank]
     slowness = workload.time_scale * domain.profile.factor_on(device)
-    return PlacedCompute(slowness, domain, workload.byte_scale)
+    return WaitedCompute(slowness)
 
 
 def current_device(workload: Workload) -> torch.device:

@@ -14,7 +14,7 @@ import traceback
 from typing import TextIO
 
 from autosync.errors import AutosyncError, BudgetTooSmall, DeviceMemoryExceeded
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.commands import Answer, CommandFailed, answer_line, read_command
 from autosync.trials.contract import ErrorKind
 from autosync.trials.machine import speaks_of_memory

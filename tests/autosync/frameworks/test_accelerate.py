@@ -323,8 +323,8 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
         "fully sharded": "Use Accelerate's own FSDP2",
-        "placed": "on ranks of its own, and Accelerate takes every rank's parameters for whole",
-        "lagging": "Pass allow_staleness=True",
+        "placed": "and Accelerate takes every rank's parameters for whole",
+        "lagging": "Pass allow_inexact=True",
         "missing": "cannot read the bundle 'missing on rank 1'",
         "bucket": "bucket_cap_mb=3 contradicts the plan",
         "hook": "the communication hook 'fp16'",
@@ -341,13 +341,13 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[float, list[
     from autosync.frameworks.accelerate import use_bundle
 
     shipped = bundle_of(case, make_model("mlp"), world)
-    use_bundle(accelerator, shipped, allow_staleness=True, on_drift=print)
+    use_bundle(accelerator, shipped, allow_inexact=True, on_drift=print)
     plain, beside = make_model("mlp"), make_model("mlp")
     first, second = (
         torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (plain, beside)
     )
     model, optimizer, loader = accelerator.prepare(plain, first, data_loader(world))
-    other, by_hand = autosync.distribute(beside, second, shipped, allow_staleness=True)
+    other, by_hand = autosync.distribute(beside, second, shipped, allow_inexact=True)
     for inputs, wanted in loader:
         accelerator.backward(nn.functional.mse_loss(model(inputs), wanted))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)

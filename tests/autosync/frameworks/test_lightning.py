@@ -233,7 +233,7 @@ def test_what_lightning_cannot_do_under_a_plan_is_refused(pair: Ranks) -> None:
         assert "Trainer(use_distributed_sampler=False)" in found["uneven"]
         assert "ddp_comm_hook" in found["comm hook"]
         assert "bucket_cap_mb" in found["option"]
-        assert "Pass allow_staleness=True" in found["lagging"]
+        assert "Pass allow_inexact=True" in found["lagging"]
         assert "Use Lightning's own FSDP2" in found["fully sharded"]
         assert "Lightning takes every rank's parameters for whole" in found["placed"]
 
@@ -244,7 +244,7 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[list[float],
 
     as_torchrun(rank, world)
     saving = ModelCheckpoint(Path(folder), save_top_k=-1)
-    options = {"allow_staleness": True, "on_drift": print}
+    options = {"allow_inexact": True, "on_drift": print}
     fit = Fit(trainer={"enable_checkpointing": True, "callbacks": [saving]}, strategy=options)
     model = model_of(fit)
     trained(fit, model, ours(fit, model, world, case))

@@ -264,7 +264,7 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[int, list[fl
         launched(rank, world)
         trainer = make_trainer(folder)
         shipped = bundle_of(case, trainer.model, world)
-        use_bundle(trainer, shipped, allow_staleness=True, on_drift=print)
+        use_bundle(trainer, shipped, allow_inexact=True, on_drift=print)
         trainer.train(resume_from_checkpoint=resumes)
         autosync.detach(trainer.model)
     weights = [value.detach().flatten() for value in trainer.model.parameters()]

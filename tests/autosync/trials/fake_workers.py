@@ -83,7 +83,7 @@ class FakeWorker:
 
     def run_pass(self, command: RunPass) -> Answer:
         self.trials += 1
-        self.slowdowns.append(command.swap_slowdown)
+        self.slowdowns.append(command.compute_slowdown)
         if self.rank in self.group.errors:
             kind = self.group.errors[self.rank]
             return CommandFailed(kind, f"{kind} on purpose")

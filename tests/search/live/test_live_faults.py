@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.errors import AutosyncError
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.live import control_group, job_pool

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autosync.domain import Domain
+from autosync.extensions.placement.document import modules_of
 from autosync.extensions.placement.policy import (
     PlacementPolicy,
     PolicySettings,
@@ -15,7 +16,6 @@ from autosync.extensions.placement.policy import (
     strategy_of_actions,
 )
 from autosync.extensions.placement.proposals import EvaluatedPlacement, PlacementEvaluator
-from autosync.extensions.placement.verification import modules_of
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autosync.errors import InvalidInput
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialFailed, TrialRequest
 from autosync.trials.live.job_pool import (

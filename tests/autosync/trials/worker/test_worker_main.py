@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from autosync.errors import BudgetTooSmall, DeviceMemoryExceeded, InvalidInput, NotSupported
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.machine import speaks_of_memory
 from autosync.trials.worker.rank import without_collection
 from autosync.trials.worker.worker_main import error_kind

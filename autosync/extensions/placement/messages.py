@@ -13,7 +13,7 @@ from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable, Teams
 from autosync.population import Population
 
 
-def with_placed_messages(plans: PlanTable, population: Population, domain: Domain) -> PlanTable:
+def with_messages(plans: PlanTable, population: Population, domain: Domain) -> PlanTable:
     """The same plans, those with placed modules with the ranks that synchronize each variable.
 
     Messages of variables that some ranks do not hold come behind all others, on a channel of their
