@@ -131,7 +131,6 @@ LAYERS: dict[str, Any] = {
 TEXT: dict[str, Any] = {**LAYERS, "vocab_size": WORDS, "max_position_embeddings": 64}
 IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DECODER: dict[str, Any] = {**TEXT, **IDS, "num_key_value_heads": 2}
-PATCHES: dict[str, Any] = {**LAYERS, "image_size": PIXELS, "patch_size": 8, "num_labels": CLASSES}
 STATES: dict[str, Any] = {**TEXT, **IDS, "state_size": 8}
 GPT2: dict[str, Any] = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, **IDS}
 SEQUENCES: dict[str, Any] = {
@@ -148,12 +147,12 @@ SEQUENCES: dict[str, Any] = {
 def _transformers(
     name: str,
     architecture: str,
+    options: Mapping[str, Any],
     batch: Callable[[torch.Generator], Batch] = sentences,
     ddp: Mapping[str, Any] | None = None,
     checkpoint: Mapping[str, Any] | None = None,
-    **options: Any,
 ) -> ThirdPartyModel:
-    """architecture: the class, whose configuration takes `options`. checkpoint: of activations."""
+    """architecture: the class. options: of its configuration. checkpoint: of activations."""
 
     def build() -> nn.Module:
         model_class = getattr(importlib.import_module("transformers"), architecture)
@@ -166,154 +165,122 @@ def _transformers(
     return ThirdPartyModel(name, "transformers", build, batch, ddp=ddp or {})
 
 
-def transformers_models() -> list[ThirdPartyModel]:
-    llama = ("LlamaForCausalLM", sentences, None)
+def text_models() -> list[ThirdPartyModel]:
+    llama, mixtral = "LlamaForCausalLM", "MixtralForCausalLM"
+    deberta = {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+    xlnet = {"vocab_size": WORDS, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
+    experts = {**DECODER, "num_local_experts": 4}
+    mamba2 = {**STATES, "num_heads": 8, "head_dim": 8, "chunk_size": 8}
+    rwkv = {**TEXT, **IDS, "attention_hidden_size": 32, "context_length": 32}
     t5 = {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
-    clip_images = {**LAYERS, "image_size": PIXELS, "patch_size": 8}
-    clip_text = {**TEXT, "max_position_embeddings": TOKENS, "eos_token_id": 2}
-    convolutions = {"conv_dim": [16] * 3, "conv_stride": [5, 4, 4], "conv_kernel": [10, 8, 4]}
-    positions = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4}
+    t5 |= {"num_heads": 4, "decoder_start_token_id": 0}
+    bart = {**SEQUENCES, "max_position_embeddings": 64}
+    eager = {"attn_implementation": "eager"}
+    one_by_one = {**experts, "experts_implementation": "eager"}
     return [
-        _transformers("BERT", "BertForMaskedLM", **TEXT),
-        _transformers("ALBERT", "AlbertForMaskedLM", embedding_size=16, **TEXT),
+        _transformers("BERT", "BertForMaskedLM", TEXT),
+        _transformers("ALBERT", "AlbertForMaskedLM", {**TEXT, "embedding_size": 16}),
+        _transformers("DeBERTa", "DebertaForMaskedLM", deberta),
+        _transformers("ModernBERT", "ModernBertForMaskedLM", {**TEXT, **IDS}),
+        _transformers("XLNet", "XLNetLMHeadModel", xlnet, ddp=UNUSED),
         _transformers(
-            *("DeBERTa", "DebertaForMaskedLM"),
-            relative_attention=True,
-            pos_att_type=["p2c", "c2p"],
-            **TEXT,
+            *("Longformer", "LongformerForMaskedLM", {**TEXT, "attention_window": 8}),
+            long_sentences,
+            UNUSED,
         ),
-        _transformers("ModernBERT", "ModernBertForMaskedLM", **TEXT, **IDS),
+        _transformers("GPT-2", "GPT2LMHeadModel", {**GPT2, "n_positions": 64}),
+        _transformers("Llama", llama, DECODER),
+        _transformers("Llama, eager attention", llama, DECODER | eager),
+        _transformers("Llama, checkpointed", llama, DECODER, checkpoint={"use_reentrant": False}),
         _transformers(
-            *("XLNet", "XLNetLMHeadModel", sentences, UNUSED),
-            vocab_size=WORDS,
-            d_model=32,
-            n_layer=2,
-            n_head=4,
-            d_inner=48,
+            *("Llama, checkpointed (reentrant)", llama, DECODER),
+            checkpoint={"use_reentrant": True},
         ),
-        _transformers(
-            *("Longformer", "LongformerForMaskedLM", long_sentences, UNUSED),
-            attention_window=8,
-            **TEXT,
-        ),
-        _transformers("GPT-2", "GPT2LMHeadModel", n_positions=64, **GPT2),
-        _transformers("Llama", *llama, **DECODER),
-        _transformers("Llama, eager attention", *llama, attn_implementation="eager", **DECODER),
-        _transformers("Llama, checkpointed", *llama, {"use_reentrant": False}, **DECODER),
-        _transformers(
-            *("Llama, checkpointed (reentrant)", *llama, {"use_reentrant": True}), **DECODER
-        ),
-        _transformers("Mistral", "MistralForCausalLM", sliding_window=8, **DECODER),
-        _transformers("Mixtral", "MixtralForCausalLM", num_local_experts=4, **DECODER),
-        _transformers(
-            *("Mixtral, experts one by one", "MixtralForCausalLM", sentences, UNUSED),
-            num_local_experts=4,
-            experts_implementation="eager",
-            **DECODER,
-        ),
-        _transformers("Qwen3", "Qwen3ForCausalLM", head_dim=8, **DECODER),
-        _transformers("Gemma 2", "Gemma2ForCausalLM", head_dim=8, **DECODER),
-        _transformers("BLOOM", "BloomForCausalLM", hidden_size=32, **GPT2),
-        _transformers("Mamba", "MambaForCausalLM", plain_words, **STATES),
-        _transformers(
-            *("Mamba 2", "Mamba2ForCausalLM", plain_words),
-            **{**STATES, "num_heads": 8, "head_dim": 8, "chunk_size": 8},
-        ),
-        _transformers(
-            *("RWKV", "RwkvForCausalLM", plain_words),
-            **{**TEXT, **IDS, "attention_hidden_size": 32, "context_length": 32},
-        ),
-        _transformers(
-            "T5", "T5ForConditionalGeneration", num_heads=4, decoder_start_token_id=0, **t5
-        ),
-        _transformers(
-            "BART", "BartForConditionalGeneration", max_position_embeddings=64, **SEQUENCES
-        ),
-        _transformers("ViT", "ViTForImageClassification", pictures, **PATCHES),
-        _transformers("DINOv2", "Dinov2ForImageClassification", pictures, UNUSED, **PATCHES),
-        _transformers(
-            *("Swin", "SwinForImageClassification", pictures),
-            image_size=PIXELS,
-            num_labels=CLASSES,
-            patch_size=4,
-            embed_dim=16,
-            depths=[2, 2],
-            num_heads=[2, 4],
-            window_size=4,
-        ),
-        _transformers(
-            *("ViT-MAE", "ViTMAEForPreTraining", only_pictures),
-            **{**LAYERS, "image_size": PIXELS, "patch_size": 8, "decoder_hidden_size": 16},
-            decoder_num_hidden_layers=1,
-            decoder_num_attention_heads=2,
-            decoder_intermediate_size=24,
-        ),
-        _transformers(
-            *("CLIP", "CLIPModel", pictures_with_words),
-            text_config=clip_text,
-            vision_config=clip_images,
-            projection_dim=16,
-        ),
-        _transformers(
-            *("Wav2Vec2", "Wav2Vec2ForCTC", speech),
-            **{**LAYERS, **convolutions, **positions, "vocab_size": 32, "mask_time_length": 2},
-            layerdrop=0.0,
-        ),
-        _transformers(
-            *("Whisper", "WhisperForConditionalGeneration", spectrogram),
-            **{**SEQUENCES, "num_mel_bins": 16},
-            max_source_positions=16,
-            max_target_positions=32,
-        ),
+        _transformers("Mistral", "MistralForCausalLM", {**DECODER, "sliding_window": 8}),
+        _transformers("Mixtral", mixtral, experts),
+        _transformers("Mixtral, experts one by one", mixtral, one_by_one, ddp=UNUSED),
+        _transformers("Qwen3", "Qwen3ForCausalLM", {**DECODER, "head_dim": 8}),
+        _transformers("Gemma 2", "Gemma2ForCausalLM", {**DECODER, "head_dim": 8}),
+        _transformers("BLOOM", "BloomForCausalLM", {**GPT2, "hidden_size": 32}),
+        _transformers("Mamba", "MambaForCausalLM", STATES, plain_words),
+        _transformers("Mamba 2", "Mamba2ForCausalLM", mamba2, plain_words),
+        _transformers("RWKV", "RwkvForCausalLM", rwkv, plain_words),
+        _transformers("T5", "T5ForConditionalGeneration", t5),
+        _transformers("BART", "BartForConditionalGeneration", bart),
+    ]
+
+
+def image_and_sound_models() -> list[ThirdPartyModel]:
+    patches = {**LAYERS, "image_size": PIXELS, "patch_size": 8}
+    classified = {**patches, "num_labels": CLASSES}
+    swin: dict[str, Any] = {"image_size": PIXELS, "num_labels": CLASSES, "patch_size": 4}
+    swin |= {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    mae = {**patches, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1}
+    mae |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 24}
+    text = {**TEXT, "max_position_embeddings": TOKENS, "eos_token_id": 2}
+    clip = {"text_config": text, "vision_config": patches, "projection_dim": 16}
+    wave: dict[str, Any] = {**LAYERS, "vocab_size": 32, "mask_time_length": 2, "layerdrop": 0.0}
+    wave |= {"conv_dim": [16] * 3, "conv_stride": [5, 4, 4], "conv_kernel": [10, 8, 4]}
+    wave |= {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4}
+    whisper = {**SEQUENCES, "num_mel_bins": 16}
+    whisper |= {"max_source_positions": 16, "max_target_positions": 32}
+    return [
+        _transformers("ViT", "ViTForImageClassification", classified, pictures),
+        _transformers("DINOv2", "Dinov2ForImageClassification", classified, pictures, UNUSED),
+        _transformers("Swin", "SwinForImageClassification", swin, pictures),
+        _transformers("ViT-MAE", "ViTMAEForPreTraining", mae, only_pictures),
+        _transformers("CLIP", "CLIPModel", clip, pictures_with_words),
+        _transformers("Wav2Vec2", "Wav2Vec2ForCTC", wave, speech),
+        _transformers("Whisper", "WhisperForConditionalGeneration", whisper, spectrogram),
     ]
 
 
 def _torchvision(
     name: str,
     factory: str,
+    options: Mapping[str, Any] | None = None,
     batch: Callable[[torch.Generator], Batch] = labelled,
     loss: Callable[..., Tensor] = cross_entropy,
     batch_size: int = BATCH,
-    **options: Any,
 ) -> ThirdPartyModel:
     def build() -> nn.Module:
         package, _, function = f"torchvision.models.{factory}".rpartition(".")
         made = getattr(importlib.import_module(package), function)
-        model: nn.Module = made(num_classes=CLASSES, **options)
+        model: nn.Module = made(num_classes=CLASSES, **options or {})
         return model.train()
 
     return ThirdPartyModel(name, "torchvision", build, batch, loss, batch_size)
 
 
 def _timm(
-    name: str, batch: Callable[[torch.Generator], Batch] = labelled, **options: Any
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    batch: Callable[[torch.Generator], Batch] = labelled,
 ) -> ThirdPartyModel:
     def build() -> nn.Module:
         timm = importlib.import_module("timm")
-        model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
+        model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options or {})
         return model.train()
 
     return ThirdPartyModel(name, "timm", build, batch, cross_entropy)
 
 
-def vision_models() -> list[ThirdPartyModel]:
+def vision_library_models() -> list[ThirdPartyModel]:
     dense = {"growth_rate": 8, "block_config": (2, 2), "num_init_features": 16}
+    untrained = {"weights": None, "weights_backbone": None}
+    detector = "detection.ssdlite320_mobilenet_v3_large"
+    tiny = {"num_heads": 4, "img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2}
+    atto = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32), "drop_path_rate": 0.1}
     return [
         _torchvision("ResNet-18", "resnet18"),
         _torchvision("ShuffleNetV2", "shufflenet_v2_x0_5"),
         _torchvision("EfficientNet-B0", "efficientnet_b0"),
-        _torchvision("DenseNet, checkpointed", "DenseNet", memory_efficient=True, **dense),
-        _torchvision(
-            *("SSDlite", "detection.ssdlite320_mobilenet_v3_large", boxes, sum_of_losses, 2),
-            weights=None,
-            weights_backbone=None,
-        ),
+        _torchvision("DenseNet, checkpointed", "DenseNet", {**dense, "memory_efficient": True}),
+        _torchvision("SSDlite", detector, untrained, boxes, sum_of_losses, 2),
         _timm("resnet10t"),
-        _timm(
-            "vit_tiny_patch16_224", num_heads=4, img_size=32, patch_size=8, embed_dim=32, depth=2
-        ),
-        _timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), drop_path_rate=0.1),
-        _timm("mobilenetv3_small_050", larger),
+        _timm("vit_tiny_patch16_224", tiny),
+        _timm("convnext_atto", atto),
+        _timm("mobilenetv3_small_050", batch=larger),
         _timm("regnetx_002"),
     ]
 
@@ -322,4 +289,5 @@ def vision_models() -> list[ThirdPartyModel]:
 def all_models() -> dict[str, ThirdPartyModel]:
     """By name."""
     declare_operators()
-    return {model.name: model for model in (*transformers_models(), *vision_models())}
+    every = (*text_models(), *image_and_sound_models(), *vision_library_models())
+    return {model.name: model for model in every}
