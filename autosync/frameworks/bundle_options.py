@@ -1,7 +1,8 @@
-"""What every adapter takes beside a bundle, in the words of `autosync.distribute`."""
+"""The options that every framework adapter takes beside a bundle, and how it applies a bundle."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from autosync.runtime.drift_watch import OnDrift
 
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
-    """Arguments of `autosync.distribute` but for two that frameworks have their own ways for: they
-    clip gradients themselves, and replicas are all ranks. bundle: or its file."""
+    """Arguments of `autosync.distribute`, by its names, but for two: frameworks clip gradients by
+    themselves, and replicas are all ranks. bundle: or its file."""
 
     bundle: Bundle | str | Path
     allow_lossy: bool = False
-    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    ddp_options: Mapping[str, Any] | None = None
     allow_inexact: bool = False
     on_drift: OnDrift | None = None
 
@@ -70,8 +71,17 @@ class BundleOptions:
             optimizers[0] if len(optimizers) == 1 else list(optimizers),
             shipped,
             allow_lossy=self.allow_lossy,
-            ddp_options={**ddp_options, **self.ddp_options},
+            ddp_options={**ddp_options, **(self.ddp_options or {})},
             allow_inexact=self.allow_inexact,
             on_drift=self.on_drift,
         )
         return network
+
+
+@cache
+def class_with(adapter: type, own: type) -> type:
+    """A class of the script, `own`, whose methods `adapter` comes before; `adapter` is a subclass
+    of the framework's class that `own` is or was made from."""
+    if issubclass(adapter, own):
+        return adapter
+    return type(f"Bundle{own.__name__}", (adapter, own), {})

@@ -6,8 +6,6 @@ Worker processes and the ranks of a running job use the same functions. They dif
 
 import copy
 import gc
-import math
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,10 +30,6 @@ from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.torch_engine import FullyShard
-from autosync.trials.commands import MeasuredIterations
-from autosync.trials.gpus import DeviceMoment, clock_origin, moment_now, on_host_clock
-from autosync.trials.machine import cpu_ticks, network_bytes
-from autosync.trials.timeline_recording import RankRecording
 
 MOST_GROUPS = 24
 """Process groups that a worker keeps connected for the plans to come; each holds a thread pool
@@ -331,70 +325,3 @@ def _attach_fully_shard(
         gc.collect()  # its hooks and its units refer to each other
 
     return TrialAttachment(copied, detach, detach)
-
-
-def replica_digest(model: nn.Module) -> float:
-    """Differs between replicas that have drifted apart: first and last element of every tensor."""
-    flat = [value.detach().view(-1) for value in model.parameters()]
-    return float(torch.cat([ends[:: max(1, len(ends) - 1)] for ends in flat]).double().sum())
-
-
-class IterationsTookTooLong(Exception):
-    """The iterations of a trial took longer than they may."""
-
-
-def measure_iterations(
-    iterate: Callable[[int], None],
-    attached: TrialAttachment,
-    warmup: int,
-    iterations: int,
-    device: torch.device,
-    recording: RankRecording | None = None,
-    interfaces: str = "",
-    own_seconds: Callable[[], float] = time.process_time,
-    timeout_seconds: float = math.inf,
-) -> MeasuredIterations:
-    """Run the warm-up and the iterations, and measure the latter.
-
-    Ranks need not meet before: periods count from the latest start of an iteration. On a GPU all
-    are moments of the device's own stream, and the host runs ahead of it as in training: it waits
-    for the device before the first iteration and after the last. So there the warm-up is counted,
-    too, and its share of the bytes taken off.
-
-    iterate: runs the iteration of that number, and notes in `recording` when its passes end.
-    interfaces: of the network, whose bytes are counted; see `machine.network_bytes`.
-    own_seconds: CPU seconds of this rank so far. timeout_seconds: no iteration begins later.
-
-    Raises:
-        IterationsTookTooLong: as said.
-    """
-    on_gpu = device.type == "cuda"
-    counted = warmup + iterations if on_gpu else iterations
-    origin = clock_origin(device)
-    starts: list[DeviceMoment] = []
-    started = time.monotonic()
-    for iteration in range(warmup + iterations):
-        if time.monotonic() - started > timeout_seconds:
-            raise IterationsTookTooLong(
-                f"{iteration} steps have taken {timeout_seconds:.3g} s, all that they may."
-            )
-        if iteration == warmup + iterations - counted:
-            begun = own_seconds(), cpu_ticks(), network_bytes(interfaces)
-        starts.append(moment_now(device))
-        iterate(iteration)
-    starts.append(moment_now(device))
-    attached.flush()
-    if on_gpu:
-        torch.cuda.synchronize()
-    finished = time.monotonic()
-    ended = own_seconds(), cpu_ticks(), network_bytes(interfaces)
-    if recording is not None:
-        recording.read_clock(origin, device)
-    return MeasuredIterations(
-        starts=tuple(on_host_clock(origin, starts)),
-        finished=finished,
-        cpu_seconds=ended[0] - begun[0],
-        busy_seconds=ended[1].busy_seconds - begun[1].busy_seconds,
-        total_seconds=ended[1].total_seconds - begun[1].total_seconds,
-        sent_bytes=(ended[2] - begun[2]) * iterations // counted,
-    )

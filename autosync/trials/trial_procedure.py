@@ -13,9 +13,9 @@ from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_sp
 from autosync.trials.request_names import PREDICTED_WAITS
 
 FILLING = 4
-"""Iterations of a plan that lags, times the iterations that it lags, until as much is under way as
-may be: enough where messages take a third longer than compute. A replay is filled at once
-(`ReplayJob.begin`)."""
+"""Times the iterations by which a plan's updates are late: the warm-up iterations until as many
+updates are pending as the plan allows, where messages take up to a third longer than compute. A
+replay reaches that state at once (`ReplayJob.begin`)."""
 
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
@@ -74,26 +74,22 @@ class TrialPool(ABC):
 
     @abstractmethod
     def reset_ranks(self) -> None:
-        """After a failure in the middle of a trial: what the ranks do for it still must end."""
+        """After a failure in the middle of a trial: end what the ranks still do for it."""
 
     @abstractmethod
     def close(self) -> None:
         """See `contract.Pool`."""
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Measure one strategy; a key that was run before is answered from memory. A cancelled
-        trial was not run."""
-        if request.key in self._results:
-            return self._results[request.key]
-        result = self._run(request)
-        if result.error is None or result.error.kind != "cancelled":
-            self._results[request.key] = result
-        return result
+        """Measure one strategy; a key that was run before is answered from memory."""
+        if request.key not in self._results:
+            self._results[request.key] = self._run(request)
+        return self._results[request.key]
 
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
-            refuse_misfit(request, self.world_size)
-            request = steadied(request, self.trains)
+            refuse_other_cluster(request, self.world_size)
+            request = with_longer_warmup(request, self.trains)
             prepare_seconds = self.prepare(request)
             passes = self._passes(request)
         except TrialFailed as failure:
@@ -173,17 +169,17 @@ def disagree(median_seconds: list[float]) -> bool:
     return max(median_seconds) > (1 + PASS_TOLERANCE) * min(median_seconds)
 
 
-def steadied(request: TrialRequest, trains: bool) -> TrialRequest:
-    """A plan that lags is ahead of its messages for its first iterations, and an extension may
-    record its schedule in them: these warm up, too. trains: the ranks train a model, and do not
-    replay one."""
+def with_longer_warmup(request: TrialRequest, trains: bool) -> TrialRequest:
+    """The request with the warm-up that its plan needs: late updates are not yet late in the first
+    iterations, and an extension may record its schedule in them. trains: the ranks train a model,
+    and do not replay one."""
     bundle = request.bundle
     first = iterations_in_flight(bundle.plan.extensions) * (FILLING if trains else 1)
     first += unsteady_passes(bundle.strategy.extensions)
     return replace(request, warmup=request.warmup + first)
 
 
-def refuse_misfit(request: TrialRequest, world_size: int) -> None:
+def refuse_other_cluster(request: TrialRequest, world_size: int) -> None:
     """Raises InvalidInput for a plan of another cluster, or a trial that measures nothing."""
     planned = request.bundle.plan.world_size
     if planned != world_size:

@@ -51,8 +51,7 @@ from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.numba_cache import compilations_told
-from autosync.trials.live.control_group import ControlGroup, job_control
-from autosync.trials.live.job import LiveJob, Step, check_tunable
+from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_tunable, job_control
 from autosync.trials.live.job_cluster import device_type_of, gpu_sharing, measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot

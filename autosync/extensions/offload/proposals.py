@@ -22,7 +22,7 @@ from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
-from autosync.trials.contract import LACKS_ROOM, TrialResult
+from autosync.trials.contract import LACKS_MEMORY, TrialResult
 
 ENDINGS = {
     (False, False): "_swapped",
@@ -162,4 +162,4 @@ def _had_no_room(candidate: Candidate, trial: TrialResult) -> bool:
     """A known design, and its trial, on a device or in a budget that was too small."""
     if trial.error is None or candidate.origin in FOUND_BY_SEARCH:
         return False
-    return trial.error.kind in LACKS_ROOM
+    return trial.error.kind in LACKS_MEMORY

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from autosync.device_clock import seconds_since
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
 from autosync.extensions.registry import Entries, to_save_memory, unsteady_passes
@@ -24,21 +25,20 @@ from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
-from autosync.trials.contract import LACKS_ROOM
-from autosync.trials.gpus import seconds_since
+from autosync.trials.contract import LACKS_MEMORY
+from autosync.trials.failures import error_kind
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import device_memory_gb
 from autosync.trials.live.recorded_step import (
     Tape,
     add_unused,
-    adopt_orphans,
+    assign_uncalled_variables,
     finish_order,
     last_consumers,
     operation_names,
     record_tape,
-    refuse_odd_step,
+    refuse_incomplete_step,
 )
-from autosync.trials.worker.worker_main import error_kind
 
 WARM_UP, ITERATIONS = 1, 3
 """Iterations before the recorded ones, and the fewest of those; where the job has several batches,
@@ -73,7 +73,7 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     _refuse_types(named)
     tapes, optimizer, how = _recorded_with_room(job, named)
     for tape in tapes:
-        refuse_odd_step(tape, list(named), job.takes_unused)
+        refuse_incomplete_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes, size)
@@ -105,7 +105,7 @@ def _recorded_with_room(
         try:
             return *_recorded_with(job, named, entries), how
         except Exception as error:  # of any type: the step is the user's own
-            if error_kind(error) not in LACKS_ROOM:
+            if error_kind(error) not in LACKS_MEMORY:
                 raise
         gc.collect()  # what the iteration that failed has left
         if job.device.type == "cuda":
@@ -153,7 +153,7 @@ def _graph(
     model: nn.Module, named: dict[str, nn.Parameter], tapes: list[Tape], batch_size: int
 ) -> ModelGraph:
     """tapes: with all variables in `ready`, those without a gradient last (`add_unused`)."""
-    adopt_orphans(tapes)
+    assign_uncalled_variables(tapes)
     name = type(model).__name__.lower()
     graph = united_graph([_tape_graph(named, tape, name, batch_size) for tape in tapes], name)
     shares = {each.frequency for each in graph.operations} | {v.frequency for v in graph.variables}

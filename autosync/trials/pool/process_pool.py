@@ -4,8 +4,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,12 +24,11 @@ from autosync.trials.commands import (
 )
 from autosync.trials.contract import (
     OnWait,
-    TrialError,
-    TrialFailed,
     TrialRequest,
     TrialResult,
     Workload,
 )
+from autosync.trials.gpus import CudaMps
 from autosync.trials.machine import wait_until_quiet
 from autosync.trials.measurement import (
     LOAD_LIMIT,
@@ -37,11 +36,10 @@ from autosync.trials.measurement import (
     message_seconds,
     pass_measurement,
 )
-from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
+from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.worker_group import A, WorkerGroup
 from autosync.trials.pool.worker_process import Place
 from autosync.trials.scales import refuse_other_graph, scaled_bundle, surviving_messages
-from autosync.trials.shared_gpu import CudaMps
 from autosync.trials.trial_procedure import TrialPool
 
 Links = Literal["loopback", "shaped", "cluster"]
@@ -103,7 +101,6 @@ class ProcessPool(TrialPool):
     on_close: Callable[[], None] | None = None
     repeats: int = field(default_factory=usual_repeats, kw_only=True)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _cancelled: threading.Event = field(default_factory=threading.Event, init=False)
     _running: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
     _load_may_pass: bool = field(default=True, init=False)
@@ -148,7 +145,6 @@ class ProcessPool(TrialPool):
     def run(self, request: TrialRequest) -> TrialResult:
         """Measure one strategy; a key that was run before is answered from memory."""
         with self._lock:
-            self._cancelled.clear()
             self._running = True
             try:
                 return super().run(request)
@@ -161,18 +157,10 @@ class ProcessPool(TrialPool):
         Raises:
             TrialFailed: they could not start.
         """
-        with self._lock:
-            self._cancelled.clear()
-            with self._machine_held():
-                self._warm_group()
-
-    def cancel(self) -> None:
-        """Stop the trial that runs now, from another thread; its workers die with it."""
-        if self._running:
-            self._cancelled.set()
+        with self._lock, self._machine_held():
+            self._warm_group()
 
     def close(self) -> None:
-        self.cancel()
         with self._lock:
             self._closed = True
             on_close, self.on_close = self.on_close, None
@@ -211,7 +199,6 @@ class ProcessPool(TrialPool):
             TrialFailed: a worker failed or hung.
         """
         with self._lock:
-            self._cancelled.clear()
             try:
                 with self._machine_held():
                     return self._warm_group().ask(command, answered_by, timeout_seconds)
@@ -247,7 +234,7 @@ class ProcessPool(TrialPool):
         self._unsent = None  # the later passes of a trial run the same plan
         with self._machine_held():
             if after_load and self._load_may_pass and self.machine_lock is not None:
-                self._load_may_pass = wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS, self._cancelled)
+                self._load_may_pass = wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS)
             begun = time.monotonic()
             answers = group.ask(command, PassDone, request.timeout_seconds)
             wall_seconds = time.monotonic() - begun
@@ -305,12 +292,7 @@ class ProcessPool(TrialPool):
         """
         if self._group is None:
             self._group = WorkerGroup(
-                self.workload,
-                self.places,
-                self.host,
-                self.workloads,
-                self._cancelled,
-                self.share_gpus,
+                self.workload, self.places, self.host, self.workloads, self.share_gpus
             )
             try:
                 if self.mps is not None:
@@ -322,22 +304,9 @@ class ProcessPool(TrialPool):
             self._sharing = self._group.sharing
         return self._group
 
-    @contextmanager
-    def _machine_held(self) -> Iterator[None]:
-        """No other pool measures on this machine meanwhile.
-
-        Raises:
-            TrialFailed: the trial was cancelled while it waited; its workers are as they were.
-        """
-        if self.machine_lock is None:
-            yield
-            return
-        try:
-            with self.machine_lock.held(self._cancelled, self.on_wait):
-                yield
-        except WaitCancelled:
-            text = "the trial was cancelled while it waited for another measurement."
-            raise TrialFailed(TrialError("cancelled", text), ranks_usable=True) from None
+    def _machine_held(self) -> AbstractContextManager[None]:
+        """No other pool measures on this machine meanwhile."""
+        return self.machine_lock.held(self.on_wait) if self.machine_lock else nullcontext()
 
     def _shipped(self, bundle: Bundle, group: WorkerGroup) -> Bundle:
         """The bundle for the variables that the workers train."""

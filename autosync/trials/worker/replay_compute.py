@@ -1,5 +1,5 @@
-"""How a replay spends the time that a model computes: by waiting for it, here, or by kernels of the
-model's shapes (`kernels`).
+"""What stands for a model's compute in a replay: sleeps of the profiled durations, here, or kernels
+of the model's shapes (`kernels`).
 
 Where ranks divide the model between them, an extension runs the stretches (`Division`): it computes
 this rank's part of each operation, and exchanges as many bytes as samples and gradients have.
@@ -52,7 +52,7 @@ class ReplayCompute:
         """A forward pass begins."""
 
     def resume(self) -> None:
-        """The replay has done work that a model does not do; the device does not wait for it."""
+        """The replay has done work that a model does not do: it does not delay the device."""
 
 
 class Division(Protocol):
@@ -109,6 +109,6 @@ class WaitedCompute(ReplayCompute):
         self._left = time.monotonic()
 
 
-def sharpen_timer() -> None:
-    """Ask the kernel for a timer slack of 1 ns: sleeps end 30 us late in place of 80."""
+def reduce_timer_slack() -> None:
+    """Set the timer slack to 1 ns: sleeps end 30 us late in place of 80."""
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sqlite3
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -205,7 +204,7 @@ def test_the_first_trial_is_broken_off(tmp_path: Path) -> None:
 def test_it_says_that_it_waits_for_another_measurement(tmp_path: Path) -> None:
     """This process holds the lock of the machine until the command has said so."""
     expected = f"waits for another measurement on this machine (pid {os.getpid()})"
-    with shared_machine_lock().held(threading.Event()):
+    with shared_machine_lock().held():
         process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
         try:
             assert process.stderr is not None

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autosync
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
-from tests.autosync.frameworks.launched import as_launched
+from tests.autosync.frameworks.launched import with_fresh_accelerate
 from tests.autosync.runtime.cases import Case, make_model
 from tests.autosync.runtime.distributing import (
     DDP,
@@ -27,6 +27,7 @@ from tests.autosync.runtime.distributing import (
     warned,
 )
 from tests.autosync.runtime.ranks import Ranks
+from tests.long_parameters import long_after
 
 WAYS = {**PLANS, "ddp": DDP}
 EXACT = ("all-reduce", "reduce-scatter", "ddp")
@@ -38,12 +39,9 @@ MAX_NORM = 0.2
 
 
 def fresh(rank: int, world: int, precision: str = "no", **options: Any) -> Any:
-    as_launched(rank, world)
+    with_fresh_accelerate(rank, world)
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     return Accelerator(cpu=True, mixed_precision=precision, **options)
 
 
@@ -128,7 +126,7 @@ def same_script(rank: int, world: int, case: Case, precision: str, folder: str) 
 CASES = [(name, "no") for name in WAYS] + [("all-reduce", "bf16"), ("sharded", "bf16")]
 
 
-@pytest.mark.parametrize(("name", "precision"), CASES)
+@pytest.mark.parametrize(("name", "precision"), long_after(2, CASES))
 def test_a_script_trains_as_under_accelerates_own_ddp(
     pair: Ranks, name: str, precision: str, tmp_path: Path
 ) -> None:
@@ -408,10 +406,7 @@ def test_other_clipping_is_refused_where_no_rank_holds_all_gradients(pair: Ranks
 def alone(rank: int, world: int) -> tuple[list[str], bool]:
     from accelerate import Accelerator
 
-    as_launched(rank, world)
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
+    with_fresh_accelerate(rank, world)
     accelerator = Accelerator()  # without a launcher's device: one process
     from autosync.frameworks.accelerate import use_bundle
 

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
@@ -180,7 +180,6 @@ def test_what_is_missing_or_wrong_is_named(change: Any, why: str) -> None:
         read_graph_item(written.bytes(), "tied", 16, touched_rows=5)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
     written = bytearray(Written().bytes())

@@ -68,9 +68,9 @@ class FakeWorker:
     slowdowns: list[float] = field(default_factory=list)
 
     def send(self, line: str) -> None:
-        self.answers.put(WorkerAnswer(self.rank, self.obey(read_command(line))))
+        self.answers.put(WorkerAnswer(self.rank, self.answer(read_command(line))))
 
-    def obey(self, command: Command) -> Answer:
+    def answer(self, command: Command) -> Answer:
         match command:
             case StartWorker():
                 gpu, host = self.group.gpus[self.rank], f"autosync-{self.rank}"

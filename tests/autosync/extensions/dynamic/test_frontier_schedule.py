@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
@@ -22,7 +22,6 @@ def children_of(graphs: InputGraphs, vertex: int) -> list[int]:
 
 
 @given(seed=st.integers(0, 2**32 - 1), samples=st.integers(1, 6), size=st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
 def test_a_vertex_is_evaluated_right_after_the_last_of_its_children(
     seed: int, samples: int, size: int
 ) -> None:
@@ -34,7 +33,6 @@ def test_a_vertex_is_evaluated_right_after_the_last_of_its_children(
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
 def test_edges_and_rows_are_those_of_the_graph(seed: int) -> None:
     graphs = random_acyclic(np.random.default_rng(seed), 3, 12)
     schedule = graphs.schedule

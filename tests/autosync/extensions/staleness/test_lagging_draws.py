@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from autosync.codes import Method
 from autosync.domain import Domain
@@ -70,7 +70,6 @@ def test_what_does_not_lag_is_drawn_as_without() -> None:
     assert_same(drawn.take(rows), replace(without.take(rows), extensions=drawn.extensions))
 
 
-@settings(deadline=None, max_examples=40)
 @given(domains(), spaces, seeds)
 def test_every_late_proposal_verifies(domain: Domain, space: Space, seed: int) -> None:
     checked(sample(domain, replace(space, staleness=LATE), 0, 24, seed), domain)
@@ -107,7 +106,6 @@ def test_where_neither_form_runs_none_is_late(domain: Domain, space: Space) -> N
     assert not iterations_of(sample(domain, space, 0, 200, 0)).any()
 
 
-@settings(deadline=None, max_examples=30)
 @given(domains(), spaces, seeds)
 def test_children_lag_where_they_can(domain: Domain, space: Space, seed: int) -> None:
     space = replace(space, staleness=LATE)

@@ -42,7 +42,7 @@ def test_a_replay_takes_a_slowdown_on_and_off_with_its_trials(slept: list[float]
     job.compute.slowness = 1.0
     for slowdown in (1.5, 1.0):
         job.begin("key", ddp(domain))
-        job.slow_down(slowdown)
+        job.compute.set_slowdown(slowdown)
         slept.clear()
         job.compute.start()
         job.compute.run(Stretch(0.2))
