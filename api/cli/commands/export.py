@@ -84,7 +84,7 @@ def export(
     url: ServiceUrl = None,
     json: Json = False,
 ) -> None:
-    """Write the bundle that a tuning found, or its settings for DDP, FSDP2, DeepSpeed or Horovod.
+    """Write the bundle that a tuning found, or its settings for DDP, FSDP2 or DeepSpeed.
 
     Settings come with what the framework does otherwise, or with the reason why there are none.
 

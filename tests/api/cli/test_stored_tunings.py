@@ -134,8 +134,8 @@ def test_settings_for_a_framework(
     said = run(*chosen, "--for", "ddp")
     assert "message for message" in said
     assert "DistributedDataParallel(model" in said
-    found = json.loads(run(*chosen, "--for", "horovod", "--json"))
-    assert found["environment"]["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+    found = json.loads(run(*chosen, "--for", "ddp", "--json"))
+    assert found["framework"] == "ddp"
     run(*chosen, "--for", "ddp", "-o", "ddp.json")
     assert "DistributedDataParallel" in json.loads(Path("ddp.json").read_text())
     assert "every gradient is reduce-scattered" in refused(*chosen, "--for", "fsdp2")
