@@ -17,7 +17,7 @@ from autosync.strategy import AllReduce
 from autosync.trials.contract import Workload
 from autosync.trials.scales import parameter_names
 from autosync.trials.worker import replay_compute
-from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value, replay_module
+from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value
 from autosync.trials.worker.replay_compute import (
     TIMER_LATENESS_SECONDS,
     ReplayCompute,
@@ -30,7 +30,7 @@ from tests.domains import chain_graph, domain_of
 
 
 def replayed(domain: Domain, byte_scale: float = 1.0, rank: int = 0) -> Replay:
-    return replay_module(domain, byte_scale, rank, WaitedCompute(slowness=1e-6))
+    return Replay(domain, byte_scale, rank, WaitedCompute(slowness=1e-6))
 
 
 def ready_order(model: Replay) -> list[str]:
@@ -238,7 +238,7 @@ class Timed(ReplayCompute):
 
 def test_a_plan_that_lags_is_filled_by_iterations_that_compute_nothing() -> None:
     domain, compute = small_domain(), Timed()
-    model = replay_module(domain, 1.0, 0, compute)
+    model = Replay(domain, 1.0, 0, compute)
     signal = torch.zeros((), requires_grad=True)
     job = ReplayJob(model, make_optimizer("sgd", model), compute, signal, domain.world_size, 0)
 
