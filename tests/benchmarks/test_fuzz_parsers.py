@@ -1,4 +1,4 @@
-"""A few hundred changed inputs of every parser; `benchmarks.fuzz` tries as many as one likes."""
+"""Changed inputs of every parser; `benchmarks.fuzz` tries as many as one likes."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -15,7 +15,6 @@ from benchmarks.fuzz.mutations import FORMS, changed
 from benchmarks.fuzz.service_parsers import service_parsers
 from tests.autosync.interop.chakra_files import chakra_file, linear_step
 
-INPUTS = 200
 SEED = 20
 DELIMITED = chakra_file(linear_step(1))
 SEEDS = {
@@ -35,11 +34,14 @@ def files_removed() -> Iterator[None]:
     FOLDER.cleanup()
 
 
+@pytest.mark.parametrize("inputs", [20, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("parsers", [document_parsers, file_parsers, service_parsers])
-def test_changed_inputs_are_read_or_refused(parsers: Callable[[], list[FuzzedParser]]) -> None:
+def test_changed_inputs_are_read_or_refused(
+    parsers: Callable[[], list[FuzzedParser]], inputs: int
+) -> None:
     found: list[str] = []
     for parser in parsers():
-        counts = fuzz(parser, SEED, max(4, round(INPUTS * parser.share)))
+        counts = fuzz(parser, SEED, max(4, round(inputs * parser.share)))
         assert counts.outcomes["read"] + counts.outcomes["refused"] > 0
         found += [f"{parser.name} --again {n}: {where}" for where, n in counts.findings.items()]
     assert not found, f"python -m benchmarks.fuzz.fuzz_parsers --seed {SEED} --parsers {found}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
@@ -203,7 +203,6 @@ def test_the_library_reads_our_graphs() -> None:
     assert [dim.size for dim in shape.dim] == [128, 64]
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
     written = bytearray(Written().bytes())

@@ -13,6 +13,7 @@ from autosync.models.bert import BertPretraining
 from benchmarks.model_flops import torch_flops
 from benchmarks.models import build, import_bundled
 from tests.autosync.importing.graph_contract import assert_graph_contract
+from tests.long_parameters import long_after
 
 # Published: torchvision's and timm's model pages, the releases of BERT, GPT-2, XLNet and Llama;
 # GoogLeNet and VGG-19 for 21,841 classes as Caffe and Poseidon count them.
@@ -171,7 +172,7 @@ def test_dlrm_looks_up_one_row_a_table() -> None:
     assert sum(v.shape[0] for v in tables) == 33_762_577
 
 
-@pytest.mark.parametrize("name", [name for name in REIMPORTED if name != "lm1b"])
+@pytest.mark.parametrize("name", long_after(1, [name for name in REIMPORTED if name != "lm1b"]))
 def test_at_another_batch_size_a_graph_is_what_an_import_gives(name: str) -> None:
     batch_size = 2 * BUNDLED[name].batch_size
     assert bundled(name, batch_size) == import_bundled(name, batch_size)

@@ -38,8 +38,8 @@ def test_what_all_ranks_hold_has_the_same_numbers_everywhere() -> None:
     block = {name for name in NAMES if name.startswith("block.")}
     assert own == [block, {"table.weight"}, block]
     for part, names, holders in zip(parts, own, ((0, 2), (1,), (0, 2)), strict=True):
-        assert {part.names[index] for index in part.apart} == names
-        assert {part.holders[index] for index in part.apart} == {holders}
+        assert {part.names[index] for index in part.held_by_some} == names
+        assert {part.holders[index] for index in part.held_by_some} == {holders}
         assert [NAMES[place] for place in part.variables] == list(part.names)
 
 
@@ -63,4 +63,4 @@ def test_plans_without_placed_modules_stay_whole() -> None:
     part = held_by(made, NAMES, 1)
     assert part.plan is made
     assert part.names == NAMES
-    assert not part.apart
+    assert not part.held_by_some
