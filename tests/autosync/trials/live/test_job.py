@@ -1,4 +1,4 @@
-"""The device type of a rank in a running job."""
+"""A running job as a workload: its state is put back, its ranks' devices and answers."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,9 +7,13 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.arena import Arena
+from autosync.trials.commands import MeasuredIterations, PassDone
+from autosync.trials.contract import TrialFailed, TrialRequest
 from autosync.trials.iterations import peak_bytes, reset_peak
 from autosync.trials.live import job_cluster
 from autosync.trials.live.job import LiveJob
@@ -21,7 +25,84 @@ from autosync.trials.live.job_cluster import (
     gpu_sharing,
     ranks_of_hosts,
 )
+from autosync.trials.live.job_pool import (
+    JobPool,
+    counted_nics,
+)
+from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.request_names import GPU_IN_TURNS
+from tests.autosync.trials.strategies import ddp, small_domain
+
+
+def test_a_scaler_whose_step_failed_half_way_begins_anew() -> None:
+    """It remembers, beside its state, which optimizer's gradients it has divided already."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=64.0)
+    before = take_snapshot(model, [optimizer], [scaler])
+    for _ in range(2):
+        scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+        scaler.unscale_(optimizer)  # torch refuses a second time before the next update()
+        before.restore()
+    assert scaler.get_scale() == 64.0
+
+
+def test_several_optimizers_are_put_back() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), lr=0.1),
+        torch.optim.SGD(model[1].parameters(), lr=0.2, momentum=0.9),
+    ]
+    before = take_snapshot(model, optimizers)
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.ones(1, 3)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 9.0
+    before.restore()
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.1, 0.2]
+    assert not any(optimizer.state for optimizer in optimizers)
+    pairs = zip(values, model.parameters(), strict=True)
+    assert all(torch.equal(value, parameter) for value, parameter in pairs)
+
+
+class Average:
+    """Keeps tensors of the device, as an average of weights does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values: list[Tensor] = [p.detach().clone() for p in model.parameters()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "shape": (2, self.values[0])}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values = state_dict["values"]
+        assert torch.equal(state_dict["shape"][1], self.values[0])
+
+
+def test_a_snapshot_takes_nothing_of_the_devices_memory() -> None:
+    with Arena(1_000_000) as device:
+        model = nn.Linear(30, 20)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        average = Average(model)
+
+        def step() -> None:
+            model(torch.ones(1, 30)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        held = device.allocated_bytes()
+        before = take_snapshot(model, [optimizer], [average])
+        assert device.allocated_bytes() == held
+        moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
+        for _ in range(2):
+            step()
+            average.values[0].zero_()
+            before.restore()
+            pairs = zip(moments, optimizer.state.values(), strict=True)
+            assert all(torch.equal(one, state["exp_avg"]) for one, state in pairs)
+            assert average.values[0].any()
 
 
 def test_an_unknown_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +189,24 @@ def test_ranks_of_a_host_must_follow_one_another() -> None:
     assert ranks_of_hosts(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
     with pytest.raises(InvalidInput, match="one after another"):
         ranks_of_hosts(["a", "b", "a"])
+
+
+def test_no_pass_begins_when_the_tunings_time_is_up() -> None:
+    """No rank is asked: all can go on."""
+    job: Any = None
+    pool = JobPool(job, "job (test)", until=10.0, clock=lambda: 10.0)
+    with pytest.raises(TrialFailed, match="the time of the tuning is up") as raised:
+        pool.run_pass(TrialRequest("late", ddp(small_domain())), after_load=False)
+    assert raised.value.ranks_usable
+    assert raised.value.error.kind == "timeout"
+
+
+def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
+    def answer(nic: str, host: str) -> PassDone:
+        return PassDone(MeasuredIterations((), 0.0, 0.0, 0.0, 0.0, 0), host, None, 0.0, nic=nic)
+
+    first, other = answer("a", "x"), answer("b", "y")
+    assert counted_nics([first, first, other]) == ["a", "a", "b"]
+    assert counted_nics([first, answer("b", "x")]) == []
+    assert counted_nics([first, first]) == []
+    assert counted_nics([answer("", "x"), answer("", "y")]) == []
