@@ -64,7 +64,7 @@ def autosync(folder: Path, *words: str) -> str:
 
 def run_once(folder: Path) -> QuickstartRun:
     started = time.monotonic()
-    autosync(folder, "quickstart", "--leave", "--port", "0", "-o", "best.json")
+    autosync(folder, "quickstart", "--leave", "-o", "best.json")
     seconds = time.monotonic() - started
     (tuning,) = json.loads(autosync(folder, "tunings", "--json"))
     shown = json.loads(autosync(folder, "show", tuning["id"], "--json"))

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
@@ -111,10 +111,10 @@ def prepared(database: Database, scene: PhaseScene, domain: Domain, scales: Tuni
 
 @contextmanager
 def claimed(database: Database, tuning_id: str) -> Iterator[DatabaseStore]:
-    held = tuning_queue.claim(database, "prepares", tuning_id=tuning_id)
+    held = job_queue.claim(database, "prepares", tuning_id=tuning_id)
     assert held is not None
     yield DatabaseStore(database, tuning_id, held.fence)
-    tuning_queue.release(database, held)
+    job_queue.release(database, held)
 
 
 def stored_proposals(domain: Domain, count: int) -> list[Proposal]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from autosync.api.db import Database, connect, migrate
 from autosync.api.db.tables import TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
 from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
@@ -92,7 +92,7 @@ class EndBenchmark:
                     else:
                         self.end(found, tuning_id, asked)
         with contextlib.suppress(Exception):  # it may have ended by itself
-            tuning_queue.cancel(self.database, tuning_id)
+            job_queue.cancel(self.database, tuning_id)
         return found
 
     def events(self, tuning_id: str) -> list[Event]:
@@ -167,7 +167,7 @@ class EndBenchmark:
         began = time.monotonic()
         match found.way:
             case "cancel":
-                tuning_queue.cancel(self.database, tuning_id)
+                job_queue.cancel(self.database, tuning_id)
             case "SIGTERM to a worker":
                 asked.send_signal(signal.SIGTERM)
             case _:
