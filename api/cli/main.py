@@ -36,7 +36,6 @@ from autosync.api.cli.commands.stored_tunings import (
     resume_tuning,
     show_tuning,
 )
-from autosync.api.cli.commands.testbed import app as testbed
 from autosync.api.cli.commands.tune import tune
 from autosync.api.cli.commands.verify import verify
 from autosync.api.cli.commands.worker import worker
@@ -104,7 +103,6 @@ app.command("clusters", rich_help_panel=DESCRIBE)(clusters)
 app.command("import-cluster", rich_help_panel=DESCRIBE)(import_cluster)
 app.command("probe", rich_help_panel=DESCRIBE)(probe)
 app.command("collect", rich_help_panel=DESCRIBE)(collect)
-app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)
 app.command("serve", rich_help_panel=SERVICE)(serve)
 app.command("worker", rich_help_panel=SERVICE)(worker)
 app.add_typer(keys, name="keys", rich_help_panel=SERVICE)

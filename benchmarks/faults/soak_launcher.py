@@ -29,7 +29,7 @@ from autosync.trials.pool.process_pool import ProcessPool
 
 WORKLOADS = ("faulty=benchmarks.faults.faulty:build_faulty",)
 PLAIN = "plain"
-CANCEL, LAUNCHER, LINK, REFUSED = "cancel", "launcher", "link", "refused"
+LAUNCHER, LINK, REFUSED = "launcher", "link", "refused"
 """Faults that come from outside the worker; the others are the workload's own."""
 
 BYTE_SCALE = 1 / 16
@@ -70,10 +70,7 @@ class SoakPool:
         if kind == LAUNCHER and request.key not in self.killed:
             self._soon(lambda: say(kill=request.key))
             return self.inner.run(hanging)
-        if kind == CANCEL:
-            self._soon(self.inner.cancel)
-            say(named=request.key, **in_words(self.inner.run(hanging).error))
-        return self.inner.run(request if kind not in (CANCEL, LAUNCHER) else sound)
+        return self.inner.run(request if kind != LAUNCHER else sound)
 
     def _soon(self, then: Callable[[], None]) -> None:
         """When the next trial runs, on a thread of its own."""

@@ -25,7 +25,7 @@ ROUND_TRIALS = 4
 
 EXTENDED_SHARE = 0.25
 """Of a round's trials, that are of candidates which extensions make of others: the timeline, which
-alone judges them, puts placed modules 6 % too low (docs/placement.md)."""
+alone judges them, puts placed modules 6 % too low."""
 
 
 def propose(

@@ -23,13 +23,14 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import predicted_iteration
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
-from autosync.trials.contract import TrialError, TrialResult
-from autosync.trials.measured_timeline import (
+from autosync.trials.contract import (
     ComputeTimes,
     MeasuredTimeline,
     MessageTimes,
     Phase,
     RankTimeline,
+    TrialError,
+    TrialResult,
 )
 from tests.domains import domain_of
 

@@ -147,8 +147,9 @@ def export(
 
 
 def _with_swap(bundle: str, swap_gb: float, swap_state: bool, swap_values: bool) -> str:
-    from autosync.bundle import read_bundle, with_swap
+    from autosync.bundle import read_bundle, with_extension
     from autosync.documents import LARGEST_COUNT, to_json
+    from autosync.extensions.offload.document import Offload
 
     if not 1 <= swap_gb * 1e9 <= LARGEST_COUNT:
         raise InvalidInput(
@@ -157,8 +158,8 @@ def _with_swap(bundle: str, swap_gb: float, swap_state: bool, swap_values: bool)
             value=swap_gb,
             remedy="Give what a step may take of each device, in 10^9 bytes.",
         )
-    budget_bytes = int(swap_gb * 1e9)
-    return to_json(with_swap(read_bundle(bundle), budget_bytes, swap_state, swap_values))
+    offload = Offload(int(swap_gb * 1e9), swap_state, swap_values)
+    return to_json(with_extension(read_bundle(bundle), offload))
 
 
 def settings_text(settings: "FrameworkSettings") -> str:

@@ -3,7 +3,6 @@
 from fastapi import APIRouter
 
 from autosync.api.http.dependencies import OneAtATime, Reading, UploadsDep
-from autosync.api.http.given_predictions import given_predictions
 from autosync.api.http.openapi import refusals
 from autosync.api.http.prediction_answers import (
     TimeLimit,
@@ -27,6 +26,8 @@ def post_rank(
 @router.post("/predict", responses=refusals(404, 409))
 def post_predict(body: PredictSpec, session: Reading, turn: OneAtATime) -> GivenPredictions:
     """What given strategies take, by name or in full, each with an interval and its warnings."""
+    from autosync.api.http.given_predictions import given_predictions  # loads numba
+
     return given_predictions(session, body)
 
 

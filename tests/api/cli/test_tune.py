@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -124,7 +123,7 @@ def test_control_c_breaks_off_the_first_trial_and_says_how_to_go_on(tmp_path: Pa
 def test_it_says_that_it_waits_for_another_measurement(tmp_path: Path) -> None:
     """This process holds the lock of the machine until the command has said so."""
     expected = f"waits for another measurement on this machine (pid {os.getpid()})"
-    with shared_machine_lock().held(threading.Event()):
+    with shared_machine_lock().held():
         process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
         try:
             assert process.stderr is not None

@@ -21,7 +21,7 @@ from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from autosync.search.loop.outcome import rank_measured
-from autosync.trials.measured_timeline import MeasuredTimeline
+from autosync.trials.contract import MeasuredTimeline
 from tests.api.sample import claimed, finished, run_search, small_request
 
 REQUEST = small_request(budget=8)
