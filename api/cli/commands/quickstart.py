@@ -87,8 +87,7 @@ def quickstart(
 
 def _domain() -> "Domain":
     """The module recorded here and now, on the bundled cluster."""
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_profile
-    from autosync.api.cli.domain_summary import describe_domain
+    from autosync.api.cli.domain_arguments import ProfileChoice, describe_domain, load_profile
     from autosync.cluster_file import load_cluster
     from autosync.domain import Domain
     from autosync.importing import import_module
