@@ -1,4 +1,5 @@
-"""MODEL, CLUSTER and what says how long the model computes, as they were typed: the domain."""
+"""MODEL, CLUSTER and what says how long the model computes, as they were typed: the domain, and
+what it is in two lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autosync.api.cli.console import milliseconds, say, warn
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
-    from autosync.simulator.simulator_contract import Simulator
     from autosync.strategy import Strategy
 
 
@@ -91,44 +92,6 @@ def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFoun
     return NotFound(f"no {kind} is called {name!r}.", thing=kind, value=name, remedy=hint + remedy)
 
 
-def load_simulator(name: str, db: str, domain: "Domain") -> "Simulator":
-    """A bundled simulator, or a trained one of the database; for `nearest`, by the domain.
-
-    Raises:
-        NotFound: no such simulator, or no such database.
-        InvalidInput: it was trained on other features than this version's.
-    """
-    from autosync.api.cli.open_database import opened, refuse_missing, uses_bundled_simulator
-    from autosync.api.engine.registry import NEAREST, SIMULATORS, TRAINED, simulator_named
-
-    if name in SIMULATORS and (name not in TRAINED or uses_bundled_simulator(db)):
-        return simulator_named(name, domain)
-    try:
-        refuse_missing(db)
-        from autosync.api.engine.simulator_store import resolved_name, simulator_of
-
-        with opened(db) as database, database.reading() as session:
-            return simulator_of(session, resolved_name(session, name, domain), domain)
-    except NotFound as missing:
-        if missing.thing != "--db":
-            raise
-        if name in TRAINED:  # nothing was tuned here: the one that comes with AutoSync
-            return simulator_named(name, domain)
-        if name == NEAREST:
-            raise _none_to_choose_from(name, db) from None
-        remedy = f"Trained ones are in a database, and {missing.message}"
-        raise unknown_name("simulator", name, list(SIMULATORS), remedy) from None
-
-
-def _none_to_choose_from(name: str, db: str) -> NotFound:
-    return NotFound(
-        f"{name} chooses among the trained simulators of a database, and there is no {db!r}.",
-        thing="--simulator",
-        value=name,
-        remedy="Name a database with --db, or use learned, which needs none.",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
     """How the compute seconds are found: from a file (or several, at other batch sizes), or
@@ -183,7 +146,7 @@ def load_domain(
 ) -> "Domain":
     """The whole domain of a command that names MODEL and CLUSTER. optimizer: None for the usual one
     of such models."""
-    from autosync.api.cli.arguments.model_arguments import load_graph
+    from autosync.api.cli.model_arguments import load_graph
     from autosync.api.engine.request_checks import check_optimizer
     from autosync.domain import Domain, optimizer_named, usual_optimizer
 
@@ -193,3 +156,35 @@ def load_domain(
     domain = Domain(graph, machines, load_profile(graph, machines, choice), trained_with)
     check_optimizer(domain)
     return domain
+
+
+def describe_domain(domain: "Domain") -> None:
+    """What will be ranked or tuned, on stderr."""
+    graph, cluster, profile = domain.graph, domain.cluster, domain.profile
+    kinds = dict.fromkeys(device.type for device in cluster.device_of_rank())
+    rates = sorted({node.bandwidth_gbps for node in cluster.nodes})
+    between = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    say(
+        f"[bold]{graph.name}[/], batch {graph.batch_size} a replica, {len(graph.variables)} "
+        f"variables, {graph.size_bytes / 1e6:.0f} MB, trained with {domain.optimizer.name}, on "
+        f"[bold]{cluster.name}[/]: "
+        f"{len(cluster.nodes)} nodes, {cluster.world_size} x {', '.join(kinds)}, "
+        f"{between} Gbit/s a NIC"
+    )
+    mark = "an [bold yellow]estimate[/]" if domain.compute_source == "estimated" else "measured"
+    note = profile.note
+    if profile.device not in kinds:
+        note += f", from {profile.device} by published peaks"
+    say(f"Compute {milliseconds(domain.compute_seconds)} ms a step: {mark} ({note})")
+
+
+def warn_of_memory(domain: "Domain", ddp_peak_bytes: float) -> None:
+    """Say so where DDP itself does not fit; what else does not fit is not proposed."""
+    from autosync.simulator.memory.peak_memory import device_memory_bytes
+
+    least = float(device_memory_bytes(domain).min())
+    if ddp_peak_bytes > least:
+        warn(
+            f"DDP does not fit: it needs {ddp_peak_bytes / 1e9:.2f} GB on a rank, and the smallest "
+            f"device has {least / 1e9:.2f} GB (predicted). Strategies that do not fit are left out."
+        )

@@ -1,12 +1,18 @@
 """One row for strategies that hardly differ."""
 
-from autosync.api.cli.alike_strategies import RankedWords, grouped
+from autosync.api.cli.commands.rank import grouped
+from autosync.api.views.schemas import PredictedStrategy
 
 
-def ranked(*entries: tuple[str, float]) -> list[RankedWords]:
+def ranked(*entries: tuple[str, float]) -> list[PredictedStrategy]:
     return [
-        RankedWords(place, words, "ddp" if "DDP" in words else "sampled", seconds)
-        for place, (words, seconds) in enumerate(entries, 1)
+        PredictedStrategy.model_construct(
+            rank=rank,
+            words=words,
+            origin="ddp" if "DDP" in words else "sampled",
+            predicted_seconds=seconds,
+        )
+        for rank, (words, seconds) in enumerate(entries, 1)
     ]
 
 

@@ -1,8 +1,15 @@
-"""What `autosync predict` answers: seconds, an interval, and what both rest on."""
+"""What given strategies take on a cluster one need not have: seconds, an interval, and what both
+rest on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sqlalchemy.orm import Session
+
+from autosync.api.db.lookup import not_found
+from autosync.api.http.named_documents import domain_named
+from autosync.api.spec import PredictSpec
+from autosync.api.views.schemas import GivenPrediction, GivenPredictions
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import encode
@@ -21,6 +28,7 @@ from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import fitting_rows, most_peak_bytes
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
+from autosync.verification import verify
 
 UNKNOWN_SHARE = 0.5
 """Relative half-width of intervals where no constants are used."""
@@ -36,28 +44,6 @@ class StrategyToPredict:
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyPrediction:
-    """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
-    which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
-    engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the rank that
-    needs most. fits: whether every device has what its rank needs. warnings: why the interval is
-    wide."""
-
-    strategy: str
-    predicted_seconds: float
-    low_seconds: float
-    high_seconds: float
-    samples_per_second: float
-    limit_seconds: float
-    percent_of_limit: float
-    engine_seconds: float
-    constants: str | None
-    predicted_peak_bytes: int
-    fits: bool
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """The domain with what its constants add. share: relative half-width of intervals.
     connections: at which rates of a TCP connection to predict the ends of the interval, too."""
@@ -67,6 +53,62 @@ class Calibration:
     share: float
     warnings: tuple[str, ...]
     connections: tuple[float, ...] = ()
+
+
+def given_predictions(session: Session, body: PredictSpec) -> GivenPredictions:
+    """
+    Raises:
+        NotFound: no such graph, cluster, strategy, simulator or constants.
+        InvalidInput, InvalidStrategy, NotSupported: a strategy does not apply to the domain, or
+            nobody has fitted its engine; says why.
+    """
+    from autosync.api.engine.simulator_store import resolved_name, simulator_of
+
+    alone = domain_named(session, body, body.cluster, body.profile)
+    known = body.compute_is_known or alone.compute_source == "measured"
+    calibration = calibrate(alone, body.constants, known)
+    domain, fitted = calibration.domain, calibration.constants
+    asked = strategies_to_predict(domain, body.strategies)
+    predictor = simulator_of(session, resolved_name(session, body.simulator, domain), domain)
+    return GivenPredictions(
+        constants=fitted.name if fitted else None,
+        constants_fitted=fitted.fitted if fitted else "",
+        constants_measured=fitted.measured if fitted else "",
+        items=answer_all(calibration, asked, body.engine, predictor),
+    )
+
+
+def strategies_to_predict(
+    domain: Domain, given: Sequence[str | Strategy]
+) -> list[StrategyToPredict]:
+    """The named or given strategies; all hand-designed ones where there are none. Raises as
+    `given_predictions`."""
+    from autosync.search.designs.design_table import hand_designed, torch_designs
+    from autosync.search.space import Space
+
+    if not given:
+        designs = [*hand_designed(domain, Space()), *torch_designs(domain, Space())]
+        return [StrategyToPredict(name, design) for name, design in designs]
+    found = [_named(domain, each) for each in given]
+    for one in found:
+        verify(one.strategy, domain, allow_lossy=True, allow_inexact=True)
+    return found
+
+
+def _named(domain: Domain, given: str | Strategy) -> StrategyToPredict:
+    from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
+    from autosync.search.designs.published_methods import METHODS, method_named
+
+    if isinstance(given, Strategy):
+        return StrategyToPredict(given.name or given.id[:8], given)
+    if given.lower() in map(str.lower, METHODS):
+        method = method_named(given)
+        return StrategyToPredict(given, method.build(domain), method.engine)
+    designs = DESIGNS | TORCH_DESIGNS
+    if given not in designs:
+        known = ", ".join((*designs, *METHODS))
+        raise not_found("strategy", given, f"There are: {known}. A strategy itself will do, too.")
+    return StrategyToPredict(given, designs[given](domain))
 
 
 def calibrate(alone: Domain, name: str, compute_is_known: bool) -> Calibration:
@@ -107,7 +149,7 @@ def answer_all(
     asked: list[StrategyToPredict],
     engine: str | None,
     predictor: Simulator,
-) -> list[StrategyPrediction]:
+) -> list[GivenPrediction]:
     """engine: a system to charge in place of each method's own; None: its own.
 
     Raises:
@@ -125,7 +167,7 @@ def answer_all(
         ends = [seconds, *_at_connections(calibration, each.strategy, spent, predictor)]
         caveat = backend_of(domain.cluster).caveat(each.strategy, domain.cluster)
         answers.append(
-            StrategyPrediction(
+            GivenPrediction(
                 strategy=each.name,
                 predicted_seconds=seconds,
                 low_seconds=min(ends) / (1.0 + calibration.share),
@@ -137,7 +179,7 @@ def answer_all(
                 constants=fitted.name if fitted else None,
                 predicted_peak_bytes=int(peaks[place]),
                 fits=place in fitting,
-                warnings=(*calibration.warnings, *((caveat,) if caveat else ())),
+                warnings=[*calibration.warnings, *((caveat,) if caveat else ())],
             )
         )
     return answers

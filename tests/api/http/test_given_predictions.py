@@ -5,19 +5,13 @@ from itertools import pairwise
 
 import pytest
 
-from autosync.api.cli.prediction_answers import (
-    StrategyPrediction,
-    StrategyToPredict,
-    answer_all,
-    calibrate,
-)
+from autosync.api.http.given_predictions import answer_all, calibrate, strategies_to_predict
+from autosync.api.views.schemas import GivenPrediction
 from autosync.cluster import Cluster
 from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
-from autosync.search.designs.design_table import DESIGNS
-from autosync.search.designs.published_methods import method_named
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 SERVERS = "rtx-2080-ti-4x4-10gbe-servers"
@@ -37,16 +31,9 @@ def with_ports(gbps: float, connection_gbps: float = 0.0) -> Cluster:
     return replace(cluster, name="other", nodes=nodes, costs=(), connection_gbps=connection_gbps)
 
 
-def predicted(alone: Domain, *names: str, constants: str = "auto") -> list[StrategyPrediction]:
+def predicted(alone: Domain, *names: str, constants: str = "auto") -> list[GivenPrediction]:
     calibration = calibrate(alone, constants, compute_is_known=True)
-    asked = []
-    for name in names or METHODS:
-        if name in DESIGNS:
-            asked.append(StrategyToPredict(name, DESIGNS[name](calibration.domain)))
-        else:
-            method = method_named(name)
-            strategy = method.build(calibration.domain)
-            asked.append(StrategyToPredict(name, strategy, method.engine))
+    asked = strategies_to_predict(calibration.domain, names or METHODS)
     return answer_all(calibration, asked, None, TimelineSimulator())
 
 
@@ -96,7 +83,7 @@ def test_fast_ports_under_tcp_are_answered_by_a_range() -> None:
 
 def test_within_the_measured_range_there_is_nothing_to_warn_of() -> None:
     (answer,) = predicted(domain_on("rtx-2080-ti-4x4-10gbe", "resnet50", 0.13), "WFBP-A2A")
-    assert answer.warnings == ()
+    assert answer.warnings == []
     share = answer.high_seconds / answer.predicted_seconds
     assert share == pytest.approx(answer.predicted_seconds / answer.low_seconds)
     (far,) = predicted(domain_on("rtx-2080-ti-16x4-10gbe", "resnet50", 0.13), "WFBP-A2A")

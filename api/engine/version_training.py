@@ -14,11 +14,13 @@ from autosync.api.db.document_store import load_domain, load_strategies
 from autosync.api.db.tables import (
     ProposalRow,
     SimulatorPromotionRow,
+    SimulatorTrainingRow,
     SimulatorVersionRow,
     TrialRow,
     TuningRow,
 )
-from autosync.api.engine.database_store import LeaseLost
+from autosync.api.engine import job_queue
+from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.api.engine.simulator_store import (
     NAME_OF_VERSION,
@@ -27,13 +29,11 @@ from autosync.api.engine.simulator_store import (
     next_number,
     version_in_use,
 )
-from autosync.api.engine.training import training_queue
-from autosync.api.engine.training.training_queue import Say, TrainingClaim, run_beside_trials
+from autosync.api.engine.training_process import Say, run_beside_trials
 from autosync.bundled_data import data_file, data_folder
 from autosync.cancellation import check_cancelled
 from autosync.documents import from_json
 from autosync.domain import Domain
-from autosync.errors import AutosyncError
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
 from autosync.simulator.extension_prediction import restates_domain
@@ -225,49 +225,36 @@ class TrainedVersion:
     figures: VersionFigures
 
 
-def run_training(database: Database, held: TrainingClaim) -> None:
+def run_training(database: Database, held: Claim) -> None:
     """Run one claimed training to its end: train, judge against the version in use, store, and
     promote where it is not worse. It stands still while trials run on this machine.
 
     Raises:
-        LeaseLost: another worker goes on with it. OperationalError: the database is away.
-        Cancelled: the worker stops.
+        AutosyncError: it cannot be trained. LeaseLost: another worker goes on with it.
+        OperationalError: the database is away. Cancelled: the worker stops.
     """
 
     def say(text: str) -> None:
-        training_queue.report_training(database, held, text)
+        job_queue.report(database, held, text)
 
-    try:
-        if held.fence > training_queue.MOST_CLAIMS:
-            raise AutosyncError(
-                f"the training was claimed {held.fence} times and never came to its end.",
-                thing="training",
-                value=held.training_id,
-                remedy="Its worker keeps dying: look at the worker's log and at free memory.",
-            )
-        say("reading what was measured")
-        check_cancelled()
-        task = _task(database, held)
-        check_cancelled()
-        _store(database, held, task, run_beside_trials(task, say, shared_machine_lock()))
-    except AutosyncError as error:
-        if isinstance(error, LeaseLost):
-            raise
-        training_queue.fail_training(database, held, str(error))
+    say("reading what was measured")
+    check_cancelled()
+    task = _task(database, held)
+    check_cancelled()
+    _store(database, held, task, run_beside_trials(task, say, shared_machine_lock()))
 
 
-def _task(database: Database, held: TrainingClaim) -> VersionTask:
+def _task(database: Database, held: Claim) -> VersionTask:
     measured = load_dataset(data_folder("runtimes"))
     with database.reading() as session:
         parent = version_in_use(session)
         card, weights = _files(session, parent)
         sources = (*split_dataset(measured), *measured_sources(session))
-    return VersionTask(card, weights, parent, sources, dataset_hash(measured), held.seed)
+        seed = session.get_one(SimulatorTrainingRow, held.job_id).seed
+    return VersionTask(card, weights, parent, sources, dataset_hash(measured), seed)
 
 
-def _store(
-    database: Database, held: TrainingClaim, task: VersionTask, trained: TrainedVersion
-) -> None:
+def _store(database: Database, held: Claim, task: VersionTask, trained: TrainedVersion) -> None:
     """The version, its promotion and the end of its training, in one transaction.
 
     Raises:
@@ -275,8 +262,7 @@ def _store(
     """
     figures = trained.figures
     with database.writing() as session:
-        ended = training_queue.end_training(session, held, "finished", message="")
-        training_queue.check_written(held, ended)
+        job_queue.end(session, held, "finished", message="")
         number = next_number(session)
         # what was promoted meanwhile was not judged beside this one
         promoted = figures.not_worse and version_in_use(session) == task.parent
@@ -287,7 +273,7 @@ def _store(
             SimulatorVersionRow(
                 number=number,
                 simulator=name,
-                training_id=held.training_id,
+                training_id=held.job_id,
                 parent=task.parent,
                 accuracy=figures.accuracy,
                 parent_accuracy=figures.parent_accuracy,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.arguments.domain_arguments import read_bytes, unknown_name
 from autosync.api.cli.console import warn
+from autosync.api.cli.domain_arguments import read_bytes, unknown_name
 from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
