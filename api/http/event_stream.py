@@ -158,9 +158,12 @@ SILENCE_SECONDS = 15.0
 """After so long without an event a comment is sent, so that proxies keep the connection."""
 
 
-async def stream(feed: EventFeed, tuning_id: str, last: int) -> AsyncIterator[str]:
-    """Events after number `last`, until the tuning has ended: what is past is read here, what
-    comes is fed. Cut off where the reader is too slow, who asks again with the number it has."""
+async def stream(
+    feed: EventFeed, tuning_id: str, last: int, follow: bool = True
+) -> AsyncIterator[str]:
+    """Events after number `last`, until the tuning has ended, or without `follow` those there are:
+    what is past is read here, what comes is fed. Cut off where the reader is too slow, who asks
+    again with the number it has."""
     last = min(last, await run_in_threadpool(_newest, feed.database, tuning_id))
     more = True
     while more:
@@ -169,7 +172,7 @@ async def stream(feed: EventFeed, tuning_id: str, last: int) -> AsyncIterator[st
             last = event.id
             yield _progress(event, state)
         more = len(events) == BATCH
-    if state in FINAL:
+    if state in FINAL or not follow:
         yield _end(state)
         return
     listener, told = feed.listen(tuning_id, last)

@@ -18,6 +18,7 @@ from autosync.api.db.tables import (
     OutcomeRow,
     ProposalRow,
     StrategyRow,
+    StrategySummaryRow,
     TrialRow,
     TuningRow,
 )
@@ -58,9 +59,12 @@ def tunings(
     tag: str | None = None,
     archived: bool | None = None,
     sort: str = "-created",
+    prefix: str | None = None,
+    recorded: str | None = None,
 ) -> Tunings:
-    """A page of all tunings, or of those in a state, with a tag, (not) archived. cursor: `next` of
-    the page before. sort: one of TUNING_SORTS, with `-` for the largest first.
+    """A page of all tunings, or of those in a state, with a tag, (not) archived, whose id begins
+    so, with a recorded timeline of this strategy. cursor: `next` of the page before. sort: one of
+    TUNING_SORTS, with `-` for the largest first.
 
     Raises:
         InvalidInput: there is no such sort, or the cursor is none of this list.
@@ -72,6 +76,13 @@ def tunings(
         only.append(has_tag(tag))
     if archived is not None:
         only.append(TuningRow.archived.is_(archived))
+    if prefix is not None:
+        only.append(TuningRow.id.startswith(prefix, autoescape=True))
+    if recorded is not None:
+        found_in = select(StrategySummaryRow.tuning_id).where(
+            StrategySummaryRow.strategy_id == recorded, StrategySummaryRow.recorded
+        )
+        only.append(TuningRow.id.in_(found_in))
     query = select(TuningRow.id).where(*only)
     if sort.endswith("speedup"):
         query = query.outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)

@@ -151,7 +151,6 @@ def attach(
     trace: ExecutionTrace | None = None,
     agreed: bool = False,
     streams: Streams | None = None,
-    compare_values: bool = True,
     called: nn.Module | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
@@ -167,8 +166,6 @@ def attach(
     agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
     streams: how the device's work is ordered, and how messages get to the backend; by default as
         the model's device and the process group's backend need it.
-    compare_values: say so where ranks hold other values at the end of their first backward pass, or
-        behind a load; not where values wait in host memory meanwhile.
     called: what the script calls in place of the model: what `torch.compile(model)` made of it.
 
     When it raises, model and optimizer are as they were before (but for shared values), and groups
@@ -217,7 +214,7 @@ def attach(
                     meeting,
                     max_grad_norm,
                     trace,
-                    _common_parameters(model, held) if share_values and compare_values else None,
+                    _common_parameters(model, held) if share_values else None,
                 )
             attachment = Attachment(
                 model,

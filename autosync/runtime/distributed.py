@@ -188,7 +188,6 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
-        compare_values=not any(entry.moves_values for entry in shipped.strategy.extensions),
         called=model,
     )
     attachment.handles += beside()
@@ -271,9 +270,8 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     with all its state.
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
-    PowerSGD has not sent yet is dropped with the plan. Of a plan that lags,
-    gradients that are still to be applied are applied now, a step for each iteration; one with
-    clocks gives every rank the sum of all updates and the mean of the optimizers' states.
+    PowerSGD has not sent yet is dropped with the plan. A plan that lags gives every rank the sum of
+    all updates and the mean of the optimizers' states.
 
     model: what `distribute` was given, or what it returned.
 

@@ -1,9 +1,11 @@
 """Versions of the trained simulator: train, follow, list, bring back."""
 
-from fastapi import APIRouter, Response
+from typing import Annotated
 
+from fastapi import APIRouter, Query, Response
+
+from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.simulator_store import promote
-from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Number, Reading
 from autosync.api.http.openapi import refusals
@@ -36,11 +38,15 @@ def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
 
 
 @router.post("/trainings", status_code=202, dependencies=[NEEDS_ADMIN])
-def post_training(database: DatabaseDep, response: Response) -> SimulatorTraining:
+def post_training(
+    database: DatabaseDep,
+    response: Response,
+    seed: Annotated[int, Query(ge=0, lt=2**53, description="Of networks and trees.")] = 0,
+) -> SimulatorTraining:
     """Train the next version on all that was measured. A worker takes it up when no tuning waits;
     one that waits already is answered."""
     with database.writing() as session:
-        training_id = enqueue_training(session)
+        training_id = enqueue_training(session, seed=seed)
     response.headers["Location"] = f"/v1/simulators/trainings/{training_id}"
     with database.reading() as session:
         return view.simulator_training(session, training_id)

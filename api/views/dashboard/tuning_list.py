@@ -15,8 +15,8 @@ from autosync.api.db.tables import (
     OutcomeRow,
     TuningRow,
 )
+from autosync.api.engine.job_queue import places
 from autosync.api.engine.simulator_store import NAME_OF_VERSION
-from autosync.api.engine.tuning_queue import places
 from autosync.api.views.caveats import Caveat, caveats_of
 from autosync.api.views.reports import has_tag, tunings_of
 from autosync.api.views.schemas import Tuning

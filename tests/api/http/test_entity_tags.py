@@ -48,11 +48,11 @@ def test_what_is_known_is_not_sent_again(client: TestClient, sqlite: Database) -
 
 def test_what_changes_has_another_tag(client: TestClient, sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
-    for path in (f"/v1/tunings/{held.tuning_id}", f"/v1/tunings/{held.tuning_id}/trials"):
+    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
         before = client.get(path).headers["etag"]
         assert client.get(path, headers={"If-None-Match": before}).status_code == 304
     run_search(store, REQUEST)
-    for path in (f"/v1/tunings/{held.tuning_id}", f"/v1/tunings/{held.tuning_id}/trials"):
+    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
         assert client.get(path, headers={"If-None-Match": before}).status_code == 200
     missing = client.get(f"/v1/tunings/{'0' * 32}/trials", headers={"If-None-Match": "*"})
     assert missing.status_code == 404

@@ -55,23 +55,23 @@ def test_links_count_where_trials_ran_and_not_where_they_were_asked_for(
     database: Database,
 ) -> None:
     held, store = claimed(database, replace(REQUEST, launcher="auto"))
-    assert caveats(database, held.tuning_id) == (ESTIMATED,)
+    assert caveats(database, held.job_id) == (ESTIMATED,)
     run_search(store, REQUEST, launcher=local_launcher.DESCRIPTION)
-    assert caveats(database, held.tuning_id) == (NOT_SHAPED, ESTIMATED)
+    assert caveats(database, held.job_id) == (NOT_SHAPED, ESTIMATED)
     with database.reading() as session:
-        assert reports.tuning(session, held.tuning_id).ran_on == [local_launcher.DESCRIPTION]
+        assert reports.tuning(session, held.job_id).ran_on == [local_launcher.DESCRIPTION]
 
 
 def test_waits_that_were_only_predicted_are_called_so(database: Database) -> None:
     held, store = claimed(database, replace(REQUEST, launcher="testbed"))
     run_search(store, REQUEST, launcher=f"testbed, {PREDICTED_WAITS}")
-    assert caveats(database, held.tuning_id) == (ESTIMATED, WAITS_PREDICTED)
+    assert caveats(database, held.job_id) == (ESTIMATED, WAITS_PREDICTED)
 
 
 def test_a_testbed_that_was_short_of_cores_is_called_so(database: Database) -> None:
     held, store = claimed(database, replace(REQUEST, launcher="testbed"))
     run_search(store, REQUEST, launcher=f"testbed (4 nodes, {SHORT_OF_CORES} (1 a rank))")
-    assert caveats(database, held.tuning_id) == (ESTIMATED, FEW_CORES)
+    assert caveats(database, held.job_id) == (ESTIMATED, FEW_CORES)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_gpu_that_ranks_shared_is_called_so(
     held, store = claimed(database, replace(REQUEST, launcher="testbed"))
     where = f"testbed (4 nodes), CUDA kernels, nccl, 4 ranks {words}"
     run_search(store, REQUEST, launcher=where)
-    assert caveats(database, held.tuning_id) == (ESTIMATED, caveat)
+    assert caveats(database, held.job_id) == (ESTIMATED, caveat)
     print_scales(where, 1.0, 1.0)
     told = " ".join("".join(capsys.readouterr()).split())
     assert caveat.reason in told
@@ -98,7 +98,7 @@ def test_predicted_waits_are_not_those_for_activations_alone(words: str) -> None
 
 def test_local_links_are_known_before_the_first_trial(sqlite: Database) -> None:
     held, _ = claimed(sqlite, REQUEST)
-    assert NOT_SHAPED in caveats(sqlite, held.tuning_id)
+    assert NOT_SHAPED in caveats(sqlite, held.job_id)
 
 
 def test_the_local_launcher_says_it_in_these_words(capsys: pytest.CaptureFixture[str]) -> None:

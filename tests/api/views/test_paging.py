@@ -10,8 +10,8 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
+from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.api.views import reports, simulator_versions_view, stored_documents
 from autosync.api.views.exports import bundle_document
 from autosync.api.views.paging import written_cursor

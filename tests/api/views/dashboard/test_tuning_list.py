@@ -3,9 +3,8 @@
 import pytest
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.tuning_control import archive, write_notes
+from autosync.api.engine.tuning_control import archive, resume, write_notes
 from autosync.api.views.dashboard.tuning_list import PAGE_SIZE, TuningFilter, tuning_list
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from tests.api.sample import finished, small_request
@@ -63,7 +62,7 @@ def test_what_cannot_be_written_is_refused(sqlite: Database) -> None:
     with pytest.raises(NotSupported, match="cannot be archived"):
         archive(sqlite, tuning_id, True)
     with pytest.raises(NotSupported, match="is queued"):
-        tuning_queue.retry(sqlite, tuning_id)
+        resume(sqlite, tuning_id)
     with pytest.raises(InvalidInput, match="colour"):
         TuningFilter(sort="colour")
     with pytest.raises(InvalidInput, match="asleep"):

@@ -30,7 +30,6 @@ EVERY = {
     **PLANS,
     "mixed": Case(method="mixed", groups=4),
     "ddp": DDP,
-    "pipelined": Case(staleness=1),
     "clocks": Case(method="ps", staleness=1),
 }
 PATIENCE = timedelta(seconds=30)

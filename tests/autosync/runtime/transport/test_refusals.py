@@ -23,8 +23,7 @@ from tests.autosync.runtime.ranks import Ranks
 LAST = 2
 """The iteration in which one rank does what it may not."""
 
-PIPELINED = {"pipelined": Case(staleness=1)}
-LATE = {**PIPELINED, "clocks": Case(method="ps", staleness=1)}
+LATE = {"clocks": Case(method="ps", staleness=1)}
 CASES = {**PLANS, **LATE}
 
 
@@ -118,12 +117,10 @@ class Refused:
 
 
 REFUSED = {
-    "buffer": Refused("module buffer 'seen' is torch.float32[2] now", {**PLANS, **PIPELINED}),
-    "replaced": Refused(
-        "module buffer 'seen' is torch.float32[3] now", {**PLANS, **PIPELINED}, replace_buffer
-    ),
-    "nested": Refused("a reentrant checkpoint runs its own backward", {**PLANS, **PIPELINED}),
-    "twice": Refused("became ready twice in one backward pass", {**PLANS, **PIPELINED}),
+    "buffer": Refused("module buffer 'seen' is torch.float32[2] now", PLANS),
+    "replaced": Refused("module buffer 'seen' is torch.float32[3] now", PLANS, replace_buffer),
+    "nested": Refused("a reentrant checkpoint runs its own backward", PLANS),
+    "twice": Refused("became ready twice in one backward pass", PLANS),
     "layer": Refused("'net.weight' is no longer the parameter", CASES, replace_layer),
     "type": Refused("'first.weight' has type torch.bfloat16", PLANS),
     "unfrozen": Refused("first.bias was unfrozen after autosync.distribute", CASES, unfreeze),
