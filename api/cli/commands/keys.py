@@ -27,7 +27,7 @@ def list_keys(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
     Example: `autosync keys list`
     """
     from autosync.api.cli.open_database import opened
-    from autosync.api.views.api_keys_view import api_keys
+    from autosync.api.views.service import api_keys
 
     with opened(db) as database, database.reading() as session:
         found = api_keys(session).items

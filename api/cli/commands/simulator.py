@@ -31,7 +31,7 @@ def list_all(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
     """
     from autosync.api.cli.open_database import opened
     from autosync.api.engine.simulator_store import LISTED
-    from autosync.api.views.stored_documents import simulators
+    from autosync.api.views.simulators import simulators
 
     with opened(db) as database, database.reading() as session:
         found = simulators(session, LISTED).items
@@ -141,7 +141,7 @@ def versions(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
     Example: `autosync simulator versions`
     """
     from autosync.api.cli.open_database import opened
-    from autosync.api.views.simulator_versions_view import simulator_versions
+    from autosync.api.views.simulators import simulator_versions
 
     with opened(db) as database, database.reading() as session:
         found = simulator_versions(session)

@@ -25,10 +25,8 @@ from autosync.api.engine.api_keys import (
     token_proof_of_session,
 )
 from autosync.api.engine.service_limits import ServiceLimits, TryLater, how_to_raise
-from autosync.api.http.access.access_rules import Access, NamedToken
-from autosync.api.http.access.browser_cookies import new_cookie, session_cookie
-from autosync.api.http.access.caller import Caller, NotAuthorized, Way
-from autosync.api.http.access.origin_checks import address_of
+from autosync.api.http.access.access_rules import Access, Caller, NamedToken, NotAuthorized, Way
+from autosync.api.http.access.browser import address_of, new_cookie, session_cookie
 
 MOST_CLIENTS = 10_000
 """Remembered at once; the one that was seen least recently is forgotten first."""

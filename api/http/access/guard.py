@@ -11,12 +11,12 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autosync.api.engine.api_keys import KeyScope, allows
+from autosync.api.http.access.access_rules import Caller, NotAllowed, NotAuthorized
 from autosync.api.http.access.authentication import Authentication
-from autosync.api.http.access.browser_cookies import check_form_token
-from autosync.api.http.access.caller import Caller, NotAllowed, NotAuthorized
-from autosync.api.http.access.origin_checks import (
+from autosync.api.http.access.browser import (
     SAFE_METHODS,
     address_of,
+    check_form_token,
     check_origin,
     local_address,
     parsed_url,

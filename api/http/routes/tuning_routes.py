@@ -25,6 +25,7 @@ from autosync.api.http.openapi import document_answer, posted, refusals
 from autosync.api.spec import NotesSpec
 from autosync.api.views import reports
 from autosync.api.views.exports import bundle_document, settings_document
+from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import (
     ChangedTuning,
     RankedStrategies,
@@ -48,6 +49,12 @@ TuningSort = Literal[
     "best_seconds",
     "-speedup",
     "speedup",
+    "-model",
+    "model",
+    "-cluster",
+    "cluster",
+    "-state",
+    "state",
 ]
 TrialSort = Literal["position", "-position", "step_seconds", "-step_seconds"]
 SORT = "With - the largest first; those without a value come last."
@@ -107,8 +114,8 @@ def get_tunings(
     """The newest first, unless they are sorted otherwise. A cursor is good for one sort."""
 
     def page() -> str:
-        found = reports.tunings(session, limit, cursor, state, tag, archived, sort)
-        return found.model_dump_json()
+        wanted = TuningFilter(state=state or "", tag=tag or "", archived=archived, sort=sort)
+        return reports.tunings(session, limit, cursor, wanted).model_dump_json()
 
     return tagged(page, seen)
 

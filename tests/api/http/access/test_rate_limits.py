@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import Request
 
 from autosync.api.http.access.authentication import MOST_CLIENTS, RateLimiter
-from autosync.api.http.access.origin_checks import address_of
+from autosync.api.http.access.browser import address_of
 
 
 def test_a_burst_goes_through_and_then_the_rate_holds() -> None:

@@ -1,0 +1,67 @@
+"""Charts hold what they are given, and stay small."""
+
+from autosync.api.views.charts import STRETCHES, Amounts, OperationCost, bars_chart, model_chart
+from autosync.api.views.dashboard.strategy_charts import timeline_chart
+from autosync.api.views.dashboard.trial_points import TrialPoint
+from autosync.api.views.dashboard.tuning_charts import MOST_DOTS, convergence_chart
+from autosync.api.views.timeline_schemas import TimelineIteration
+from autosync.simulator.timeline.iteration_trace import ComputeInterval, DealInterval
+
+
+def placed_iteration() -> TimelineIteration:
+    return TimelineIteration(
+        step_seconds=0.01,
+        compute=[
+            ComputeInterval(0, "forward", 0.0, 0.002),
+            ComputeInterval(0, "wait", 0.002, 0.003),
+            ComputeInterval(0, "backward", 0.003, 0.009),
+        ],
+        messages=None,
+        deals=[DealInterval("all_to_all", 4096, 0.002, 0.003)],
+    )
+
+
+def test_deals_are_drawn_in_a_lane_of_their_own_and_listed_as_messages() -> None:
+    panels = [("placed, measured", placed_iteration())]
+    chart = timeline_chart("timeline", "Measured timeline", "", panels, None, 0.01)
+    (plot,) = chart.plots
+    assert plot.y.categories == ("compute", "samples dealt")
+    (series,) = (each for each in plot.series if each.name == "samples dealt")
+    ((span, lane, words),) = series.points
+    assert (span, lane) == ((2.0, 3.0), 1)
+    assert "all-to-all at a placed module, 4.1 kB of all ranks" in words
+    listed = [row[1:] for row in chart.rows if "of samples" in row[1]]
+    assert listed == [("all-to-all of samples", "4.1 kB", "2.00 ms", "3.00 ms")]
+    plain = placed_iteration().model_copy(update={"deals": []})
+    without = timeline_chart("timeline", "", "", [("plain", plain)], None, 0.01)
+    assert without.plots[0].y.categories == ("compute",)
+
+
+def trials(seconds: list[float]) -> list[TrialPoint]:
+    return [TrialPoint(i, "search", 0, f"s{i}", s, 1.0, False) for i, s in enumerate(seconds)]
+
+
+def test_thousands_of_trials_stay_a_small_drawing() -> None:
+    seconds = [1.0 + (i * 7919 % 2000) / 1e4 for i in range(2000)]
+    chart = convergence_chart(trials(seconds), 0.9)
+    dots = chart.plots[0].series[0].points
+    assert len(dots) <= MOST_DOTS
+    assert {min(seconds) * 1e3, max(seconds) * 1e3} <= {at for _, at, _ in dots}
+    assert len(chart.rows) == 1, "only where the best changed"
+
+
+def test_the_staircase_steps_where_the_best_changes() -> None:
+    chart = convergence_chart(trials([3.0, 3.0, 2.0, 2.5]), 0.9)
+    (best,) = (each for each in chart.plots[0].series if each.kind == "steps")
+    assert [point[:2] for point in best.points] == [(1, 3000.0), (3, 2000.0), (4, 2000.0)]
+    assert [row[2] for row in chart.rows] == ["3,000 ms", "2,000 ms"]
+
+
+def test_a_large_model_and_many_rows_are_summed_up() -> None:
+    chart = model_chart([OperationCost(f"o{i}", 1 / 1000, i) for i in range(1000)], "")
+    assert [len(plot.series[0].points) for plot in chart.plots] == [STRETCHES] * 2
+    rows = [Amounts(f"n{i}", (float(i), None)) for i in range(300)]
+    bars = bars_chart("nics", "Bytes", "", ["ours", "DDP"], rows)
+    assert max(bars.plots[0].y.categories) == "n299"
+    assert [len(series.points) for series in bars.plots[0].series] == [16, 0]
+    assert "The table has the first 256" in bars.footnote
