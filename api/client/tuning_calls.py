@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosync.api.client.calls import ClusterCalls, GraphCalls
+from autosync.api.client.calls import posted
 from autosync.api.client.service_connection import ServiceConnection, given, plain
 from autosync.api.client.tuning_events import ServiceEvent, followed
 from autosync.api.views.schemas import (
@@ -21,8 +21,11 @@ from autosync.api.views.schemas import (
 from autosync.atomic_write import replaced_atomically
 from autosync.bundle import Bundle, read_bundle
 from autosync.cluster import Cluster
+from autosync.documents import from_json
+from autosync.domain import Domain
 from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.graph import ModelGraph
+from autosync.search.loop.earlier_document import EarlierTrials
 
 if TYPE_CHECKING:
     from autosync.api.views.timeline_schemas import Timeline
@@ -52,15 +55,11 @@ class TuningCalls:
         Raises:
             ServiceError: as POST /v1/tunings refuses.
         """
-        if isinstance(graph, ModelGraph):
-            graph = GraphCalls(self.connection).post(graph).id
-        if isinstance(cluster, Cluster):
-            cluster = ClusterCalls(self.connection).post(cluster).id
         return self.connection.post(
             "/v1/tunings",
             Tuning,
             repeatable=True,
-            json={"graph": graph, "cluster": cluster, **plain(options)},
+            json={**posted(self.connection, graph, cluster), **plain(options)},
             headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex},
         )
 
@@ -73,10 +72,14 @@ class TuningCalls:
         tag: str | None = None,
         archived: bool | None = None,
         sort: str = "-created",
+        prefix: str | None = None,
+        recorded: str | None = None,
     ) -> Tunings:
-        """limit: None lists all."""
+        """limit: None lists all. prefix: only ids that begin so. recorded: only those with a
+        timeline of this strategy."""
         only = {"state": state, "tag": tag, "archived": archived, "sort": sort}
-        return self.connection.listed("/v1/tunings", Tunings, limit, cursor, **only)
+        some = {"prefix": prefix, "recorded": recorded}
+        return self.connection.listed("/v1/tunings", Tunings, limit, cursor, **only, **some)
 
     def get(self, tuning_id: str) -> Tuning:
         return self.connection.get(f"/v1/tunings/{tuning_id}", Tuning)
@@ -181,6 +184,16 @@ class TuningCalls:
         """
         path, query = f"/v1/tunings/{tuning_id}/settings", {"for": framework, "strategy": strategy}
         return self.connection.get(path, FrameworkSettings, **query)
+
+    def domain(self, tuning_id: str) -> Domain:
+        """What it is about, with what was measured of it."""
+        answer = self.connection.send("GET", f"/v1/tunings/{tuning_id}/domain")
+        return from_json(Domain, answer.content)
+
+    def measured(self, tuning_id: str) -> EarlierTrials:
+        """Its measured strategies, as far as it has come: `earlier` of another tuning."""
+        answer = self.connection.send("GET", f"/v1/tunings/{tuning_id}/measured")
+        return from_json(EarlierTrials, answer.content)
 
     def timeline(self, tuning_id: str, *, strategy: str | None = None) -> "Timeline":
         """One iteration of the answer or of any strategy, predicted and measured."""

@@ -11,8 +11,6 @@ from autosync.api.client.service_errors import ServiceError, unreachable
 
 SILENCE_SECONDS = 60.0
 """The service comments on a silent stream every 15 s; after four of them missing it is gone."""
-PAUSE_SECONDS = 3.0
-"""The service sends what it has at once: after such a pause there is nothing more."""
 FIELDS = ("kind", "message", "done", "total", "best_seconds", "state", "at")
 
 
@@ -49,12 +47,8 @@ def followed(
                     return
                 after, failures = event.id, 0
                 yield event
-        except httpx.ReadTimeout as error:
-            if not follow:
-                return
-            why = str(error) or "silence"
         except httpx.TransportError as error:
-            why = str(error)
+            why = str(error) or "silence"
         except ServiceError as refusal:
             if not worth_another(refusal, repeatable=True):
                 raise
@@ -68,10 +62,10 @@ def _told(
     connection: ServiceConnection, tuning_id: str, after: int, follow: bool
 ) -> Iterator[ServiceEvent | None]:
     """What one connection tells; None is the tuning's end."""
-    timeout = httpx.Timeout(SILENCE_SECONDS, read=SILENCE_SECONDS if follow else PAUSE_SECONDS)
+    timeout, query = httpx.Timeout(SILENCE_SECONDS), {} if follow else {"follow": "false"}
     path = f"/v1/tunings/{tuning_id}/events"
     seen = {"Last-Event-ID": str(after)}
-    with connection.streamed(path, headers=seen, timeout=timeout) as response:
+    with connection.streamed(path, params=query, headers=seen, timeout=timeout) as response:
         yield from _events(response.iter_lines())
 
 

@@ -15,7 +15,6 @@ from fastapi.staticfiles import StaticFiles
 from uvicorn.config import STARTUP_FAILURE
 
 from autosync.api.db.database import Database, connect
-from autosync.api.db.schema_migration import migrate
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http import openapi, problems
 from autosync.api.http.access.access_rules import Access, access_on
@@ -153,6 +152,8 @@ def serve(
     Raises:
         InvalidInput: no access is given, and others can reach `host`.
     """
+    from autosync.api.db.schema_migration import migrate  # loads alembic
+
     access = access or access_on(host)
     migrate(url)
     if log_requests:

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request, params
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
@@ -47,9 +49,9 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def _known(request: Request) -> list[str]:
-    paths = request.app.openapi()["paths"]
-    operation = paths[request.scope["route"].path][request.method.lower()]
-    return [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+    route: APIRoute = request.scope["route"]
+    fields = get_flat_params(route.dependant)
+    return [each.alias for each in fields if isinstance(each.field_info, params.Query)]
 
 
 RETRY_SECONDS = 5

@@ -23,8 +23,7 @@ from autosync.plan import Plan
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.strategy import Strategy
-from autosync.trials.contract import TrialResult
-from autosync.trials.measured_timeline import MeasuredTimeline
+from autosync.trials.contract import MeasuredTimeline, TrialResult
 
 DOCUMENTS: dict[str, type[Any]] = {
     cls.__name__: cls

@@ -25,6 +25,7 @@ from autosync.api.db.database import Database
 from autosync.api.db.document_store import DocumentRow, cluster_row, graph_row, insert_rows
 from autosync.api.db.tables import GraphRow
 from autosync.api.engine.service_limits import (
+    UNLIMITED,
     ServiceLimits,
     TryLater,
     check_cluster,
@@ -150,20 +151,20 @@ class Uploads:
 
     def graph(self, body: bytes, client: str) -> StoredRow:
         self._check_size("graph", body)
-        if len(body) <= LARGE_BYTES:
+        if self._reads_here(len(body)):
             return store_graph(self.database, body, self.limits)
         return StoredRow(**self._in_process("graph", body, client))
 
     def cluster(self, body: bytes, client: str) -> StoredRow:
         self._check_size("cluster", body)
-        if len(body) <= LARGE_BYTES:
+        if self._reads_here(len(body)):
             return store_cluster(self.database, body, self.limits)
         return StoredRow(**self._in_process("cluster", body, client))
 
     def tuning(self, body: bytes, client: str, idempotency_key: str | None = None) -> str:
         """The tuning's id."""
-        small = len(body) <= LARGE_BYTES
-        if small and graph_bytes(self.database, read_tuning(body).graph) <= LARGE_BYTES:
+        here = self._reads_here(len(body))
+        if here and self._reads_here(graph_bytes(self.database, read_tuning(body).graph)):
             return start_tuning(self.database, body, client, idempotency_key, self.limits)
         return str(self._in_process("tuning", body, client, idempotency_key)["id"])
 
@@ -171,6 +172,10 @@ class Uploads:
         """Kill what still reads."""
         for process in tuple(self.running):
             process.kill()
+
+    def _reads_here(self, size_bytes: int) -> bool:
+        """Small documents, and all where there are no limits to keep."""
+        return size_bytes <= LARGE_BYTES or self.limits == UNLIMITED
 
     def _check_size(self, kind: str, body: bytes) -> None:
         """Of a form only the whole was limited before: the file and what is around it."""

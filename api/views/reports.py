@@ -19,6 +19,7 @@ from autosync.api.db.tables import (
     OutcomeRow,
     ProposalRow,
     StrategyRow,
+    StrategySummaryRow,
     TrialRow,
     TuningRow,
 )
@@ -63,7 +64,8 @@ class TuningFilter:
 
     text: words in the names of model or cluster, in the note, in a tag, or the beginning of an id.
     simulator: name of the trained one that ranked, `version-N` for a version. archived: None takes
-    both. sort: one of TUNING_SORTS, with `-` before it for the largest first.
+    both. prefix: of the id. recorded: the id of a strategy whose timeline it
+    recorded. sort: one of TUNING_SORTS, with `-` before it for the largest first.
     """
 
     text: str = ""
@@ -73,6 +75,8 @@ class TuningFilter:
     cluster_id: str = ""
     simulator: str = ""
     archived: bool | None = None
+    prefix: str = ""
+    recorded: str = ""
     sort: str = "-created"
 
     def __post_init__(self) -> None:
@@ -102,6 +106,13 @@ class TuningFilter:
                 yield TuningRow.simulator_version == int(number)
             else:
                 yield TuningRow.simulator == self.simulator
+        if self.prefix:
+            yield TuningRow.id.startswith(self.prefix, autoescape=True)
+        if self.recorded:
+            found_in = select(StrategySummaryRow.tuning_id).where(
+                StrategySummaryRow.strategy_id == self.recorded, StrategySummaryRow.recorded
+            )
+            yield TuningRow.id.in_(found_in)
         for word in self.text.lower().replace("\0", " ").split():
             said = func.lower(
                 GraphRow.name + " " + ClusterRow.name + " " + TuningRow.note + " " + TuningRow.tags

@@ -388,6 +388,37 @@ class PredictedStrategies(BaseModel):
     items: list[PredictedStrategy]
 
 
+class GivenPrediction(BaseModel):
+    """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
+    which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
+    engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the rank that
+    needs most. fits: whether every device has what its rank needs. warnings: why the interval is
+    wide."""
+
+    strategy: str
+    predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    samples_per_second: float
+    limit_seconds: float
+    percent_of_limit: float
+    engine_seconds: float
+    constants: str | None
+    predicted_peak_bytes: int
+    fits: bool
+    warnings: list[str]
+
+
+class GivenPredictions(BaseModel):
+    """In the order of the request. constants: the name of the fitted ones in use, with how they
+    were fitted and what of them was measured; null where there are none."""
+
+    constants: str | None
+    constants_fitted: str
+    constants_measured: str
+    items: list[GivenPrediction]
+
+
 class ComparedCluster(BaseModel):
     """A cluster with its best strategy by prediction; samples_per_second: over all devices.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""

@@ -366,12 +366,12 @@ def _sharded_by_fsdp(model: nn.Module, name: str, kind: str) -> NotSupported:
 
 
 def _sharded_by_tensor(name: str, parameter: Any) -> NotSupported:
-    mesh, placements = parameter.device_mesh, tuple(map(str, parameter.placements))
+    mesh, parts = parameter.device_mesh, tuple(map(str, parameter.placements))
     return NotSupported(
-        f"parameter {name!r} is a DTensor ({', '.join(placements)} over mesh dimensions "
+        f"parameter {name!r} is a DTensor ({', '.join(parts)} over mesh dimensions "
         f"{mesh.mesh_dim_names}): no plan synchronizes parts of tensors over the ranks of a mesh.",
         thing=f"parameter {name}",
-        value=placements,
+        value=parts,
         remedy='Write DistributedDataParallel(model, device_mesh=mesh["dp"]) beside '
         "parallelize_module; or hold the parts as plain parameters of this rank's size, and call "
         'autosync.distribute(..., process_group=mesh["dp"].get_group()).',

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autosync.trials.gpus import cuda_mps, mps_running, shared_gpu_environment
 from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS, BackendName
-from autosync.trials.shared_gpu import cuda_mps, mps_running, shared_gpu_environment
 
 OTHERS_SECONDS = 5.0
 """What ranks are given once another one has failed; they may wait in a kernel for ever."""

@@ -32,8 +32,8 @@ import autosync
 from autosync.bundle import load_bundle, make_bundle, save_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer, Profile
+from autosync.extensions.placement.document import modules_of
 from autosync.extensions.placement.proposals import PlacementJudge, place_greedily
-from autosync.extensions.placement.verification import modules_of
 from autosync.importing import import_module
 from autosync.population import encode
 from autosync.search.designs import known_designs
@@ -173,7 +173,7 @@ def measured(
     """The median iteration of the slowest rank, and the elements that each rank holds."""
     with tempfile.TemporaryDirectory() as folder:
         save_bundle(make_bundle(strategy, where), Path(folder) / "bundle.json")
-        command = [sys.executable, "-m", "modules_of(benchmarks).measured_placement"]
+        command = [sys.executable, "-m", "benchmarks.placement.measured_placement"]
         command += ["--folder", folder, "--iterations", str(iterations)]
         ranks = [
             subprocess.Popen(

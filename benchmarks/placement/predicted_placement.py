@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 
 from autosync.domain import Domain
+from autosync.extensions.placement.document import modules_of
 from autosync.extensions.placement.policy import PolicySettings, learned_placement
 from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge, place_greedily
-from autosync.extensions.placement.verification import modules_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Schedule, Strategy
 from autosync.strategy_description import describe

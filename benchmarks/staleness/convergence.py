@@ -85,7 +85,7 @@ def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve
     torch.manual_seed(setting.seed)
     model = task.model()
     optimizer = task.optimizer(model)
-    autosync.distribute(model, optimizer, late_bundle(model, setting, world), allow_staleness=True)
+    autosync.distribute(model, optimizer, late_bundle(model, setting, world), allow_inexact=True)
     batches = np.random.default_rng((setting.seed, rank))
     straggling = np.random.default_rng((setting.seed, 1_000_000))
     noted, begun = [], time.monotonic()

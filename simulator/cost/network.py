@@ -190,7 +190,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
 
 def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, int]]:
     """(operation, teams, root) of every message that the compiler emits (its kernel `chain`, and
-    `sharded_messages` and `placed_messages`, whose teams follow the explicit rings)."""
+    `sharded_messages` and extensions, whose teams follow the explicit rings)."""
     rings = range(FIRST_SERVER + cluster.servers, len(teams))
     apart = [team for team in rings if sum(map(len, teams[team])) < cluster.world_size]
     groups = [team for team in rings if len(teams[team]) > 1]

@@ -13,13 +13,15 @@ from autosync.simulator.fitting.message_costs import fit_overlap_slowdown
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import predicted_iteration
 from autosync.strategy import Strategy
-from autosync.trials.contract import TrialError, TrialRequest, TrialResult
-from autosync.trials.measured_timeline import (
+from autosync.trials.contract import (
     ComputeTimes,
     MeasuredTimeline,
     MessageTimes,
     Phase,
     RankTimeline,
+    TrialError,
+    TrialRequest,
+    TrialResult,
 )
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Optimizer
+from autosync.extensions.registry import iterations_in_flight
 from autosync.population import encode
 from autosync.simulator.memory.plan_memory import PlanMemory
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -47,8 +48,8 @@ def held(rank: int, world: int, given: Bundle) -> int:
     model = layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     before = tensor_bytes()
-    autosync.distribute(model, optimizer, given, allow_staleness=True)
-    staleness, key = given.plan.staleness, f"held/{given.plan.id}"
+    autosync.distribute(model, optimizer, given, allow_inexact=True)
+    staleness, key = iterations_in_flight(given.plan.extensions), f"held/{given.plan.id}"
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.wait([key], timedelta(seconds=60))

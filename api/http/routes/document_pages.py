@@ -8,8 +8,8 @@ from fastapi import APIRouter, File, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
+from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.simulator_store import promote
-from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import (
     ClientName,

@@ -8,8 +8,8 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import STATES
+from autosync.api.engine.job_queue import places
 from autosync.api.engine.registry import SIMULATORS
-from autosync.api.engine.tuning_queue import places
 from autosync.api.http.access.access_rules import NotAuthorized
 from autosync.api.http.access.authentication import Authentication
 from autosync.api.http.access.browser import (

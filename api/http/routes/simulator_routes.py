@@ -2,15 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Response
+from fastapi import APIRouter, File, Query, Response
 
+from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.simulator_store import (
     checkpoint_files,
     promote,
     remove_simulator,
     store_simulator,
 )
-from autosync.api.engine.training.training_queue import enqueue_training
 from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Number, Reading
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged
@@ -62,11 +62,15 @@ def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
 
 
 @router.post("/trainings", status_code=202, dependencies=[NEEDS_ADMIN])
-def post_training(database: DatabaseDep, response: Response) -> SimulatorTraining:
+def post_training(
+    database: DatabaseDep,
+    response: Response,
+    seed: Annotated[int, Query(ge=0, lt=2**53, description="Of networks and trees.")] = 0,
+) -> SimulatorTraining:
     """Train the next version on all that was measured. A worker takes it up when no tuning waits;
     one that waits already is answered."""
     with database.writing() as session:
-        training_id = enqueue_training(session)
+        training_id = enqueue_training(session, seed=seed)
     response.headers["Location"] = f"/v1/simulators/trainings/{training_id}"
     with database.reading() as session:
         return simulators.simulator_training(session, training_id)

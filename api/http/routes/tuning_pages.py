@@ -6,7 +6,7 @@ from fastapi import APIRouter, Form, Path, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from autosync.api.engine import tuning_control, tuning_queue
+from autosync.api.engine import job_queue, tuning_control
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import reports
@@ -133,7 +133,7 @@ def trial_details_page(
 
 @router.post("/cancel")
 def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
-    tuning_queue.cancel(database, tuning_id)
+    job_queue.cancel(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
@@ -153,7 +153,7 @@ def resume(tuning_id: Id, database: DatabaseDep) -> Response:
 @router.post("/retry")
 def retry(tuning_id: Id, database: DatabaseDep) -> Response:
     """What it measured stays."""
-    tuning_queue.retry(database, tuning_id)
+    job_queue.retry(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
@@ -175,7 +175,7 @@ def _status(session: Session, tuning_id: str) -> dict[str, Any]:
     tuning = reports.tuning(session, tuning_id)
     ddp = measured_ddp_seconds(session, tuning)
     ran_on = ", ".join(tuning.ran_on)
-    place = tuning_queue.places(session).get(tuning_id) if tuning.state == "queued" else None
+    place = job_queue.places(session).get(tuning_id) if tuning.state == "queued" else None
     return {
         "tuning": tuning,
         "headline": headline(tuning, ddp, ran_on, place),

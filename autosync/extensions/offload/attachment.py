@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.offload.device import swap_device_of
+from autosync.extensions.offload.device import check_swappable, swap_device_of
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.optimizer_states import SwappedStates
 from autosync.extensions.offload.parameter_values import (
@@ -56,6 +56,11 @@ all moments; what is more changes them, as the optimizer's first step does."""
 HEADROOM = 0.001
 """Of what the fullest moment holds: a schedule counts on so much more, as far as the budget has
 room for it. A list of losses, which grows by 4 bytes a pass, then takes no new schedule in each."""
+
+
+def check(model: nn.Module, called: nn.Module) -> None:
+    """Raises NotSupported as `device.check_swappable`."""
+    check_swappable(model, called)
 
 
 def attach(

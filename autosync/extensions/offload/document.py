@@ -7,6 +7,7 @@ from pydantic import ConfigDict
 
 from autosync.documents import LARGEST_COUNT, STRICT, UNLESS_ZERO
 from autosync.errors import InvalidStrategy
+from autosync.extensions.document import ExtensionDocument
 
 RESERVE = 0.1
 """Of a device's memory, left to what no prediction and no schedule knows: inputs that the script
@@ -14,9 +15,18 @@ holds, workspaces of kernels, what the allocator rounds up, a GPU's context. A s
 its budget, so it needs this room more than one that happens to fit. Predicted peaks were up to 2 %
 too small on a CPU (docs/simulator.md); on a GPU nobody has measured them."""
 
+SWAPPED = "iterations, which wait for swapped activations (a plain one has no room),"
+WITH_STATE = (
+    "iterations, which wait for swapped activations and optimizer state (for want of room),"
+)
+WITH_VALUES = (
+    "iterations, which wait for swapped activations, optimizer state and values (for want of room),"
+)
+"""How the iterations of a recorded job ran, in words."""
+
 
 @dataclass(frozen=True, slots=True)
-class Offload:
+class Offload(ExtensionDocument):
     """What a rank's device has no room for waits in host memory: activations for their backward.
 
     budget_bytes: what a training step may take of a device at most: values, gradients, optimizer
@@ -29,6 +39,8 @@ class Offload:
     optimizer_state: Annotated[bool, UNLESS_ZERO] = False
     values: Annotated[bool, UNLESS_ZERO] = False
     key: ClassVar[str] = "swap"
+    slows_compute: ClassVar[bool] = True
+    unsteady_passes: ClassVar[int] = 2  # recorded without the optimizer's state, and with it
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -39,6 +51,19 @@ class Offload:
                 value=self.budget_bytes,
                 remedy="State the bytes of device memory that a training step may take.",
             )
+
+    @property
+    def moves_values(self) -> bool:
+        return self.values
+
+    @classmethod
+    def to_save_memory(cls, memory_bytes: float) -> "list[tuple[str, Offload]]":
+        budget = budget_within(memory_bytes)
+        return [
+            (SWAPPED, cls(budget)),
+            (WITH_STATE, cls(budget, optimizer_state=True)),
+            (WITH_VALUES, cls(budget, optimizer_state=True, values=True)),
+        ]
 
 
 def budget_within(memory_bytes: float) -> int:

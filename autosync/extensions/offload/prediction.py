@@ -31,7 +31,7 @@ from autosync.extensions.offload.schedule import (
     spans_of,
     stall_seconds,
 )
-from autosync.extensions.offload.verification import check_swap, swapped_in_words
+from autosync.extensions.offload.verification import check_strategy, swapped_in_words
 from autosync.graph import ModelGraph
 from autosync.plan import PlanTable
 from autosync.population import Population
@@ -107,7 +107,7 @@ class OffloadPrediction(Prediction):
             return
         for swap in forms_within(budget):
             with suppress(InvalidStrategy):
-                check_swap(strategy.carrying(swap))
+                check_strategy(strategy.carrying(swap))
                 ranks = swaps_of_ranks(memory, plans, population, 0, swap)
                 rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
                 slowest = ranks[rank]

@@ -11,7 +11,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.offload.document import Offload, forms_within
 from autosync.extensions.offload.prediction import idle_tensors, swap_budget_bytes
-from autosync.extensions.offload.verification import check_swap
+from autosync.extensions.offload.verification import check_strategy
 from autosync.population import encode
 from autosync.search.extension_proposals import Named, Proposer
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
@@ -22,7 +22,7 @@ from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
-from autosync.trials.contract import LACKS_ROOM, TrialResult
+from autosync.trials.contract import LACKS_MEMORY, TrialResult
 
 ENDINGS = {
     (False, False): "_swapped",
@@ -144,7 +144,7 @@ def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:
 
 def _can_swap(strategy: Strategy) -> bool:
     try:
-        check_swap(strategy)
+        check_strategy(strategy)
     except InvalidStrategy:
         return False
     return True
@@ -162,4 +162,4 @@ def _had_no_room(candidate: Candidate, trial: TrialResult) -> bool:
     """A known design, and its trial, on a device or in a budget that was too small."""
     if trial.error is None or candidate.origin in FOUND_BY_SEARCH:
         return False
-    return trial.error.kind in LACKS_ROOM
+    return trial.error.kind in LACKS_MEMORY

@@ -9,11 +9,11 @@ from autosync.strategy import ParameterServer, ReduceScatter, Strategy, Synchron
 
 
 def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
-    """See `check_swap`, which needs no domain."""
-    check_swap(strategy)
+    """See `check_strategy`, which needs no domain."""
+    check_strategy(strategy)
 
 
-def check_swap(strategy: Strategy) -> None:
+def check_strategy(strategy: Strategy) -> None:
     """Raises InvalidStrategy where activations are swapped that torch's engine takes care of, or
     beside placed modules; or optimizer state or values, where ranks update them in parts, or at
     any time."""

@@ -1,8 +1,8 @@
-"""Puts a plan's placed modules on their ranks, and says which part of the plan a rank holds."""
+"""Puts a plan's placed modules on their ranks: the seam `division` of `extensions.seams`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn, Protocol, runtime_checkable
 
 import torch.distributed as dist
@@ -11,50 +11,45 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.placement.document import PlacedModule
+from autosync.extensions.placement.document import PlacedModule, modules_of
 from autosync.extensions.placement.placed_forward import PlacedForward
 from autosync.extensions.placement.placed_values import PlacedParameter, PlacementAttachment
+from autosync.extensions.placement.replayed_passes import PlacedPasses
 from autosync.extensions.placement.row_exchange import RowExchange
+from autosync.extensions.seams import Divide
 from autosync.plan import Plan
-from autosync.runtime.device.model_device import device_of
+from autosync.runtime.device.model_tensors import device_of
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.hooks.model_hooks import REDUCE, Removable
+from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.process_groups import Groups
 
 
 @runtime_checkable
 class PlacedStandIn(Protocol):
-    """A model that stands in for another in trials: it has variables and passes, but no modules. It
-    does by itself what placed modules would make of its passes."""
+    """A model that stands in for another in trials: it has variables and passes, but no modules;
+    `PlacedPasses` does what placed modules would make of its passes."""
 
     def parameters_of(self, module: str) -> Sequence[nn.Parameter]:
         """Those that stand for the variables of a module of the other model."""
         ...
 
-    def place(self, placement: tuple[PlacedModule, ...], exchange: RowExchange) -> Removable:
-        """From now on until that is removed, its passes deal as much as placed modules would, and
-        this rank computes its own share of them."""
+    def divide(self, division: Callable[[Domain, float], PlacedPasses]) -> Callable[[], None]:
+        """From now on that runs its passes, until what this returns is called. division: of the
+        domain and the byte scale."""
         ...
 
 
-def check_placeable(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    plan: Plan,
-    backend: str,
-) -> dict[PlacedModule, tuple[str, nn.Module]]:
-    """The placed modules and what the model calls them, none of a model that stands in for another;
-    the same on every rank.
-
+def prepare(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan, backend: str) -> Divide:
+    """
     Raises:
         InvalidInput: the model has no such module.
         NotSupported: a module normalizes over its batch or shares a parameter; several optimizers,
             a GPU.
     """
-    if not plan.placement:
-        return {}
+    modules = modules_of(plan)
     why = remedy = ""
     if len(optimizers) > 1:
         why, remedy = f"{len(optimizers)} optimizers train the model", "Give one with groups."
@@ -65,15 +60,15 @@ def check_placeable(
         raise NotSupported(
             f"the plan places modules on ranks of their own, but {why}.",
             thing="plan.placement",
-            value=[placed.module for placed in plan.placement[:8]],
+            value=[placed.module for placed in modules[:8]],
             remedy=remedy,
         )
-    if isinstance(model, PlacedStandIn):
-        return {}
-    found = {placed: _named_module(model, placed) for placed in plan.placement}
+    found = {}
+    if not isinstance(model, PlacedStandIn):
+        found = {placed: _named_module(model, placed) for placed in modules}
     for name, module in found.values():
         _check_module(model, name, module)
-    return found
+    return partial(attach, model, found, optimizers[0], plan)
 
 
 def attach(
@@ -86,15 +81,14 @@ def attach(
     store: Store,
     trace: ExecutionTrace | None = None,
 ) -> PlacementAttachment:
-    """found: of `check_placeable`. store: keys of one attached plan only. trace: notes deals.
-    Collective: every rank opens the same process groups. `release` has to follow. When it raises,
-    modules are as they were before."""
+    """See `seams.Divide`. found: the placed modules, by the names that the model has for them; none
+    of a model that stands in for another. `release` has to follow."""
     everyone = tuple(range(group.size()))
     dealing = groups.get("placement", everyone, "gloo")
     exchange = RowExchange(dealing, group.rank(), plan.shares, trace)
     meetings = groups.get("placement-calls", everyone, "gloo")
     calls = CollectiveCalls(meetings, PrefixStore("placement", store))
-    apart = [placed for placed in plan.placement if len(placed.ranks) < group.size()]
+    apart = [placed for placed in modules_of(plan) if len(placed.ranks) < group.size()]
     named: list[tuple[PlacedModule, nn.Module, str, nn.Parameter]]
     if isinstance(model, PlacedStandIn):
         named = [(one, model, "", p) for one in apart for p in model.parameters_of(one.module)]
@@ -113,7 +107,7 @@ def attach(
     ]
     made = PlacementAttachment(parameters, optimizer, exchange, calls)
     if isinstance(model, PlacedStandIn):
-        made.undo.callback(model.place(plan.placement, exchange).remove)
+        made.undo.callback(model.divide(partial(PlacedPasses, modules_of(plan), exchange)))
         return made
     with ExitStack() as undo:
         undo.callback(made.remove)
@@ -192,73 +186,3 @@ def _check_module(model: nn.Module, name: str, module: nn.Module) -> None:
                 value=other,
                 remedy="Place the smallest module that holds all its readers.",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class HeldPlan:
-    """names: of the variables that the rank holds, those that all ranks hold first, so that these,
-    their buckets and their messages have the same numbers on every rank. holders: of each variable,
-    the ranks that hold it. variables, messages: of each, its place in the whole plan.
-    """
-
-    plan: Plan
-    names: tuple[str, ...]
-    holders: tuple[tuple[int, ...], ...]
-    variables: tuple[int, ...]
-    messages: tuple[int, ...]
-
-    @property
-    def apart(self) -> tuple[int, ...]:
-        """Numbers of the variables that some ranks do not hold."""
-        world = self.plan.world_size
-        return tuple(i for i, ranks in enumerate(self.holders) if len(ranks) < world)
-
-
-def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
-    """names: of the plan's variables, in its order."""
-    world = plan.world_size
-    if not plan.placement:
-        everywhere = (tuple(range(world)),) * len(names)
-        numbers = tuple(range(len(names)))
-        return HeldPlan(plan, names, everywhere, numbers, tuple(range(len(plan.messages))))
-    ranks_of_bucket: list[set[int]] = [set() for _ in plan.buckets]
-    for message in plan.messages:
-        for team in plan.teams[message.teams]:
-            ranks_of_bucket[message.bucket].update(team)
-    ranks_of_variable: list[set[int]] = [set() for _ in names]
-    for bucket, pieces in enumerate(plan.buckets):
-        for piece in pieces:
-            ranks_of_variable[plan.shards[piece.shard].variable] |= ranks_of_bucket[bucket]
-    variables = _held(ranks_of_variable, rank, world)
-    buckets = _held(ranks_of_bucket, rank, world)
-    variable_at = {variable: place for place, variable in enumerate(variables)}
-    shards = [i for i, shard in enumerate(plan.shards) if shard.variable in variable_at]
-    shard_at = {shard: place for place, shard in enumerate(shards)}
-    bucket_at = {bucket: place for place, bucket in enumerate(buckets)}
-    messages = tuple(i for i, each in enumerate(plan.messages) if each.bucket in bucket_at)
-    own = replace(
-        plan,
-        shards=tuple(
-            replace(plan.shards[i], variable=variable_at[plan.shards[i].variable]) for i in shards
-        ),
-        buckets=tuple(
-            tuple(replace(piece, shard=shard_at[piece.shard]) for piece in plan.buckets[bucket])
-            for bucket in buckets
-        ),
-        messages=tuple(
-            replace(plan.messages[i], bucket=bucket_at[plan.messages[i].bucket]) for i in messages
-        ),
-    )
-    return HeldPlan(
-        own,
-        tuple(names[variable] for variable in variables),
-        tuple(tuple(sorted(ranks_of_variable[variable])) for variable in variables),
-        tuple(variables),
-        messages,
-    )
-
-
-def _held(ranks_of: list[set[int]], rank: int, world: int) -> list[int]:
-    """Those of the rank, what all ranks hold first."""
-    mine = [index for index, ranks in enumerate(ranks_of) if rank in ranks]
-    return sorted(mine, key=lambda index: len(ranks_of[index]) < world)

@@ -4,7 +4,6 @@ there where it is placed."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,6 @@ from autosync.graph import ModelGraph, Operation
 
 ROW_INDEX_BYTES = 8
 """Of a row number that an embedding looks up; torch's are of 64 bits."""
-
-DealOperation = Literal["all_to_all", "all_gather"]
-"""What a deal is made of: samples or their gradients, and before them how many there are."""
 
 LOOKUPS = frozenset({"embedding", "_embedding_bag"})
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.transport.agreement import CollectiveCalls
-from autosync.runtime.transport.state_exchange import exchange_states
+from autosync.runtime.transport.tensor_exchange import exchange_states
 from autosync.runtime.updates.optimizers import held_state
 
 

@@ -17,14 +17,18 @@ from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, MessageKind
 from autosync.domain import Domain
-from autosync.extensions.placement.document import PlacedModule, PlacedModules, Placement
+from autosync.extensions.placement.document import (
+    PlacedModule,
+    PlacedModules,
+    Placement,
+    modules_of,
+)
 from autosync.extensions.placement.module_borders import (
     borders_of,
     data_bytes,
     deals_of,
     moved_shares,
 )
-from autosync.extensions.placement.verification import modules_of
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.profiling import reach_variables

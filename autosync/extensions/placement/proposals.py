@@ -22,10 +22,11 @@ from autosync.extensions.placement.document import (
     Placement,
     evenly,
     in_proportion,
+    modules_of,
     placed_module,
 )
 from autosync.extensions.placement.module_borders import borders_of, data_bytes
-from autosync.extensions.placement.verification import check_module, modules_of
+from autosync.extensions.placement.verification import check_module
 from autosync.population import encode
 from autosync.search.designs.building_blocks import ordered
 from autosync.search.designs.design_table import hand_designed, lies_in

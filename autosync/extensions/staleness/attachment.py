@@ -1,5 +1,5 @@
 """Puts a plan whose updates may be late on a model and its optimizer: pipelined all-reduces, or
-parameter servers with clocks."""
+parameter servers with clocks. The seam `engine` of `extensions.seams`."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from autosync.codes import Op
 from autosync.errors import NotSupported
 from autosync.extensions.staleness.clocked import ClockedAttachment
+from autosync.extensions.staleness.document import iterations_of
 from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
 from autosync.extensions.staleness.pipelined import PipelinedAttachment
 from autosync.plan import Message, Plan
@@ -21,9 +22,9 @@ from autosync.runtime.transport.agreement import (
     meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import open_groups
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 
 
 def attach(
@@ -92,15 +93,15 @@ def has_clocks(plan: Plan) -> bool:
     return any(message.operation.to_owner for message in plan.messages)
 
 
-def check_may_lag(plan: Plan, allowed: bool, optimizers: int) -> None:
+def check(plan: Plan, allow_inexact: bool, optimizers: int) -> None:
     """Raises NotSupported where a plan that lags was not asked for, or has several optimizers."""
-    if not allowed:
+    if not allow_inexact:
         raise NotSupported(
-            f"the plan lets updates be {plan.staleness} iterations late, which is not the same "
-            "training.",
+            f"the plan lets updates be {iterations_of(plan)} iterations late, which is not the "
+            "same training.",
             thing="plan.staleness",
-            value=plan.staleness,
-            remedy="Pass allow_staleness=True where the training can bear it, or use a strategy of "
+            value=iterations_of(plan),
+            remedy="Pass allow_inexact=True where the training can bear it, or use a strategy of "
             "staleness 0.",
         )
     if optimizers != 1:

@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.extensions.staleness.document import iterations_of
 from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
 from autosync.extensions.staleness.server import (
     ClockedBucket,
@@ -32,7 +33,7 @@ from autosync.extensions.staleness.server import (
     clocked_buckets,
 )
 from autosync.runtime.transport.agreement import CollectiveCalls, ranks_meet, reported
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.updates.part_updates import SCALARS
 
 log = logging.getLogger("autosync")
@@ -65,8 +66,9 @@ class ClockedAttachment(LaggingAttachment):
         owned = [OwnedValues(bucket, self.before[bucket.index], world) for bucket in mine]
         messages, refusals = PeerMessages(job.gradients), job.meeting.refusals
         timeout = job.groups.timeout
-        self.client = ServerClient(self.buckets, rank, plan.staleness, messages, refusals, timeout)
-        self.server = ShardServer(owned, rank, world, plan.staleness, messages, self.client)
+        late = iterations_of(plan)
+        self.client = ServerClient(self.buckets, rank, late, messages, refusals, timeout)
+        self.server = ShardServer(owned, rank, world, late, messages, self.client)
         because = "no rank holds the sum of all updates"
         self.calls = CollectiveCalls(for_calls, job.meeting.store, because)
         self.ages: Counter[int] = Counter()

@@ -19,6 +19,7 @@ from torch.autograd import Variable as Autograd
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
+from autosync.extensions.staleness.document import iterations_of
 from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
 from autosync.plan import Plan
 from autosync.runtime.execution.model_checks import (
@@ -63,14 +64,14 @@ class GradientPipeline:
         share: float,
         monitor: Monitor,
     ):
-        self.staleness = plan.staleness
+        self.staleness = iterations_of(plan)
         self._names = names
         self._parameters = parameters
         self._group = group
         self._share = share
         self._monitor = monitor
         self._order = [message.bucket for message in plan.messages]
-        self._slots = [_slot(plan, parameters) for _ in range(plan.staleness + 1)]
+        self._slots = [_slot(plan, parameters) for _ in range(self.staleness + 1)]
         shapes = [tuple(parameter.shape) for parameter in parameters]
         members = [
             {segment.variable for segment in bucket_segments(plan, bucket, shapes)}

@@ -26,7 +26,7 @@ from autosync.plan import Plan
 from autosync.runtime.execution.monitor import LOOK_SECONDS
 from autosync.runtime.layout.segments import Segment, bucket_segments
 from autosync.runtime.transport.agreement import Refusals
-from autosync.runtime.transport.failures import SynchronizationFailed, lost_peer
+from autosync.runtime.transport.base import SynchronizationFailed, lost_peer
 from autosync.runtime.transport.gloo import sum_type
 
 log = logging.getLogger("autosync")

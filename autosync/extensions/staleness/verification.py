@@ -6,9 +6,9 @@ parameter servers with clocks (SSP, Ho et al. 2013), whose values are at most s 
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.extensions.staleness.document import Staleness
+from autosync.extensions.staleness.document import iterations_of
 from autosync.strategy import EXACT, AllReduce, ParameterServer, Strategy, Synchronizer
-from autosync.verification.refusals import variable_refusal
+from autosync.verification.shard_checks import variable_refusal
 
 REMEDY = (
     "Use plain all_reduce for every variable, or plain parameter_server for every variable; or "
@@ -26,22 +26,7 @@ def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
             value=late,
             remedy="Allow staleness where the training can bear it, or use staleness 0.",
         )
-    order = "fully_shard" if strategy.engine is not None else strategy.schedule.order
-    if order in ("fully_shard", "ddp"):
-        raise InvalidStrategy(
-            f"the strategy lags {late} iterations, and torch's {order} does not.",
-            thing="staleness",
-            value=late,
-            remedy=REMEDY,
-        )
-    if strategy.schedule.overlap_forward:
-        raise InvalidStrategy(
-            f"the strategy lags {late} iterations, and also lets messages run into "
-            "the next forward pass, which staleness does by itself.",
-            thing="schedule.overlap_forward",
-            value=True,
-            remedy="Turn one of the two off.",
-        )
+    check_strategy(strategy)
     forms: dict[str, str] = {}
     for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
         for shard in choice.shards:
@@ -66,6 +51,27 @@ def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
         )
 
 
+def check_strategy(strategy: Strategy) -> None:
+    """See `registry.Verification`."""
+    late = iterations_of(strategy)
+    order = "fully_shard" if strategy.engine is not None else strategy.schedule.order
+    if order in ("fully_shard", "ddp"):
+        raise InvalidStrategy(
+            f"the strategy lags {late} iterations, and torch's {order} does not.",
+            thing="staleness",
+            value=late,
+            remedy=REMEDY,
+        )
+    if strategy.schedule.overlap_forward:
+        raise InvalidStrategy(
+            f"the strategy lags {late} iterations, and also lets messages run into "
+            "the next forward pass, which staleness does by itself.",
+            thing="schedule.overlap_forward",
+            value=True,
+            remedy="Turn one of the two off.",
+        )
+
+
 def is_plain(shard: Synchronizer) -> bool:
     """Whether it is of a kind that may lag."""
     match shard:
@@ -75,12 +81,6 @@ def is_plain(shard: Synchronizer) -> bool:
             plain = not (shard.hierarchical or shard.returns_gradients)
             return plain and shard.encoding == EXACT
     return False
-
-
-def iterations_of(strategy: Strategy) -> int:
-    """By how many its updates may be late; 0 where it is synchronous."""
-    entry = strategy.extension(Staleness)
-    return entry.iterations if entry is not None else 0
 
 
 def describe(strategy: Strategy, domain: Domain | None) -> list[str]:

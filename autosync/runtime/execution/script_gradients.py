@@ -167,7 +167,7 @@ class ScriptGradients:
                 engine.buckets,
                 self._sum_over_ranks,
                 max_norm,
-                engine.records.placed,
+                engine.records.model_is_divided,
             )
 
     def _wait_for_sums(self) -> None:
@@ -209,8 +209,8 @@ def _incomplete(variable: VariableRecord, what: str) -> NotSupported:
             "to rank.",
             thing=f"variable {variable.name}.grad",
             remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_; "
-            "train without a GradScaler (bfloat16 needs none); or use a strategy without a "
-            "placement.",
+            "train without a GradScaler (bfloat16 needs none); or use a strategy without placed "
+            "modules.",
         )
     return NotSupported(
         f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "

@@ -2,12 +2,13 @@
 `load_state_dict()`.
 
 Where every rank holds the state of every variable, `optimizer.state` is torch's own dictionary, and
-reading it waits for the updates in flight. As long as the script keeps what it has found there,
-each `step()` waits for its updates. Where updates are owned or sharded no rank holds all of it:
-`state_dict()` gathers it, and reading `optimizer.state` is refused.
+reading it waits for the updates in flight. The script may keep what it has found there and change
+it behind any step: from then on each `step()` waits for its updates. Where updates are owned or
+sharded no rank holds all of it: `state_dict()` gathers it, and reading `optimizer.state` is
+refused.
 """
 
-import sys
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,12 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.compression.powersgd import (
-    SavedErrors,
-    parameters_of,
-    saved_keys,
-    take_errors,
-)
 from autosync.runtime.execution.completion import Phase
 from autosync.runtime.updates.optimizer_state import asks_for_state
 from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers_in
@@ -29,10 +24,14 @@ from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers
 if TYPE_CHECKING:
     from autosync.runtime.execution.engine import Engine
 
+log = logging.getLogger("autosync")
+
 
 class ScriptState:
     """Of the optimizer of one plan, or of several.
 
+    was_read: the script has read `optimizer.state`, and no `load_state_dict` has replaced what it
+        found there: no update may run behind `step()`.
     in_parts, to: what `state_dict()` gives where no rank holds all of a variable's state: this
         rank's parts; or the whole, on rank `to` alone, by default on every rank.
     """
@@ -45,7 +44,7 @@ class ScriptState:
         self._optimizers = optimizers_in(engine.optimizer)
         self._is_split = not all(variable.whole for variable in engine.variables)
         self._overlaps = any(variable.deferred for variable in engine.variables)
-        self._was_read = False
+        self.was_read = False
 
     def begin(self) -> None:
         """The plan takes over what the script's optimizer holds."""
@@ -62,7 +61,12 @@ class ScriptState:
             return SplitState(id(optimizer) in self._begun)
         if self._engine.iteration.phase is Phase.STEPPED:
             self._engine.flush()
-        self._was_read = self._overlaps
+        if self._overlaps and not self.was_read:
+            self.was_read = True
+            log.info(
+                "optimizer.state was read: from now on step() waits for its updates. "
+                "Take the state by optimizer.state_dict() to keep the overlap."
+            )
         return held_state(optimizer)
 
     def replace(self, optimizer: Optimizer, state: Any) -> None:
@@ -72,32 +76,21 @@ class ScriptState:
         self.of(optimizer)
         optimizer.__dict__["state"] = state
 
-    def is_kept(self) -> bool:
-        """Whether the script still holds a dictionary or a tensor of `optimizer.state`, and may
-        change it behind any step. Called while no update runs."""
-        if self._was_read:
-            self._was_read = any(map(_is_kept, self._optimizers))
-        return self._was_read
-
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """A collective where updates are owned or sharded, or messages are packed by PowerSGD."""
+        """A collective where updates are owned or sharded."""
         engine = self._engine
-        added: dict[Tensor, dict[str, Any]] = {}
         state: dict[str, Any]
-        if self.in_parts:
-            engine.flush()
-            with as_plain(optimizer):
-                state = optimizer.state_dict()
-            added = engine.state.parts(optimizer)
-        else:
+        if not self.in_parts:
             with self.gathered(), as_plain(optimizer):
                 state = optimizer.state_dict()
-        errors = self._saved_errors(optimizer)
-        entries: dict[int, Any] = state["state"]
-        for number, parameter in enumerate(parameters_of(optimizer)):
-            entry = {**added.get(parameter, {}), **errors.get(parameter, {})}
-            if entry or parameter in added or errors:  # torch misses those that others have
-                entries[number] = {**entries.get(number, {}), **entry}
+            return state
+        engine.flush()
+        with as_plain(optimizer):
+            state = optimizer.state_dict()
+        parts = engine.state.parts(optimizer)
+        for number, parameter in enumerate(_parameters(optimizer)):
+            if parameter in parts:
+                state["state"][number] = {**state["state"].get(number, {}), **parts[parameter]}
         return state
 
     def load_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -105,12 +98,13 @@ class ScriptState:
         of what is split, these parts alone."""
         engine = self._engine
         engine.flush()
-        state_dict, errors = take_errors(optimizer, state_dict)
+        self.was_read = False
         self._begun.discard(id(optimizer))
         if state_dict["state"]:
             self._begun.add(id(optimizer))
         if self.in_parts:
-            keys = dict(zip(parameters_of(optimizer), saved_keys(state_dict), strict=True))
+            saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+            keys = dict(zip(_parameters(optimizer), saved, strict=True))
             state = dict(state_dict["state"])
             parts = {p: state.pop(keys[p], {}) for p in engine.state.parts(optimizer)}
             with as_plain(optimizer):
@@ -122,7 +116,6 @@ class ScriptState:
             with as_plain(optimizer):
                 optimizer.load_state_dict(state_dict)
             engine.state.take_parts()
-        engine.state.restore_errors(optimizer, errors)
 
     def make(self, optimizer: Optimizer) -> bool:
         """Whether a `step()` only asks for the state of an optimizer that has none, as
@@ -157,16 +150,10 @@ class ScriptState:
             for variable in gathered:
                 held_state(engine.optimizer).pop(variable.parameter, None)
 
-    def _saved_errors(self, optimizer: Optimizer) -> SavedErrors:
-        """What a checkpoint of an optimizer keeps of PowerSGD, of variables that have a state: for
-        torch's optimizers make none where they find an entry. A collective under PowerSGD."""
-        with self._engine.monitor.exchange("the gathering of PowerSGD's errors"):
-            errors = self._engine.state.gather_errors(optimizer)
-        held = held_state(optimizer)
-        if not held:  # it keeps none for any variable
-            begun = id(optimizer) in self._begun or self._engine.iteration.number >= 0
-            return errors if begun else {}
-        return {parameter: entry for parameter, entry in errors.items() if parameter in held}
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    """In the order of a state_dict."""
+    return [p for group in optimizer.__dict__["param_groups"] for p in group["params"]]
 
 
 class SplitState:
@@ -192,24 +179,4 @@ def _split_state() -> NotSupported:
         thing="optimizer.state",
         remedy="Take it by optimizer.state_dict(), called on every rank, and give it back by "
         "optimizer.load_state_dict(); or use a strategy without owned or sharded updates.",
-    )
-
-
-def _references(held: dict[Any, Any]) -> int:
-    """The most that any tensor or dictionary among the values has."""
-    kinds = (Tensor, dict)
-    counts = (sys.getrefcount(value) for value in held.values() if isinstance(value, kinds))
-    return max(counts, default=0)
-
-
-HELD_ONCE = _references({0: {}})
-
-
-def _is_kept(optimizer: Optimizer) -> bool:
-    attributes = optimizer.__dict__
-    if _references({0: attributes["state"]}) > HELD_ONCE + 1:
-        return True
-    entries = attributes["state"].values()
-    return _references(attributes["state"]) > HELD_ONCE or any(
-        _references(entry) > HELD_ONCE for entry in entries if isinstance(entry, dict)
     )

@@ -3,6 +3,7 @@
 Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,13 +11,72 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from autosync.plan import Message, Plan
+from autosync.runtime.device.model_tensors import Shape
 from autosync.runtime.device.streams import DeviceEvent, Streams
-from autosync.runtime.device.strides import Shape
-from autosync.runtime.layout.accumulators import Accumulator
 from autosync.runtime.layout.segments import Segment
 from autosync.runtime.transport.base import Start
+
+NodeHook = Callable[[Any, tuple[Tensor | None, ...]], None]
+"""Called with nothing and (the gradient of this backward pass,): None where none came."""
+
+
+class Accumulator:
+    """Calls the hook for every gradient of a parameter, until removed: it is on the node of
+    autograd that adds the gradient up.
+
+    It runs when all uses of the parameter have been through backward, and behind every other hook
+    of the gradient: those of the tensor, and those that `register_post_accumulate_grad_hook` takes.
+    torch's DDP listens there, too. The node goes with the last reference to it, so it is held.
+    """
+
+    def __init__(self, parameter: Tensor, hook: NodeHook):
+        self._parameter = parameter
+        self._hook = hook
+        self._node: Any = None
+        self._handle: RemovableHandle | None = None
+        self._hooks: OrderedDict[int, Any] = OrderedDict()
+        self.follow()
+
+    def follows(self) -> bool:
+        """A parameter that was converted to another type, and back, has another node."""
+        return self._node is self._current()
+
+    def follow(self) -> None:
+        """Before a forward pass, which the node becomes a part of."""
+        current = self._current()
+        if self._node is not current:
+            self.remove()
+            self._node = current
+            self._listen()
+
+    def is_last(self) -> bool:
+        """Whether no hook of the node runs behind ours."""
+        return self._handle is not None and next(reversed(self._hooks)) == self._handle.id
+
+    def make_last(self) -> None:
+        """From the next backward pass on."""
+        self.remove()
+        self._listen()
+
+    def remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _current(self) -> Any:
+        with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+            edge = self._parameter.view_as(self._parameter).grad_fn
+        assert edge is not None
+        return edge.next_functions[0][0]
+
+    def _listen(self) -> None:
+        handle: RemovableHandle = self._node.register_hook(self._hook)
+        hooks = handle.hooks_dict_ref()
+        assert hooks is not None  # the node holds it
+        self._handle, self._hooks = handle, hooks
+
 
 Settings = list[dict[str, Any]]
 """The hyperparameters of every parameter group of an optimizer, without the parameters."""
@@ -252,7 +312,7 @@ class Records:
     buckets: list[Bucket]
     messages: list[MessageRecord]
     share: float
-    placed: bool = False
+    model_is_divided: bool = False
 
 
 # --- the order in which a rank issues messages

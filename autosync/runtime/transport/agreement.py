@@ -31,7 +31,7 @@ from autosync.errors import (
 )
 from autosync.plan import Plan
 from autosync.runtime.device.streams import on_device
-from autosync.runtime.transport.failures import SynchronizationFailed, lost_peer
+from autosync.runtime.transport.base import SynchronizationFailed, lost_peer
 from autosync.runtime.transport.process_groups import CPU, Groups
 
 log = logging.getLogger("autosync")

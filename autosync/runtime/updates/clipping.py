@@ -142,9 +142,9 @@ def take_back(bucket: Bucket) -> None:
 
 def _show_rows(variable: VariableRecord) -> None:
     """The summed rows that this rank updates, or one row of zeros where it updates none."""
-    carrier, table = variable.packer, variable.alias
-    assert isinstance(carrier, TouchedRows)
-    owned = [(rows.start, rows.sums) for rows in carrier.ranges if rows.sums is not None]
+    packer, table = variable.packer, variable.alias
+    assert isinstance(packer, TouchedRows)
+    owned = [(rows.start, rows.sums) for rows in packer.ranges if rows.sums is not None]
     indices = [start + sums._indices()[0] for start, sums in owned]
     values = [sums._values() for _, sums in owned]
     if not any(len(found) for found in indices):

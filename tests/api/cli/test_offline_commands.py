@@ -83,12 +83,12 @@ def test_late_updates_verify_where_they_are_allowed(folder: Path) -> None:
         refused = autosync(folder, *command, code=2)
         assert "lets a replica lag 2 iterations" in refused.stderr
         assert "Allow staleness" in refused.stderr
-        assert "Sound" in autosync(folder, *command, "--allow-staleness").stdout
+        assert "Sound" in autosync(folder, *command, "--allow-inexact").stdout
     mixed = replace(all_reduce_5mb(domain), schedule=Schedule(overlap_forward=True)).carrying(
         Staleness(2)
     )
     (folder / "late.json").write_text(to_json(mixed))
-    refused = autosync(folder, *command, "--allow-staleness", code=2)
+    refused = autosync(folder, *command, "--allow-inexact", code=2)
     assert "run into the next forward pass" in " ".join(refused.stderr.split())
 
 

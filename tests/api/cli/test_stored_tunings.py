@@ -101,17 +101,17 @@ def test_what_runs_is_shown_as_far_as_it_is(source: tuple[str, str], sqlite: Dat
     held, store = claimed(sqlite, small_request())
     run_search(store, small_request())
     assert "search 6/6" in run("tunings", *source)
-    assert "running" in run("show", held.tuning_id, *source)
-    said = run("logs", held.tuning_id, *source)  # and does not wait for the end
+    assert "running" in run("show", held.job_id, *source)
+    said = run("logs", held.job_id, *source)  # and does not wait for the end
     assert len([line for line in said.splitlines() if " search " in line]) == 6
-    assert "cancelling" in run("cancel", held.tuning_id, *source)
+    assert "cancelling" in run("cancel", held.job_id, *source)
 
 
 def test_where_nothing_is(sqlite_url: str) -> None:
     assert "no service answers" in refused("tunings", "--url", "http://127.0.0.1:9")
     assert "no database" in refused("tunings", "--db", "sqlite:///missing.db")
     with opened(sqlite_url):
-        assert "This database has none" in refused("show", "3f2a90c1", "--db", sqlite_url)
+        assert "There is none; check --db" in refused("show", "3f2a90c1", "--db", sqlite_url)
 
 
 def test_a_tuning_is_paused_and_resumed(source: tuple[str, str], sqlite: Database) -> None:

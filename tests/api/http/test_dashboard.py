@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import text
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.views import reports
 from autosync.bundle import load_bundle
 from tests.api.http.forms import plots, shown_token
@@ -194,7 +194,7 @@ def test_two_strategies_are_compared(page: Page, shown_database: Database) -> No
 
 def test_a_running_tuning_comes_in_live(page: Page, shown_database: Database) -> None:
     held, store = claimed(shown_database, REQUEST)
-    page.goto(f"/tunings/{held.tuning_id}")
+    page.goto(f"/tunings/{held.job_id}")
     expect(page.locator("#state")).to_have_text("running")
     expect(page.get_by_text("The first trial has not finished yet.")).to_be_visible()
     run_search(store, REQUEST)
@@ -213,20 +213,20 @@ def test_a_tuning_that_waits_for_another_measurement_says_so(
 ) -> None:
     held, store = claimed(shown_database, REQUEST)
     run_search(store, REQUEST)
-    page.goto(f"/tunings/{held.tuning_id}")
+    page.goto(f"/tunings/{held.job_id}")
     expect(page.get_by_role("status")).to_contain_text("search 8/8")
     expect(page.get_by_role("status")).to_contain_text(re.compile(r"about \d+ s left"))
     store.report(waiting("another measurement runs on this machine"))
     expect(page.get_by_role("status")).to_contain_text("another measurement runs on this machine")
     expect(page.get_by_role("status")).to_contain_text("search 8/8")
-    tuning_queue.end_cancelled(shown_database, held)
+    job_queue.end_cancelled(shown_database, held)
 
 
 def test_unshaped_links_and_estimates_are_said_beside_the_headline(
     page: Page, shown_database: Database
 ) -> None:
     held, store = claimed(shown_database, replace(REQUEST, launcher="auto"))
-    page.goto(f"/tunings/{held.tuning_id}")
+    page.goto(f"/tunings/{held.job_id}")
     badges = page.locator(".heading .tag.caveat")
     expect(badges).to_have_text(["compute estimated"])
     run_search(store, REQUEST, launcher="local (unshaped links)")
@@ -235,10 +235,10 @@ def test_unshaped_links_and_estimates_are_said_beside_the_headline(
     expect(page.locator(".heading")).to_contain_text("Measured on local (unshaped links)")
     page.goto("/")
     row = page.locator("table.tunings tbody tr").filter(
-        has=page.locator(f"a[href$='{held.tuning_id}']")
+        has=page.locator(f"a[href$='{held.job_id}']")
     )
     expect(row.locator(".tag.caveat")).to_have_text(["links not shaped", "compute estimated"])
-    tuning_queue.end_cancelled(shown_database, held)
+    job_queue.end_cancelled(shown_database, held)
 
 
 def test_the_api_documentation_needs_no_other_host(page: Page, service: Service) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_control import write_notes
 from autosync.documents import to_json
@@ -90,7 +90,7 @@ def test_headings_sort_the_list_and_the_address_keeps_what_is_shown(
     expect(faster).to_have_attribute("aria-sort", "ascending")
     expect(page.get_by_label("Sort")).to_have_value("-speed-up")
     expect(links).to_have_count(2)
-    tuning_queue.cancel(shown_database, waiting)
+    job_queue.cancel(shown_database, waiting)
 
 
 def tuning_queue_places(page: Page, database: Database) -> None:
@@ -105,22 +105,22 @@ def tuning_queue_places(page: Page, database: Database) -> None:
     page.get_by_role("button", name="Compare the two").click()
     expect(page.locator(".facts-table thead th")).to_have_count(3)
     for tuning_id in waiting:
-        tuning_queue.cancel(database, tuning_id)
+        job_queue.cancel(database, tuning_id)
 
 
 def test_a_tuning_that_failed_goes_on_again(page: Page, shown_database: Database) -> None:
     held, store = claimed(shown_database, small_request())
     run_search(store, small_request())
-    tuning_queue.fail(shown_database, held, "the cluster's links went away")
-    page.goto(f"/tunings/{held.tuning_id}")
+    job_queue.fail(shown_database, held, "the cluster's links went away")
+    page.goto(f"/tunings/{held.job_id}")
     expect(page.get_by_role("heading", level=1)).to_contain_text("chain on grid failed; so far")
     expect(page.get_by_role("alert")).to_contain_text("the cluster's links went away")
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#state")).to_have_text("queued")
     expect(page.locator("table.ranked tbody tr")).to_have_count(6)
-    refused = page.request.post(f"/tunings/{held.tuning_id}/retry", form=shown_token(page))
+    refused = page.request.post(f"/tunings/{held.job_id}/retry", form=shown_token(page))
     assert refused.status == 409
-    tuning_queue.cancel(shown_database, held.tuning_id)
+    job_queue.cancel(shown_database, held.job_id)
 
 
 def test_models_and_clusters_are_uploaded_and_shown(page: Page, tmp_path: Path) -> None:

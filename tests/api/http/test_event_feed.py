@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.http import event_stream
 from autosync.api.http.event_stream import EventFeed, stream
 from tests.api.sample import claimed, finished, small_request, waiting
@@ -55,13 +55,13 @@ def test_many_listeners_cost_what_one_costs(database: Database) -> None:
 
     async def follow() -> tuple[list[list[str]], int, int]:
         feed = EventFeed(database)
-        everyone = [asyncio.create_task(told(feed, held.tuning_id)) for _ in range(LISTENERS)]
+        everyone = [asyncio.create_task(told(feed, held.job_id)) for _ in range(LISTENERS)]
         await until_followed(feed, LISTENERS)
         polls = feed.polls
         with reads(database) as seen:
             await asyncio.to_thread(store.report, waiting("first"))
             await asyncio.to_thread(store.report, waiting("second"))
-            await asyncio.to_thread(tuning_queue.end_cancelled, database, held)
+            await asyncio.to_thread(job_queue.end_cancelled, database, held)
             heard = await asyncio.gather(*everyone)
             return heard, len(seen), feed.polls - polls
 
@@ -78,14 +78,14 @@ def test_who_comes_later_misses_nothing_and_hears_nothing_twice(database: Databa
 
     async def follow() -> tuple[list[str], list[str], list[str]]:
         feed = EventFeed(database)
-        early = asyncio.create_task(told(feed, held.tuning_id))
+        early = asyncio.create_task(told(feed, held.job_id))
         await until_followed(feed, 1)
         await asyncio.to_thread(store.report, waiting("first"))
-        late = asyncio.create_task(told(feed, held.tuning_id))
-        beyond = asyncio.create_task(told(feed, held.tuning_id, 2**52))
+        late = asyncio.create_task(told(feed, held.job_id))
+        beyond = asyncio.create_task(told(feed, held.job_id, 2**52))
         await until_followed(feed, 3)
         await asyncio.to_thread(store.report, waiting("second"))
-        await asyncio.to_thread(tuning_queue.end_cancelled, database, held)
+        await asyncio.to_thread(job_queue.end_cancelled, database, held)
         return await early, await late, await beyond
 
     early, late, beyond = (without_state(parts) for parts in asyncio.run(follow()))
@@ -121,7 +121,7 @@ def test_whoever_listens_is_let_go_when_the_service_ends(sqlite: Database) -> No
 
     async def follow() -> list[str]:
         feed = EventFeed(sqlite)
-        task = asyncio.create_task(told(feed, held.tuning_id))
+        task = asyncio.create_task(told(feed, held.job_id))
         await until_followed(feed, 1)
         feed.close()
         return await task
@@ -145,9 +145,9 @@ def test_it_goes_on_when_the_database_comes_back(
 
     async def follow() -> list[str]:
         feed = EventFeed(sqlite)
-        task = asyncio.create_task(told(feed, held.tuning_id))
+        task = asyncio.create_task(told(feed, held.job_id))
         await until_followed(feed, 1)
-        await asyncio.to_thread(tuning_queue.end_cancelled, sqlite, held)
+        await asyncio.to_thread(job_queue.end_cancelled, sqlite, held)
         return await task
 
     assert len(asyncio.run(follow())) == 1

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
@@ -127,12 +127,12 @@ def test_an_event_of_any_kind_is_told_and_hides_no_progress(
 ) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
-    before = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    before = client.get(f"/v1/tunings/{held.job_id}").json()["progress"]
     store.report(waiting("another measurement runs on this machine"))
-    progress = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    progress = client.get(f"/v1/tunings/{held.job_id}").json()["progress"]
     assert progress == {**before, "message": "another measurement runs on this machine"}
-    tuning_queue.end_cancelled(sqlite, held)
-    told = client.get(f"/v1/tunings/{held.tuning_id}/events").text.strip().split("\n\n")
+    job_queue.end_cancelled(sqlite, held)
+    told = client.get(f"/v1/tunings/{held.job_id}/events").text.strip().split("\n\n")
     event = json.loads(told[-2].split("data: ")[1])
     assert event["kind"] == "waiting"
     assert event["message"] == "another measurement runs on this machine"
@@ -150,7 +150,7 @@ def test_the_schema_of_every_document(client: TestClient) -> None:
 def test_the_database_is_away(client: TestClient, sqlite: Database) -> None:
     with sqlite.writing() as session:
         session.execute(text("drop table events"))
-        session.execute(text("alter table tunings rename to elsewhere"))
+        session.execute(text("alter table jobs rename to elsewhere"))
     answer = client.get("/v1/tunings")
     refused(answer, 503, "database")
     assert "elsewhere" not in answer.text
@@ -159,12 +159,12 @@ def test_the_database_is_away(client: TestClient, sqlite: Database) -> None:
 def test_state_of_a_running_one_over_the_api(client: TestClient, sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
-    tuning = client.get(f"/v1/tunings/{held.tuning_id}").json()
+    tuning = client.get(f"/v1/tunings/{held.job_id}").json()
     assert tuning["state"] == "running"
     assert tuning["best_seconds"] > 0
-    refused(client.get(f"/v1/tunings/{held.tuning_id}/bundle"), 409, "running", "?strategy=")
-    assert client.post(f"/v1/tunings/{held.tuning_id}/cancel").json()["state"] == "cancelling"
-    tuning_queue.end_cancelled(sqlite, held)
+    refused(client.get(f"/v1/tunings/{held.job_id}/bundle"), 409, "running", "?strategy=")
+    assert client.post(f"/v1/tunings/{held.job_id}/cancel").json()["state"] == "cancelling"
+    job_queue.end_cancelled(sqlite, held)
 
 
 def test_what_is_known_is_not_sent_again(client: TestClient, sqlite: Database) -> None:
@@ -197,11 +197,11 @@ def test_what_is_known_is_not_sent_again(client: TestClient, sqlite: Database) -
 
 def test_what_changes_has_another_tag(client: TestClient, sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
-    for path in (f"/v1/tunings/{held.tuning_id}", f"/v1/tunings/{held.tuning_id}/trials"):
+    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
         before = client.get(path).headers["etag"]
         assert client.get(path, headers={"If-None-Match": before}).status_code == 304
     run_search(store, REQUEST)
-    for path in (f"/v1/tunings/{held.tuning_id}", f"/v1/tunings/{held.tuning_id}/trials"):
+    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
         assert client.get(path, headers={"If-None-Match": before}).status_code == 200
     missing = client.get(f"/v1/tunings/{'0' * 32}/trials", headers={"If-None-Match": "*"})
     assert missing.status_code == 404

@@ -5,7 +5,7 @@ from typing import Any, get_args
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.http.routes.document_routes import ClusterSort, GraphSort
 from autosync.api.http.routes.tuning_routes import TrialSort, TuningSort
@@ -27,11 +27,11 @@ def test_pause_and_resume(client: TestClient, sqlite: Database) -> None:
     assert client.get("/v1/tunings?state=paused").json()["total"] == 1
     assert client.get(f"/tunings/{tuning_id}").status_code == 200  # the dashboard's page
     assert client.post(f"{base}/resume").json()["state"] == "queued"
-    held = tuning_queue.claim(sqlite, "a")
+    held = job_queue.claim(sqlite, "a")
     assert held is not None
     assert client.post(f"{base}/pause").json()["state"] == "pausing"
     assert client.post(f"{base}/resume").json()["state"] == "running"
-    tuning_queue.fail(sqlite, held, "no luck")
+    job_queue.fail(sqlite, held, "no luck")
     refused(client.post(f"{base}/pause"), 409, "is failed and cannot be paused")
     assert client.post(f"{base}/resume").json()["state"] == "queued"
     refused(client.post(f"/v1/tunings/{'0' * 32}/pause"), 404)
@@ -73,7 +73,7 @@ def test_tags_and_notes(client: TestClient, sqlite: Database) -> None:
     ):
         assert refused(client.patch(path, json=body), 422)["thing"] == thing
     held, _ = claimed(sqlite, REQUEST)
-    running = f"/v1/tunings/{held.tuning_id}"
+    running = f"/v1/tunings/{held.job_id}"
     problem = client.patch(running, json={"archived": True, "note": "kept?"})
     refused(problem, 409, "cannot be archived")
     assert client.get(running).json()["note"] == ""
@@ -130,5 +130,5 @@ def test_settings_of_frameworks(client: TestClient, sqlite: Database) -> None:
     assert problem["thing"] == "for"
     refused(client.get(f"{base}/settings?for=ddp&strategy={'0' * 32}"), 404)
     held, _ = claimed(sqlite, REQUEST)
-    path = f"/v1/tunings/{held.tuning_id}/settings?for=ddp"
+    path = f"/v1/tunings/{held.job_id}/settings?for=ddp"
     refused(client.get(path), 409, "no confirmed answer")

@@ -26,7 +26,7 @@ from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from autosync.search.loop.outcome import rank_measured
-from autosync.trials.measured_timeline import MeasuredTimeline
+from autosync.trials.contract import MeasuredTimeline
 from tests.api.sample import claimed, finished, run_search, small_request
 
 REQUEST = small_request(budget=8)
@@ -58,7 +58,7 @@ def test_what_waits_and_what_failed_come_last(sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
     with sqlite.reading() as session:
-        ranked = reports.ranked_strategies(session, held.tuning_id).items
+        ranked = reports.ranked_strategies(session, held.job_id).items
     assert ranked[-1].step_seconds is None
     assert ranked[-1].error == "timeout: no answer within 120 s"
     measured = [row.step_seconds or 0.0 for row in ranked[:-1]]
@@ -74,7 +74,7 @@ def test_progress_is_readable_while_it_runs(sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
     with sqlite.reading() as session:
-        tuning = reports.tuning(session, held.tuning_id)
+        tuning = reports.tuning(session, held.job_id)
     assert (tuning.state, tuning.progress.phase) == ("running", "search")
     assert (tuning.progress.done, tuning.progress.total, tuning.progress.trials) == (8, 8, 8)
     assert tuning.progress.ranked == 30_000
@@ -184,7 +184,7 @@ def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:
 def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
     held, _ = claimed(sqlite, REQUEST)
     with sqlite.reading() as session, pytest.raises(NotSupported, match="no confirmed") as refused:
-        bundle_document(session, held.tuning_id)
+        bundle_document(session, held.job_id)
     assert refused.value.thing == "bundle"
 
 

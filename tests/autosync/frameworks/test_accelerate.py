@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autosync
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
-from tests.autosync.frameworks.launched import as_launched
+from tests.autosync.frameworks.launched import with_fresh_accelerate
 from tests.autosync.runtime.cases import Case, make_model
 from tests.autosync.runtime.distributing import (
     DDP,
@@ -38,12 +38,9 @@ MAX_NORM = 0.2
 
 
 def fresh(rank: int, world: int, precision: str = "no", **options: Any) -> Any:
-    as_launched(rank, world)
+    with_fresh_accelerate(rank, world)
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     return Accelerator(cpu=True, mixed_precision=precision, **options)
 
 
@@ -323,8 +320,8 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
         "fully sharded": "Use Accelerate's own FSDP2",
-        "placed": "on ranks of its own, and Accelerate takes every rank's parameters for whole",
-        "lagging": "Pass allow_staleness=True",
+        "placed": "and Accelerate takes every rank's parameters for whole",
+        "lagging": "Pass allow_inexact=True",
         "missing": "cannot read the bundle 'missing on rank 1'",
         "bucket": "bucket_cap_mb=3 contradicts the plan",
         "hook": "the communication hook 'fp16'",
@@ -341,13 +338,13 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[float, list[
     from autosync.frameworks.accelerate import use_bundle
 
     shipped = bundle_of(case, make_model("mlp"), world)
-    use_bundle(accelerator, shipped, allow_staleness=True, on_drift=print)
+    use_bundle(accelerator, shipped, allow_inexact=True, on_drift=print)
     plain, beside = make_model("mlp"), make_model("mlp")
     first, second = (
         torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (plain, beside)
     )
     model, optimizer, loader = accelerator.prepare(plain, first, data_loader(world))
-    other, by_hand = autosync.distribute(beside, second, shipped, allow_staleness=True)
+    other, by_hand = autosync.distribute(beside, second, shipped, allow_inexact=True)
     for inputs, wanted in loader:
         accelerator.backward(nn.functional.mse_loss(model(inputs), wanted))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
@@ -408,10 +405,7 @@ def test_other_clipping_is_refused_where_no_rank_holds_all_gradients(pair: Ranks
 def alone(rank: int, world: int) -> tuple[list[str], bool]:
     from accelerate import Accelerator
 
-    as_launched(rank, world)
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
+    with_fresh_accelerate(rank, world)
     accelerator = Accelerator()  # without a launcher's device: one process
     from autosync.frameworks.accelerate import use_bundle
 

@@ -10,7 +10,7 @@ from torch import nn
 import autosync
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
-from tests.autosync.frameworks.launched import as_launched
+from tests.autosync.frameworks.launched import with_fresh_accelerate
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.distributing import DDP, PLANS, bundle_of, largest_difference, refusal
 from tests.autosync.runtime.ranks import Ranks
@@ -23,14 +23,6 @@ STEPS = 4
 SAVED_AT = 2
 ACCUMULATED = 2
 MAX_NORM = 1.0
-
-
-def launched(rank: int, world: int) -> None:
-    as_launched(rank, world)
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def language_model() -> Any:
@@ -114,10 +106,10 @@ def same_training(
 ) -> dict[str, Any]:
     """How far the training is from the Trainer's own DDP, and a resumed one from the whole. after:
     what the resumed one runs, None for the Trainer's own DDP."""
-    launched(rank, world)
+    with_fresh_accelerate(rank, world)
     theirs = make_trainer(f"{folder}/ddp", **options)
     theirs.train()
-    launched(rank, world)
+    with_fresh_accelerate(rank, world)
     ours = use(make_trainer(f"{folder}/ours", **options), case, world)
     ours.train()
     plan = ATTACHED.plans.get(id(ours.model))
@@ -127,7 +119,7 @@ def same_training(
     assert len(whole["norms"]) == len(whole["losses"]) == STEPS
     assert len(whole["evaluated"]) == STEPS // SAVED_AT
     autosync.detach(ours.model)
-    launched(rank, world)
+    with_fresh_accelerate(rank, world)
     again = use(make_trainer(f"{folder}/again", **options), after, world)
     again.train(resume_from_checkpoint=f"{folder}/ours/checkpoint-{SAVED_AT}")
     resumed = found(again)
@@ -173,7 +165,7 @@ def own_trainer(rank: int, world: int, folder: str) -> float:
 
     weights = []
     for case in (None, SHARDED):
-        launched(rank, world)
+        with_fresh_accelerate(rank, world)
         model = language_model()
         name = f"{folder}/{'theirs' if case is None else 'ours'}"
         trainer = make_trainer(name, model, kind=Doubled, load_best_model_at_end=True)
@@ -196,7 +188,7 @@ def new_models(rank: int, world: int, folder: str) -> list[Any]:
     """`model_init` gives every training a new model; the plan of the last one ends."""
     from transformers import Trainer
 
-    launched(rank, world)
+    with_fresh_accelerate(rank, world)
     before = len(ATTACHED.plans)
     trainer = make_trainer(folder, model_init=language_model, save_strategy="no")
     assert type(trainer) is Trainer
@@ -220,7 +212,7 @@ def refused(rank: int, world: int, folder: str) -> dict[str, str]:
     found: dict[str, str] = {}
     shipped = bundle_of(SHARDED, language_model(), world)
     for name in ("without the line", "with it"):
-        launched(rank, world)
+        with_fresh_accelerate(rank, world)
         model = language_model()
         optimizer = torch.optim.AdamW(model.parameters())
         model, optimizer = autosync.distribute(model, optimizer, shipped)
@@ -230,11 +222,11 @@ def refused(rank: int, world: int, folder: str) -> dict[str, str]:
         else:
             found[name] = refusal(trainer.train)
         autosync.detach(model)
-    launched(rank, world)
+    with_fresh_accelerate(rank, world)
     trainer = make_trainer(folder, max_steps=1, save_strategy="no")
     trainer.train()
     found["late"] = refusal(lambda: use_bundle(trainer, shipped))
-    launched(rank, world)
+    with_fresh_accelerate(rank, world)
     trainer = make_trainer(folder, ddp_bucket_cap_mb=3)
     use_bundle(trainer, shipped)
     found["buckets"] = refusal(trainer.train)
@@ -261,10 +253,10 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[int, list[fl
     from autosync.frameworks.transformers import use_bundle
 
     for resumes in (None, f"{folder}/checkpoint-{SAVED_AT}"):
-        launched(rank, world)
+        with_fresh_accelerate(rank, world)
         trainer = make_trainer(folder)
         shipped = bundle_of(case, trainer.model, world)
-        use_bundle(trainer, shipped, allow_staleness=True, on_drift=print)
+        use_bundle(trainer, shipped, allow_inexact=True, on_drift=print)
         trainer.train(resume_from_checkpoint=resumes)
         autosync.detach(trainer.model)
     weights = [value.detach().flatten() for value in trainer.model.parameters()]

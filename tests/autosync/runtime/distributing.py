@@ -76,7 +76,7 @@ def distributed(
         optimizer,
         bundle,
         max_grad_norm=max_grad_norm,
-        allow_staleness=case.staleness > 0,
+        allow_inexact=case.staleness > 0,
     )
 
 

@@ -1,11 +1,12 @@
-"""A trial's plan and what it swaps come off a model, whatever has failed."""
+"""A trial's plan and what works beside it come off a model, whatever has failed."""
 
 import pytest
 
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.document import Offload
-from autosync.trials.session import TrialAttachment, _add_swapping
+from autosync.extensions.seams import attach_beside
+from autosync.trials.session import TrialAttachment, _add_beside
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make
 
 
@@ -17,7 +18,8 @@ def test_where_values_have_no_room_to_come_back_the_plan_comes_off_all_the_same(
         model, lambda: ended.append("detach"), lambda: ended.append("abandon")
     )
     with Arena(ROOMY) as arena:
-        _add_swapping(attached, model, [optimizer], Offload(ROOMY, values=True), keep_state=False)
+        (swapper,) = attach_beside((Offload(ROOMY, values=True),), model, [optimizer])
+        _add_beside(attached, swapper, keep_state=False)
         model(batch_of(0))  # a pass on demand: values are away
         arena.budget_bytes = arena.allocated_bytes()
         with pytest.raises(DeviceMemoryExceeded):

@@ -26,8 +26,7 @@ from autosync.domain import Domain
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.live.control_group import open_control
-from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job import LiveJob, open_control
 from autosync.trials.live.job_cluster import measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot

@@ -11,7 +11,8 @@ import autosync
 from autosync.bundle import load_bundle
 from autosync.documents import from_json
 from autosync.errors import NotSupported
-from autosync.search.loop.earlier_trials import EarlierTrials, read_earlier
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import read_earlier
 from autosync.trials.contract import TrialResult
 from tests.search.live.torchrun import seen_by_ranks
 

@@ -11,7 +11,6 @@ from autosync.cluster import Backend, Cluster, MessageCost, MessageKind
 from autosync.population import encode
 from autosync.simulator.cost.network import COST_KIND
 from autosync.simulator.fitting.message_costs import (
-    PROBED_OPERATION,
     fit_message_cost,
     link_seconds,
     with_message_costs,
@@ -20,6 +19,7 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import play_one
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Synchronizer
 from autosync.trials.probes import MessageSample, MessageSamples
+from autosync.trials.worker.timed_messages import PROBED_OPERATION
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import cluster_of, strategy_of
 

@@ -21,7 +21,7 @@ from autosync.simulator.timeline.trace_comparison import (
     queue_head_seconds,
 )
 from autosync.strategy import AllReduce, Schedule
-from autosync.trials.measured_timeline import (
+from autosync.trials.contract import (
     ComputeTimes,
     DealTimes,
     MeasuredTimeline,

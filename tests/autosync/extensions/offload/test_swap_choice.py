@@ -8,7 +8,7 @@ from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.exports.framework_table import settings_for
 from autosync.extensions.offload.document import Offload, forms_within
-from autosync.extensions.offload.verification import check_swap, swapped_in_words
+from autosync.extensions.offload.verification import check_strategy, swapped_in_words
 from autosync.extensions.staleness.document import Staleness
 from autosync.interop.autodist_strategy import export_strategy
 from autosync.population import concatenate, decode, encode
@@ -92,9 +92,9 @@ def test_it_is_told_in_words() -> None:
 def test_what_is_not_idle_between_steps_is_not_swapped(other: Strategy, why: str) -> None:
     for swapped, field in ((WITH_STATE, "optimizer_state"), (WITH_VALUES, "values")):
         with pytest.raises(InvalidStrategy, match=why) as refused:
-            check_swap(other.carrying(*swapped.extensions))
+            check_strategy(other.carrying(*swapped.extensions))
         assert refused.value.thing == f"swap.{field}"
-    check_swap(other.carrying(*SWAPPED.extensions))
+    check_strategy(other.carrying(*SWAPPED.extensions))
 
 
 def test_both_go_with_plans_that_update_everything_within_the_step() -> None:

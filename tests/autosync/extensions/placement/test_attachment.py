@@ -1,10 +1,10 @@
 """A rank's own part of a plan."""
 
-from autosync.extensions.placement.attachment import held_by
 from autosync.extensions.placement.document import PlacedModules, evenly
 from autosync.extensions.placement.proposals import with_placement
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
+from autosync.runtime.records_builder import held_by
 from autosync.search.designs.known_designs import all_reduce_5mb, ps_pieces_4mb_priority
 from autosync.strategy import Strategy
 from tests.placed_models import Wide, recorded

@@ -1,6 +1,6 @@
 """The plain proposer, where what is best is known."""
 
-from autosync.extensions.placement.document import evenly
+from autosync.extensions.placement.document import evenly, modules_of
 from autosync.extensions.placement.proposals import (
     PlacementJudge,
     device_sets,
@@ -8,7 +8,6 @@ from autosync.extensions.placement.proposals import (
     modules_to_place,
     place_greedily,
 )
-from autosync.extensions.placement.verification import modules_of
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

@@ -10,6 +10,7 @@ import pytest
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.extensions.placement import proposals
+from autosync.extensions.placement.document import modules_of
 from autosync.extensions.placement.proposals import (
     BASES,
     PROPOSER,
@@ -18,7 +19,6 @@ from autosync.extensions.placement.proposals import (
     refused_modules,
     unlike_shares,
 )
-from autosync.extensions.placement.verification import modules_of
 from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.search.designs.design_table import check_any_fits

@@ -1,9 +1,8 @@
 """Messages of placed modules: whose they are, and where they stand."""
 
 from autosync.codes import Channel, Op
-from autosync.extensions.placement.document import evenly
+from autosync.extensions.placement.document import evenly, modules_of
 from autosync.extensions.placement.proposals import with_placement
-from autosync.extensions.placement.verification import modules_of
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import decode, encode
 from autosync.search.designs.known_designs import all_reduce_per_variable, dear
@@ -29,7 +28,7 @@ def test_ranks_that_hold_a_module_synchronize_it_behind_all_others() -> None:
     assert all(team == ((0, 1, 2),) for team in teams[:-2])
     assert [m.channel for m in made.messages[-2:]] == [Channel.LOCAL_REDUCE] * 2
     assert all(message.operation is Op.ALL_REDUCE for message in made.messages)
-    assert made.placement == modules_of(PLACED)
+    assert modules_of(made) == modules_of(PLACED)
 
 
 def test_messages_still_wait_for_what_they_waited_for() -> None:

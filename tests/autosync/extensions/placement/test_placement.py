@@ -15,9 +15,9 @@ from autosync.extensions.placement.document import (
     Placement,
     evenly,
     in_proportion,
+    modules_of,
 )
 from autosync.extensions.placement.proposals import with_placement
-from autosync.extensions.placement.verification import modules_of
 from autosync.extensions.staleness.document import Staleness
 from autosync.population import concatenate, decode, encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear, parallax, ps_one_server

@@ -6,6 +6,7 @@ import pytest
 
 from autosync.codes import Op
 from autosync.domain import Domain
+from autosync.extensions.placement.document import modules_of
 from autosync.extensions.placement.policy_actions import (
     FOLLOW,
     OTHER_SHARES,
@@ -16,7 +17,6 @@ from autosync.extensions.placement.policy_actions import (
     placement_actions,
     strategy_of_actions,
 )
-from autosync.extensions.placement.verification import modules_of
 from autosync.plan import compile_plans
 from autosync.population import encode
 from autosync.search.designs.list_schedule import list_schedule

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from autosync.extensions.placement.document import modules_of
 from autosync.extensions.placement.policy import (
     PlacementPolicy,
     PolicySettings,
@@ -11,7 +12,6 @@ from autosync.extensions.placement.policy import (
     policy_task,
     train_policy,
 )
-from autosync.extensions.placement.verification import modules_of
 from autosync.search.designs.known_designs import all_reduce_per_variable
 from autosync.search.designs.list_schedule import list_schedule
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator

@@ -30,7 +30,7 @@ def distributed(
     model = model or make_model(case.model)
     optimizer = make_optimizer(case.optimizer, model)
     return autosync.distribute(
-        model, optimizer, lagging(case, world, staleness), allow_staleness=True
+        model, optimizer, lagging(case, world, staleness), allow_inexact=True
     )
 
 

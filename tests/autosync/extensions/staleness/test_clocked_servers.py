@@ -21,7 +21,8 @@ import autosync
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.extensions.staleness.attachment import attach
 from autosync.extensions.staleness.clocked import ClockedAttachment
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.extensions.staleness.document import late_by
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.extensions.staleness.lagging import distributed, iterate, lagging
 from tests.autosync.runtime.cases import (
@@ -87,7 +88,7 @@ def attached(
     max_grad_norm: float | None = None,
 ) -> ClockedAttachment:
     names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-    made = replace(plan(case, model, world), staleness=staleness)
+    made = replace(plan(case, model, world), extensions=late_by(staleness))
     group = dist.group.WORLD
     assert group is not None
     lagging = attach(model, optimizer, made, names, group, max_grad_norm=max_grad_norm)
@@ -453,7 +454,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
         optimizer = make_optimizer(case.optimizer, model)
         bundle = lagging(case, world, 2)
         try:
-            autosync.distribute(model, optimizer, bundle, allow_staleness=True)
+            autosync.distribute(model, optimizer, bundle, allow_inexact=True)
             scaler = torch.amp.GradScaler("cpu", enabled=scaled)
             scaler.scale(loss_of(model, 0, rank)).backward()
             scaler.step(optimizer)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from autosync.codes import Method
 from autosync.domain import Domain
+from autosync.extensions.staleness.document import iterations_of as late_of
 from autosync.extensions.staleness.prediction import iterations_of
-from autosync.extensions.staleness.verification import iterations_of as late_of
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.edits.local_search import refined

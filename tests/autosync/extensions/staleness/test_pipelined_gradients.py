@@ -240,7 +240,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
         optimizer = make_optimizer(case.optimizer, model)
         bundle = lagging(case, world, 2)
         try:
-            autosync.distribute(model, optimizer, bundle, allow_staleness=allowed)
+            autosync.distribute(model, optimizer, bundle, allow_inexact=allowed)
             scaler = torch.amp.GradScaler("cpu", enabled=scaled)
             for iteration in range(4):
                 scaler.scale(loss_of(model, iteration, rank)).backward()
@@ -261,7 +261,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
 
 def test_what_a_late_gradient_does_not_allow_is_refused(pair: Ranks) -> None:
     for found in pair.run(refused):
-        assert "allow_staleness=True" in found["not asked"]
+        assert "allow_inexact=True" in found["not asked"]
         assert "travels otherwise than by a plain all-reduce" in found["halves"]
         assert "GradScaler" in found["scaled"]
         assert "two backward passes" in found["twice"]

@@ -20,7 +20,7 @@ from autosync.errors import (
     NotSupported,
 )
 from autosync.runtime.transport.agreement import Refusals, reported
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, domain, make_model, make_optimizer, strategy
 from tests.autosync.runtime.ranks import Ranks

@@ -10,16 +10,16 @@ import torch.distributed as dist
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.arena import Arena
-from autosync.trials.gpus import peak_bytes, reset_peak
+from autosync.trials.iterations import peak_bytes, reset_peak
 from autosync.trials.live import job_cluster
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import (
-    Seat,
+    RankReport,
     device_memory_gb,
+    device_of_report,
     device_type_of,
     gpu_sharing,
-    refuse_mixed,
-    seated_device,
+    ranks_of_hosts,
 )
 from autosync.trials.request_names import GPU_IN_TURNS
 
@@ -101,10 +101,10 @@ def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatc
 )
 def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
     """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
-    assert seated_device(Seat("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
+    assert device_of_report(RankReport("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
 
 
 def test_ranks_of_a_host_must_follow_one_another() -> None:
-    assert refuse_mixed(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
+    assert ranks_of_hosts(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
     with pytest.raises(InvalidInput, match="one after another"):
-        refuse_mixed(["a", "b", "a"])
+        ranks_of_hosts(["a", "b", "a"])

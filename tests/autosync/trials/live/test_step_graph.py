@@ -17,12 +17,11 @@ from autosync.extensions.placement.module_borders import borders_of, module_of
 from autosync.extensions.placement.proposals import modules_to_place
 from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
-from autosync.trials.live.control_group import ControlGroup
-from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job import ControlGroup, LiveJob
 from autosync.trials.live.recorded_step import (
     Call,
     Tape,
-    adopt_orphans,
+    assign_uncalled_variables,
     finish_order,
 )
 from autosync.trials.live.snapshot import take_snapshot
@@ -198,7 +197,7 @@ def test_orders_of_a_recorded_step() -> None:
         Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
     ]
     tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
-    adopt_orphans([tape])
+    assign_uncalled_variables([tape])
     assert calls[1].variables == (1, 2, 4)
     assert finish_order(tape) == [3, 2, 1, 0]
 

@@ -9,7 +9,6 @@ from autosync.trials.contract import Workload
 from autosync.trials.worker import replay_compute
 from autosync.trials.worker.replay_compute import (
     TIMER_LATENESS_SECONDS,
-    PlacedCompute,
     Stretch,
     WaitedCompute,
 )
@@ -29,7 +28,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_predicted_waits_for_swapped_activations_lengthen_compute(slept: list[float]) -> None:
     compute = WaitedCompute(slowness=2.0)
     compute.set_batch_factor(0.5)
-    compute.set_swap_slowdown(1.5)
+    compute.set_slowdown(1.5)
     compute.start()
     compute.run(Stretch(0.2))
     assert slept == [pytest.approx(2.0 * 0.5 * 1.5 * 0.2 - TIMER_LATENESS_SECONDS)]
@@ -39,11 +38,11 @@ def test_a_replay_takes_a_slowdown_on_and_off_with_its_trials(slept: list[float]
     domain = small_domain()
     job = build_replay(Workload(domain), 0)
     assert isinstance(job, ReplayJob)
-    assert isinstance(job.compute, PlacedCompute)
+    assert isinstance(job.compute, WaitedCompute)
     job.compute.slowness = 1.0
     for slowdown in (1.5, 1.0):
         job.begin("key", ddp(domain))
-        job.wait_for_swaps(slowdown)
+        job.compute.set_slowdown(slowdown)
         slept.clear()
         job.compute.start()
         job.compute.run(Stretch(0.2))
@@ -83,7 +82,7 @@ def test_only_a_models_own_gaps_are_stalls(
 def test_a_replay_resumes_between_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its autograd nodes are all made at the end of forward; a model's are made beside it."""
     job = build_replay(Workload(small_domain()), 0)
-    assert isinstance(job.compute, PlacedCompute)
+    assert isinstance(job.compute, WaitedCompute)
     told: list[str] = []
     for name in ("start", "run", "resume"):
         monkeypatch.setattr(job.compute, name, lambda *args, name=name: told.append(name))
