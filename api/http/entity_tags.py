@@ -20,9 +20,9 @@ SeenTags = Annotated[
     ),
 ]
 FOREVER = "private, max-age=31536000, immutable"
-"""Of what lies under the hash of its content."""
+"""For documents whose address is the hash of their content."""
 ASK_AGAIN = "private, no-cache"
-"""Kept by the client, and asked for again with its tag."""
+"""The client may keep the answer, and asks again with its tag."""
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "As `If-None-Match` has it."}}
 
 
@@ -73,8 +73,8 @@ def tag_of(content: bytes) -> str:
 
 
 def tag_of_ended(session: Session, tuning_id: str, request: Request) -> str | None:
-    """The tag of what this request asks about a tuning; None while the tuning goes on, since then
-    the answer changes. Another version may word it otherwise.
+    """The tag of the answer to this request about a tuning; None while the tuning goes on, since
+    then the answer changes. It holds the version, which may word the answer otherwise.
 
     Raises:
         NotFound: no such tuning.

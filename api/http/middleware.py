@@ -24,9 +24,10 @@ from autosync.api.http.problems import problem
 from autosync.units import MIB
 
 FORM_BYTES = MIB // 4
-"""Of every other body: forms, and what takes none; and around a file that a form holds."""
+"""The limit of every other body: of forms, of requests without one, and of what a form has beside
+its file."""
 LONGEST_LENGTH = 18
-"""Digits of a Content-Length that are read; Python reads no number of thousands of them."""
+"""Digits of a Content-Length that are parsed; Python refuses numbers of thousands of digits."""
 DRAINED_BYTES, DRAINED_SECONDS = 1024 * MIB, 20.0
 """How much of a refused upload is read and dropped: a client that is cut off while it sends
 often never reads the answer."""
@@ -63,7 +64,7 @@ class BodyLimit:
 
 
 def _most_bytes(path: str, limits: ServiceLimits) -> tuple[int, str]:
-    """Of a body to this path, and the name of the limit that says so; empty where it is none."""
+    """Of a body to this path, and the name of the operator's limit; empty where there is none."""
     for begin, name in OF_BODIES.items():
         if path.startswith(begin):
             return getattr(limits, name) * MIB, name
@@ -167,7 +168,7 @@ def _escaped(text: str) -> str:
 
 ID_HEADER = "X-Request-ID"
 GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-"""What a proxy may call a request; anything else gets an id of ours."""
+"""Ids that a proxy may give a request; in place of any other the service makes one."""
 log = logging.getLogger("autosync.requests")
 
 
@@ -221,7 +222,7 @@ def show_requests(stream: TextIO) -> None:
 
 
 def _path(scope: Scope) -> str:
-    """As the route has it; of what no route has, one word, so that strangers make no series."""
+    """The route's path; `none` where there is no route, so that strangers add no series."""
     return getattr(scope.get("route"), "path", None) or "none"
 
 

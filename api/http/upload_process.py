@@ -33,7 +33,7 @@ def main() -> None:
     try:
         answer = stored(database, head, limits)
     except (AutosyncError, MemoryError, OperationalError) as error:
-        answer = {"refused": told(error)}
+        answer = {"refused": refusal_of(error)}
     print(json.dumps(answer))
 
 
@@ -61,7 +61,7 @@ def stored(database: Database, head: dict[str, Any], limits: ServiceLimits) -> d
             return {"id": start_tuning(database, body, head["client"], key, limits)}
 
 
-def told(error: Exception) -> dict[str, Any]:
+def refusal_of(error: Exception) -> dict[str, Any]:
     """The refusal as `autosync.api.http.uploads` reads it."""
     words: dict[str, Any] = {"error": type(error).__name__}
     if isinstance(error, AutosyncError):

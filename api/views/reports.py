@@ -41,7 +41,7 @@ from autosync.api.views.time_left import TimeLeft
 from autosync.errors import InvalidInput
 
 LATEST_EVENTS = 500
-"""So many tell how long a trial takes; a tuning may have ten thousands."""
+"""Events from which the duration of a trial is estimated; a tuning may have tens of thousands."""
 MOST_TAGS = 200
 TUNING_SORTS = {
     "created": SortKey(TuningRow.created_at),

@@ -108,7 +108,7 @@ class Authentication:
         address = address_of(request)
         if await self.is_open():
             return Caller(address, "admin", "open")
-        if shown := _shown(request.headers.get("authorization", "")):
+        if shown := _bearer(request.headers.get("authorization", "")):
             caller: Caller | None = await self._of_secret(shown, address)
         else:
             cookie = session_cookie(request, self.access)
@@ -209,7 +209,7 @@ def _is_of(token: NamedToken, cookie: str, proof: str | None) -> bool:
     return proof is not None and hmac.compare_digest(proof_of(cookie, token.token), proof)
 
 
-def _shown(header: str) -> str:
-    """Of `Bearer KEY`; empty where it is another scheme."""
+def _bearer(header: str) -> str:
+    """The key of `Bearer KEY`; empty for another scheme."""
     scheme, _, value = header.partition(" ")
     return value.strip() if scheme.lower() == "bearer" else ""

@@ -34,7 +34,7 @@ def is_https(request: Request, access: Access) -> bool:
 
 
 def session_cookie(request: Request, access: Access) -> str | None:
-    """What the browser has sent, where it is of our form."""
+    """The session's cookie that the browser sent; None without a valid one."""
     return _sent(request, access, SESSION_COOKIE)
 
 
@@ -95,7 +95,7 @@ def _sent(request: Request, access: Access, cookie: str) -> str | None:
 
 
 def _named(request: Request, access: Access, cookie: str) -> tuple[str, bool]:
-    """Its name, and whether it is for TLS alone."""
+    """The cookie's name, and whether browsers send it over TLS alone."""
     secure = is_https(request, access)
     return (SECURE_PREFIX + cookie if secure else cookie), secure
 
