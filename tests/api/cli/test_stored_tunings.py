@@ -158,12 +158,7 @@ def test_a_bundle_that_swaps(
     assert load_bundle("best.json").strategy.extension(Offload) == Offload(
         15_500_000_000, optimizer_state=True
     )
-    run(*chosen, "--swap-gb", "15.5", "--swap-state", "--swap-values")
-    assert load_bundle("best.json").strategy.extension(Offload) == Offload(
-        15_500_000_000, True, values=True
-    )
     assert "without a budget" in refused(*chosen, "--swap-state")
-    assert "--swap-values was given without a budget" in refused(*chosen, "--swap-values")
     assert swapping.plan == plain.plan
     assert swapping.evidence == Evidence()
     assert "no settings of" in refused(*chosen, "--swap-gb", "1", "--for", "ddp")

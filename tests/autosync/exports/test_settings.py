@@ -156,7 +156,7 @@ def test_what_no_framework_does() -> None:
     assert "is cut into" in why_not("ddp", cut)
     uneven = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
     assert "0.2 to 0.4" in why_not("ddp", replace(grouped(*range(6)), replicas=uneven))
-    assert "2 iterations later" in why_not("ddp", grouped(*range(6)).carrying(Staleness(2)))
+    assert "2 iterations old" in why_not("ddp", grouped(*range(6)).carrying(Staleness(2)))
     apart = why_not("ddp", grouped(0, 1, 0, 1, 0, 1))
     assert "travel together, and others get ready between them" in apart
     ring = [AllReduce(0, device_order=(0, 2, 1, 3))] * 6

@@ -39,7 +39,7 @@ PLANS = {
     "server": Case(method="ps", schedule=OVERLAP),
     "ddp": DDP,
 }
-LAGGING = {"pipelined": Case(staleness=1), "clocks": Case(method="ps", staleness=1)}
+LAGGING = Case(method="ps", staleness=1)
 EXACT = ("all-reduce", "ddp")
 """They sum two ranks' gradients as torch's DDP does. The others update parts, or clip by a norm
 that is added up in another order."""
@@ -189,7 +189,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
         ("uneven", Fit(), uneven),
         ("comm hook", Fit(strategy={"ddp_comm_hook": print}), Case()),
         ("option", Fit(strategy={"bucket_cap_mb": 1}), Case()),
-        ("lagging", Fit(), Case(staleness=1)),
+        ("lagging", Fit(), Case(method="ps", staleness=1)),
     ):
         model = model_of(fit)
         found[name] = refusal_of(
@@ -241,16 +241,9 @@ def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[list[float],
     return weights, in_file
 
 
-@pytest.mark.parametrize("case", LAGGING.values(), ids=LAGGING)
-def test_plans_that_lag_are_fitted_saved_and_taken_off(
-    pair: Ranks, case: Case, tmp_path: Path
-) -> None:
-    (first, saved), (second, _) = pair.run(lagged, case, str(tmp_path))
-    assert first == second
-    if case.method == "ps":  # the file has all updates; of others the last gradients come after it
-        assert saved == first
-    else:
-        assert saved != first
+def test_plans_that_lag_are_fitted_saved_and_taken_off(pair: Ranks, tmp_path: Path) -> None:
+    (first, saved), (second, _) = pair.run(lagged, LAGGING, str(tmp_path))
+    assert first == second == saved
 
 
 def resumed(rank: int, world: int, plan: str, folder: str) -> float:

@@ -1,6 +1,8 @@
-"""Where plain designs do not fit the devices' memory, swapped ones stand beside those that do."""
+"""Where plain designs do not fit the devices' memory, swapped ones stand beside those that do; and
+which come back with swapping, by what their trials said."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -29,14 +31,16 @@ from autosync.search.edits.local_search import refined
 from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.sources import parents_among
+from autosync.search.loop.tuning_store import Candidate, MemoryStore, Proposal
 from autosync.search.space import Space
+from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import predicted_slowdown
 from autosync.simulator.memory.memory_check import check_memory, most_peak_bytes
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
+from autosync.trials.contract import ErrorKind, TrialError, TrialResult
 from autosync.verification import verify
-from tests.autosync.extensions.offload.test_swapped_memory import four
-from tests.autosync.extensions.offload.test_swapped_state_memory import heavy
+from tests.autosync.extensions.offload.test_prediction import four, heavy
 from tests.domains import domain_of, grid_cluster, layered_graph
 
 OUTPUT = 2_000_000
@@ -129,23 +133,13 @@ def test_waits_for_transfers_count_in_the_ranking() -> None:
     assert with_waits > without
 
 
-@pytest.mark.parametrize(
-    ("memory_gb", "optimizer", "form"),
-    [
-        (0.041, None, "swapped_with_state"),
-        (0.03, Optimizer("sgd", True, 0), "swapped_with_values"),
-    ],
-)
-def test_where_activations_alone_do_not_make_it_fit_more_is_swapped(
-    memory_gb: float, optimizer: Optimizer | None, form: str
-) -> None:
-    domain = heavy(memory_gb)
-    domain = domain if optimizer is None else replace(domain, optimizer=optimizer)
+def test_where_activations_alone_do_not_make_it_fit_state_is_swapped_too() -> None:
+    domain = heavy(0.041)
     check_any_fits(domain, Space())
     found = {each.origin: each.strategy for each in known_designs(domain, Space(), TIMELINE)}
-    assert f"all_reduce_per_variable_{form}" in found
+    assert "all_reduce_per_variable_swapped_with_state" in found
     assert "all_reduce_per_variable_swapped" not in found
-    assert not {f"zero1_{form}", f"ps_one_server_{form}"} & found.keys()
+    assert not {"zero1_swapped_with_state", "ps_one_server_swapped_with_state"} & found.keys()
     for name, strategy in found.items():
         if name != "ddp":
             verify(strategy, domain)
@@ -153,7 +147,7 @@ def test_where_activations_alone_do_not_make_it_fit_more_is_swapped(
 
 
 def test_of_the_forms_that_fit_the_one_that_waits_least_is_proposed() -> None:
-    """Outputs that are used again soon travel, or state or values that wait for longer."""
+    """Outputs that are used again soon travel, or state that waits for longer."""
     domain = heavy(0.065, output_bytes=8_000_000)
     plain = DESIGNS["all_reduce_per_variable"](domain)
     (forms,) = swapped_forms([("it", plain)], domain, Space())
@@ -183,8 +177,36 @@ def test_kernels_of_a_replay_are_never_asked_to_swap() -> None:
     assert not TuningRequest(tight, space=Space(swapping=False)).searched.swapping
 
 
-def test_forms_without_state_and_large_values_have_no_second_name() -> None:
+def test_forms_without_state_have_no_second_name() -> None:
     tight = four(0.0035)  # plain SGD
     forms = swapped_forms([("ddp", DESIGNS["ddp"](tight))], tight, Space())
     assert [[name for name, _ in each] for each in forms] == [["ddp_swapped"]]
     assert {plain_name(f"ddp{ending}") for ending in ENDINGS.values()} == {"ddp"}
+
+
+TRIED = layered(1.0)
+
+
+def tried(store: MemoryStore, name: str, strategy: Strategy, kind: ErrorKind | None) -> None:
+    """kind: of its error; None where it ran."""
+    proposal = Proposal(name, "search", 0, Candidate(strategy, 1.0, "analytic", name))
+    error = None if kind is None else TrialError(kind, "so it is")
+    seconds = 1.0 if kind is None else None
+    store.propose([proposal])
+    store.record(TrialResult(name, (), seconds, 0.0, error, "a table", 1.0, 1.0))
+
+
+def retried(store: MemoryStore) -> list[Candidate]:
+    return PROPOSER.retries(TRIED, Space(), AnalyticSimulator(), store)
+
+
+@pytest.mark.parametrize("kind", [None, *get_args(ErrorKind)])
+def test_another_form_is_tried_only_where_one_had_no_room(kind: ErrorKind | None) -> None:
+    store = MemoryStore()
+    name, plain = hand_designed(TRIED, Space())[0]
+    tried(store, name, plain, "out_of_memory")
+    (first,) = retried(store)
+    assert first.strategy.extension(Offload) is not None
+    tried(store, first.origin, first.strategy, kind)
+    others = retried(store)
+    assert bool(others) is (kind in ("out_of_memory", "over_budget"))

@@ -1,4 +1,4 @@
-"""Proposals that lag have one of the two forms, and leave the others as they were."""
+"""Proposals that lag are owned by servers throughout, and leave the others as they were."""
 
 from dataclasses import replace
 
@@ -25,8 +25,6 @@ from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import (
     AllReduce,
     Encoding,
-    ParameterServer,
-    Synchronizer,
     VariableChoice,
     whole,
 )
@@ -52,13 +50,12 @@ def methods(population: Population, index: int) -> set[int]:
     return set(population.method[population.first[index] : population.first[index + 1]].tolist())
 
 
-def test_both_forms_are_drawn_as_often() -> None:
+def test_what_lags_is_owned_by_servers() -> None:
     drawn = sample(DOMAIN, SPACE, 0, 600, 0)
     assert checked(drawn, DOMAIN) == set(LATE)
     assert 0.6 < (iterations_of(drawn) > 0).mean() < 0.73
-    late = np.flatnonzero(iterations_of(drawn))
-    owned = [methods(drawn, int(i)) == {Method.PARAMETER_SERVER} for i in late]
-    assert 0.4 < np.mean(owned) < 0.6
+    for index in np.flatnonzero(iterations_of(drawn)).tolist():
+        assert methods(drawn, index) == {Method.PARAMETER_SERVER}
     assert np.array_equal(kept_extensions(drawn), drawn.extension)
 
 
@@ -75,34 +72,18 @@ def test_every_late_proposal_verifies(domain: Domain, space: Space, seed: int) -
     checked(sample(domain, replace(space, staleness=LATE), 0, 24, seed), domain)
 
 
-PINS: dict[str, tuple[Synchronizer, set[int]]] = {
-    "all-reduced": (AllReduce(0), {Method.ALL_REDUCE}),
-    "owned": (ParameterServer(1, 0), {Method.PARAMETER_SERVER}),
-    "a tree": (AllReduce(0, "tree"), set()),
-}
-
-
-@pytest.mark.parametrize("pin", PINS)
-def test_pins_say_which_form_may_lag(pin: str) -> None:
-    shard, expected = PINS[pin]
-    pinned = VariableChoice("v1", whole(SHAPES[1]), (shard,))
-    drawn = sample(DOMAIN, replace(SPACE, pins=(pinned,)), 0, 200, 0)
-    checked(drawn, DOMAIN)
-    late = [methods(drawn, int(i)) for i in np.flatnonzero(iterations_of(drawn))]
-    assert set().union(*late) == expected
-
-
 @pytest.mark.parametrize(
     ("domain", "space"),
     [
         (domain_of(chain_graph(SHAPES, (0,)), grid_cluster(2, 2)), SPACE),
         (replace(DOMAIN, cluster=replace(DOMAIN.cluster, backend="nccl")), SPACE),
-        (DOMAIN, replace(SPACE, all_reduce=False, parameter_server=False)),
+        (DOMAIN, replace(SPACE, parameter_server=False)),
+        (DOMAIN, replace(SPACE, pins=(VariableChoice("v1", whole(SHAPES[1]), (AllReduce(0),)),))),
         (DOMAIN, replace(SPACE, encodings=(Encoding("bf16"),))),
     ],
-    ids=["sparse", "nccl", "no form", "encoded"],
+    ids=["sparse", "nccl", "no servers", "pinned", "encoded"],
 )
-def test_where_neither_form_runs_none_is_late(domain: Domain, space: Space) -> None:
+def test_where_servers_cannot_run_none_is_late(domain: Domain, space: Space) -> None:
     assert not iterations_of(sample(domain, space, 0, 200, 0)).any()
 
 
@@ -118,24 +99,10 @@ def test_children_lag_where_they_can(domain: Domain, space: Space, seed: int) ->
     assert np.array_equal(iterations_of(children)[late], iterations_of(parents)[base][late])
 
 
-def test_children_of_one_form_stay_late() -> None:
-    space = replace(SPACE, parameter_server=False, staleness=(0, 2))
-    drawn = sample(DOMAIN, space, 0, 64, 1)
-    parents = parents_of(DOMAIN, space, drawn.take(np.flatnonzero(iterations_of(drawn))))
-    n = len(parents)
-    same = make_edited(parents, np.arange(n), np.zeros(n, dtype=np.int64), 0, 0)
-    assert set(iterations_of(same).tolist()) == {2}
-
-
-def test_designs_lag_in_both_forms_where_the_space_allows_it() -> None:
+def test_designs_lag_where_the_space_allows_it() -> None:
     named = dict(hand_designed(DOMAIN, SPACE))
     late = {name: late_of(each) for name, each in named.items() if late_of(each)}
-    assert late == {
-        "pipelined_all_reduce_1": 1,
-        "clocked_servers_1": 1,
-        "pipelined_all_reduce_4": 4,
-        "clocked_servers_4": 4,
-    }
+    assert late == {"clocked_servers_1": 1, "clocked_servers_4": 4}
     checked(encode(list(named.values()), DOMAIN), DOMAIN)
     assert not [s for _, s in hand_designed(DOMAIN, Space()) if late_of(s)]
 
@@ -148,13 +115,12 @@ def test_a_refined_design_still_runs() -> None:
         verify(better, DOMAIN, allow_inexact=True)
 
 
-def test_a_tuning_proposes_both_forms() -> None:
+def test_a_tuning_proposes_what_lags() -> None:
     store, limits = MemoryStore(), Settings(budget=40, proposals=300)
     space, predict = replace(SPACE, max_parts=2), TimelineSimulator()
     for _ in range(2):
         proposals = propose(DOMAIN, space, predict, store, limits, 12, lambda event: None)
         store.propose(proposals)
     strategies = [proposal.candidate.strategy for proposal in store.proposals()]
-    kinds = {s.choices[0].shards[0].kind for s in strategies if late_of(s)}
-    assert kinds == {"all_reduce", "parameter_server"}
+    assert {late_of(each) for each in strategies} == set(LATE)
     checked(encode(strategies, DOMAIN), DOMAIN)

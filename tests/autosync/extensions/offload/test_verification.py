@@ -7,8 +7,8 @@ import pytest
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.exports import settings_for
-from autosync.extensions.offload.document import Offload, forms_within
-from autosync.extensions.offload.verification import check_strategy, swapped_in_words
+from autosync.extensions.offload.document import Offload
+from autosync.extensions.offload.verification import check_strategy
 from autosync.extensions.staleness.document import Staleness
 from autosync.interop.autodist_strategy import export_strategy
 from autosync.population import concatenate, decode, encode
@@ -23,7 +23,7 @@ DOMAIN = domain_of(layered_graph(), cluster_of())
 PLAIN = strategy_of(DOMAIN, lambda v: AllReduce(0))
 SWAPPED = PLAIN.carrying(Offload(3_000_000_000))
 WITH_STATE = PLAIN.carrying(Offload(3_000_000_000, optimizer_state=True))
-WITH_VALUES = PLAIN.carrying(Offload(3_000_000_000, values=True))
+EARLIER = PLAIN.carrying(Offload(3_000_000_000, values=True))
 
 
 def test_strategies_without_it_keep_their_text() -> None:
@@ -35,9 +35,9 @@ def test_strategies_without_it_keep_their_text() -> None:
 
 def test_strategies_that_swap_activations_alone_keep_their_text() -> None:
     assert '"swap":{"budget_bytes":3000000000}' in to_json(SWAPPED)
-    for other in (WITH_STATE, WITH_VALUES):
+    for other in (WITH_STATE, EARLIER):
         assert from_json(Strategy, to_json(other)) == other
-    assert len({each.id for each in (SWAPPED, WITH_STATE, WITH_VALUES)}) == 3
+    assert len({each.id for each in (SWAPPED, WITH_STATE, EARLIER)}) == 3
 
 
 @pytest.mark.parametrize("budget", [0, -5, 2**63])
@@ -50,11 +50,11 @@ def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
 
 
 def test_populations_carry_it() -> None:
-    each = encode([PLAIN, SWAPPED, WITH_STATE, WITH_VALUES], DOMAIN)
+    each = encode([PLAIN, SWAPPED, WITH_STATE, EARLIER], DOMAIN)
     carried = [each.entry(row, Offload) for row in range(4)]
-    assert carried == [None, *SWAPPED.extensions, *WITH_STATE.extensions, *WITH_VALUES.extensions]
+    assert carried == [None, *SWAPPED.extensions, *WITH_STATE.extensions, *EARLIER.extensions]
     joined = concatenate([each.take([1]), each.take([0, 2, 3])])
-    assert decode(joined, 3, DOMAIN) == WITH_VALUES
+    assert decode(joined, 3, DOMAIN) == EARLIER
     assert decode(joined, 2, DOMAIN) == WITH_STATE
     assert decode(joined, 0, DOMAIN) == SWAPPED
     assert decode(joined, 1, DOMAIN).extensions == ()
@@ -75,9 +75,6 @@ def test_it_is_told_in_words() -> None:
     assert describe(ddp).endswith("within 3 GB")
     words = f"{describe(PLAIN)}; activations and optimizer state swapped to host memory within 3 GB"
     assert describe(WITH_STATE) == words
-    words = f"{describe(PLAIN)}; activations and values swapped to host memory within 3 GB"
-    assert describe(WITH_VALUES) == words
-    assert swapped_in_words(Offload(1, True, True)) == "activations, optimizer state and values"
 
 
 @pytest.mark.parametrize(
@@ -90,26 +87,24 @@ def test_it_is_told_in_words() -> None:
     ],
 )
 def test_what_is_not_idle_between_steps_is_not_swapped(other: Strategy, why: str) -> None:
-    for swapped, field in ((WITH_STATE, "optimizer_state"), (WITH_VALUES, "values")):
-        with pytest.raises(InvalidStrategy, match=why) as refused:
-            check_strategy(other.carrying(*swapped.extensions))
-        assert refused.value.thing == f"swap.{field}"
+    with pytest.raises(InvalidStrategy, match=why) as refused:
+        check_strategy(other.carrying(*WITH_STATE.extensions))
+    assert refused.value.thing == "swap.optimizer_state"
     check_strategy(other.carrying(*SWAPPED.extensions))
 
 
-def test_both_go_with_plans_that_update_everything_within_the_step() -> None:
-    for swapped in (WITH_STATE, WITH_VALUES):
-        returned = strategy_of(DOMAIN, lambda v: ParameterServer(0, 0, returns_gradients=True))
-        for strategy in (PLAIN, strategy_of(DOMAIN, lambda v: ReduceScatter(0)), returned):
-            verify(strategy.carrying(*swapped.extensions), DOMAIN)
-        verify(replace(swapped, schedule=Schedule("ddp")), DOMAIN)
+def test_it_goes_with_plans_that_update_everything_within_the_step() -> None:
+    returned = strategy_of(DOMAIN, lambda v: ParameterServer(0, 0, returns_gradients=True))
+    for strategy in (PLAIN, strategy_of(DOMAIN, lambda v: ReduceScatter(0)), returned):
+        verify(strategy.carrying(*WITH_STATE.extensions), DOMAIN)
+    verify(replace(WITH_STATE, schedule=Schedule("ddp")), DOMAIN)
 
 
-def test_activations_alone_are_the_first_of_all_forms() -> None:
-    forms = forms_within(7)
-    assert forms[0] == Offload(7)
-    assert len(set(forms)) == 4
-    assert {each.budget_bytes for each in forms} == {7}
+def test_swapped_values_of_earlier_versions_are_read_and_do_not_run() -> None:
+    with pytest.raises(InvalidStrategy, match="swaps values of parameters") as refused:
+        verify(EARLIER, DOMAIN)
+    assert refused.value.thing == "swap.values"
+    assert "Leave values out" in refused.value.remedy
 
 
 def test_what_cannot_say_it_refuses_it() -> None:

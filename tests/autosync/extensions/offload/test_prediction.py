@@ -1,4 +1,5 @@
-"""What swapping leaves on a device and what it costs, by hand."""
+"""What swapping activations, and optimizer state too, leaves on a device and what it costs, by
+hand."""
 
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.prediction import (
     idle_activations,
+    idle_states,
     swap_budget_bytes,
     swaps_of_ranks,
 )
@@ -26,7 +28,7 @@ from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import AllReduce, Strategy
+from autosync.strategy import AllReduce, ReduceScatter, Strategy
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, strategy_of
 
@@ -36,32 +38,63 @@ FIXED = 2 * 4 * 64
 """Values of four variables of 64 bytes, and the buffer their gradients lie in; plain SGD."""
 
 
+LARGE_OUTPUT = 4_000_000
+MODEL = 4 * 2_000_000
+"""Bytes of the four variables of `heavy`. Beside them lie buffers of as many bytes and, under
+AdamW, state of twice as many."""
+GRADIENT = 2_000_000
+"""Of one variable, in a tensor of its own before it is in a buffer."""
+STEP = 2 * 2_000_000
+"""What AdamW takes for itself on a CPU: two tensors of one variable after the other."""
+
+
+def chain(
+    variable: tuple[int, ...],
+    output_bytes: int,
+    gbps: float,
+    device: Device,
+    optimizer: Optimizer,
+    operation_seconds: float,
+) -> Domain:
+    """Four operations with a variable each, on four devices."""
+    graph = chain_graph((variable,) * 4)
+    operations = tuple(replace(each, output_bytes=output_bytes) for each in graph.operations)
+    cluster = cluster_of(gbps=gbps, intra_gbps=gbps)
+    nodes = tuple(replace(node, devices=(device,)) for node in cluster.nodes)
+    graph, cluster = replace(graph, operations=operations), replace(cluster, nodes=nodes)
+    return domain_of(graph, cluster, operation_seconds, optimizer)
+
+
 def four(
     memory_gb: float | None = None, operation_seconds: float = 1e-3, device_type: str = "arena"
 ) -> Domain:
-    """Four operations with outputs of a megabyte, on four devices."""
-    graph = chain_graph((VARIABLE,) * 4)
-    operations = tuple(replace(each, output_bytes=OUTPUT) for each in graph.operations)
-    cluster = cluster_of(gbps=10.0, intra_gbps=10.0)
+    """Outputs of a megabyte and next to no variables, under plain SGD."""
     device = Device(device_type, memory_gb=memory_gb)
-    nodes = tuple(replace(node, devices=(device,)) for node in cluster.nodes)
-    return domain_of(
-        replace(graph, operations=operations),
-        replace(cluster, nodes=nodes),
-        operation_seconds,
-        Optimizer("sgd", True, 0),
-    )
+    return chain(VARIABLE, OUTPUT, 10.0, device, Optimizer("sgd", True, 0), operation_seconds)
 
 
-def within(domain: Domain, budget_bytes: int | None) -> Strategy:
+def heavy(
+    memory_gb: float | None = None,
+    operation_seconds: float = 1e-3,
+    output_bytes: int = LARGE_OUTPUT,
+) -> Domain:
+    """Outputs of 4 MB and variables of 2 MB, under AdamW, over links that take next to no time."""
+    device = Device("arena", memory_gb=memory_gb)
+    adamw = Optimizer("adamw", True, 2)
+    return chain((1000, 500), output_bytes, 1e5, device, adamw, operation_seconds)
+
+
+def within(domain: Domain, swap: Offload | int | None) -> Strategy:
+    """swap: or the budget of activations alone."""
     plain = strategy_of(domain, lambda v: AllReduce(0))
-    return plain if budget_bytes is None else plain.carrying(Offload(budget_bytes))
+    if swap is None:
+        return plain
+    return plain.carrying(Offload(swap) if isinstance(swap, int) else swap)
 
 
-def peak(domain: Domain, budget_bytes: int | None) -> float:
-    population = encode([within(domain, budget_bytes)], domain)
-    plans = compile_plans_fast(population, domain)
-    (peaks,) = memory_of(domain).peak_bytes(plans, population)
+def peak(domain: Domain, swap: Offload | int | None) -> float:
+    population = encode([within(domain, swap)], domain)
+    (peaks,) = memory_of(domain).peak_bytes(compile_plans_fast(population, domain), population)
     assert (peaks == peaks[0]).all()
     return float(peaks[0])
 
@@ -113,8 +146,9 @@ def test_what_compute_waits_for_lengthens_the_iteration() -> None:
     strategies = [within(domain, None), within(domain, least), within(domain, 10**9)]
     population = encode(strategies, domain)
     plans = compile_plans_fast(population, domain)
-    swap = Offload(least)
-    stalled = swaps_of_ranks(memory_of(domain), plans, population, 1, swap)[0].stall_seconds
+    (held,) = memory_of(domain).moment_bytes(plans, population, [1])
+    ranks = swaps_of_ranks(domain, population, 1, held, Offload(least))
+    stalled = ranks[0].stall_seconds
     assert stalled > 0
     plain, swapped, roomy = AnalyticSimulator().predict(domain, population)
     assert swapped - plain == pytest.approx(stalled)
@@ -206,3 +240,86 @@ def test_what_ifs_know_that_compute_waits_for_transfers() -> None:
     for name in ("bandwidth", "copies_all_reduce", "compute"):
         plain, swapping = changed[:, WHAT_IFS.index(name)]
         assert 0 < swapping < plain, name
+
+
+def test_state_is_idle_until_the_step() -> None:
+    spans = idle_states(heavy())
+    assert len(spans) == 4 * 2
+    assert (spans.size_bytes == 2_000_000).all()
+    assert sorted(spans.tensor.tolist()) == list(range(8))
+    assert (spans.begin == 0).all()
+    assert (spans.end == 8).all()  # behind four operations forward and four backward
+    assert (spans.final == 0).all()
+
+
+def test_small_state_stays() -> None:
+    small = heavy()
+    variables = tuple(replace(v, shape=(4, 4)) for v in small.graph.variables)
+    assert len(idle_states(replace(small, graph=replace(small.graph, variables=variables)))) == 0
+
+
+def test_peaks_with_and_without_state() -> None:
+    # Plain: four outputs beside values, buffers and state. With activations away three outputs are
+    # left where a gradient is made. With state away as well the step is
+    # the fullest moment.
+    domain = heavy()
+    assert peak(domain, None) == pytest.approx(4 * MODEL + 4 * LARGE_OUTPUT + GRADIENT, abs=300)
+    assert peak(domain, Offload(1)) == pytest.approx(
+        4 * MODEL + 3 * LARGE_OUTPUT + GRADIENT, abs=300
+    )
+    assert peak(domain, Offload(1, True)) == pytest.approx(4 * MODEL + STEP, abs=300)
+    assert peak(domain, Offload(10**9, True)) == peak(domain, None)
+
+
+def test_what_leaves_behind_an_update_and_returns_for_the_next_takes_the_link() -> None:
+    domain = heavy(operation_seconds=1e-5)
+    least = int(np.ceil(peak(domain, Offload(1, True))))
+    activations = int(np.ceil(peak(domain, Offload(1))))
+    chosen = [
+        None,
+        Offload(least, True),
+        Offload(activations),
+        Offload(activations, True),
+        Offload(10**9, True),
+    ]
+    population = encode([within(domain, swap) for swap in chosen], domain)
+    plans = compile_plans_fast(population, domain)
+    moments = memory_of(domain).moment_bytes(plans, population, [1, 4])
+    (tight, *_), (roomy, *_) = (
+        swaps_of_ranks(domain, population, index, held, swap)
+        for index, swap, held in zip((1, 4), (chosen[1], chosen[4]), moments, strict=True)
+        if swap is not None
+    )
+    away = tight.schedule.spans.end == 8
+    away &= ~tight.schedule.kept
+    assert away.any()
+    assert tight.stall_seconds > 0
+    assert tight.schedule.peak_bytes <= least
+    assert roomy.schedule.kept.all()
+    for simulator in (AnalyticSimulator(), TimelineSimulator()):
+        plain, both, alone, either, all_stay = simulator.predict(domain, population)
+        assert both - plain == pytest.approx(tight.stall_seconds, rel=0.05)
+        assert all_stay == plain
+        assert min(alone, either) > plain
+    assert len(set(digests_of(domain, population))) == len(chosen)
+
+
+def test_a_budget_that_only_state_away_fits_is_told_so() -> None:
+    domain = heavy(memory_gb=0.041)  # less a tenth it holds the step, and not three outputs
+    with pytest.raises(InvalidStrategy, match="does not fit") as refused:
+        check_memory(within(domain, None), domain)
+    assert "activations and optimizer state swapped" in refused.value.remedy
+    assert '{"budget_bytes": 36900000, "optimizer_state": true}' in refused.value.remedy
+    check_memory(within(domain, Offload(36_900_000, True)), domain)
+    with pytest.raises(BudgetTooSmall, match="does not hold a training step"):
+        check_memory(within(domain, Offload(36_900_000)), domain)
+    both = [within(domain, Offload(36_900_000, state)) for state in (False, True)]
+    assert fitting_rows(domain, encode(both, domain)).tolist() == [1]
+
+
+def test_what_ranks_update_in_parts_is_not_told_to_swap_its_state() -> None:
+    domain = heavy(memory_gb=0.0245)
+    sharded = strategy_of(domain, lambda v: ReduceScatter(0, True))
+    with pytest.raises(InvalidStrategy, match="does not fit") as refused:
+        check_memory(sharded, domain)
+    assert "optimizer_state" not in refused.value.remedy
