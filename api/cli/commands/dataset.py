@@ -144,7 +144,7 @@ def export_one(
 
     Example: `autosync dataset export-strategy best.json resnet50 example-4x1 -o strategy`
     """
-    from autosync.api.cli.arguments.domain_arguments import (
+    from autosync.api.cli.domain_arguments import (
         ProfileChoice,
         load_domain,
         load_strategy,
@@ -175,7 +175,7 @@ def import_one(
 
     Example: `autosync dataset import-strategy strategy resnet50 example-4x1 -o mine.json`
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain, read_bytes
+    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain, read_bytes
     from autosync.documents import to_json
     from autosync.interop.autodist_strategy import import_strategy
     from autosync.strategy_description import describe as sentence

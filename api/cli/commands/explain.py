@@ -9,13 +9,15 @@ from rich.markup import escape
 
 from autosync.api.cli.completion import complete_tuning
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
-from autosync.errors import InvalidInput, NotFound
+from autosync.errors import InvalidInput
 from autosync.units import MIB
 
 if TYPE_CHECKING:
-    from autosync.api.views.timeline_views import RecordedTimelines
+    from autosync.api.cli.connection import Connection
+    from autosync.api.client.rest_client import Client
+    from autosync.api.views.timeline_schemas import Timeline
     from autosync.bundle import Bundle
     from autosync.domain import Domain
     from autosync.plan import Message, Plan
@@ -63,28 +65,25 @@ COLUMNS = (
 )
 
 
-def print_timeline(recorded: "RecordedTimelines") -> None:
+def print_timeline(timeline: "Timeline") -> None:
     """Both periods, and where measured and predicted differ most."""
-    from autosync.api.views.timeline_views import compared
-
-    both = compared(recorded)
-    predicted, measured = both.predicted, both.measured
+    predicted, measured = timeline.predicted, timeline.measured
     words = f"\n[bold]Timeline[/] predicted {milliseconds(predicted.step_seconds)} ms"
     if measured is None:
         out.print(f"{words}, not recorded: the finalists' and DDP's first repeats are")
     else:
-        key = escape(recorded.key or "")
+        key = escape(timeline.trial or "")
         out.print(f"{words}, measured {milliseconds(measured.step_seconds)} ms in trial {key}")
         if not measured.messages:
             out.print("torch's own DDP does not say when its messages travel.")
-    if both.differences:
-        shown = [_cells(each) for each in both.differences[:SHOWN_CELLS]]
+    if timeline.differences:
+        shown = [_cells(each) for each in timeline.differences[:SHOWN_CELLS]]
         print_table(COLUMNS, shown, right=[name for name in COLUMNS if name != "operation"])
         out.print(
             "[dim]The messages that differ most: from their turn in their channel to their "
             "arrival, and when that was, from the start of forward.[/]"
         )
-    if recorded.timeline is not None and recorded.timeline.clock == "by host":
+    if timeline.clock == "by host":
         out.print(
             "Hosts have clocks of their own: their times are aligned at each host's latest "
             "forward start."
@@ -131,84 +130,86 @@ def explain(
         ),
     ] = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
     json: Json = False,
 ) -> None:
     """Say in words what a strategy does, and where measured and predicted differ.
 
-    The timeline is of the tuning that found the bundle, where the database has it.
+    The timeline is of the tuning that found the bundle, where the database or service has it.
 
     Examples:
 
         autosync explain best.json
         autosync explain 3f2a90c1 --trace trace.json
     """
-    from autosync.api.cli.arguments.domain_arguments import load_strategy_or_bundle
+    from contextlib import nullcontext
+
+    from autosync.api.cli.connection import connected, is_missing
+    from autosync.api.cli.domain_arguments import load_strategy_or_bundle
     from autosync.bundle import Bundle
     from autosync.documents import to_data
-    from autosync.strategy import Strategy
 
-    loaded: Strategy | Bundle
-    recorded: RecordedTimelines | None = None
-    if TUNING_ID.fullmatch(document) and not Path(document).exists():
-        loaded, recorded = _answer(document, db)
-    else:
-        loaded = load_strategy_or_bundle(Path(document))
-        recorded = None if isinstance(loaded, Strategy) else _recorded(loaded, db)
-    if trace is not None:
-        _write_trace(recorded, trace, document, db)
-    if json:
-        print_json(to_data(loaded))
-        return
-    if isinstance(loaded, Strategy):
-        _print_strategy(loaded, every)
-    else:
-        _print_strategy(loaded.strategy, every)
-        _print_bundle(loaded)
-    if recorded is not None:
-        print_prediction(recorded.strategy, recorded.domain)
-        print_timeline(recorded)
-
-
-def _answer(tuning: str, db: str) -> "tuple[Bundle, RecordedTimelines]":
-    from autosync.api.cli.open_database import opened
-    from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
-    from autosync.api.views.timeline_views import recorded
-    from autosync.bundle import read_bundle
-
-    with opened(db) as database:
-        found = find_tuning(database, tuning)
-        shipped = read_bundle(bundle_text(database, found.id))
-        with database.reading() as session:
-            return shipped, recorded(session, found.id)
+    by_id = TUNING_ID.fullmatch(document) is not None and not Path(document).exists()
+    given = None if by_id else load_strategy_or_bundle(Path(document))
+    nowhere = url is None and db == DEFAULT_DATABASE and is_missing(db)
+    alone = not by_id and (not isinstance(given, Bundle) or nowhere)
+    with nullcontext() if alone else connected(db, url) as at:
+        loaded, tuning_id = (given, None) if at is None else _found(at.client, document, given)
+        if trace is not None:
+            _write_trace(at, tuning_id, loaded, trace, document)
+        if json:
+            print_json(to_data(loaded))
+            return
+        if isinstance(loaded, Bundle):
+            _print_strategy(loaded.strategy, every)
+            _print_bundle(loaded)
+        elif loaded is not None:
+            _print_strategy(loaded, every)
+        if at is not None and tuning_id is not None and isinstance(loaded, Bundle):
+            print_prediction(loaded.strategy, at.client.tunings.domain(tuning_id))
+            strategy_id = loaded.strategy.id
+            print_timeline(at.client.tunings.timeline(tuning_id, strategy=strategy_id))
 
 
-def _recorded(shipped: "Bundle", db: str) -> "RecordedTimelines | None":
-    """What the database has of the bundle; None without a database or a recorded trial."""
-    from autosync.api.cli.open_database import opened
-    from autosync.api.views.timeline_views import newest_recorded
+def _found(
+    client: "Client", document: str, given: "Strategy | Bundle | None"
+) -> "tuple[Strategy | Bundle | None, str | None]":
+    """What is explained, and the tuning that has its timeline: the one that was named, or the
+    newest that recorded the bundle's strategy in its domain; None where there is none."""
+    from autosync.api.cli.tuning_lookup import find_tuning
+    from autosync.bundle import Bundle
 
-    try:
-        with opened(db) as database, database.reading() as session:
-            return newest_recorded(session, shipped.domain_id, shipped.strategy.id)
-    except NotFound:
-        if db == DEFAULT_DATABASE:
-            return None
-        raise
+    if given is None:
+        tuning_id = find_tuning(client, document).id
+        return client.tunings.bundle(tuning_id), tuning_id
+    if not isinstance(given, Bundle):
+        return given, None
+    recorded = client.tunings.list(recorded=given.strategy.id, limit=None).items
+    there = (each.id for each in recorded if each.domain_id == given.domain_id)
+    return given, next(there, None)
 
 
-def _write_trace(recorded: "RecordedTimelines | None", trace: Path, document: str, db: str) -> None:
-    if recorded is None:
-        from autosync.api.db.database import masked
+def _write_trace(
+    at: "Connection | None",
+    tuning_id: str | None,
+    loaded: "Strategy | Bundle | None",
+    trace: Path,
+    document: str,
+) -> None:
+    import json
 
+    from autosync.bundle import Bundle
+
+    if at is None or tuning_id is None or not isinstance(loaded, Bundle):
         raise InvalidInput(
-            f"{masked(db)} has no timeline of {document}.",
+            f"there is no timeline of {document}.",
             thing="--trace",
             value=document,
-            remedy="Give the id of a finished tuning or its bundle; name its database with --db.",
+            remedy="Give the id of a finished tuning or its bundle; name its database with --db, "
+            "or its service with --url.",
         )
-    from autosync.api.views.timeline_views import compared
-
-    write_text(trace, compared(recorded).chrome())
+    found = at.client.tunings.trace(tuning_id, strategy=loaded.strategy.id)
+    write_text(trace, json.dumps(found))
     say(f"Trace for ui.perfetto.dev: {escape(str(trace))}")
 
 

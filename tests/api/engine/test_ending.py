@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from autosync.api.db import Database, connect
 from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.leases import ClaimedWork, EndReason, leased
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
@@ -153,7 +153,7 @@ def test_a_cancelled_tuning_ends_in_the_phase_it_is_in(worker: Running, phase: s
         until(lambda: reached(worker, tuning_id), phase)
         opened = [text for one, text in worker.events(tuning_id) if one == "opening"]
         trials = worker.trials(tuning_id)
-        assert tuning_queue.cancel(worker.database, tuning_id) == "cancelling"
+        assert job_queue.cancel(worker.database, tuning_id) == "cancelling"
         until(lambda: worker.state(tuning_id)[0] == "cancelled", f"the end of {phase}", 60)
     kinds = [one for one, _ in worker.events(tuning_id)]
     assert [one for one in kinds if one == kind or one != "waiting"][-1] == kind  # or for quiet
