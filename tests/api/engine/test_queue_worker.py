@@ -1,5 +1,5 @@
-"""The worker: trainings beside tunings, what fails, what stops. `test_ending` has real signals, and the
-real tuning of a test run (`tests.api.real_tuning`) is killed and resumed."""
+"""The worker: trainings beside tunings, what fails, what stops. `test_ending` has real signals; the
+tuning that a test run makes (`tests.api.real_tuning`) is killed and resumed."""
 
 import threading
 import time
