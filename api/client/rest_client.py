@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import httpx
 
@@ -29,16 +29,19 @@ from autosync.api.client.calls import (
 from autosync.api.client.service_connection import ServiceConnection, plain
 from autosync.api.client.tuning_calls import TuningCalls
 from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.views.schemas import ComparedClusters, GivenPredictions, PredictedStrategies
+from autosync.api.views.schemas import (
+    ComparedClusters,
+    GivenPredictions,
+    Health,
+    PredictedStrategies,
+    Readiness,
+)
 from autosync.cluster import Cluster
 from autosync.documents import to_data
 from autosync.environment import TOKEN_VARIABLE
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.strategy import Strategy
-
-if TYPE_CHECKING:
-    from autosync.api.views.service_health import Health, Readiness
 
 ATTEMPTS = 5
 TIMEOUT_SECONDS = 90.0
@@ -123,15 +126,11 @@ class Client:
         """What the operator of the service lets its clients ask for."""
         return self._connection.get("/v1/limits", ServiceLimits)
 
-    def health(self) -> "Health":
-        from autosync.api.views.service_health import Health  # loads SQLAlchemy
-
+    def health(self) -> Health:
         return self._connection.get("/v1/health", Health)
 
-    def ready(self) -> "Readiness":
+    def ready(self) -> Readiness:
         """How many workers live, and how old the queue is."""
-        from autosync.api.views.service_health import Readiness  # loads SQLAlchemy
-
         answer = self._connection.send("GET", "/v1/ready", accepted=503)  # where none lives
         return self._connection.parsed(answer, Readiness)
 

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
-from autosync.api.http.access.caller import Caller
+from autosync.api.http.access.access_rules import Caller
 from autosync.api.http.event_stream import EventFeed
-from autosync.api.http.uploading.uploads import Uploads
+from autosync.api.http.uploads import Uploads
 from autosync.api.views.paging import LONGEST_CURSOR
 from autosync.errors import InvalidInput
 
@@ -105,7 +105,7 @@ def _one_at_a_time(request: Request) -> Iterator[None]:
 
 
 async def _body(request: Request) -> bytes:
-    return await request.body()  # limited by `autosync.api.http.body_limits.BodyLimit`
+    return await request.body()  # limited by `autosync.api.http.middleware.BodyLimit`
 
 
 async def uploads_of(request: Request) -> Uploads:

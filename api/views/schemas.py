@@ -25,6 +25,12 @@ class ResponseModel(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
+def columns_of(row: Any, answer: type[ResponseModel]) -> dict[str, Any]:
+    """Of a row of a table, or of the table, what the answer has under the same name."""
+    columns = row.__table__.columns
+    return {name: getattr(row, name) for name in answer.model_fields if name in columns}
+
+
 class Page(ResponseModel):
     """A part of a list."""
 
@@ -253,7 +259,7 @@ class Clusters(Page):
 
 class TrainedSimulator(ResponseModel):
     """domains, trials: what it learned from. accuracy: pairs of strategies it had not seen that it
-    ranked rightly; `unseen` says which. feature_version: of what it reads; a service uses only
+    ranked correctly; `unseen` says which. feature_version: of what it reads; a service uses only
     those of its own version."""
 
     name: str
@@ -296,7 +302,7 @@ class MadeKey(ApiKey):
 
 
 class SimulatorVersion(ResponseModel):
-    """Shares of pairs ranked rightly, of strategies that no version learns from; `parent_...` are
+    """Shares of pairs ranked correctly, of strategies that no version learns from; `parent_...` are
     those of the version it was judged beside, on the same."""
 
     number: int
@@ -432,6 +438,25 @@ class ComparedClusters(BaseModel):
     graph: str
     simulator: str
     items: list[ComparedCluster]
+
+
+class Health(ResponseModel):
+    status: Literal["ok"]
+    version: str
+    database: str
+    schema_revision: str
+    queued: int
+    running: int
+
+
+class Readiness(ResponseModel):
+    """Whether what is queued will be worked on. oldest_queued_seconds: how long the tuning that
+    has waited longest has waited; 0 where none waits."""
+
+    status: Literal["ready", "no worker lives"]
+    workers: int
+    queued: int
+    oldest_queued_seconds: float
 
 
 class Problem(BaseModel):

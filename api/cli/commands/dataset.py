@@ -85,28 +85,6 @@ def describe(
     print_table(("model", "cluster", *numbers, "s", "k"), rows, right=numbers)
 
 
-@app.command("export")
-def export_folder(
-    folder: Folder,
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new folder.", show_default=False)
-    ],
-) -> None:
-    """Write a dataset in the layout of AutoSync's public one: graphs, clusters, strategies, times.
-
-    Example: `autosync dataset export datasets/runtimes published`
-    """
-    from autosync.simulator.published_dataset import export_dataset
-
-    done = export_dataset(folder, target)
-    for place, domain in done.places.items():
-        out.print(f"{place}: {domain}")
-    out.print(f"[bold]{done.written}[/] strategies written to {target}")
-    _print_left_out(done.left_out)
-    if done.left_out_of_specs:
-        say("[dim]What its cluster files cannot say stands in their comments.[/]")
-
-
 @app.command("import")
 def import_folder(
     folder: Annotated[

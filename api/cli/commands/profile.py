@@ -50,7 +50,7 @@ def profile(
         autosync profile resnet50 --device v100               # a roofline, marked as an estimate
         autosync profile resnet50 --device v100 --step-seconds 0.105 -o v100.json
         autosync profile mine.json --device v100 --trace trace.json -o v100.json
-        autosync profile mine.json --device v100 --trace chakra.0.et -o v100.json
+        autosync profile mine.json --device v100 --trace chakra.json -o v100.json
     """
     from autosync.documents import to_data, to_json
 

@@ -30,6 +30,7 @@ from autosync.api.views.exports import (
     measured_document,
     settings_document,
 )
+from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import (
     ChangedTuning,
     RankedStrategies,
@@ -53,6 +54,12 @@ TuningSort = Literal[
     "best_seconds",
     "-speedup",
     "speedup",
+    "-model",
+    "model",
+    "-cluster",
+    "cluster",
+    "-state",
+    "state",
 ]
 TrialSort = Literal["position", "-position", "step_seconds", "-step_seconds"]
 SORT = "With - the largest first; those without a value come last."
@@ -125,10 +132,15 @@ def get_tunings(
     """The newest first, unless they are sorted otherwise. A cursor is good for one sort."""
 
     def page() -> str:
-        found = reports.tunings(
-            session, limit, cursor, state, tag, archived, sort, prefix, recorded
+        wanted = TuningFilter(
+            state=state or "",
+            tag=tag or "",
+            prefix=prefix or "",
+            recorded=recorded or "",
+            archived=archived,
+            sort=sort,
         )
-        return found.model_dump_json()
+        return reports.tunings(session, limit, cursor, wanted).model_dump_json()
 
     return tagged(page, seen)
 

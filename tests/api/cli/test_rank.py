@@ -1,19 +1,22 @@
 """One row for strategies that hardly differ."""
 
+from typing import Any
+
 from autosync.api.cli.commands.rank import grouped
 from autosync.api.views.schemas import PredictedStrategy
 
 
 def ranked(*entries: tuple[str, float]) -> list[PredictedStrategy]:
-    return [
-        PredictedStrategy.model_construct(
-            rank=rank,
-            words=words,
-            origin="ddp" if "DDP" in words else "sampled",
-            predicted_seconds=seconds,
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "rank": rank,
+            "words": words,
+            "origin": "ddp" if "DDP" in words else "sampled",
+            "predicted_seconds": seconds,
+        }
         for rank, (words, seconds) in enumerate(entries, 1)
     ]
+    return [PredictedStrategy.model_construct(**row) for row in rows]
 
 
 def test_numbers_that_differ_become_ranges() -> None:

@@ -52,7 +52,7 @@ def test_the_bundle_and_the_two_lines_that_apply_it(real_tuning: RealTuning) -> 
     shipped = load_bundle(real_tuning.folder / "mine.json")
     assert [variable.name for variable in shipped.variables] == [f"v{i}" for i in range(6)]
     assert "unshaped" in shipped.evidence.measured_on
-    assert is_ddp(shipped.strategy) == ("Keep DDP" in real_tuning.printed)
+    assert is_ddp(shipped.strategy) == ("keep torch's DDP" in real_tuning.printed)
     assert 'autosync.distribute(model, optimizer, "mine.json")' in real_tuning.printed
 
 
@@ -68,7 +68,7 @@ def test_where_measured_and_predicted_differ(real_tuning: RealTuning) -> None:
     names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
     assert {"predicted: rank 0", "measured: rank 0", "measured: rank 1"} <= names
     assert autosync(folder, "explain", "mine.json").stdout == of_tuning
-    kept_ddp = "Keep DDP" in real_tuning.printed
+    kept_ddp = "keep torch's DDP" in real_tuning.printed
     assert ("does not say when its messages travel" in of_tuning) == kept_ddp
     assert ("The messages that differ most" in of_tuning) != kept_ddp
 

@@ -23,7 +23,7 @@ from autosync.api.engine.api_keys import (
     revoke_key,
     token_proof_of_session,
 )
-from autosync.api.views.api_keys_view import api_key, api_keys
+from autosync.api.views.service import api_key, api_keys
 from autosync.errors import InvalidInput, NotFound
 
 COOKIE, OTHER = "c" * 43, "d" * 43

@@ -38,7 +38,7 @@ def pages(database: Database) -> dict[str, str]:
         "/models": "table",
         "/models/vgg16": "figure#model",
         "/clusters": "table",
-        f"/clusters/{tuning.cluster_id}": "figure#cluster",
+        f"/clusters/{tuning.cluster_id}": "table#nodes",
         "/simulators": "figure#versions",
         "/simulators/version-0": "table#sources",
         "/simulators/version-2": "figure#versions",

@@ -1,23 +1,13 @@
 """Rankings and comparisons by prediction alone, over REST."""
 
-from collections.abc import Iterator
-
 import pytest
 from fastapi.testclient import TestClient
 
-from autosync.api.db import Database
-from autosync.api.http.app import create_app
 from autosync.api.http.prediction_answers import TimeLimit
 from autosync.documents import from_data, to_json
 from autosync.strategy import Strategy
 from tests.domains import chain_graph, grid_cluster
 from tests.placed_models import heavy_layers
-
-
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,31 +1,22 @@
 """Pausing, resuming, tags and notes, sorting and exported settings over REST."""
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
-import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.http.app import create_app
 from autosync.api.http.routes.document_routes import ClusterSort, GraphSort
 from autosync.api.http.routes.tuning_routes import TrialSort, TuningSort
+from autosync.api.views.documents import CLUSTER_SORTS, GRAPH_SORTS
 from autosync.api.views.reports import TRIAL_SORTS, TUNING_SORTS
-from autosync.api.views.stored_documents import CLUSTER_SORTS, GRAPH_SORTS
-from autosync.exports.framework_table import EXPORTS
+from autosync.exports import EXPORTS
 from tests.api.http.forms import given_token
 from tests.api.http.rest_answers import refused
 from tests.api.sample import claimed, finished, small_request
 
 REQUEST = small_request()
-
-
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def test_pause_and_resume(client: TestClient, sqlite: Database) -> None:

@@ -12,10 +12,15 @@ from sqlalchemy import select, text
 
 from autosync.api.db import Database
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.views import reports, runtime_rows, runtime_tables
+from autosync.api.views import reports, runtimes
 from autosync.api.views.exports import bundle_document
-from autosync.api.views.runtime_rows import COLUMNS, RuntimeFilter
-from autosync.api.views.runtime_tables import runtimes_csv, runtimes_jsonl, runtimes_parquet
+from autosync.api.views.runtimes import (
+    COLUMNS,
+    RuntimeFilter,
+    runtimes_csv,
+    runtimes_jsonl,
+    runtimes_parquet,
+)
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
@@ -113,8 +118,8 @@ def test_tables_agree_however_many_rows_are_read_at_once(
     finished(database, REQUEST)
     finished(database)
     expected = "".join(runtimes_csv(database))
-    monkeypatch.setattr(runtime_rows, "ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(runtime_tables, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
     assert "".join(runtimes_csv(database)) == expected
     lines = [json.loads(line) for line in "".join(runtimes_jsonl(database)).splitlines()]
     parts = list(runtimes_parquet(database))
@@ -194,7 +199,7 @@ def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
 )
 def test_no_page_of_an_export_sorts_what_is_left(sqlite: Database, only: RuntimeFilter) -> None:
     """An export of n pages would otherwise look at n^2 / 2 of them."""
-    page = runtime_rows._page(only, (1.0, "0" * 32, 3))
+    page = runtimes._page(only, (1.0, "0" * 32, 3))
     with sqlite.reading() as session:
         statement = select(page).compile(session.get_bind(), compile_kwargs={"literal_binds": True})
         plan = [row.detail for row in session.execute(text(f"EXPLAIN QUERY PLAN {statement}"))]
