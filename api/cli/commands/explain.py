@@ -31,23 +31,23 @@ def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     from autosync.simulator.backends import backend_of
     from autosync.simulator.explanation import explain
 
-    told = explain(domain, strategy)
-    out.print(f"\n[bold]Predicted[/] {told}")
-    out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
-    for extension, words in told.extensions:
+    found = explain(domain, strategy)
+    out.print(f"\n[bold]Predicted[/] {found}")
+    out.print(f"[bold]Peak memory[/] {_memory_words(found)}")
+    for extension, words in found.extensions:
         out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
     if caveat := backend_of(domain.cluster).caveat(strategy, domain.cluster):
         warn(caveat)
 
 
-def _memory_words(told: "Explanation") -> str:
-    gigabytes = sorted({f"{peak / 1e9:.2f}" for peak in told.peak_memory_bytes}, key=float)
+def _memory_words(found: "Explanation") -> str:
+    gigabytes = sorted({f"{peak / 1e9:.2f}" for peak in found.peak_memory_bytes}, key=float)
     words = f"{gigabytes[0]} GB a rank"
     if len(gigabytes) > 1:
-        peaks = told.peak_memory_bytes
+        peaks = found.peak_memory_bytes
         words = f"{gigabytes[0]} to {gigabytes[-1]} GB a rank, most on {peaks.index(max(peaks))}"
     words += ", predicted"
-    if short := told.ranks_out_of_memory:
+    if short := found.ranks_out_of_memory:
         words += f"; more than the devices of ranks {', '.join(map(str, short))} have"
     return words
 
