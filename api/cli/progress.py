@@ -24,7 +24,7 @@ from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
     from autosync.api.client.rest_client import Client
-    from autosync.api.client.tuning_events import ServiceEvent
+    from autosync.api.client.tuning_calls import ServiceEvent
     from autosync.api.views.schemas import Tuning
     from autosync.api.views.time_left import TimeLeft
 

@@ -231,24 +231,6 @@ def reopen(database: Database, tuning_id: str) -> None:
         )
 
 
-def retry(database: Database, tuning_id: str) -> None:
-    """As `reopen`, for somebody who asks for it.
-
-    Raises:
-        NotFound: no such tuning. NotSupported: it has neither failed nor been cancelled.
-    """
-    with database.reading() as session:
-        state = stored(session, TuningRow, tuning_id, "tuning").state
-    if state not in ("failed", "cancelled"):
-        raise NotSupported(
-            f"tuning {tuning_id} is {state}; only one that failed or was cancelled goes on again.",
-            thing="tuning",
-            value=state,
-            remedy="Start another one.",
-        )
-    reopen(database, tuning_id)
-
-
 def places(session: Session) -> dict[str, int]:
     """The place of each tuning that waits, counted from 1, in the order in which workers take them;
     of the first thousand."""

@@ -15,6 +15,8 @@ OF_BODIES = {
     "/v1/clusters": "cluster_mib",
     "/v1/tunings": "tuning_mib",
     "/v1/simulators": "simulator_mib",
+    "/v1/rank": "prediction_mib",
+    "/v1/predict": "prediction_mib",
 }
 """The limit of what is posted, by the beginning of its path."""
 OF_FORMS = {"/models": "graph_mib", "/clusters": "cluster_mib"}
@@ -55,6 +57,7 @@ class ServiceLimits:
     graph_mib: int = _limit(32, "MiB of a graph that is posted")
     cluster_mib: int = _limit(1, "MiB of a cluster that is posted")
     tuning_mib: int = _limit(8, "MiB of a request for a tuning")
+    prediction_mib: int = _limit(1, "MiB of a request for a prediction")
     simulator_mib: int = _limit(32, "MiB of a trained simulator that is stored")
     reading_seconds: int = _limit(20, "processor seconds for reading what is posted")
     reading_mib: int = _limit(1_024, "MiB of memory for reading what is posted")

@@ -85,7 +85,9 @@ def _with(session: Session, table: type[Row], rows: list[Row], chosen: str) -> l
     if not chosen.isalnum() or any(row.id == chosen for row in rows):
         return rows
     row = session.get(table, chosen)
-    return rows if row is None else [*rows, row]
+    if row is not None:
+        rows.append(row)
+    return rows
 
 
 @cache

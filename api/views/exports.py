@@ -18,7 +18,7 @@ from autosync.api.views.schemas import RankedStrategy
 from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
-from autosync.exports.framework_table import settings_for
+from autosync.exports import settings_for
 from autosync.exports.settings import FrameworkName
 from autosync.search.loop.outcome import rank_measured
 from autosync.strategy import Strategy

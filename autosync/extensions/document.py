@@ -25,11 +25,6 @@ class ExtensionDocument:
         """How many iterations later the sums of one may be applied; above 0, replicas differ."""
         return 0
 
-    @property
-    def moves_values(self) -> bool:
-        """Whether parameters lack their values between the operations that read them."""
-        return False
-
     @classmethod
     def to_save_memory(cls, memory_bytes: float) -> "list[tuple[str, Self]]":
         """With what an iteration may run that has no room in so much device memory, and how it then

@@ -151,7 +151,6 @@ def attach(
     trace: ExecutionTrace | None = None,
     agreed: bool = False,
     streams: Streams | None = None,
-    compare_values: bool = True,
     called: nn.Module | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
@@ -167,8 +166,6 @@ def attach(
     agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
     streams: how the device's work is ordered, and how messages get to the backend; by default as
         the model's device and the process group's backend need it.
-    compare_values: say so where ranks hold other values at the end of their first backward pass, or
-        behind a load; not where values wait in host memory meanwhile.
     called: what the script calls in place of the model: what `torch.compile(model)` made of it.
 
     When it raises, model and optimizer are as they were before (but for shared values), and groups
@@ -201,13 +198,8 @@ def attach(
     joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     with ExitStack() as undo:
         undo.callback(end_groups)
-        with ranks_meet():
-            control = opened.get("control", tuple(range(group.size())), "gloo")
-            if not agreed:
-                check_same_plan(control, plan)
-            if share_values:
-                share_initial_values(control, model, group if opened.backend == "nccl" else None)
-            meeting = meeting_of(opened, control)
+        meeting = meet(model, plan, group, opened, share_values, agreed)
+        control = meeting.control
         with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
             built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)
         with agreed_everywhere(control, patience=PATIENCE):
@@ -222,7 +214,7 @@ def attach(
                     meeting,
                     max_grad_norm,
                     trace,
-                    _common_parameters(model, held) if share_values and compare_values else None,
+                    _common_parameters(model, held) if share_values else None,
                 )
             attachment = Attachment(
                 model,
@@ -253,6 +245,29 @@ def attach(
     return attachment
 
 
+def meet(
+    model: nn.Module,
+    plan: Plan,
+    group: dist.ProcessGroup,
+    groups: Groups,
+    share_values: bool,
+    agreed: bool,
+) -> RankMeeting:
+    """All ranks begin with the same plan and, where asked, with rank 0's values. See `attach`.
+
+    Raises:
+        InvalidInput: a rank has another plan or another model.
+        SynchronizationFailed: a peer does not come.
+    """
+    with ranks_meet():
+        control = groups.get("control", tuple(range(group.size())), "gloo")
+        if not agreed:
+            check_same_plan(control, plan)
+        if share_values:
+            share_initial_values(control, model, group if groups.backend == "nccl" else None)
+        return meeting_of(groups, control)
+
+
 def _build_engine(
     model: nn.Module,
     optimizer: Optimizer,
@@ -272,9 +287,9 @@ def _build_engine(
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     records = build_records(held.plan, built, groups)
     records = replace(records, model_is_divided=_is_divided(held.plan))
-    for index in held.apart:
-        records.variables[index].apart = True
-        records.variables[index].counted = held.holders[index][0] == group.rank()
+    for index in held.held_by_some:
+        records.variables[index].held_by_some = True
+        records.variables[index].counts_in_norm = held.holders[index][0] == group.rank()
     calls = None
     if not all(bucket.whole for bucket in records.buckets):
         calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
@@ -311,7 +326,7 @@ def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Paramet
     ones go with it."""
     if not _is_divided(held.plan):
         return dict(model.named_parameters())
-    apart = {held.names[index] for index in held.apart}
+    apart = {held.names[index] for index in held.held_by_some}
     everywhere = set(held.names) - apart
     return {name: p for name, p in model.named_parameters() if name in everywhere}
 

@@ -3,7 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,9 +141,13 @@ def distribute(
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
-    speaks = group.rank() == 0
-    watch = partial(watch_iterations, optimizers[-1], shipped, bool(changed), speaks, on_drift)
-    beside = partial(_beside_the_plan, network, optimizers, shipped, watch)
+
+    def beside() -> list[Removable]:
+        """What a bundle puts on a model whichever engine synchronizes it."""
+        logs = group.rank() == 0
+        watch = watch_iterations(optimizers[-1], shipped, bool(changed), logs, on_drift)
+        return [watch, *attach_beside(shipped.strategy.extensions, network, optimizers)]
+
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
         return _wrapped(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
@@ -185,21 +188,10 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
-        compare_values=not any(entry.moves_values for entry in shipped.strategy.extensions),
         called=model,
     )
     attachment.handles += beside()
     return model, optimizer
-
-
-def _beside_the_plan(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    shipped: Bundle,
-    watch: Callable[[], Removable],
-) -> list[Removable]:
-    """What a bundle puts on a model whichever engine synchronizes it."""
-    return [watch(), *attach_beside(shipped.strategy.extensions, model, optimizers)]
 
 
 def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -278,9 +270,8 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     with all its state.
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
-    PowerSGD has not sent yet is dropped with the plan. Of a plan that lags,
-    gradients that are still to be applied are applied now, a step for each iteration; one with
-    clocks gives every rank the sum of all updates and the mean of the optimizers' states.
+    PowerSGD has not sent yet is dropped with the plan. A plan that lags gives every rank the sum of
+    all updates and the mean of the optimizers' states.
 
     model: what `distribute` was given, or what it returned.
 

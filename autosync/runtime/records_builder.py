@@ -303,7 +303,7 @@ def _messages(
 
 
 def _update(plan: Plan, record: MessageRecord, rank: int) -> BucketUpdate | None:
-    """The part of a bucket that this rank updates when the message has landed."""
+    """The part of a bucket that this rank updates when the message has completed."""
     bucket, message = record.bucket, record.message
     if message.operation.sparse and message.operation.to_owner:
         return RowUpdate(bucket) if message.root == rank else None
@@ -333,7 +333,7 @@ class HeldPlan:
     messages: tuple[int, ...]
 
     @property
-    def apart(self) -> tuple[int, ...]:
+    def held_by_some(self) -> tuple[int, ...]:
         """Numbers of the variables that some ranks do not hold."""
         world = self.plan.world_size
         return tuple(i for i, ranks in enumerate(self.holders) if len(ranks) < world)

@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -239,7 +238,8 @@ class CudaMps:
     The GPUs' compute mode stays as it is. Where this machine lacks MPS, or runs it already, nothing
     is started, and a daemon that cannot serve ends at once; `mps_running` says whether it runs.
 
-    variables: what processes need to run by the daemon; none where none was started.
+    variables: what processes need to run by the daemon; none where none was started. As a context
+    it gives them, and ends the daemon behind the block.
     """
 
     def __init__(self) -> None:
@@ -275,6 +275,13 @@ class CudaMps:
         else:
             self.stop()
 
+    def __enter__(self) -> dict[str, str]:
+        self.start()
+        return self.variables
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """End it and remove its folder. May be called twice."""
         self.variables = {}
@@ -285,15 +292,3 @@ class CudaMps:
             except subprocess.TimeoutExpired:  # the daemon does not answer
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-
-
-@contextmanager
-def cuda_mps() -> Iterator[dict[str, str]]:
-    """Runs CUDA MPS meanwhile, and gives the variables that processes need to run by it: none
-    where it runs already, or where this machine cannot have it."""
-    mps = CudaMps()
-    try:
-        mps.start()
-        yield mps.variables
-    finally:
-        mps.stop()

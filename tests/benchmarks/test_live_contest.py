@@ -322,6 +322,7 @@ def test_a_domain_keeps_the_time_scale_with_which_it_was_begun(tmp_path: Path) -
         domain_named("resnet51", tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.testbed
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("testbed_possible")

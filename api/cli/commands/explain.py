@@ -144,8 +144,8 @@ def explain(
     """
     from contextlib import nullcontext
 
-    from autosync.api.cli.arguments.domain_arguments import load_strategy_or_bundle
     from autosync.api.cli.connection import connected, is_missing
+    from autosync.api.cli.domain_arguments import load_strategy_or_bundle
     from autosync.bundle import Bundle
     from autosync.documents import to_data
 

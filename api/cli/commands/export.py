@@ -74,10 +74,6 @@ def export(
         bool,
         typer.Option("--swap-state", help="Beside --swap-gb: swap optimizer state, too."),
     ] = False,
-    swap_values: Annotated[
-        bool,
-        typer.Option("--swap-values", help="Beside --swap-gb: swap values of parameters, too."),
-    ] = False,
     trials: Annotated[
         Path | None,
         typer.Option(
@@ -90,7 +86,7 @@ def export(
     at: "Connection",
     json: Json = False,
 ) -> None:
-    """Write the bundle that a tuning found, or its settings for DDP, FSDP2, DeepSpeed or Horovod.
+    """Write the bundle that a tuning found, or its settings for DDP, FSDP2 or DeepSpeed.
 
     Settings come with what the framework does otherwise, or with the reason why there are none.
 
@@ -99,7 +95,7 @@ def export(
         autosync export 3f2a90c1 -o best.json
         autosync export 3f2a90c1 -o best.json --trials measured.json
         autosync export 3f2a90c1 -o best.json --swap-gb 15.5
-        autosync export 3f2a90c1 -o best.json --swap-gb 15.5 --swap-state --swap-values
+        autosync export 3f2a90c1 -o best.json --swap-gb 15.5 --swap-state
         autosync export 3f2a90c1 --for ddp
         autosync export 3f2a90c1 --strategy 9b41d07e -o second.json
         autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
@@ -115,14 +111,13 @@ def export(
             value=swap_gb,
             remedy="Leave --for out: `autosync.distribute` swaps as a bundle says.",
         )
-    for option, given in (("--swap-state", swap_state), ("--swap-values", swap_values)):
-        if given and swap_gb is None:
-            raise InvalidInput(
-                f"{option} was given without a budget to swap within.",
-                thing=option,
-                value=True,
-                remedy="Give --swap-gb as well.",
-            )
+    if swap_state and swap_gb is None:
+        raise InvalidInput(
+            "--swap-state was given without a budget to swap within.",
+            thing="--swap-state",
+            value=True,
+            remedy="Give --swap-gb as well.",
+        )
     tunings, tuning_id = at.client.tunings, find_tuning(at.client, tuning).id
     if trials is not None:
         write_text(trials, to_json(tunings.measured(tuning_id)))
@@ -139,14 +134,14 @@ def export(
         return
     bundle = tunings.bundle_text(tuning_id, strategy=strategy)
     if swap_gb is not None:
-        bundle = _with_swap(bundle, swap_gb, swap_state, swap_values)
+        bundle = _with_swap(bundle, swap_gb, swap_state)
     path = output or BUNDLE_FILE
     write_text(path, bundle)
     if not json:
         print_two_lines(path)
 
 
-def _with_swap(bundle: str, swap_gb: float, swap_state: bool, swap_values: bool) -> str:
+def _with_swap(bundle: str, swap_gb: float, swap_state: bool) -> str:
     from autosync.bundle import read_bundle, with_extension
     from autosync.documents import LARGEST_COUNT, to_json
     from autosync.extensions.offload.document import Offload
@@ -158,7 +153,7 @@ def _with_swap(bundle: str, swap_gb: float, swap_state: bool, swap_values: bool)
             value=swap_gb,
             remedy="Give what a step may take of each device, in 10^9 bytes.",
         )
-    offload = Offload(int(swap_gb * 1e9), swap_state, swap_values)
+    offload = Offload(int(swap_gb * 1e9), swap_state)
     return to_json(with_extension(read_bundle(bundle), offload))
 
 

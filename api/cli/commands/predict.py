@@ -77,13 +77,13 @@ def predict(
         autosync predict resnet50 rtx-2080-ti-8x4-10gbe --batch 64 --step-seconds 0.2529 \\
             --strategy MG-WFBP --strategy dear
     """
-    from autosync.api.cli.arguments.domain_arguments import (
+    from autosync.api.cli.connection import connected
+    from autosync.api.cli.domain_arguments import (
         ProfileChoice,
+        describe_domain,
         load_domain,
         load_strategy,
     )
-    from autosync.api.cli.connection import connected
-    from autosync.api.cli.domain_summary import describe_domain
 
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice, optimizer)

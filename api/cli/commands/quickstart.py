@@ -4,7 +4,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autosync.domain import Domain
 
 MODEL, CLUSTER = "resnet50", "example-4x1"
-TRIALS = {"repeats": 10, "warmup": 1, "iterations": 4}
+TRIALS: dict[str, Any] = {"repeats": 10, "warmup": 1, "iterations": 4}
 """Of a tuning; at time scale 2 an iteration is long beside what disturbs it."""
 TOP = 12
 """Strategies listed at the end."""
@@ -73,8 +73,14 @@ def quickstart(
     repeats = TRIALS["repeats"]
     steps.say(2, f"tuning: {budget} strategies, then {repeats} interleaved repeats")
     with connected(db, None, create=True) as at:
-        scales = {"byte_scale": byte_scale, "time_scale": time_scale}
-        tuning = at.client.tunings.start(domain.graph, CLUSTER, budget=budget, **scales, **TRIALS)
+        tuning = at.client.tunings.start(
+            domain.graph,
+            CLUSTER,
+            budget=budget,
+            byte_scale=byte_scale,
+            time_scale=time_scale,
+            **TRIALS,
+        )
         run_tuning(at, tuning, resumed=False, where=f" --db {masked(db)}")
         steps.say(3, "done: the ranked strategies")
         report(at.client, tuning.id, output, TOP, json=False)
@@ -87,8 +93,7 @@ def quickstart(
 
 def _domain() -> "Domain":
     """The module recorded here and now, on the bundled cluster."""
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_profile
-    from autosync.api.cli.domain_summary import describe_domain
+    from autosync.api.cli.domain_arguments import ProfileChoice, describe_domain, load_profile
     from autosync.cluster_file import load_cluster
     from autosync.domain import Domain
     from autosync.importing import import_module

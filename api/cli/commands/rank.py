@@ -1,6 +1,10 @@
-"""`autosync rank`: the best strategies by prediction, without a trial."""
+"""`autosync rank`: the best strategies by prediction, without a trial; those that hardly differ
+share a row, in which what differs in their words is a range."""
 
 import gc
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,9 +79,13 @@ def rank(
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
         autosync rank vgg16 my-cluster.yaml --placement
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
     from autosync.api.cli.connection import connected
-    from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
+    from autosync.api.cli.domain_arguments import (
+        ProfileChoice,
+        describe_domain,
+        load_domain,
+        warn_of_memory,
+    )
     from autosync.api.cli.progress import compilation_lines, working
     from autosync.simulator.backends import backend_of
 
@@ -112,14 +120,7 @@ def rank(
 
 def _print(ranked: "list[PredictedStrategy]", top: int, ddp: "PredictedStrategy") -> None:
     """A row for strategies that hardly differ; DDP's own is always among them."""
-    from autosync.api.cli.alike_strategies import RankedWords, grouped
-
-    groups = grouped(
-        [
-            RankedWords(each.rank, each.words, each.origin, each.predicted_seconds, each is ddp)
-            for each in ranked
-        ]
-    )
+    groups = grouped(ranked)
     shown = groups[:top] + [group for group in groups[top:] if group.is_ddp]
     rows = [
         (
@@ -139,3 +140,61 @@ def _print(ranked: "list[PredictedStrategy]", top: int, ddp: "PredictedStrategy"
 
 def _between(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"
+
+
+NEAR = 0.01
+"""Predictions that differ by less tell nothing: so well do trials repeat (1 %, the median of quiet
+trials on the testbed)."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@dataclass(slots=True)
+class AlikeStrategies:
+    """Strategies whose words differ in numbers alone and whose predictions are near; fastest
+    first."""
+
+    members: "list[PredictedStrategy]" = field(default_factory=list)
+
+    @property
+    def place(self) -> int:
+        return self.members[0].rank
+
+    @property
+    def predicted_seconds(self) -> tuple[float, float]:
+        """Of the fastest and of the slowest."""
+        return self.members[0].predicted_seconds, self.members[-1].predicted_seconds
+
+    @property
+    def words(self) -> str:
+        """Those of all members; a number that differs stands as `2 to 6`."""
+        numbers = zip(*(NUMBER.findall(each.words) for each in self.members), strict=True)
+        ranges = iter([_range(column) for column in numbers])
+        return NUMBER.sub(lambda found: next(ranges), self.members[0].words)
+
+    @property
+    def made_by(self) -> str:
+        return ", ".join(dict.fromkeys(each.origin for each in self.members))
+
+    @property
+    def is_ddp(self) -> bool:
+        return any(each.origin == "ddp" for each in self.members)
+
+
+def grouped(ranked: "Sequence[PredictedStrategy]") -> list[AlikeStrategies]:
+    """Every strategy in one group, the groups by their fastest. ranked: fastest first."""
+    groups: list[AlikeStrategies] = []
+    last: dict[str, AlikeStrategies] = {}
+    for each in ranked:
+        kind = NUMBER.sub("#", each.words)
+        group = last.get(kind)
+        if group is None or each.predicted_seconds > (1 + NEAR) * group.predicted_seconds[0]:
+            group = last[kind] = AlikeStrategies()
+            groups.append(group)
+        group.members.append(each)
+    return groups
+
+
+def _range(numbers: Sequence[str]) -> str:
+    """`2 to 6`, each as it was written; one number where all are alike."""
+    ordered = sorted(set(numbers), key=float)
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"

@@ -205,7 +205,7 @@ def add(
 
     Example: `autosync simulator add five-clusters trained.safetensors`
     """
-    from autosync.api.cli.arguments.domain_arguments import read_bytes
+    from autosync.api.cli.domain_arguments import read_bytes
 
     card = read_bytes(checkpoint.with_suffix(".json"), "card")
     weights = read_bytes(checkpoint.with_suffix(".safetensors"), "checkpoint")

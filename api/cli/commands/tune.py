@@ -133,8 +133,8 @@ def tune(
         autosync tune resnet50 example-4x1 --url http://tuner.example.com:8080
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
     from autosync.api.cli.connection import connected
+    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
     from autosync.api.db.database import masked
     from autosync.api.engine.request_checks import refuse_unused
 
@@ -201,7 +201,7 @@ def _started(
     client: "Client", domain: "Domain", spec: TuningSpec, since: str | None, place: str
 ) -> "Tuning":
     """Queue a new tuning, and say what it is."""
-    from autosync.api.cli.domain_summary import describe_domain
+    from autosync.api.cli.domain_arguments import describe_domain
     from autosync.api.cli.tuning_report import scale_words, warn_unshaped
     from autosync.api.db.database import masked
 

@@ -153,7 +153,7 @@ def resume(tuning_id: Id, database: DatabaseDep) -> Response:
 @router.post("/retry")
 def retry(tuning_id: Id, database: DatabaseDep) -> Response:
     """What it measured stays."""
-    job_queue.retry(database, tuning_id)
+    tuning_control.resume(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 

@@ -19,9 +19,6 @@ SWAPPED = "iterations, which wait for swapped activations (a plain one has no ro
 WITH_STATE = (
     "iterations, which wait for swapped activations and optimizer state (for want of room),"
 )
-WITH_VALUES = (
-    "iterations, which wait for swapped activations, optimizer state and values (for want of room),"
-)
 """How the iterations of a recorded job ran, in words."""
 
 
@@ -32,7 +29,8 @@ class Offload(ExtensionDocument):
     budget_bytes: what a training step may take of a device at most: values, gradients, optimizer
         state, buffers and activations.
     optimizer_state: whether the state of optimizers waits there for their updates, too.
-    values: whether those of parameters do between their uses in a forward and backward pass.
+    values: whether those of parameters did, in strategies of earlier versions. They are read, and
+        refused where they are to run (`verification.check_values_stay`).
     """
 
     budget_bytes: int
@@ -52,18 +50,9 @@ class Offload(ExtensionDocument):
                 remedy="State the bytes of device memory that a training step may take.",
             )
 
-    @property
-    def moves_values(self) -> bool:
-        return self.values
-
     @classmethod
     def to_save_memory(cls, memory_bytes: float) -> "list[tuple[str, Offload]]":
-        budget = budget_within(memory_bytes)
-        return [
-            (SWAPPED, cls(budget)),
-            (WITH_STATE, cls(budget, optimizer_state=True)),
-            (WITH_VALUES, cls(budget, optimizer_state=True, values=True)),
-        ]
+        return [*zip((SWAPPED, WITH_STATE), forms_within(budget_within(memory_bytes)), strict=True)]
 
 
 def budget_within(memory_bytes: float) -> int:
@@ -73,5 +62,4 @@ def budget_within(memory_bytes: float) -> int:
 
 def forms_within(budget_bytes: int) -> tuple[Offload, ...]:
     """All that may be swapped within a budget, activations alone first."""
-    both = (False, True)
-    return tuple(Offload(budget_bytes, state, values) for values in both for state in both)
+    return Offload(budget_bytes), Offload(budget_bytes, optimizer_state=True)

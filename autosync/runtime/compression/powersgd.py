@@ -74,7 +74,7 @@ class LowRankBucket:
     that do not gain, then Q. A bucket in which nothing gains has the first message only.
 
     Both travel in float32, in buffers that are allocated once: a GPU may still read what a message
-    carried when the message has landed.
+    carried when the message has completed.
     """
 
     def __init__(self, bucket: Bucket, rank: int):

@@ -123,8 +123,8 @@ class VariableRecord:
     group: index of its parameter group, -1 when the optimizer does not hold it.
     whole: every replica updates all of it, so its update needs no parts.
     deferred: the next forward pass waits for it, not `step()`.
-    apart: some ranks do not hold it. counted: this rank adds it to norms over all gradients, as
-        one of those that hold it does.
+    held_by_some: some ranks do not hold it. counts_in_norm: whether this rank includes it when the
+        gradient norm is summed over ranks, as one of those that hold it does.
     pieces: (region of it, None for all of it; its place in a buffer; whose buffer that is).
     view: the only such place, where it has the parameter's type and strides: `parameter.grad` is
         this tensor then. Else None.
@@ -134,7 +134,7 @@ class VariableRecord:
     has_arrived: its gradient of this iteration is complete.
     missing_sums: buckets of it that are not reduced yet.
     missing_values: updates, or arrivals of new values, until the parameter is current again.
-    last_event: on a GPU, behind the last landing or update that concerns it.
+    last_event: on a GPU, behind the last completion or update that concerns it.
     """
 
     index: int
@@ -145,8 +145,8 @@ class VariableRecord:
     buckets: list["Bucket"] = field(default_factory=list)
     whole: bool = True
     deferred: bool = False
-    apart: bool = False
-    counted: bool = True
+    held_by_some: bool = False
+    counts_in_norm: bool = True
     pieces: list[tuple[tuple[slice, ...] | None, Tensor, "Bucket"]] = field(default_factory=list)
     view: Tensor | None = None
     target: Tensor | None = None
@@ -241,9 +241,9 @@ class MessageRecord:
     start: starts the operation, and returns the work to wait for; None when this rank has no part.
     last: the last message of its bucket. queue: the messages among which it keeps its order.
     fixed_bytes: this rank's payload, None when `bucket.payload_bytes` says each time.
-    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_event,
+    started_seconds: issued, ended_seconds: completed, on `time.monotonic()`. started_event,
         issued_event, ended_event: on a GPU, in front of and behind what issuing asked for, and
-        behind its landing.
+        behind its completion.
     """
 
     index: int

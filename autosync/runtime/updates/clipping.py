@@ -44,9 +44,9 @@ def clip_gradients(
 
     sum_over_ranks: adds up a small tensor of the gradients' device over all ranks, in place.
     """
-    everywhere = whole_gradients([v for v in variables if not v.apart])
-    here = whole_gradients([v for v in variables if v.apart and v.counted])
-    others = whole_gradients([v for v in variables if v.apart and not v.counted])
+    everywhere = whole_gradients([v for v in variables if not v.held_by_some])
+    here = whole_gradients([v for v in variables if v.held_by_some and v.counts_in_norm])
+    others = whole_gradients([v for v in variables if v.held_by_some and not v.counts_in_norm])
     for bucket in buckets:
         if bucket.update:
             (here if bucket.values_travel else everywhere).extend(bucket.update.gradients())
@@ -110,7 +110,7 @@ def keep_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
     """What a GradScaler leaves on a fused optimizer while it steps, and frees behind it."""
     for name in ("grad_scale", "found_inf"):
         if isinstance(tensor := getattr(optimizer, name, None), Tensor):
-            streams.keep_for_landing(tensor)
+            streams.keep_for_completion(tensor)
 
 
 def show_gradients(bucket: Bucket) -> None:

@@ -8,7 +8,6 @@ several example inputs.
 """
 
 import gc
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -119,23 +118,10 @@ def _recorded_with(
     beside = attach_beside(entries, job.model, job.optimizers)
     try:
         return _recorded(job, named, WARM_UP + unsteady_passes(entries))
-    except Exception as error:
-        _clear_frames(error)  # they hold memory that values need to come back
-        raise
     finally:
-        try:
-            for each in beside:
-                each.remove(keep_state=False)
-        finally:
-            job.before.restore()
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Of an error and of those that it was raised beside; what they say, and where, stays."""
-    raised: BaseException | None = error
-    while raised is not None:
-        traceback.clear_frames(raised.__traceback__)
-        raised = raised.__context__
+        for each in beside:
+            each.remove(keep_state=False)
+        job.before.restore()
 
 
 def _refuse_types(named: dict[str, nn.Parameter]) -> None:

@@ -22,6 +22,8 @@ from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.scales import scaled_graph
 from autosync.trials.worker.replay_compute import Division, ReplayCompute, Stretch, WaitedCompute
 
+CPU = torch.device("cpu")
+
 
 class SparseTable(nn.Embedding):
     """An embedding by type, so that DDP expects sparse gradients; it looks nothing up."""
@@ -159,22 +161,21 @@ class Replay(nn.Module):
     autograd nodes are chained at the end of forward in the reverse of that order, or behind each
     operation (`attach_stages`).
 
-    graph: scaled; the domain's is not.
+    rank: whose gradients it makes. device: of its values.
     """
 
     def __init__(
         self,
         domain: Domain,
         byte_scale: float,
-        graph: ModelGraph,
-        head: Stretch,
-        forward: Sequence[tuple[int, Stretch]],
-        stages: Sequence[tuple[Stretch, tuple[int, ...]]],
         rank: int,
         compute: ReplayCompute,
-        device: torch.device,
+        device: torch.device = CPU,
     ) -> None:
         super().__init__()
+        graph = scaled_graph(domain.graph, byte_scale)
+        head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
+        stages = _backward_stretches(graph, domain.profile.backward_seconds)
         self.domain = domain
         self.byte_scale = byte_scale
         self.compute = compute
@@ -296,19 +297,6 @@ class Replay(nn.Module):
             signal = cast(Tensor, BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         self.compute.resume()  # a model makes its autograd nodes beside its operations
         return signal
-
-
-CPU = torch.device("cpu")
-
-
-def replay_module(
-    domain: Domain, byte_scale: float, rank: int, compute: ReplayCompute, device: torch.device = CPU
-) -> Replay:
-    """The replay of a domain's graph at a byte scale, for one rank, with its values on `device`."""
-    graph = scaled_graph(domain.graph, byte_scale)
-    head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
-    stages = _backward_stretches(graph, domain.profile.backward_seconds)
-    return Replay(domain, byte_scale, graph, head, forward, stages, rank, compute, device)
 
 
 def _forward_stretches(

@@ -20,7 +20,7 @@ from autosync.plan import Plan
 from autosync.trials.commands import StretchesTimed
 from autosync.trials.contract import Workload
 from autosync.trials.worker.kernels import KernelCompute
-from autosync.trials.worker.replay import CPU, Replay, replay_module
+from autosync.trials.worker.replay import CPU, Replay
 from autosync.trials.worker.replay_compute import ReplayCompute, Stretch, WaitedCompute
 
 LEARNING_RATE = 2.0**-6
@@ -103,11 +103,12 @@ def sparse_variables(plan: Plan) -> Container[int]:
     }
 
 
-def build_replay(workload: Workload, rank: int) -> ReplayJob:
+def build_replay(workload: Workload, rank: int, compute: ReplayCompute | None = None) -> ReplayJob:
+    """compute: by default what the workload says."""
     domain = workload.domain
     device = current_device(workload)
-    compute = compute_of(workload, rank)
-    model = replay_module(domain, workload.byte_scale, rank, compute, device)
+    compute = compute or compute_of(workload, rank)
+    model = Replay(domain, workload.byte_scale, rank, compute, device)
     sparse = any(variable.sparse for variable in domain.graph.variables)
     optimizer = make_optimizer(domain.optimizer.name, model, sparse)
     signal = torch.zeros((), requires_grad=True, device=device)
@@ -242,13 +243,9 @@ def time_stretches(
     device = current_device(workload)
     noted = RecordedCompute(compute, device)
     noted.set_batch_factor(1.0)
-    domain = workload.domain
-    model = replay_module(domain, workload.byte_scale, rank, noted, device)
-    sparse = any(variable.sparse for variable in domain.graph.variables)
-    optimizer = make_optimizer(domain.optimizer.name, model, sparse)
-    signal = torch.zeros((), requires_grad=True, device=device)
+    job = build_replay(workload, rank, noted)
     origin = clock_origin(device)
-    passes = [_one_pass(model, optimizer, signal, noted) for _ in range(STRETCH_WARMUP + repeats)]
+    passes = [_one_pass(job, noted) for _ in range(STRETCH_WARMUP + repeats)]
     moments = np.array([on_host_clock(origin, begun) for begun in passes[STRETCH_WARMUP:]])
     *seconds, update_seconds = np.median(np.diff(moments, axis=1), axis=0).tolist()
     return StretchesTimed(
@@ -260,19 +257,17 @@ def time_stretches(
     )
 
 
-def _one_pass(
-    model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: RecordedCompute
-) -> list[Moment]:
+def _one_pass(job: ReplayJob, noted: RecordedCompute) -> list[Moment]:
     """When each stretch begins, the update, and what comes after it. A GPU is not waited for: as
     in a trial, the host runs ahead of it."""
-    device = signal.device
-    optimizer.zero_grad(set_to_none=True)
-    loss = model(signal)
+    device = job.signal.device
+    job.optimizer.zero_grad(set_to_none=True)
+    loss = job.model(job.signal)
     forwards = len(noted.begun)
     turned = moment_now(device)
     loss.backward()
     ended = moment_now(device)
-    optimizer.step()
+    job.optimizer.step()
     updated = moment_now(device)
     begun = noted.begun
     # the first stage of backward begins with the pass, not when autograd gets to it

@@ -15,7 +15,7 @@ from autosync.api.cli.progress import (
     TuningProgressBar,
     compilation_lines,
 )
-from autosync.api.client.tuning_events import ServiceEvent
+from autosync.api.client.tuning_calls import ServiceEvent
 from autosync.api.engine.prediction_ranking import best_by_prediction
 from autosync.api.views.time_left import TimeLeft
 from autosync.simulator.numba_cache import Kernel

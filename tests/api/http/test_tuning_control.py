@@ -11,7 +11,7 @@ from autosync.api.http.routes.document_routes import ClusterSort, GraphSort
 from autosync.api.http.routes.tuning_routes import TrialSort, TuningSort
 from autosync.api.views.documents import CLUSTER_SORTS, GRAPH_SORTS
 from autosync.api.views.reports import TRIAL_SORTS, TUNING_SORTS
-from autosync.exports.framework_table import EXPORTS
+from autosync.exports import EXPORTS
 from tests.api.http.forms import given_token
 from tests.api.http.rest_answers import refused
 from tests.api.sample import claimed, finished, small_request

@@ -27,6 +27,7 @@ from tests.autosync.runtime.distributing import (
     warned,
 )
 from tests.autosync.runtime.ranks import Ranks
+from tests.long_parameters import long_after
 
 WAYS = {**PLANS, "ddp": DDP}
 EXACT = ("all-reduce", "reduce-scatter", "ddp")
@@ -125,7 +126,7 @@ def same_script(rank: int, world: int, case: Case, precision: str, folder: str) 
 CASES = [(name, "no") for name in WAYS] + [("all-reduce", "bf16"), ("sharded", "bf16")]
 
 
-@pytest.mark.parametrize(("name", "precision"), CASES)
+@pytest.mark.parametrize(("name", "precision"), long_after(2, CASES))
 def test_a_script_trains_as_under_accelerates_own_ddp(
     pair: Ranks, name: str, precision: str, tmp_path: Path
 ) -> None:
@@ -290,7 +291,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     for name, other_training in (
         ("fully sharded", fsdp2_bundle_of(make_model("mlp"), world)),
         ("placed", placed_bundle_of(make_model("mlp"), world)),
-        ("lagging", bundle_of(Case(staleness=1), make_model("mlp"), world)),
+        ("lagging", bundle_of(Case(method="ps", staleness=1), make_model("mlp"), world)),
     ):
         use_bundle(accelerator, other_training)
         found[name] = refusal(lambda: accelerator.prepare(*pair_of()))
@@ -332,44 +333,31 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
             assert words in found[name], f"{name}: {found[name]!r}"
 
 
-def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[float, list[float]]:
-    """How far weights are from those of the plain script on the same batches, and the weights."""
+def lagged(rank: int, world: int, case: Case, folder: str) -> list[float]:
+    """Weights after training, saving and loading."""
     accelerator = fresh(rank, world)
     from autosync.frameworks.accelerate import use_bundle
 
     shipped = bundle_of(case, make_model("mlp"), world)
     use_bundle(accelerator, shipped, allow_inexact=True, on_drift=print)
-    plain, beside = make_model("mlp"), make_model("mlp")
-    first, second = (
-        torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (plain, beside)
-    )
-    model, optimizer, loader = accelerator.prepare(plain, first, data_loader(world))
-    other, by_hand = autosync.distribute(beside, second, shipped, allow_inexact=True)
+    plain = make_model("mlp")
+    stepping = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = accelerator.prepare(plain, stepping, data_loader(world))
     for inputs, wanted in loader:
         accelerator.backward(nn.functional.mse_loss(model(inputs), wanted))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
-        nn.functional.mse_loss(other(inputs), wanted).backward()
-        for stepping in (optimizer, by_hand):
-            stepping.step()
-            stepping.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     accelerator.save_state(folder)
     accelerator.wait_for_everyone()  # rank 0 alone writes the model's file
     accelerator.load_state(folder)
-    for trained in (plain, beside):
-        autosync.detach(trained)
-    difference = largest_difference(dict(plain.state_dict()), dict(beside.state_dict()))
-    return difference, torch.cat([p.detach().flatten() for p in plain.parameters()]).tolist()
+    autosync.detach(plain)
+    return torch.cat([p.detach().flatten() for p in plain.parameters()]).tolist()
 
 
-@pytest.mark.parametrize("method", ["all_reduce", "ps"])
-def test_plans_that_lag_train_as_in_a_plain_script(
-    pair: Ranks, method: str, tmp_path: Path
-) -> None:
-    case = Case(method=method, staleness=1)
-    (difference, first), (_, second) = pair.run(lagged, case, str(tmp_path))
+def test_plans_that_lag_train_are_saved_and_loaded(pair: Ranks, tmp_path: Path) -> None:
+    first, second = pair.run(lagged, Case(method="ps", staleness=1), str(tmp_path))
     assert first == second
-    if method == "all_reduce":  # under clocks it is the ranks' pace that says what is late
-        assert difference == 0.0
 
 
 def clipped_otherwise(rank: int, world: int, case: Case) -> list[str]:

@@ -4,12 +4,9 @@ A new launcher gets it by a subclass of `PoolContract` in its test module, besid
 `pool` (see there) and `second_node`. Tests of its own on the same pool stand above the subclass: in
 the end the suite loses a node and closes the pool.
 
-The pool of a running job does not run it: its ranks are the user's own under torchrun, which nobody
-starts here, cancels, kills or takes a node from, and a trial that hangs ends with its collectives'
-timeout or before its next step. What applies there, its own script shows on three ranks (part
-`contract` of `tests/search/live/live_script.py`, read by `test_live_tuning.py` beside it): a run,
-ranks that stay, a key that runs once, a plan for others refused, faults that cost their own trial,
-and nothing left behind.
+The pool of a running job does not run it: its ranks are the user's own, which nobody starts here,
+cancels, kills or takes a node from, and a trial that hangs ends with its collectives' timeout or
+before its next step. `tests/search/live/test_live_contract.py` shows what applies there.
 """
 
 import threading
@@ -20,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
-from autosync.strategy import AllReduce, ParameterServer
+from autosync.strategy import ParameterServer
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import MARK
@@ -82,15 +79,13 @@ class PoolContract:
         assert pool.worker_pids() == before
         assert set(before) <= set(marked_processes())  # whose absence the last test looks for
 
-    def test_plans_that_lag_run_in_both_forms(self, pool: ProcessPool) -> None:
-        for shard in (AllReduce(0), ParameterServer(1, 0)):
-            bundle = lagging(pool.workload.domain, shard, 2)
-            result = pool.run(TrialRequest(f"late/{shard.kind}", bundle, iterations=3))
-            assert result.error is None
-            assert len(result.iteration_seconds) == 3
-            # what clocks leave unequal is equal again: else this says that it was not synchronized
-            exact = pool.run(TrialRequest(f"after/{shard.kind}", ddp(pool.workload.domain)))
-            assert exact.error is None
+    def test_plans_that_lag_run(self, pool: ProcessPool) -> None:
+        bundle = lagging(pool.workload.domain, ParameterServer(1, 0), 2)
+        result = pool.run(TrialRequest("late", bundle, iterations=3))
+        assert result.error is None
+        assert len(result.iteration_seconds) == 3
+        # what clocks leave unequal is equal again: else this says that it was not synchronized
+        assert pool.run(TrialRequest("after", ddp(pool.workload.domain))).error is None
 
     def test_a_key_runs_once(self, pool: ProcessPool) -> None:
         assert trial(pool, "plain") is trial(pool, "plain")

@@ -15,7 +15,6 @@ from autosync.trials.contract import TrialRequest
 from autosync.trials.gpus import (
     MPS_CONTROL,
     CudaMps,
-    cuda_mps,
     mps_running,
     shared_gpu_environment,
     sharing_words,
@@ -72,7 +71,7 @@ def test_what_is_said_of_ranks_that_share() -> None:
 
 
 def test_mps_runs_in_a_folder_of_its_own_and_ends(control: Path) -> None:
-    with cuda_mps() as variables:
+    with CudaMps() as variables:
         folder = Path(variables["CUDA_MPS_PIPE_DIRECTORY"])
         assert variables["CUDA_MPS_LOG_DIRECTORY"] == str(folder)
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -87,7 +86,7 @@ def test_mps_that_runs_already_is_used_and_left(
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     (tmp_path / "control").touch()
-    with cuda_mps() as variables:
+    with CudaMps() as variables:
         assert variables == {}
         assert mps_running()
     assert mps_running()
@@ -96,7 +95,7 @@ def test_mps_that_runs_already_is_used_and_left(
 
 def test_a_machine_without_mps_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with cuda_mps() as variables:
+    with CudaMps() as variables:
         assert variables == {}
         assert not mps_running()
 
@@ -109,7 +108,7 @@ def test_mps_that_cannot_serve_is_left_out(
         monkeypatch.setenv("REFUSES", "1")
     else:
         monkeypatch.setattr(gpus, "MPS_CLIENT", "raise SystemExit(True)")
-    with cuda_mps() as variables:
+    with CudaMps() as variables:
         assert variables == {}
     (folder,) = started(control)
     assert not folder.exists()
@@ -119,7 +118,7 @@ def test_mps_ends_with_a_process_that_is_killed(control: Path) -> None:
     script = (
         "import time; from autosync.trials import gpus\n"
         "gpus.MPS_CLIENT = ''\n"
-        "with gpus.cuda_mps():\n    print('ready', flush=True)\n    time.sleep(600)\n"
+        "with gpus.CudaMps():\n    print('ready', flush=True)\n    time.sleep(600)\n"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT

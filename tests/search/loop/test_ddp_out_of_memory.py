@@ -149,31 +149,6 @@ def test_what_has_no_room_with_swapped_activations_comes_back_with_swapped_state
     assert len({each.strategy.id for each in tried}) == len(tried)
 
 
-def with_large_variables() -> Domain:
-    """And with activations that are most of a step."""
-    graph = DOMAIN.graph
-    variables = tuple(replace(each, shape=(1000, 100)) for each in graph.variables)
-    operations = tuple(replace(each, output_bytes=4_000_000) for each in graph.operations)
-    made = replace(graph, variables=variables, operations=operations)
-    return replace(DOMAIN, graph=made)
-
-
-def test_what_has_no_room_in_one_form_comes_back_in_the_one_that_holds_least() -> None:
-    def runs(strategy: Strategy) -> bool:
-        swap = strategy.extension(Offload)
-        return swap is not None and swap.values
-
-    outcome, store = tuned_in_arenas(runs, with_large_variables())
-    swap = outcome.best.strategy.extension(Offload)
-    assert swap is not None
-    assert swap.values
-    tried = [each.candidate.origin for each in store.proposals() if each.phase == "search"]
-    swapped = [origin for origin in tried if "_swapped" in origin]
-    again = [origin for origin in swapped if f"{plain_name(origin)}_swapped" != origin]
-    assert again
-    assert all("values" in origin for origin in again)
-
-
 def test_one_form_that_ran_is_enough() -> None:
     def runs(strategy: Strategy) -> bool:
         return strategy.extension(Offload) is not None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.cluster import Backend, Cluster, MessageCost, MessageKind
@@ -143,7 +143,6 @@ def test_costs_of_other_kinds_stay() -> None:
 
 
 @given(startup=st.floats(0, 1e-2), per_worker=st.floats(0, 1e-3), per_byte=st.floats(0, 1e-9))
-@settings(max_examples=50, deadline=None)
 def test_a_line_is_found_again(startup: float, per_worker: float, per_byte: float) -> None:
     samples = [
         MessageSample(

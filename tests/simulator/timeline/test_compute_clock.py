@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.cluster import Backend
@@ -122,7 +122,6 @@ def test_whatever_there_is_keeps_its_pace_or_loses_it(backend: Backend) -> None:
     assert np.median(half) > np.median(free)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.integers(1, 8), min_size=2, max_size=6),
     st.integers(1, 6),

@@ -30,7 +30,7 @@ from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import record_job
 from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.search.live.live_script import fingerprint, summary
+from tests.search.live.live_training import fingerprint, summary
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -211,6 +211,7 @@ def tuned(rank: int, world: int) -> dict[str, Any]:
     return {"messages": messages, "far": far}
 
 
+@pytest.mark.long
 def test_a_tuning_tries_placements_where_they_are_allowed(pair: Ranks) -> None:
     first, second = pair.run(tuned)
     placed = [text for text in first["messages"] if text.startswith("placed modules")]

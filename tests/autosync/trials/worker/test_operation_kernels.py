@@ -28,7 +28,7 @@ from autosync.trials.worker.kernels import (
     Sweep,
     graph_kernels,
 )
-from autosync.trials.worker.replay import replay_module
+from autosync.trials.worker.replay import Replay
 from autosync.trials.worker.replay_compute import Stretch
 from tests.autosync.trials.strategies import small_domain
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -140,7 +140,7 @@ def test_a_replay_runs_every_operation_once_each_way() -> None:
 
     seen: list[tuple[int, bool]] = []
     graph = chain_graph()
-    model = replay_module(domain_of(graph), 1.0, 0, Counting(graph, CPU))
+    model = Replay(domain_of(graph), 1.0, 0, Counting(graph, CPU))
     model(torch.zeros((), requires_grad=True)).backward()
     assert seen[:6] == [(operation, False) for operation in range(6)]
     assert seen[6:] == [(operation, True) for operation in graph.backward_order]
