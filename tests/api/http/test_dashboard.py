@@ -29,7 +29,7 @@ REQUEST = small_request(budget=8)
 
 def test_a_new_user_starts_a_tuning(page: Page, shown_database: Database) -> None:
     with shown_database.writing() as session:
-        for table in ("events", "trials", "outcomes", "proposals", "tunings"):
+        for table in ("events", "trials", "outcomes", "proposals", "jobs"):
             session.execute(text(f"delete from {table}"))
     page.goto("/")
     expect(page.get_by_text("No tunings yet")).to_be_visible()
