@@ -66,9 +66,9 @@ def analytic_seconds(
 
 
 @cached_kernel
-def _sum_messages(
+def _sum_messages(  # type: ignore[no-untyped-def]
     first, operation, ranks, root, wire_bytes, message_class, startup, per_byte, busy, sync
-):  # type: ignore[no-untyped-def]
+):
     """sync f64[n]: the collectives' seconds plus the busiest server's.
 
     busy f64[servers + 1]: scratch; entry 0 is the collectives, 1 + s is server s.
