@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help install install-test browser quickstart test check fix serve clean
+.PHONY: help install install-test browser quickstart test test-all check fix serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -36,11 +36,14 @@ install-test: .venv/.installed-test ## the same with the tools of tests and chec
 browser: ## Debian's chromium for the dashboard's tests, where apt can install it
 	@scripts/install_browser
 
-quickstart: .venv/.installed ## tune ResNet-50 for a small cluster, from nothing, with the service
+quickstart: .venv/.installed ## tune ResNet-50 for a small cluster, from nothing
 	$(BIN)/autosync quickstart
 
-test: .venv/.installed-test browser ## format, lint, types, import rule and all tests
+test: .venv/.installed-test browser ## format, lint, types, import rule and the tests
 	scripts/check
+
+test-all: .venv/.installed-test browser ## the same with the long tests: kills, faults, fuzzing, frameworks
+	scripts/check --all
 
 check: .venv/.installed-test ## everything but the tests
 	scripts/check --no-tests

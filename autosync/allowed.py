@@ -1,7 +1,7 @@
 """Which synchronizers, schedules and shares strategies may use: of a search, and of the limit."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict
 
@@ -67,6 +67,10 @@ class Allowed:
     def may_divide_model(self) -> bool:
         """Whether ranks may take any part of the compute, and hold any part of the variables."""
         return self.placement
+
+    def undivided(self) -> Self:
+        """The same, but that every rank holds the whole model."""
+        return replace(self, placement=False)
 
     @property
     def may_lag(self) -> bool:

@@ -12,8 +12,8 @@ from autosync.atomic_write import replaced_atomically
 from autosync.documents import STRICT, from_data, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.verification import check_swap
+from autosync.extensions.document import ExtensionDocument
+from autosync.extensions.registry import verification_of
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.plan.plan_document import upgraded
@@ -85,17 +85,15 @@ def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = 
     )
 
 
-def with_swap(
-    shipped: Bundle, budget_bytes: int, optimizer_state: bool = False, values: bool = False
-) -> Bundle:
-    """The same bundle, its activations swapped within a budget of a device's memory, and where
-    asked optimizer state and values. What was measured of it was measured without, and is left out.
+def with_extension(shipped: Bundle, entry: ExtensionDocument) -> Bundle:
+    """The same bundle with an extension beside its engine: it changes no message of the plan. What
+    was measured of the bundle was measured without, and is left out.
 
     Raises:
-        InvalidStrategy: it cannot swap so; see `extensions.offload.verification`.
+        InvalidStrategy: the strategy cannot carry it; see `check_strategy` of its verification.
     """
-    strategy = shipped.strategy.carrying(Offload(budget_bytes, optimizer_state, values))
-    check_swap(strategy)
+    strategy = shipped.strategy.carrying(entry)
+    verification_of(entry.key).check_strategy(strategy)
     return replace(shipped, strategy=strategy, evidence=Evidence())
 
 

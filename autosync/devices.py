@@ -61,7 +61,7 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "arena": DeviceType(
         1.0e11, 2.0e10, 8.0, is_gpu=False,
-        source="a CPU whose tensors are held to a stated budget (docs/swapping.md)",
+        source="a CPU whose tensors are held to a stated budget",
     ),
     "k40": DeviceType(4.29e12, 2.88e11, 12.0, year=2013, source="Tesla K40 board specification"),
     "k80": DeviceType(4.1e12, 2.4e11, 12.0, year=2014, source="Tesla K80 board specification"),

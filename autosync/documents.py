@@ -22,7 +22,7 @@ UNLESS_EMPTY = Field(exclude_if=lambda value: value == "")
 from before keep their text, and with it their identity."""
 
 UNLESS_SYNCHRONOUS = Field(exclude_if=lambda value: value == (0,))
-"""The same of the staleness that may be drawn."""
+"""The same of by how many iterations updates may be late."""
 
 UNLESS_TRUE = Field(exclude_if=lambda value: value is True)
 """The same of a switch that is on by default."""
@@ -133,5 +133,5 @@ def further_problems(fields: Sequence[str]) -> str:
     if not fields:
         return ""
     named = ", ".join(field for field in fields[:NAMED_PROBLEMS] if field)
-    told = f": {named}" if named else ""
-    return f" (and {len(fields)} more problem{'s' if len(fields) > 1 else ''}{told})"
+    names = f": {named}" if named else ""
+    return f" (and {len(fields)} more problem{'s' if len(fields) > 1 else ''}{names})"

@@ -46,7 +46,7 @@ class InvalidStrategy(AutosyncError):
 
 
 class BudgetTooSmall(InvalidStrategy):
-    """A swap budget that holds no training step: with a larger one the strategy would run."""
+    """A memory budget that holds no training step: with a larger one the strategy would run."""
 
 
 class NotSupported(AutosyncError):

@@ -17,13 +17,8 @@ from autosync.documents import (
     content_hash,
 )
 from autosync.errors import InvalidStrategy
-from autosync.extensions.registry import (
-    Entries,
-    ExtensionDocument,
-    entry_of,
-    flat_schema,
-    in_order,
-)
+from autosync.extensions.document import ExtensionDocument
+from autosync.extensions.registry import Entries, entry_of, flat_schema, in_order
 from autosync.torch_engine import FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]

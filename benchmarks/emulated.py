@@ -21,7 +21,7 @@ RING_BYTES = Allowed(parameter_server=False, hierarchical=False, factors=False)
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The testbed's byte and time scale. s / k of 1/128 leaves two cores room to carry 4 nodes at
+    """The testbed's byte and time scale. At s / k of 1/128 two cores carry 4 nodes at
     line rate: at twice that, slices of 4 MiB reach 70 to 85 % of it, here 92 to 97 %."""
 
     byte_scale: float

@@ -78,12 +78,12 @@ def main() -> None:
             continue
         probing = probing_domain(own.cluster, target.scales[1])
         try:
-            told = [measured_slowdowns(each, target, given.repeats) for each in (probing, own)]
+            found = [measured_slowdowns(each, target, given.repeats) for each in (probing, own)]
         except AutosyncError as error:
             print(f"| {target.name} | {error} | | | |", flush=True)
             continue
         wanted, excess = wanted_slowdown(measured)
-        columns = (target.name, *map(words, told), f"{wanted:.2f}", f"{excess:.1%}")
+        columns = (target.name, *map(words, found), f"{wanted:.2f}", f"{excess:.1%}")
         print(f"| {' | '.join(columns)} |", flush=True)
 
 

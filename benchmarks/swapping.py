@@ -2,12 +2,11 @@
 budget, with and without, and what waiting for transfers costs, predicted and measured.
 
 python -m benchmarks.swapping [--model googlenet] [--optimizer sgd] [--batch 4] [--budget-mb 250]
-    [--gb-per-second 0.1 0.3 1] [--state] [--values]
+    [--gb-per-second 0.1 0.3 1] [--state]
 
 Most of what a convolutional network's step holds are activations, as in GeePS, which measures
 GoogLeNet too. Of a model whose values and optimizer state fill the budget, swapping activations
-moves little (try `--model bert_3l --optimizer adamw`); `--state` swaps optimizer state as well, and
-`--values` values of parameters.
+moves little (try `--model bert_3l --optimizer adamw`); `--state` swaps optimizer state as well.
 
 An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
 link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
@@ -32,7 +31,7 @@ from autosync.extensions.offload.attachment import HostSwapper
 from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.prediction import RankSwap, base_bytes, idle_spans, rank_swap
-from autosync.extensions.offload.schedule import F64, HostLink, least_budget_bytes, stall_seconds
+from autosync.extensions.offload.schedule import F64, least_budget_bytes, stall_seconds
 from autosync.population import encode
 from autosync.profiling import measure_profile
 from autosync.search.designs.design_table import DESIGNS
@@ -59,14 +58,13 @@ def main() -> None:
     parser.add_argument("--budget-mb", type=int, default=250)
     parser.add_argument("--gb-per-second", type=float, nargs="+", default=[0.1, 0.3, 1.0])
     parser.add_argument("--state", action="store_true", help="Offload optimizer state, too.")
-    parser.add_argument("--values", action="store_true", help="Offload values of parameters, too.")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     of_batch = partial(domain_of, options.model, optimizer=options.optimizer)
     print(f"{options.model}, {options.optimizer}, one thread of {provenance()['cpu']}")
-    swap = Offload(options.budget_mb * 10**6, options.state, options.values)
+    swap = Offload(options.budget_mb * 10**6, options.state)
     print_largest_batches(of_batch, swap, options.most)
     domain = of_batch(options.batch)
     print_costs(domain, swap, options.gb_per_second, options.steps)
@@ -136,11 +134,12 @@ def print_costs(unprofiled: Domain, of_kind: Offload, rates: list[float], steps:
         for _ in range(STEPS_TO_FIT):
             job.step()
     least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
-    told = base_bytes(held, idle_spans(memory.domain, 1.0, of_kind)).max()
+    least_predicted = base_bytes(held, idle_spans(memory.domain, 1.0, of_kind)).max()
     print(
         f"batch {domain.batch_size}: a step takes {peak / 1e6:.0f} MB (predicted "
         f"{held.max() / 1e6:.0f}), with all that is idle away {least / 1e6:.0f} MB (predicted "
-        f"{told / 1e6:.0f}); compute {domain.profile.compute_seconds * 1e3:.0f} ms (profile)"
+        f"{least_predicted / 1e6:.0f}); compute "
+        f"{domain.profile.compute_seconds * 1e3:.0f} ms (profile)"
     )
     print(
         "  GB/s  budget MB  stay  moved MB  waits ms of a step: record  graph  measured (p10-p90)"
@@ -164,13 +163,13 @@ def print_cost(
     recorded, schedule = swapped.swapper.recorded, swapped.swapper.schedule
     assert recorded is not None
     assert schedule is not None
-    from_record = stall_seconds(schedule, recorded.moments.seconds, recorded.link)
+    from_record = stall_seconds(schedule, recorded.moments.seconds, recorded.bytes_per_second)
     from_graph = predicted(domain, held, swap, bytes_per_second)
-    told = "no fit" if from_graph is None else f"{from_graph.stall_seconds * 1e3:.0f}"
+    waits_predicted = "no fit" if from_graph is None else f"{from_graph.stall_seconds * 1e3:.0f}"
     low, high = np.percentile(waits, [10, 90])
     print(
         f"{bytes_per_second / 1e9:6.1f}{swap.budget_bytes / 1e6:11.0f}{schedule.kept.mean():6.0%}"
-        f"{schedule.moved_bytes / 1e6:10.0f}{from_record * 1e3:27.0f}{told:>7}"
+        f"{schedule.moved_bytes / 1e6:10.0f}{from_record * 1e3:27.0f}{waits_predicted:>7}"
         f"{statistics.median(waits) * 1e3:10.0f} ({low * 1e3:.0f} to {high * 1e3:.0f})",
         flush=True,
     )
@@ -178,9 +177,8 @@ def print_cost(
 
 def predicted(domain: Domain, held: F64, swap: Offload, bytes_per_second: float) -> RankSwap | None:
     spans = idle_spans(domain, 1.0, swap)
-    link = HostLink(bytes_per_second)
     try:
-        return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, link)
+        return rank_swap(domain, held, spans, 1.0, swap.budget_bytes, bytes_per_second)
     except BudgetTooSmall:
         return None
 

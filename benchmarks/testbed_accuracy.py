@@ -10,7 +10,7 @@ import time
 from autosync.cluster import Cluster, Device, Node
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.self_check import check_testbed
-from autosync.trials.worker.replay_compute import Stretch, WaitedCompute, sharpen_timer
+from autosync.trials.worker.replay_compute import Stretch, WaitedCompute, reduce_timer_slack
 
 
 def cluster_of(rates: tuple[float, ...]) -> Cluster:
@@ -62,7 +62,7 @@ def link_errors(rounds: int) -> None:
 
 
 def timer_lateness() -> None:
-    sharpen_timer()
+    reduce_timer_slack()
     clock = WaitedCompute()
     clock.start()
     begun = time.monotonic()

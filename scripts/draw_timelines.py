@@ -32,8 +32,7 @@ from autosync.domain import Domain  # noqa: E402
 from autosync.environment import PASSED_VARIABLE  # noqa: E402
 from autosync.search.designs import known_designs  # noqa: E402
 from autosync.strategy import AllReduce, Encoding, Strategy, VariableChoice  # noqa: E402
-from autosync.trials.contract import TrialRequest  # noqa: E402
-from autosync.trials.measured_timeline import MeasuredTimeline  # noqa: E402
+from autosync.trials.contract import MeasuredTimeline, TrialRequest  # noqa: E402
 from benchmarks.ddp_buckets import BUCKETS  # noqa: E402
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed  # noqa: E402
 

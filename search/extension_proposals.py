@@ -30,11 +30,10 @@ def no_stop() -> bool:
 
 
 class Drawn(NamedTuple):
-    """What random proposals may carry. entries: drawn alike; `()` carries nothing. reduced, owned:
-    whether proposals that carry something may be all-reduced, and owned by servers, throughout."""
+    """What random proposals may carry. entries: drawn alike; `()` carries nothing. owned: whether
+    there are any; proposals that carry something are owned by servers throughout."""
 
     entries: tuple[Entries, ...] = ((),)
-    reduced: bool = False
     owned: bool = False
 
 
@@ -142,7 +141,7 @@ def extension_candidates(
 def drawn_extensions(domain: Domain, space: Space) -> Drawn:
     """What random proposals carry: entries of one extension at the most."""
     offers = (each.drawn(domain, space) for each in proposers())
-    return next((each for each in offers if each.reduced or each.owned), Drawn())
+    return next((each for each in offers if each.owned), Drawn())
 
 
 def kept_extensions(population: Population) -> NDArray[np.uint16]:

@@ -14,12 +14,17 @@ from collections.abc import Iterator
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import NotSupported
 from autosync.trials.testbed import namespaces
 from tests.domains import grid_cluster
+
+hypothesis.settings.register_profile("short", deadline=None, max_examples=15)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
+hypothesis.settings.load_profile("short")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,7 +36,6 @@ from autosync.api.cli.commands.stored_tunings import (
     resume_tuning,
     show_tuning,
 )
-from autosync.api.cli.commands.testbed import app as testbed
 from autosync.api.cli.commands.tune import tune
 from autosync.api.cli.commands.verify import verify
 from autosync.api.cli.commands.worker import worker
@@ -55,6 +54,8 @@ Begin with one of these:
     autosync rank resnet50 example-4x1               # seconds, no trial
     autosync tune resnet50 example-4x1 -o best.json  # measured and confirmed
     autosync serve                                   # the same as a service with a dashboard
+
+Commands with --url can use a service in place of a database; all others work on this machine alone.
 """
 
 app = typer.Typer(
@@ -102,7 +103,6 @@ app.command("clusters", rich_help_panel=DESCRIBE)(clusters)
 app.command("import-cluster", rich_help_panel=DESCRIBE)(import_cluster)
 app.command("probe", rich_help_panel=DESCRIBE)(probe)
 app.command("collect", rich_help_panel=DESCRIBE)(collect)
-app.add_typer(testbed, name="testbed", rich_help_panel=DESCRIBE)
 app.command("serve", rich_help_panel=SERVICE)(serve)
 app.command("worker", rich_help_panel=SERVICE)(worker)
 app.add_typer(keys, name="keys", rich_help_panel=SERVICE)

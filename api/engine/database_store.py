@@ -25,8 +25,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_store import Candidate, Phase, Proposal
 from autosync.strategy import Strategy
-from autosync.trials.contract import TrialError, TrialResult
-from autosync.trials.measured_timeline import MeasuredTimeline
+from autosync.trials.contract import MeasuredTimeline, TrialError, TrialResult
 
 SEARCH_SHARE = 0.75
 """Of a tuning's longest time: the rest is left for the confirmation, without which there is no

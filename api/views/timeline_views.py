@@ -29,7 +29,7 @@ from autosync.simulator.timeline.trace_comparison import (
     queue_head_seconds,
 )
 from autosync.strategy import Strategy
-from autosync.trials.measured_timeline import MeasuredTimeline
+from autosync.trials.contract import MeasuredTimeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,31 +2,30 @@
 and where each extension keeps its other parts.
 
 An extension is a folder. `document.py` is what a strategy says of it, `verification.py` refuses and
-describes such strategies. `prediction.py` is loaded by the simulator, `proposals.py` by the search,
-and neither by a training process.
+describes such strategies. `attachment.py` is loaded by the runtime where a strategy carries it
+(`extensions.seams`), `messages.py` by the compiler. `prediction.py` is loaded by the simulator,
+`proposals.py` by the search, and neither by a training process.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from autosync.documents import UNLESS_NO_ITEMS, UNLESS_NONE
 from autosync.errors import InvalidStrategy
+from autosync.extensions.document import ExtensionDocument
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.placement.document import PlacedModules, Placement
 from autosync.extensions.staleness.document import Staleness
 
-
-class ExtensionDocument(Protocol):
-    """A frozen dataclass. key: of its entry in the JSON of a strategy."""
-
-    key: ClassVar[str]
-
+if TYPE_CHECKING:  # which import this module
+    from autosync.domain import Domain
+    from autosync.strategy import Strategy
 
 Entries = tuple[ExtensionDocument, ...]
 """What a strategy carries: at most one document of a key, in the order of the keys."""
@@ -38,35 +37,55 @@ class Verification(Protocol):
     """What `verification.py` of an extension has, as functions, for strategies that carry its
     entry."""
 
-    def verify(self, strategy: Any, domain: Any, allow_inexact: bool) -> None:
-        """Raises InvalidStrategy where the entry does not go with the rest of the strategy or the
+    def check_strategy(self, strategy: "Strategy") -> None:
+        """Raises InvalidStrategy where the entry does not go with the rest of the strategy,
+        whatever the domain."""
+
+    def verify(self, strategy: "Strategy", domain: "Domain", allow_inexact: bool) -> None:
+        """Raises InvalidStrategy as `check_strategy`, or where the entry does not go with the
         domain. allow_inexact: training may end elsewhere than with one process."""
 
-    def describe(self, strategy: Any, domain: Any) -> list[str]:
+    def describe(self, strategy: "Strategy", domain: "Domain | None") -> list[str]:
         """Phrases for ranked tables and reports. domain: or None, where sizes are not known."""
 
-    def label(self, strategy: Any) -> str:
+    def label(self, strategy: "Strategy") -> str:
         """A few words."""
 
 
+Seam = Literal["beside", "engine", "division"]
+"""How `attachment.py` of an extension meets the runtime; see `extensions.seams`."""
+
+
 class Extension(NamedTuple):
-    """folder: below `autosync.extensions`. document: its type. json_type: of its entry in JSON.
-    absent: the entry of strategies that do not carry it. value: the field of the document that
-    stands in JSON in its place; empty where the document does itself."""
+    """folder: below `autosync.extensions`. document: its type. seam: with the runtime. json_type:
+    of its entry in JSON. absent: the entry of strategies that do not carry it. value: the field of
+    the document that stands in JSON in its place; empty where the document does itself. in_plan:
+    whether a plan carries it, too. has_messages: whether its `messages.py` changes compiled
+    plans."""
 
     folder: str
-    document: type[Any]
+    document: type[ExtensionDocument]
+    seam: Seam
     json_type: Any
     absent: Any
     value: str = ""
+    in_plan: bool = False
+    has_messages: bool = False
 
 
 EXTENSIONS = {
     "placement": Extension(
-        "placement", Placement, Annotated[PlacedModules, UNLESS_NO_ITEMS], (), "modules"
+        "placement",
+        Placement,
+        "division",
+        Annotated[PlacedModules, UNLESS_NO_ITEMS],
+        (),
+        "modules",
+        in_plan=True,
+        has_messages=True,
     ),
-    "staleness": Extension("staleness", Staleness, int, 0, "iterations"),
-    "swap": Extension("offload", Offload, Annotated[Offload | None, UNLESS_NONE], None),
+    "staleness": Extension("staleness", Staleness, "engine", int, 0, "iterations", in_plan=True),
+    "swap": Extension("offload", Offload, "beside", Annotated[Offload | None, UNLESS_NONE], None),
 }
 """By key, in order. `json_type` and `absent` are part of the identity of stored strategies."""
 
@@ -86,6 +105,27 @@ def entry_of(entries: Entries, kind: type[T]) -> T | None:
     return next((entry for entry in entries if isinstance(entry, kind)), None)
 
 
+def of_plan(entries: Entries) -> Entries:
+    """What the plan of a strategy with these carries of them."""
+    return tuple(entry for entry in entries if EXTENSIONS[entry.key].in_plan)
+
+
+def iterations_in_flight(entries: Entries) -> int:
+    """How many iterations later the sums of one may be applied; 0 where replicas are equal."""
+    return max((entry.iterations_in_flight for entry in entries), default=0)
+
+
+def unsteady_passes(entries: Entries) -> int:
+    """Iterations before the steady state, which trials run as warm-up."""
+    return sum(entry.unsteady_passes for entry in entries)
+
+
+def to_save_memory(memory_bytes: float) -> list[tuple[str, ExtensionDocument]]:
+    """See `ExtensionDocument.to_save_memory`, of all extensions."""
+    ways = (each.document.to_save_memory(memory_bytes) for each in EXTENSIONS.values())
+    return [way for of_one in ways for way in of_one]
+
+
 def in_order(entries: Sequence[ExtensionDocument]) -> Entries:
     """Raises InvalidStrategy where two have one key."""
     ordered = tuple(sorted(entries, key=lambda each: each.key))
@@ -99,10 +139,10 @@ def in_order(entries: Sequence[ExtensionDocument]) -> Entries:
     return ordered
 
 
-def flat_schema(cls: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+def flat_schema(cls: Any, handler: GetCoreSchemaHandler, of_plans: bool = False) -> CoreSchema:
     """pydantic's schema of a document with a field `extensions`: each entry is a field of its own
-    in JSON, named by its key."""
-    form, read, write = _flat_form(cls)
+    in JSON, named by its key. of_plans: those only that a plan carries."""
+    form, read, write = _flat_form(cls, of_plans)
     inner = handler.generate_schema(form)
     return core_schema.no_info_wrap_validator_function(
         lambda value, parse: value if isinstance(value, cls) else read(parse(value)),
@@ -114,11 +154,14 @@ def flat_schema(cls: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
 
 
 @lru_cache(maxsize=8)
-def _flat_form(cls: Any) -> tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]:
+def _flat_form(
+    cls: Any, of_plans: bool
+) -> tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]:
     """The document with its entries as fields, and functions from this form and to it."""
     own = [each for each in fields(cls) if each.name != "extensions"]
+    carried = {key: each for key, each in EXTENSIONS.items() if each.in_plan or not of_plans}
     columns: list[Any] = [(each.name, each.type, _as_default(each)) for each in own]
-    columns += [(key, e.json_type, field(default=e.absent)) for key, e in EXTENSIONS.items()]
+    columns += [(key, e.json_type, field(default=e.absent)) for key, e in carried.items()]
     namespace = {
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
@@ -128,7 +171,7 @@ def _flat_form(cls: Any) -> tuple[type[Any], Callable[[Any], Any], Callable[[Any
     names = [each.name for each in own]
 
     def read(given: Any) -> Any:
-        entries = [_read_entry(each, getattr(given, key)) for key, each in EXTENSIONS.items()]
+        entries = [_read_entry(each, getattr(given, key)) for key, each in carried.items()]
         extensions = tuple(entry for entry in entries if entry is not None)
         return cls(**{name: getattr(given, name) for name in names}, extensions=extensions)
 
@@ -151,5 +194,6 @@ def _as_default(declared: Any) -> Any:
 def _read_entry(extension: Extension, value: Any) -> ExtensionDocument | None:
     if value == extension.absent:
         return None
-    document: ExtensionDocument = extension.document(value) if extension.value else value
+    of_value: Any = extension.document
+    document: ExtensionDocument = of_value(value) if extension.value else value
     return document

@@ -5,8 +5,7 @@ the bundle where Accelerate's own puts torch's DDP around it.
 """
 
 import warnings
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extras import needs
-from autosync.frameworks.bundle_options import BundleOptions
+from autosync.frameworks.bundle_options import BundleOptions, class_with
 from autosync.runtime.attached_models import ATTACHED, REPLICATED
-from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.gradient_norm import clip_grad_norm_
 from autosync.runtime.hooks.torch_compile import compiled_from
 from autosync.runtime.transport.agreement import refused_everywhere
@@ -36,25 +34,15 @@ ELSEWHERE = ("tp_enabled", "cp_enabled", "sp_enabled", "dp_shard_enabled")
 """Dimensions of Accelerate's ParallelismConfig that a bundle knows nothing of."""
 
 
-def use_bundle(
-    accelerator: Any,
-    bundle: Bundle | str | Path,
-    *,
-    allow_lossy: bool = False,
-    ddp_options: Mapping[str, Any] | None = None,
-    allow_staleness: bool = False,
-    on_drift: OnDrift | None = None,
-) -> None:
+def use_bundle(accelerator: Any, bundle: Bundle | str | Path, **options: Any) -> None:
     """From now on `accelerator.prepare(model, optimizer, ...)` trains the model as the bundle says.
 
     The rest of the script stays: `accumulate`, `backward`, `clip_grad_norm_` (by the norm over all
     ranks, under any plan), `save_state`, `load_state`, `unwrap_model`. With one process nothing is
     synchronized, and a warning says so.
 
-    accelerator: an accelerate.Accelerator that has not prepared the model yet. ddp_options: of
-    DistributedDataParallel where that is used, beside the accelerator's own
-    DistributedDataParallelKwargs. allow_lossy, allow_staleness, on_drift: see
-    `autosync.distribute`.
+    accelerator: an accelerate.Accelerator that has not prepared the model yet. options: of
+    `BundleOptions`; `ddp_options` stand beside the accelerator's DistributedDataParallelKwargs.
 
     Raises:
         NotSupported: the accelerator shards models itself, or changes what DDP sends.
@@ -67,10 +55,9 @@ def use_bundle(
         )
         return
     _check_data_parallel(accelerator)
-    given = BundleOptions(bundle, allow_lossy, dict(ddp_options or {}), allow_staleness, on_drift)
-    accelerator.__dict__[GIVEN] = given
+    accelerator.__dict__[GIVEN] = BundleOptions(bundle, **options)
     if not isinstance(accelerator, BundleAccelerator):
-        accelerator.__class__ = _bundle_class(type(accelerator))  # type: ignore[arg-type]
+        accelerator.__class__ = class_with(BundleAccelerator, type(accelerator))  # type: ignore[arg-type]
 
 
 class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
@@ -78,10 +65,10 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """As Accelerate's. A model that is trained comes with its optimizers, in one call."""
-        placement: list[bool | None] = [None for _ in args]
+        on_device: list[bool | None] = [None for _ in args]
         if device_placement is not None:
-            placement = list(device_placement)
-        given: list[tuple[Any, bool | None]] = list(zip(args, placement, strict=True))
+            on_device = list(device_placement)
+        given: list[tuple[Any, bool | None]] = list(zip(args, on_device, strict=True))
         models = [(one, place) for one, place in given if isinstance(one, nn.Module)]
         new = [m for m, _ in models if _trains(m) and ATTACHED.network_of(m) is None]
         optimizers = [_inner(one) for one in args if isinstance(one, Optimizer)]
@@ -104,8 +91,8 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
     def _prepare_others(self, others: list[tuple[Any, bool | None]]) -> list[Any]:
         if not others:
             return []
-        objects, placement = zip(*others, strict=True)
-        made = super().prepare(*objects, device_placement=list(placement))
+        objects, on_device = zip(*others, strict=True)
+        made = super().prepare(*objects, device_placement=list(on_device))
         return [made] if len(objects) == 1 else list(made)
 
     def prepare_model(
@@ -156,13 +143,6 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
                 remedy="Leave even_batches at True, or drop the last batches.",
             )
         return super().join_uneven_inputs(joinables, even_batches)
-
-
-@cache
-def _bundle_class(kind: type) -> type:
-    if kind is Accelerator:
-        return BundleAccelerator
-    return type(f"Bundle{kind.__name__}", (BundleAccelerator, kind), {})
 
 
 def _trains(model: nn.Module) -> bool:

@@ -1,7 +1,8 @@
-"""What every adapter takes beside a bundle, in the words of `autosync.distribute`."""
+"""The options that every framework adapter takes beside a bundle, and how it applies a bundle."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,20 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.errors import NotSupported
+from autosync.extensions.registry import verification_of
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 
 
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
-    """Arguments of `autosync.distribute` but for two that frameworks have their own ways for: they
-    clip gradients themselves, and replicas are all ranks. bundle: or its file."""
+    """Arguments of `autosync.distribute`, by its names, but for two: frameworks clip gradients by
+    themselves, and replicas are all ranks. bundle: or its file."""
 
     bundle: Bundle | str | Path
     allow_lossy: bool = False
-    ddp_options: Mapping[str, Any] = field(default_factory=dict)
-    allow_staleness: bool = False
+    ddp_options: Mapping[str, Any] | None = None
+    allow_inexact: bool = False
     on_drift: OnDrift | None = None
 
     def load(self, framework: str) -> Bundle:
@@ -41,16 +43,18 @@ class BundleOptions:
                 remedy=f"Use {framework}'s own FSDP2, or autosync.distribute in a script of your "
                 "own; or tune with a space of sharded_parameters: false.",
             )
-        if placement := shipped.plan.placement:
-            raise NotSupported(
-                f"the bundle places module {placement[0].module!r} on ranks of its own, and "
-                f"{framework} takes every rank's parameters for whole: it reads model.state_dict() "
-                "on some ranks alone, which then is a collective.",
-                thing="bundle.plan.placement",
-                value=[placed.module for placed in placement[:8]],
-                remedy="Use autosync.distribute in a script of your own; or tune with a space of "
-                "placement: false.",
-            )
+        for entry in shipped.plan.extensions:
+            if entry.divides_model:
+                words = "; ".join(verification_of(entry.key).describe(shipped.strategy, None))
+                raise NotSupported(
+                    f"no rank holds all parameters under the bundle ({words}), and {framework} "
+                    "takes every rank's parameters for whole: it reads model.state_dict() on some "
+                    "ranks alone, which then is a collective.",
+                    thing=f"bundle.plan.{entry.key}",
+                    value=entry.key,
+                    remedy="Use autosync.distribute in a script of your own; or tune with a space "
+                    f"of {entry.key}: false.",
+                )
         return shipped
 
     def distribute(
@@ -67,8 +71,17 @@ class BundleOptions:
             optimizers[0] if len(optimizers) == 1 else list(optimizers),
             shipped,
             allow_lossy=self.allow_lossy,
-            ddp_options={**ddp_options, **self.ddp_options},
-            allow_staleness=self.allow_staleness,
+            ddp_options={**ddp_options, **(self.ddp_options or {})},
+            allow_inexact=self.allow_inexact,
             on_drift=self.on_drift,
         )
         return network
+
+
+@cache
+def class_with(adapter: type, own: type) -> type:
+    """A class of the script, `own`, whose methods `adapter` comes before; `adapter` is a subclass
+    of the framework's class that `own` is or was made from."""
+    if issubclass(adapter, own):
+        return adapter
+    return type(f"Bundle{own.__name__}", (adapter, own), {})

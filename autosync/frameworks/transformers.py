@@ -4,8 +4,6 @@ A Trainer prepares model and optimizer by its own accelerator, clips by it, and 
 so its accelerator is given the bundle, and its other ranks take part where rank 0 saves.
 """
 
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ from autosync.bundle import Bundle
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extras import needs
 from autosync.frameworks import accelerate
+from autosync.frameworks.bundle_options import class_with
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.distributed import detach
-from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 
 with needs("transformers", "autosync.frameworks.transformers"):
@@ -27,40 +25,25 @@ SAVES = "_save_optimizer_and_scheduler"
 """The method of a Trainer that asks for the optimizer's state on the ranks that save."""
 
 
-def use_bundle(
-    trainer: Any,
-    bundle: Bundle | str | Path,
-    *,
-    allow_lossy: bool = False,
-    ddp_options: Mapping[str, Any] | None = None,
-    allow_staleness: bool = False,
-    on_drift: OnDrift | None = None,
-) -> None:
+def use_bundle(trainer: Any, bundle: Bundle | str | Path, **options: Any) -> None:
     """From now on `trainer.train()` synchronizes as the bundle says, where it used torch's DDP.
 
     Everything else stays: the optimizer that the Trainer makes or is given, accumulation, clipping
     and the logged gradient norm (over all ranks, under any plan), evaluation, checkpoints and
     resuming. With one process nothing is synchronized, and a warning says so.
 
-    trainer: a transformers.Trainer, or of a class made from it, that has not trained yet. The other
-    arguments: see `autosync.distribute`.
+    trainer: a transformers.Trainer, or of a class made from it, that has not trained yet. options:
+    of `BundleOptions`.
 
     Raises:
         InvalidInput: its model or optimizer is distributed already, or it has trained.
         NotSupported: it shards models itself, or this version of transformers saves otherwise.
     """
     _check_plain(trainer)
-    accelerate.use_bundle(
-        trainer.accelerator,
-        bundle,
-        allow_lossy=allow_lossy,
-        ddp_options=ddp_options,
-        allow_staleness=allow_staleness,
-        on_drift=on_drift,
-    )
+    accelerate.use_bundle(trainer.accelerator, bundle, **options)
     shared = isinstance(trainer.accelerator, accelerate.BundleAccelerator)
     if shared and not isinstance(trainer, BundleTrainer):
-        trainer.__class__ = _bundle_class(type(trainer))  # type: ignore[arg-type]
+        trainer.__class__ = class_with(BundleTrainer, type(trainer))  # type: ignore[arg-type]
 
 
 class BundleTrainer(Trainer):  # type: ignore[misc]  # has no types here
@@ -84,13 +67,6 @@ class BundleTrainer(Trainer):  # type: ignore[misc]  # has no types here
             detach(self.model)
         made: nn.Module = super().call_model_init(trial)
         return made
-
-
-@cache
-def _bundle_class(kind: type) -> type:
-    if kind is Trainer:
-        return BundleTrainer
-    return type(f"Bundle{kind.__name__}", (BundleTrainer, kind), {})
 
 
 def _check_plain(trainer: Any) -> None:

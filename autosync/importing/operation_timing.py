@@ -1,6 +1,5 @@
 """Times every operation of a real step on the CPU, or on a GPU by its own events."""
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from autosync.device_clock import Moment, moment_now, seconds_between, wait_for_device
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.importing.graph_assembly import LOOP
@@ -41,13 +41,13 @@ class Timer(Tracker):
         self.forward_seconds: list[float] = []
         self.backward_seconds: defaultdict[int, float] = defaultdict(float)
         self._device = device
-        self._pending: list[tuple[Mark, Mark]] = []
-        self._forward: list[list[tuple[Mark, Mark]]] = []
-        self._backward: list[tuple[int, Mark, Mark]] = []
+        self._pending: list[tuple[Moment, Moment]] = []
+        self._forward: list[list[tuple[Moment, Moment]]] = []
+        self._backward: list[tuple[int, Moment, Moment]] = []
 
     def read_clock(self) -> None:
         """Once the step has ended."""
-        wait_for(self._device)
+        wait_for_device(self._device)
         self.forward_seconds = [
             sum(seconds_between(*marks) for marks in calls) for calls in self._forward
         ]
@@ -55,9 +55,9 @@ class Timer(Tracker):
             self.backward_seconds[operation] += seconds_between(start, end)
 
     def forward_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        start = mark_now(self._device)
+        start = moment_now(self._device)
         out = func(*args, **kwargs)
-        self._pending.append((start, mark_now(self._device)))
+        self._pending.append((start, moment_now(self._device)))
         return out
 
     def forward_operation(
@@ -69,9 +69,9 @@ class Timer(Tracker):
     def backward_call(
         self, operation: int | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        start = mark_now(self._device)
+        start = moment_now(self._device)
         out = func(*args, **kwargs)
-        self._backward.append((operation or 0, start, mark_now(self._device)))
+        self._backward.append((operation or 0, start, moment_now(self._device)))
         return out
 
 
@@ -164,12 +164,12 @@ def _step(
     for parameter in module.parameters():
         parameter.grad = None
     try:
-        start = mark_now(device)
+        start = moment_now(device)
         value = compute_loss(module, inputs, loss)
-        middle = mark_now(device)
+        middle = moment_now(device)
         value.backward()
-        end = mark_now(device)
-        wait_for(device)
+        end = moment_now(device)
+        wait_for_device(device)
     except Exception as error:  # the user's own code may raise anything
         where = "this CPU" if device.type == "cpu" else str(device)
         raise NotSupported(
@@ -224,30 +224,3 @@ def _attribute(timer: Timer, graph: ModelGraph) -> tuple[list[float], list[float
 def _scaled(seconds: list[float], total_seconds: float) -> Seconds:
     scale = total_seconds / sum(seconds)
     return tuple(value * scale for value in seconds)
-
-
-Mark = float | torch.cuda.Event
-
-
-def mark_now(device: torch.device) -> Mark:
-    """On a GPU: when it has done all that was asked of it so far."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def wait_for(device: torch.device) -> None:
-    """Until a GPU has reached all marks."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds_between(first: Mark, second: Mark) -> float:
-    """Of two marks that have been waited for."""
-    if isinstance(first, torch.cuda.Event):
-        assert isinstance(second, torch.cuda.Event)
-        return float(first.elapsed_time(second)) / 1e3
-    assert isinstance(second, float)
-    return second - first

@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.extensions.registry import verification_of
-from autosync.extensions.staleness.document import MAX_STALENESS, Staleness, late_by
-from autosync.extensions.staleness.verification import iterations_of
+from autosync.extensions.staleness.document import MAX_STALENESS, Staleness, iterations_of, late_by
 from autosync.graph import Variable
 from autosync.interop.protobuf_messages import new_message, parse_message
 from autosync.interop.resource_spec import DeviceNames, names_of_devices
@@ -43,7 +42,7 @@ from autosync.strategy import (
     whole,
 )
 from autosync.verification import verify
-from autosync.verification.refusals import SHARE_TOLERANCE
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 MAX_STRATEGY_BYTES = 16_000_000
 POWER_SGD_RANK = 1

@@ -1,11 +1,15 @@
-"""The only compiler: strategies to messages."""
+"""The only compiler: strategies to messages, those that torch's `fully_shard` sends included."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autosync.codes import Channel, Op, Update
 from autosync.domain import Domain
-from autosync.extensions.placement.document import Placement
+from autosync.extensions.registry import EXTENSIONS, part_of
 from autosync.plan.compiler_arrays import (
     DomainArrays,
     PlanArrays,
@@ -16,9 +20,9 @@ from autosync.plan.compiler_arrays import (
     population_arrays,
 )
 from autosync.plan.message_chains import compile_loop
-from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable, team_table
-from autosync.plan.sharded_messages import with_sharded_messages
+from autosync.plan.plan_table import ALL_RANKS, MESSAGE_COLUMNS, PlanTable, Teams, team_table
 from autosync.population import Population
+from autosync.torch_engine import FullyShard
 
 Loop = Callable[[DomainArrays, PopulationArrays, PlanArrays, Scratch], None]
 
@@ -47,10 +51,113 @@ def compile_plans(population: Population, domain: Domain, loop: Loop = compile_l
     )
     if population.engine.any():
         plans = with_sharded_messages(plans, population, domain)
-    if population.carrying(Placement).any():
-        from autosync.extensions.placement.placed_messages import (  # imports this package
-            with_placed_messages,
-        )
-
-        plans = with_placed_messages(plans, population, domain)
+    for key, extension in EXTENSIONS.items():
+        if extension.has_messages and population.carrying(extension.document).any():
+            plans = part_of(key, "messages").with_messages(plans, population, domain)
     return plans
+
+
+Row = dict[str, Any]
+"""A message by its columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A bucket of a sharded strategy. reduce, gather: its messages. first: the first of its
+    gradients, by its place in the order in which they get ready. keeps_values: see FullyShard."""
+
+    reduce: Row
+    gather: Row
+    first: int
+    keeps_values: bool
+
+
+def with_sharded_messages(plans: PlanTable, population: Population, domain: Domain) -> PlanTable:
+    """The same plans, those of strategies under `fully_shard` with all that it sends.
+
+    First the backward pass, unit by unit: the gather for it where the values were given back, the
+    reduce-scatter, the all-reduce between shard groups where there are several. Then the gathers
+    for the next forward pass, in its order.
+    """
+    teams = list(plans.teams)
+    parts: list[dict[str, NDArray[Any]]] = []
+    for index in range(len(plans)):
+        engine = population.engines[population.engine[index]]
+        if engine is None:
+            rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
+            parts.append({name: getattr(plans, name)[rows] for name in MESSAGE_COLUMNS})
+        else:
+            units = _units(plans, population, domain, index, engine)
+            messages = _messages(units, engine.shard_ranks, *_teams_of(teams, domain, engine))
+            parts.append(
+                {
+                    name: np.array([row[name] for row in messages], dtype=dtype)
+                    for name, dtype in MESSAGE_COLUMNS.items()
+                }
+            )
+    counts = [len(part["operation"]) for part in parts]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in MESSAGE_COLUMNS}
+    first = np.concatenate(([0], np.cumsum(counts)))
+    return replace(plans, teams=tuple(teams), first=first, **joined)
+
+
+def _teams_of(teams: list[Teams], domain: Domain, engine: FullyShard) -> tuple[int, int]:
+    """The shard groups and the ranks that hold the same part, as indices into `teams`, to which
+    they are added; the latter -1 where each part is held once."""
+    world, shard_ranks = domain.world_size, engine.shard_ranks
+    if shard_ranks == world:
+        return ALL_RANKS, -1
+    groups = tuple(
+        tuple(range(start, start + shard_ranks)) for start in range(0, world, shard_ranks)
+    )
+    replicas = tuple(tuple(range(part, world, shard_ranks)) for part in range(shard_ranks))
+    teams += [groups, replicas]
+    return len(teams) - 2, len(teams) - 1
+
+
+def _units(
+    plans: PlanTable, population: Population, domain: Domain, index: int, engine: FullyShard
+) -> list[_Unit]:
+    """In the order of their backward passes."""
+    reduces: dict[int, Row] = {}
+    gathers: dict[int, Row] = {}
+    for message in range(int(plans.first[index]), int(plans.first[index + 1])):
+        row = {name: getattr(plans, name)[message] for name in MESSAGE_COLUMNS}
+        of_bucket = reduces if row["operation"] == Op.REDUCE_SCATTER else gathers
+        of_bucket[int(row["bucket"])] = row
+    found = []
+    for bucket, reduce in reduces.items():
+        pieces = slice(int(plans.bucket_first[bucket]), int(plans.bucket_first[bucket + 1]))
+        held = population.variable[plans.piece_row[pieces] + int(population.first[index])]
+        number = engine.unit_of(domain.graph.variables[int(held[0])].name)
+        first = int(domain.variables.ready[held].min())
+        if number == len(engine.units):
+            gathers[bucket]["gate"] = 0  # the model itself, before anything in it
+        found.append(_Unit(reduce, gathers[bucket], first, engine.keeps_values(number)))
+    return sorted(found, key=lambda unit: unit.first)
+
+
+def _messages(units: list[_Unit], shard_ranks: int, groups: int, replicas: int) -> list[Row]:
+    """groups, replicas: as of `_teams_of`."""
+    found: list[Row] = []
+    gathers: list[Row] = []
+    begun = -1  # the last gradient before the backward of the unit before
+    for unit in units:
+        if not unit.keeps_values:
+            again = {"ready": begun, "after": -1, "gate": -1, "before": unit.first}
+            found.append(unit.gather | again | {"ranks": groups})
+        begun = unit.first - 1
+        found.append(unit.reduce | {"ranks": groups, "gate": -1})
+        if replicas >= 0:
+            found[-1]["update"] = Update.NONE
+            part = -(-int(unit.reduce["wire_bytes"]) // shard_ranks)
+            found.append(_crossing(unit.reduce, part, len(found) - 1, replicas))
+        gathers.append(unit.gather | {"ranks": groups, "after": len(found) - 1})
+    return found + sorted(gathers, key=lambda row: int(row["gate"]))
+
+
+def _crossing(reduce: Row, size_bytes: int, after: int, replicas: int) -> Row:
+    """The all-reduce of what each rank of a shard group holds after message `after`."""
+    sends: Row = {"operation": Op.ALL_REDUCE, "channel": Channel.LOCAL_REDUCE, "ranks": replicas}
+    sends |= {"wire_bytes": size_bytes}
+    return reduce | sends | {"ready": -1, "after": after, "gate": -1, "update": Update.SHARD}

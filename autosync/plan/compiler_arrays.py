@@ -107,9 +107,9 @@ class Scratch(NamedTuple):
 
     row, value: a bucket's first row (population index) and its payload were it not encoded.
     second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
-    wire of its first half. at: seconds from the start of backward, of its gradients and then of
-    its first half's arrival. halves i64[2C]: where all-gathers leave while the wire is idle,
-    2 * bucket + half in the order in which they are sent.
+    wire of its reduction. at: seconds from the start of backward, of its gradients and then of
+    its reduction's arrival. messages i64[2C]: in the order in which they are sent, 2 * bucket of a
+    reduction, 2 * bucket + 1 of the gather behind it.
     """
 
     starts: I64
@@ -126,7 +126,7 @@ class Scratch(NamedTuple):
     sorted: I64
     heap: I64
     last: I64
-    halves: I64
+    messages: I64
     load: F64
     at: F64
     stages: NDArray[np.int32]
@@ -215,7 +215,7 @@ def allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, 
         starts=np.empty(most_rows + 2, dtype=np.int64),
         place=np.empty(len(domain.elements), dtype=np.int64),
         rows=np.empty(most_rows, dtype=np.int64),
-        halves=np.empty(2 * most_buckets, dtype=np.int64),
+        messages=np.empty(2 * most_buckets, dtype=np.int64),
         load=np.empty(most_buckets),
         at=np.empty(most_buckets),
         stages=np.zeros((STAGES, 6), dtype=np.int32),

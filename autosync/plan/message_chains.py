@@ -19,7 +19,7 @@ from autosync.plan.compiler_arrays import (
     PopulationArrays,
     Scratch,
 )
-from autosync.plan.message_order import order_halves
+from autosync.plan.message_order import order_messages
 from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS
 
 (ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, PUSH, PULL, SPARSE_ALL_GATHER,
@@ -63,8 +63,8 @@ def chain(
 ) -> int:
     """The messages that synchronize one bucket; returns how many.
 
-    stages i32[STAGES, 6]: operation, channel, root, teams, update, whether it starts a second
-    half (which an overlapped schedule sends in order of next use). hierarchical: within nodes of
+    stages i32[STAGES, 6]: operation, channel, root, teams, update, whether it starts the
+    gather (which an overlapped schedule sends in order of next use). hierarchical: within nodes of
     several ranks first. gather: the channel of an all-gather. low_rank: an all-reduce of P, which
     every rank makes orthogonal before its part of Q exists, and one of Q.
 
@@ -117,10 +117,10 @@ def chain(
     return 1
 
 
-def second_half_stage(stages: NDArray[np.int32], count: int, overlap: bool) -> int:
-    """The first message of a chain that its second half sends; `count` where there is none.
+def gather_stage(stages: NDArray[np.int32], count: int, overlap: bool) -> int:
+    """The first message of a chain's gather; `count` where there is none.
 
-    A first half ends where the rest must wait: for `step()` when an owner or a shard updates, or
+    A reduction ends where the rest must wait: for `step()` when an owner or a shard updates, or
     for the next forward pass when a reduce-scatter overlaps it.
     """
     for stage in range(1, count):
@@ -139,9 +139,10 @@ def emit(
     base: int,
     message: int,
     bucket: int,
-    second_half: bool,
+    is_gather: bool,
 ) -> int:
-    """Append a half of one bucket's messages from `message` on; returns the next free message.
+    """Append the reduction or the gather of one bucket from `message` on; returns the next free
+    message.
 
     base: the number of the strategy's first bucket.
     """
@@ -170,10 +171,10 @@ def emit(
     )
     overlap = population.overlap[index]
     encoding = population.encoding[option]
-    split = second_half_stage(stages, count, overlap)
+    split = gather_stage(stages, count, overlap)
     values = False
     for stage in range(count):
-        if (stage >= split) == second_half:
+        if (stage >= split) == is_gather:
             operation = stages[stage, 0]
             values = values or (stage > 0 and stages[stage - 1, 4] in LEAVES_VALUES)
             out.operation[message] = operation
@@ -210,11 +211,11 @@ def compile_loop(
     out.bucket_first[0] = 0
     for index in range(len(population.order)):
         buckets = cut_buckets(domain, population, index, out, work, base, out.bucket_first[base])
-        order_halves(domain, population, index, work, buckets)
+        order_messages(domain, population, index, work, buckets)
         for place in range(2 * buckets):
-            half = work.halves[place]
+            number = work.messages[place]
             message = emit(
-                domain, population, index, out, work, base, message, half // 2, half % 2 == 1
+                domain, population, index, out, work, base, message, number // 2, number % 2 == 1
             )
         out.first[index + 1] = message
         base += buckets

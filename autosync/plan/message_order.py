@@ -1,6 +1,6 @@
 """In which order the messages of buckets are sent: estimated from the profile on one wire, so that
-every rank computes the same. A chain of messages has a first half and, where it has to wait for
-`step()` or for the next forward pass, a second one.
+every rank computes the same. A chain of messages has a reduction and, where it has to wait for
+`step()` or for the next forward pass, a gather: an all-gather or a pull.
 
 In the subset of Python that numba compiles; see `bucket_cutting`.
 """
@@ -65,8 +65,8 @@ def sort_keys(keys: I64, order: I64, count: int) -> None:
         order[position] = pop_heap(keys, count - position) % count
 
 
-def first_half_load(domain: DomainArrays, method: int) -> float:
-    """Bytes that a NIC carries in one direction for each byte of a bucket's first half: half a
+def reduction_load(domain: DomainArrays, method: int) -> float:
+    """Bytes that a NIC carries in one direction for each byte of a bucket's reduction: half a
     ring to reduce or to reach balanced owners, a whole one to all-reduce, and P - 1 of everybody's.
     """
     others = float(domain.world - 1)
@@ -106,16 +106,16 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
         now += load[bucket]
 
 
-def first_half_order(
+def reduction_order(
     domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
     """The order in which buckets are first sent, into work.order; work.load and work.at become
-    what their first half puts on the wire, and when it has arrived."""
+    what their reduction puts on the wire, and when it has arrived."""
     for bucket in range(buckets):
         work.heap[bucket] = work.ready[bucket] * buckets + bucket
         method = int(population.method[work.row[bucket]])
         owner = int(population.server[work.row[bucket]]) if method == M_PS else -1
-        load_bytes = work.wire[bucket] * first_half_load(domain, method)
+        load_bytes = work.wire[bucket] * reduction_load(domain, method)
         work.load[bucket] = load_bytes / domain.bytes_per_second[owner + 1]
         work.at[bucket] = domain.ready_seconds[work.ready[bucket]]
     if population.order[index] == O_PRIORITY:
@@ -134,12 +134,12 @@ def first_half_order(
         work.at[bucket] = now
 
 
-def second_half_order(
+def gather_order(
     domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
-    """Deferred second halves. Where they overlap the forward pass: from the end of backward, of
-    those whose first half has arrived the nearest use first, so that the one used first does not
-    hold up the wire until its own first half, the last one, is through; else as they were sent.
+    """Deferred gathers. Where they overlap the forward pass: from the end of backward, of those
+    whose reduction has arrived the nearest use first, so that the one used first does not hold up
+    the wire until its own reduction, the last one, is through; else as they were sent.
     """
     if not population.overlap[index] or population.order[index] == O_EXPLICIT:
         return
@@ -155,7 +155,7 @@ def second_half_order(
 
 
 def waits_for_step(population: PopulationArrays, row: int) -> bool:
-    """Whether a second half carries new values: an owner or a shard is updated before it."""
+    """Whether a gather carries new values: an owner or a shard is updated before it."""
     method, option = population.method[row], population.option[row]
     if method == M_PS:
         return not population.returns_gradients[option]
@@ -164,20 +164,20 @@ def waits_for_step(population: PopulationArrays, row: int) -> bool:
 
 
 def returns_gradients(population: PopulationArrays, row: int) -> bool:
-    """Whether a second half carries what an owner has summed."""
+    """Whether a gather carries what an owner has summed."""
     found: bool = population.returns_gradients[population.option[row]]
     return population.method[row] == M_PS and found
 
 
 def leaves_when_idle(population: PopulationArrays, row: int) -> bool:
-    """Whether a second half waits for nothing but the wire."""
+    """Whether a gather waits for nothing but the wire."""
     return not (waits_for_step(population, row) or returns_gradients(population, row))
 
 
 def returned_order(
     population: PopulationArrays, work: Scratch, buckets: int, explicit: bool
 ) -> int:
-    """The second halves that owners return at once, at the end of work.halves; how many they are.
+    """The gathers that owners send at once, at the end of work.messages; how many they are.
 
     They take links in the other direction than what the owners wait for: of those that are there
     the nearest use first, or as they were sent.
@@ -188,7 +188,7 @@ def returned_order(
         if returns_gradients(population, work.row[bucket]):
             work.sorted[returned] = bucket
             returned += 1
-    order = work.halves[2 * buckets - returned : 2 * buckets]
+    order = work.messages[2 * buckets - returned : 2 * buckets]
     coming = work.sorted[:returned]
     if not explicit:
         list_schedule(coming, work.at, work.gate, work.load, work.heap, order)
@@ -200,8 +200,8 @@ def returned_order(
 def idle_order(
     domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
-    """All halves in one order, into work.halves: first halves in theirs and, while none of them is
-    ready, second halves whose first half has arrived, the nearest use first (in an explicit order:
+    """All messages in one order, into work.messages: reductions in theirs and, while none of them
+    is ready, gathers whose reduction has arrived, the nearest use first (in an explicit order:
     as they were sent). Those that carry new values wait for the end of backward. The gradients that
     owners return are last, for they queue by themselves: see `returned_order`.
     """
@@ -210,7 +210,7 @@ def idle_order(
     returned = returned_order(population, work, buckets, explicit)
     now = 0.0
     sent = 0
-    looked_at = 0  # of the first halves sent, for those that wait for `step()`
+    looked_at = 0  # of the reductions sent, for those that wait for `step()`
     size = 0
     place = 0
     while place < 2 * buckets - returned:
@@ -226,7 +226,7 @@ def idle_order(
         if ready <= now:
             bucket = work.order[sent]
             now += work.load[bucket]
-            work.halves[place] = 2 * bucket
+            work.messages[place] = 2 * bucket
             place += 1
             if leaves_when_idle(population, work.row[bucket]):
                 nearness = sent if explicit else work.gate[bucket]
@@ -235,7 +235,7 @@ def idle_order(
         elif size > 0:
             bucket = pop_heap(work.heap, size) % buckets
             size -= 1
-            work.halves[place] = 2 * bucket + 1
+            work.messages[place] = 2 * bucket + 1
             place += 1
             if population.method[work.row[bucket]] in (M_PS, M_RS):
                 now += work.load[bucket]
@@ -245,17 +245,17 @@ def idle_order(
             now = ready
 
 
-def order_halves(
+def order_messages(
     domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
-    """The halves of all buckets in the order in which they are sent, into work.halves: twice the
-    bucket, plus one of a second half."""
-    first_half_order(domain, population, index, work, buckets)
+    """Reductions and gathers of all buckets in the order in which they are sent, into
+    work.messages: twice the bucket, plus one of a gather."""
+    reduction_order(domain, population, index, work, buckets)
     if population.idle_gather[index]:
         idle_order(domain, population, index, work, buckets)
         return
     for place in range(buckets):
-        work.halves[place] = 2 * work.order[place]
-    second_half_order(domain, population, index, work, buckets)
+        work.messages[place] = 2 * work.order[place]
+    gather_order(domain, population, index, work, buckets)
     for place in range(buckets):
-        work.halves[buckets + place] = 2 * work.order[place] + 1
+        work.messages[buckets + place] = 2 * work.order[place] + 1

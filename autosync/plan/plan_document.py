@@ -2,19 +2,21 @@
 it, the dashboard draws it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from autosync.codes import Channel, Op, Order, Update
-from autosync.documents import STRICT, UNLESS_NO_ITEMS, UNLESS_NONE, content_hash
+from autosync.documents import STRICT, UNLESS_NONE, content_hash
 from autosync.domain import Domain
-from autosync.extensions.placement.document import PlacedModules, Placement
-from autosync.extensions.staleness.document import Staleness
+from autosync.extensions.registry import Entries, entry_of, flat_schema, in_order, of_plan
 from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable
 from autosync.population import Population
 from autosync.torch_engine import FullyShard
 from autosync.units import MIB
+
+T = TypeVar("T")
 
 EngineName = Literal["autosync", "ddp", "fully_shard"]
 UNLESS_FOR_BACKWARD = Field(exclude_if=lambda value: value == -1)
@@ -69,8 +71,8 @@ class Plan:
     engine: `autosync`, `ddp` (torch's own DDP with buckets of `bucket_bytes`), or `fully_shard`
         (torch's FSDP2, as `sharding` says; its messages are what it is expected to send).
     shares: each rank's share of the global batch.
-    placement: modules that live on ranks of their own; messages of variables that some ranks do not
-        hold are the last ones.
+    extensions: those of the strategy's that its messages depend on, or how they are executed. In
+        JSON each is a field of the plan (`extensions.registry`).
     """
 
     engine: EngineName
@@ -81,11 +83,21 @@ class Plan:
     shards: tuple[ShardSpec, ...]
     buckets: tuple[tuple[Piece, ...], ...]
     messages: tuple[Message, ...]
-    staleness: int = 0
     sharding: Annotated[FullyShard | None, UNLESS_NONE] = None
-    placement: Annotated[PlacedModules, UNLESS_NO_ITEMS] = ()
+    extensions: Entries = ()
     version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extensions", in_order(self.extensions))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return flat_schema(cls, handler, of_plans=True)
+
+    def extension(self, kind: type[T]) -> T | None:
+        """What it carries of an extension, by the type of its document; None where nothing."""
+        return entry_of(self.extensions, kind)
 
     @property
     def id(self) -> str:
@@ -124,7 +136,6 @@ DDP_FIRST_BUCKET_BYTES = MIB
 
 def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain) -> Plan:
     """The plan of strategy `index`."""
-    late, placement = population.entry(index, Staleness), population.entry(index, Placement)
     sharding = population.engines[population.engine[index]]
     layout = population.layouts[population.layout[index]]
     shares = [0.0] * domain.world_size
@@ -145,9 +156,8 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         shards=shard_specs(population, index),
         buckets=tuple(_pieces(plans, bucket) for bucket in buckets),
         messages=tuple(_message(plans, row, team, place) for row in rows),
-        staleness=late.iterations if late is not None else 0,
         sharding=sharding,
-        placement=placement.modules if placement is not None else (),
+        extensions=of_plan(population.extensions[population.extension[index]]),
     )
 
 

@@ -11,14 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
-from autosync.extensions.placement.attachment import HeldPlan, check_placeable, held_by
-from autosync.extensions.placement.attachment import attach as place_modules
-from autosync.extensions.placement.placed_values import PlacementAttachment
+from autosync.extensions.seams import AttachedDivision, divisions_of, engine_of
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
-from autosync.runtime.device.model_device import device_of, warn_of_backend
+from autosync.runtime.device.model_tensors import check_own_places, device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
-from autosync.runtime.device.strides import check_own_places
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.model_checks import ParameterStorage
@@ -29,7 +26,13 @@ from autosync.runtime.hooks.model_hooks import ModelMethods, PlainCopies, Remova
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
 from autosync.runtime.layout.records import ONE_QUEUE
-from autosync.runtime.records_builder import BuiltBuckets, build_buckets, build_records
+from autosync.runtime.records_builder import (
+    BuiltBuckets,
+    HeldPlan,
+    build_buckets,
+    build_records,
+    held_by,
+)
 from autosync.runtime.transport.agreement import (
     PATIENCE,
     CollectiveCalls,
@@ -39,7 +42,6 @@ from autosync.runtime.transport.agreement import (
     meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import (
     Groups,
@@ -47,6 +49,7 @@ from autosync.runtime.transport.process_groups import (
     small_sum,
     working_group,
 )
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.transport.value_agreement import ValueAgreement
 from autosync.runtime.updates.clipping import clipping_of_several
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
@@ -61,8 +64,8 @@ ABANDON_SECONDS = 10.0
 class Attachment:
     """A plan at work. `detach` leaves model and optimizers as they were, trained on.
 
-    given: the optimizer, or the list of several, as the script gave it. placed: modules that live
-    on ranks of their own.
+    given: the optimizer, or the list of several, as the script gave it. divisions: parts of the
+    model on ranks of their own.
     """
 
     model: nn.Module
@@ -71,7 +74,7 @@ class Attachment:
     gates: Gates
     end_groups: Callable[[], None]
     given: Optimizer | Sequence[Optimizer]
-    placed: PlacementAttachment | None = None
+    divisions: list[AttachedDivision] = field(default_factory=list)
     handles: list[Removable] = field(default_factory=list)
 
     @property
@@ -87,8 +90,8 @@ class Attachment:
     def detach(self, keep_state: bool = True) -> None:
         """Finish what is in flight, then remove hooks, threads and process groups.
 
-        A collective where updates are owned or sharded, or modules are placed: what some ranks do
-        not hold is gathered, optimizer state unless nobody wants to keep it. After a failure
+        A collective where updates are owned or sharded, or ranks divide the model: what some ranks
+        do not hold is gathered, optimizer state unless nobody wants to keep it. After a failure
         nothing is waited for, and what this rank does not hold is lost, too.
         """
         engine = self.engine
@@ -98,8 +101,8 @@ class Attachment:
             engine.streams.synchronize()
             if keep_state:
                 engine.script_state.show("detach()")
-            if self.placed is not None:
-                self.placed.give_back(keep_state)
+            for division in self.divisions:
+                division.give_back(keep_state)
             if self.end_groups is not _leave_open:
                 with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
                     engine.control.barrier(dist.BarrierOptions()).wait()
@@ -148,7 +151,6 @@ def attach(
     trace: ExecutionTrace | None = None,
     agreed: bool = False,
     streams: Streams | None = None,
-    compare_values: bool = True,
     called: nn.Module | None = None,
 ) -> Attachment:
     """Begin to synchronize as the plan says. A collective over the process group.
@@ -159,12 +161,11 @@ def attach(
     share_values: begin with rank 0's parameters and buffers on every rank.
     groups: from `open_groups`, kept open by the caller for plan after plan; by default the
         attachment opens and ends its own.
-    trace: receives an event for every executed message, and for every deal of a placed module.
+    trace: receives an event for every executed message, and for every deal between ranks that
+        divide the model.
     agreed: whoever handed out the plan gave all ranks the same one; they need not compare.
     streams: how the device's work is ordered, and how messages get to the backend; by default as
         the model's device and the process group's backend need it.
-    compare_values: say so where ranks hold other values at the end of their first backward pass, or
-        behind a load; not where values wait in host memory meanwhile.
     called: what the script calls in place of the model: what `torch.compile(model)` made of it.
 
     When it raises, model and optimizer are as they were before (but for shared values), and groups
@@ -187,7 +188,7 @@ def attach(
     _check_runs_here(plan, group)
     opened = groups or open_groups(group, device)
     warn_of_backend(opened.backend, group.size())
-    placed = check_placeable(model, optimizers, plan, opened.backend)
+    divisions = divisions_of(plan, model, optimizers, opened.backend)
     held = held_by(plan, names, group.rank())
     if trace is not None:
         trace.plan_index = held.messages
@@ -197,13 +198,8 @@ def attach(
     joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     with ExitStack() as undo:
         undo.callback(end_groups)
-        with ranks_meet():
-            control = opened.get("control", tuple(range(group.size())), "gloo")
-            if not agreed:
-                check_same_plan(control, plan)
-            if share_values:
-                share_initial_values(control, model, group if opened.backend == "nccl" else None)
-            meeting = meeting_of(opened, control)
+        meeting = meet(model, plan, group, opened, share_values, agreed)
+        control = meeting.control
         with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
             built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)
         with agreed_everywhere(control, patience=PATIENCE):
@@ -218,7 +214,7 @@ def attach(
                     meeting,
                     max_grad_norm,
                     trace,
-                    _common_parameters(model, held) if share_values and compare_values else None,
+                    _common_parameters(model, held) if share_values else None,
                 )
             attachment = Attachment(
                 model,
@@ -236,19 +232,40 @@ def attach(
             streams.synchronize_current()
             engine.start()
             _install(attachment)
-        if plan.placement:
-            # After all have come so far: placing opens groups.
+        for divide in divisions:  # after all have come so far: it opens groups
             with agreed_everywhere(control, patience=PATIENCE):
                 with ranks_meet():
-                    attachment.placed = place_modules(
-                        model, placed, optimizers[0], plan, group, opened, meeting.store, trace
-                    )
-                attachment.handles.append(attachment.placed)
-        if attachment.placed is not None:  # no rank goes back from here
-            attachment.placed.release()
+                    division = divide(group, opened, meeting.store, trace)
+                attachment.divisions.append(division)
+                attachment.handles.append(division)
+        for division in attachment.divisions:  # no rank goes back from here
+            division.release()
         undo.pop_all()
     ATTACHED.plans[id(model)] = attachment
     return attachment
+
+
+def meet(
+    model: nn.Module,
+    plan: Plan,
+    group: dist.ProcessGroup,
+    groups: Groups,
+    share_values: bool,
+    agreed: bool,
+) -> RankMeeting:
+    """All ranks begin with the same plan and, where asked, with rank 0's values. See `attach`.
+
+    Raises:
+        InvalidInput: a rank has another plan or another model.
+        SynchronizationFailed: a peer does not come.
+    """
+    with ranks_meet():
+        control = groups.get("control", tuple(range(group.size())), "gloo")
+        if not agreed:
+            check_same_plan(control, plan)
+        if share_values:
+            share_initial_values(control, model, group if groups.backend == "nccl" else None)
+        return meeting_of(groups, control)
 
 
 def _build_engine(
@@ -269,12 +286,12 @@ def _build_engine(
     for_buffers = groups.get("buffers", everyone, "gloo")
     buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
     records = build_records(held.plan, built, groups)
-    records = replace(records, placed=bool(held.plan.placement))
-    for index in held.apart:
-        records.variables[index].apart = True
-        records.variables[index].counted = held.holders[index][0] == group.rank()
-    calls, low_rank = None, built.matrices()
-    if low_rank or not all(bucket.whole for bucket in records.buckets):
+    records = replace(records, model_is_divided=_is_divided(held.plan))
+    for index in held.held_by_some:
+        records.variables[index].held_by_some = True
+        records.variables[index].counts_in_norm = held.holders[index][0] == group.rank()
+    calls = None
+    if not all(bucket.whole for bucket in records.buckets):
         calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
     patience_seconds = groups.timeout.total_seconds()
     values: ValueAgreement | None = None
@@ -285,7 +302,7 @@ def _build_engine(
         optimizer,
         held.plan,
         records,
-        ShardedOptimizerState(optimizer, records, low_rank, group, meeting.control, calls),
+        ShardedOptimizerState(optimizer, records, group, meeting.control, calls),
         control=meeting.control,
         streams=groups.streams,
         monitor=Monitor(groups.close, values_travel, meeting.refusals, trace),
@@ -305,13 +322,17 @@ def _build_engine(
 
 
 def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Parameter]:
-    """That every rank holds: of a model with placed modules the plan's only, since a module's
-    frozen ones go with it."""
-    if not held.plan.placement:
+    """That every rank holds: of a model that ranks divide the plan's only, since a module's frozen
+    ones go with it."""
+    if not _is_divided(held.plan):
         return dict(model.named_parameters())
-    apart = {held.names[index] for index in held.apart}
+    apart = {held.names[index] for index in held.held_by_some}
     everywhere = set(held.names) - apart
     return {name: p for name, p in model.named_parameters() if name in everywhere}
+
+
+def _is_divided(plan: Plan) -> bool:
+    return any(entry.divides_model for entry in plan.extensions)
 
 
 def _install(attachment: Attachment) -> None:
@@ -335,7 +356,8 @@ def _install(attachment: Attachment) -> None:
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
-    """The plan that a model follows, compiled or not; None of one that lags."""
+    """The plan that a model follows, compiled or not; None where the exact engine does not
+    run it."""
     plan = ATTACHED.plan_of(model)
     return plan if isinstance(plan, Attachment) else None
 
@@ -348,14 +370,14 @@ def _check_runs_here(plan: Plan, group: dist.ProcessGroup) -> None:
             value=plan.world_size,
             remedy="Tune for this number of ranks.",
         )
-    if plan.staleness:
+    if engine_of(plan) is not None:
+        keys = [entry.key for entry in plan.extensions]
         raise NotSupported(
-            f"the plan lets ranks lag {plan.staleness} iterations behind each other, and this "
-            "engine runs exact plans only.",
-            thing="plan.staleness",
-            value=plan.staleness,
-            remedy="Give the bundle to autosync.distribute with allow_staleness=True, or use a "
-            "strategy of staleness 0.",
+            f"the plan has {' and '.join(keys)}, and this engine runs exact plans only.",
+            thing="plan.extensions",
+            value=keys,
+            remedy="Give the bundle to autosync.distribute with allow_inexact=True, or use a "
+            "strategy without it.",
         )
 
 

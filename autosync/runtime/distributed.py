@@ -3,7 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,20 +15,14 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.offload.attachment import attach as swap_to_host
-from autosync.extensions.offload.device import check_swappable
-from autosync.extensions.offload.document import Offload
-from autosync.extensions.offload.verification import check_swap
-from autosync.extensions.staleness.attachment import attach as attach_lagging
-from autosync.extensions.staleness.attachment import check_may_lag
-from autosync.extensions.staleness.pipelined import PipelinedAttachment
+from autosync.extensions.registry import verification_of
+from autosync.extensions.seams import attach_beside, check_beside, engine_of
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
-from autosync.runtime.attachment import Attachment, attach
+from autosync.runtime.attachment import attach
 from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
 from autosync.runtime.compression.half import check_lossless
-from autosync.runtime.device.model_device import device_of
-from autosync.runtime.device.strides import check_own_places
+from autosync.runtime.device.model_tensors import check_own_places, device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import (
@@ -52,7 +45,6 @@ from autosync.runtime.torch_engines import (
     mesh_of,
     named_values,
     retarget,
-    share_values,
     unit_modules,
     wrap_in_ddp,
 )
@@ -63,8 +55,8 @@ from autosync.runtime.transport.agreement import (
     given_to,
     refused_everywhere,
 )
-from autosync.runtime.transport.initial_values import tensor_signatures
 from autosync.runtime.transport.process_groups import working_group
+from autosync.runtime.transport.tensor_exchange import share_initial_values, tensor_signatures
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward, warn_if_together
 
@@ -84,7 +76,7 @@ def distribute(
     max_grad_norm: float | None = None,
     allow_lossy: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
-    allow_staleness: bool = False,
+    allow_inexact: bool = False,
     on_drift: OnDrift | None = None,
 ) -> tuple[nn.Module, Optimizers]:
     """Train as the bundle says: returns the model and the optimizer to go on with.
@@ -97,8 +89,8 @@ def distribute(
     `mesh["dp"].get_group()`. max_grad_norm: clip by the true global norm before every update,
     where the process group is all ranks. allow_lossy: start a plan whose messages are packed with
     loss (fp16, bf16, PowerSGD). ddp_options: of DistributedDataParallel, where that is used
-    (`find_unused_parameters`, `device_ids`, ...). allow_staleness: start a plan whose updates
-    may be some iterations late. on_drift: called on every rank where its iterations have become
+    (`find_unused_parameters`, `device_ids`, ...). allow_inexact: start a plan whose updates may be
+    some iterations late. on_drift: called on every rank where its iterations have become
     longer than the bundle says, which rank 0 logs in any case.
 
     Raises:
@@ -108,8 +100,8 @@ def distribute(
             rank, whichever finds it.
         NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, the
             plan is lossy or lags and that is not allowed, or an option of DDP's contradicts the
-            plan; the model is sharded by FSDP or tensor parallelism; activations are to be swapped
-            and the model is compiled or on no GPU.
+            plan; the model is sharded by FSDP or tensor parallelism; an extension cannot
+            work on the model, because it is compiled, say.
     """
     group = working_group(process_group)
     network = compiled_from(model)
@@ -125,15 +117,15 @@ def distribute(
         check_options(options, shipped.plan.engine)
         if shipped.plan.engine == "autosync":
             check_one_backward(optimizers)
-        if shipped.strategy.extension(Offload) is not None:
-            check_swap(shipped.strategy)
-            check_swappable(network, model)
+        for entry in shipped.strategy.extensions:
+            verification_of(entry.key).check_strategy(shipped.strategy)
+        check_beside(shipped.strategy.extensions, network, model)
     warn_unheld(network, optimizers)
     warn_renormalized(network)
     arguments = {
         "max_grad_norm": max_grad_norm,
         "allow_lossy": allow_lossy,
-        "allow_staleness": allow_staleness,
+        "allow_inexact": allow_inexact,
         **comparable(options),
     }
     mine = RankReport(
@@ -148,9 +140,13 @@ def distribute(
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)
-    speaks = group.rank() == 0
-    watch = partial(watch_iterations, optimizers[-1], shipped, bool(changed), speaks, on_drift)
-    beside = partial(_beside_the_plan, network, optimizers, shipped, watch)
+
+    def beside() -> list[Removable]:
+        """What a bundle puts on a model whichever engine synchronizes it."""
+        logs = group.rank() == 0
+        watch = watch_iterations(optimizers[-1], shipped, bool(changed), logs, on_drift)
+        return [watch, *attach_beside(shipped.strategy.extensions, network, optimizers)]
+
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
         return _wrapped(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
@@ -168,9 +164,9 @@ def distribute(
         device_of(network)
         check_own_places(network)
     warn_if_compiled(model)
-    if shipped.plan.staleness:
-        check_may_lag(shipped.plan, allow_staleness, len(optimizers))
-        lagging = attach_lagging(
+    if (engine := engine_of(shipped.plan)) is not None:
+        engine.check(shipped.plan, allow_inexact, len(optimizers))
+        other = engine.attach(
             network,
             optimizers[0],
             shipped.plan,
@@ -179,11 +175,10 @@ def distribute(
             max_grad_norm=max_grad_norm,
             agreed=True,
         )
-        lagging.handles += beside()
+        other.handles += beside()
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
-    swap = shipped.strategy.extension(Offload)
     attachment = attach(
         network,
         optimizer,
@@ -192,23 +187,10 @@ def distribute(
         group,
         max_grad_norm=max_grad_norm,
         agreed=True,
-        compare_values=swap is None or not swap.values,
         called=model,
     )
     attachment.handles += beside()
     return model, optimizer
-
-
-def _beside_the_plan(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    shipped: Bundle,
-    watch: Callable[[], Removable],
-) -> list[Removable]:
-    """What a bundle puts on a model whichever engine synchronizes it."""
-    swap = shipped.strategy.extension(Offload)
-    swapper = [swap_to_host(model, swap, optimizers)] if swap is not None else []
-    return [watch(), *swapper]
 
 
 def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -267,7 +249,7 @@ def _shard(
             raise clipping_of_several()
         planned = (variable.name for variable in shipped.variables)
         units = unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
-    share_values(model, group)
+    share_initial_values(group, model, group)
     before = named_values(model)
     mesh = mesh_of(sharding, group, device)
     apply_fully_shard(model, units, sharding, mesh)
@@ -287,9 +269,8 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     with all its state.
 
     Call it on every rank, behind `step()`: gradients that no step has applied are dropped. What
-    PowerSGD has not sent yet is dropped with the plan; a checkpoint keeps it. Of a plan that lags,
-    gradients that are still to be applied are applied now, a step for each iteration; one with
-    clocks gives every rank the sum of all updates and the mean of the optimizers' states.
+    PowerSGD has not sent yet is dropped with the plan. A plan that lags gives every rank the sum of
+    all updates and the mean of the optimizers' states.
 
     model: what `distribute` was given, or what it returned.
 
@@ -300,7 +281,7 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
     """
     if (plan := ATTACHED.plan_of(model)) is not None:
         plan.detach()
-        if plan.failure is not None and isinstance(plan, Attachment | PipelinedAttachment):
+        if plan.failure is not None:
             raise plan.failure
         return model, plan.given
     if (ddp := ATTACHED.ddp_around(compiled_from(model))) is not None:

@@ -123,16 +123,16 @@ class DriftWatch:
 
 
 def watch_iterations(
-    optimizer: Optimizer, shipped: Bundle, falls_back: bool, speaks: bool, on_drift: OnDrift | None
+    optimizer: Optimizer, shipped: Bundle, falls_back: bool, logs: bool, on_drift: OnDrift | None
 ) -> RemovableHandle:
     """Watch the optimizer's iterations until the handle is removed.
 
-    falls_back: torch's DDP runs in place of the bundle's plan. speaks: this rank logs a
-    drift; every rank calls `on_drift`.
+    falls_back: torch's DDP runs in place of the bundle's plan. logs: whether this rank
+    logs a drift; every rank calls `on_drift`.
     """
 
     def report(drift: Drift) -> None:
-        if speaks:
+        if logs:
             log.warning("%s; `autosync.tune(..., since=...)` searches again", drift)
         if on_drift is not None:
             on_drift(drift)

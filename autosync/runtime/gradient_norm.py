@@ -36,8 +36,8 @@ def _plan_with_parts(given: Sequence[Tensor]) -> Attachment | None:
     mine = {id(parameter) for parameter in given}
     for plan in ATTACHED.plans.values():
         if isinstance(plan, Attachment) and plan.engine.iteration.phase is Phase.REDUCING:
-            placed = bool(plan.engine.plan.placement)
-            parts = (v for v in plan.engine.variables if placed or not v.whole)
+            divided = plan.engine.records.model_is_divided
+            parts = (v for v in plan.engine.variables if divided or not v.whole)
             if any(id(variable.parameter) in mine for variable in parts):
                 return plan
     return None

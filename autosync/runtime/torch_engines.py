@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -267,13 +266,6 @@ def mesh_of(sharding: FullyShard, group: dist.ProcessGroup, device: torch.device
     return init_device_mesh(device.type, shape, mesh_dim_names=MESH_NAMES)
 
 
-def share_values(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Every rank begins with rank 0's parameters and buffers."""
-    source = dist.get_global_rank(group, 0)
-    for value in chain(model.parameters(), model.buffers()):
-        dist.broadcast(value.detach(), source, group)
-
-
 def apply_fully_shard(
     model: nn.Module,
     units: Sequence[Sequence[nn.Module]],
@@ -366,12 +358,12 @@ def _sharded_by_fsdp(model: nn.Module, name: str, kind: str) -> NotSupported:
 
 
 def _sharded_by_tensor(name: str, parameter: Any) -> NotSupported:
-    mesh, placements = parameter.device_mesh, tuple(map(str, parameter.placements))
+    mesh, parts = parameter.device_mesh, tuple(map(str, parameter.placements))
     return NotSupported(
-        f"parameter {name!r} is a DTensor ({', '.join(placements)} over mesh dimensions "
+        f"parameter {name!r} is a DTensor ({', '.join(parts)} over mesh dimensions "
         f"{mesh.mesh_dim_names}): no plan synchronizes parts of tensors over the ranks of a mesh.",
         thing=f"parameter {name}",
-        value=placements,
+        value=parts,
         remedy='Write DistributedDataParallel(model, device_mesh=mesh["dp"]) beside '
         "parallelize_module; or hold the parts as plain parameters of this rank's size, and call "
         'autosync.distribute(..., process_group=mesh["dp"].get_group()).',

@@ -6,21 +6,21 @@
     TimeMessages  -> MessagesTimed
     TimeStretches -> StretchesTimed
 
-To worker processes they travel as JSON lines: `{"command": {"op": ...}}`, `{"answer": {"reply":
-...}}`, so that other output of a program is not taken for one. Whatever goes wrong there is
-answered by `CommandFailed`. The ranks of a running job receive `RunPass` and `TimeMessages` as
-objects (`live.job_pool`).
+Worker processes receive and answer them as JSON lines: `{"command": {"op": ...}}`, `{"answer":
+{"reply": ...}}`, which other output of a program does not match. A worker answers `CommandFailed`
+to whatever goes wrong. The ranks of a running job receive `RunPass` and `TimeMessages` as objects
+(`live.job_pool`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.documents import adapter, from_json, to_json
-from autosync.extensions.placement.module_borders import DealOperation
+from autosync.runtime.execution.execution_trace import DealOperation
 from autosync.trials.contract import ErrorKind, Workload
 
 
@@ -80,7 +80,7 @@ class GroupJoined(OnWire):
 
 @dataclass(frozen=True, slots=True)
 class RunPass(OnWire):
-    """One pass of a trial. bundle: None for the plan of the pass before. swap_slowdown: see
+    """One pass of a trial. bundle: None for the plan of the pass before. compute_slowdown: see
     `TrialRequest`. timeout_seconds: no iteration begins later; None where the pool kills ranks."""
 
     key: str
@@ -88,7 +88,7 @@ class RunPass(OnWire):
     iterations: int
     record: bool
     bundle: Bundle | None = None
-    swap_slowdown: float = 1.0
+    compute_slowdown: float = 1.0
     timeout_seconds: float | None = None
     op: Literal["pass"] = "pass"
 
@@ -119,7 +119,7 @@ class RecordedMessage(NamedTuple):
 
 
 class RecordedDeal(NamedTuple):
-    """Of a placed module; as `execution_trace.DealEvent`."""
+    """An exchange at the border of a placed module; as `execution_trace.DealEvent`."""
 
     operation: DealOperation
     started_seconds: float
@@ -132,7 +132,7 @@ class RecordedPass:
     """What a rank noted in one pass, on its host's `time.monotonic()`.
 
     forwards, backwards: when each iteration's forward and backward pass ended. waits: (begin, end)
-    of where the script stood still for messages. messages: of the measured iterations; None under
+    of where the script waited for messages. messages: of the measured iterations; None under
     torch's own engines. deals: in order, of all iterations.
     """
 
@@ -203,10 +203,19 @@ class StretchesTimed(OnWire):
     reply: Literal["stretches"] = "stretches"
 
 
+PEER_LOST: Final = "peer_lost"
+"""The kind of a failure that another rank caused: the connection to a peer has closed."""
+
+FailureKind = ErrorKind | Literal["peer_lost"]
+
+
 @dataclass(frozen=True, slots=True)
 class CommandFailed(OnWire):
-    kind: ErrorKind
+    """seconds: after the begin of the command; 0 where that is not known."""
+
+    kind: FailureKind
     message: str
+    seconds: float = 0.0
     reply: Literal["error"] = "error"
 
 
@@ -225,7 +234,7 @@ class AnswerLine(OnWire):
 
 
 def build_adapters() -> None:
-    """What else the first line would wait for."""
+    """Build the validators now; else the first line would wait for them."""
     adapter(CommandLine)
     adapter(AnswerLine)
 

@@ -1,27 +1,27 @@
-"""What a trial is, and the two small protocols that run one."""
+"""What a trial is, what it measures, and the two small protocols that run one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import ConfigDict
 
 from autosync.bundle import Bundle
 from autosync.cluster import Backend
-from autosync.documents import STRICT
+from autosync.documents import STRICT, UNLESS_NONE
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.trials.measured_timeline import MeasuredTimeline
+from autosync.runtime.execution.execution_trace import DealOperation
 from autosync.trials.request_names import ComputeDevice, ComputeKind
 
 ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refused", "cancelled"]
-"""docs/trials.md says when it is which."""
+"""docs/trials.md says when it is which; `cancelled` stands in results stored before."""
 
-LACKS_ROOM: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
-"""Kinds of error that a strategy which holds less memory may avoid: no room on the device, or none
-for a step in the budget of swapping."""
+LACKS_MEMORY: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
+"""Kinds of error that a strategy which needs less memory may avoid: the device ran out of memory,
+or a step did not fit within its budget."""
 
-LEAVES_RANKS: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
+LEAVES_RANKS_USABLE: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
 """Kinds after which a rank is as it was, and can take another plan."""
 
 
@@ -56,8 +56,8 @@ class Workload:
             self._refuse_slowdown()
         elif self.device == "cuda" and self.name == "replay":
             raise InvalidInput(
-                "compute that is waited out leaves a GPU idle: messages would run on a device that "
-                "nothing else wants, as they do not in training.",
+                "compute that sleeps leaves a GPU idle: messages would run on a device that "
+                "nothing else uses, unlike in training.",
                 thing="compute",
                 value=self.compute,
                 remedy="Choose kernels with cuda (--compute kernels --compute-device cuda), or "
@@ -108,8 +108,8 @@ class TrialRequest:
     Each of `passes` passes runs `warmup` iterations and then measures `iterations`.
     record: also note when each message and each phase of compute ran. That costs a few us a
         message, and a kilobyte per 10 messages and rank in the result, so it is asked for.
-    swap_slowdown: how many times longer forward and backward take for waiting for swapped
-        tensors, as predicted; a replay swaps nothing, and waits so much longer instead.
+    compute_slowdown: how many times longer forward and backward take by the strategy's extensions,
+        as predicted; a replay does without them, and waits so much longer instead.
     """
 
     key: str
@@ -119,7 +119,7 @@ class TrialRequest:
     passes: int = 1
     timeout_seconds: float = 60.0
     record: bool = False
-    swap_slowdown: float = 1.0
+    compute_slowdown: float = 1.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -134,13 +134,121 @@ class TrialError:
 
 
 class TrialFailed(Exception):
-    """How a trial fails between the ranks and the result: never outside a pool. ranks_usable:
-    every rank refused it alike, so that all can go on."""
+    """Raised within a pool where a trial fails; `TrialPool.run` turns it into a result.
+    ranks_usable: every rank refused the plan, and can take another."""
 
     def __init__(self, error: TrialError, ranks_usable: bool = False) -> None:
         super().__init__(error.message)
         self.error = error
         self.ranks_usable = ranks_usable
+
+
+Phase = Literal["forward", "backward", "update", "wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTimes:
+    """What a rank's training script did: arrays of one length, in order of time.
+
+    phase: `wait` is where it waited for messages; `update` is `optimizer.step()`.
+    """
+
+    phase: tuple[Phase, ...]
+    start_seconds: tuple[float, ...]
+    stop_seconds: tuple[float, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        _check_lengths("compute", (self.phase, self.start_seconds, self.stop_seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTimes:
+    """The messages that a rank took part in: arrays of one length, in the order it issued them.
+
+    message: index into the messages of the requested bundle's plan; a message that the byte scale
+        left nothing of is not here.
+    queued_seconds: its gradients were packed, or the message before it had arrived and its update
+        was applied. started_seconds: it was the next of its channel, and was handed to the
+        backend. ended_seconds: its result was in this rank's buffer.
+    """
+
+    message: tuple[int, ...]
+    queued_seconds: tuple[float, ...]
+    started_seconds: tuple[float, ...]
+    ended_seconds: tuple[float, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        times = (self.queued_seconds, self.started_seconds, self.ended_seconds)
+        _check_lengths("messages", (self.message, *times))
+
+
+@dataclass(frozen=True, slots=True)
+class DealTimes:
+    """What a rank exchanged at the borders of placed modules: arrays of one length, in order of
+    time. Every exchange is a collective of all ranks, for which the script waits (`wait`).
+
+    operation: of samples or their gradients, or of how many samples there are.
+    sent_bytes: by this rank to others, without the byte scale.
+    """
+
+    operation: tuple[DealOperation, ...]
+    start_seconds: tuple[float, ...]
+    stop_seconds: tuple[float, ...]
+    sent_bytes: tuple[int, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        times = (self.start_seconds, self.stop_seconds)
+        _check_lengths("deals", (self.operation, *times, self.sent_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """messages: None under torch's own DDP, which does not say when its buckets travel. deals: None
+    where no module is placed."""
+
+    compute: ComputeTimes
+    messages: MessageTimes | None
+    deals: Annotated[DealTimes | None, UNLESS_NONE] = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimeline:
+    """One measured iteration in steady state, and the forward pass after it, on every rank.
+
+    All seconds are the domain's (divided by k) and count from the forward start of the slowest
+    rank, so other ranks may begin before 0. What an iteration's messages do may end in the
+    forward pass after it.
+
+    step_seconds: of this iteration, the one whose period is nearest to the trial's median.
+    clock: `shared` where all ranks read one machine's monotonic clock, so that times of different
+        ranks compare. `by host`: each host's clock is set to 0 at the latest forward start of
+        its own ranks; times of different hosts compare only as far as these starts coincide.
+    ranks: in rank order.
+    """
+
+    step_seconds: float
+    clock: Literal["shared", "by host"]
+    ranks: tuple[RankTimeline, ...]
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        of_ranks = tuple(each.deals.operation if each.deals else () for each in self.ranks)
+        _check_lengths("deals by rank", of_ranks)
+
+
+def _check_lengths(thing: str, arrays: tuple[tuple[object, ...], ...]) -> None:
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        raise InvalidInput(
+            f"the arrays of a timeline's {thing} have lengths {lengths}; they must be equal.",
+            thing=thing,
+            value=lengths,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +295,7 @@ class Pool(Protocol):
 
     @property
     def description(self) -> str:
-        """Where trials run, in words that reports repeat."""
+        """Where trials run, as reports print it."""
         ...
 
     def run(self, request: TrialRequest) -> TrialResult:

@@ -1,4 +1,4 @@
-"""What the kernel says about this machine: CPU time, network bytes, killed processes."""
+"""This machine as the kernel reports it: CPU time, network bytes, memory, killed processes."""
 
 import fcntl
 import os
@@ -6,7 +6,6 @@ import platform
 import resource
 import socket
 import struct
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -93,17 +92,18 @@ QUIET_WINDOW_SECONDS = 0.5
 def wait_until_quiet(
     share: float,
     most_seconds: float,
-    given_up: threading.Event,
     ticks: Callable[[], CpuTicks] = cpu_ticks,
 ) -> bool:
     """Wait until all that runs here uses less than `share` of the CPU; whether it does.
 
-    Load comes in bursts: a neighbour's build, another guest on the same host (`stolen` time).
+    Load comes in bursts: another user's build, another guest on the same host (`stolen` time).
+    Raises Cancelled meanwhile.
     """
     until = time.monotonic() + most_seconds
     before = ticks()
-    while time.monotonic() < until and not given_up.wait(QUIET_WINDOW_SECONDS):
+    while time.monotonic() < until:
         check_cancelled()
+        time.sleep(QUIET_WINDOW_SECONDS)
         now = ticks()
         busy_seconds = now.busy_seconds - before.busy_seconds
         if outside_share(busy_seconds, 0.0, now.total_seconds - before.total_seconds) < share:
@@ -129,7 +129,7 @@ def network_bytes(interfaces: str = "") -> int:
 
 
 def reset_peak_memory() -> bool:
-    """Begin anew to look for this process's largest resident size; whether the kernel lets it."""
+    """Reset the peak of this process's resident size. Returns whether the kernel allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -163,22 +163,9 @@ def killed_for_memory() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def speaks_of_memory(text: str) -> bool:
+def reports_lack_of_memory(text: str) -> bool:
     """Whether an error's words, or the end of what a process wrote, name a lack of memory."""
     return any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
-
-
-def process_start(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None when there is none.
-
-    With its number it identifies a process: numbers are used again.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
 
 
 def interface_towards(host: str, peer: str = "") -> str:

@@ -17,15 +17,15 @@ BackendName = Literal["gloo", "nccl"]
 """As `autosync.cluster.Backend`."""
 
 PREDICTED_WAITS = "waits for swapped tensors as predicted"
-"""What a trial's result says of where it ran that swapped nothing, though its strategy does."""
+"""In the description of a trial that swapped nothing, though its strategy does."""
 
 SHORT_OF_CORES = "short of cores"
-"""What a testbed's description says where its ranks have less of this machine than hosts give to a
+"""In a testbed's description, where a rank has fewer cores of this machine than hosts have for each
 GPU (`scales.CORES_A_RANK`)."""
 
 GPU_BY_MPS = "share a GPU by CUDA MPS"
 GPU_IN_TURNS = "share a GPU in turns"
-"""What a pool's description says of ranks whose GPU is not theirs alone."""
+"""In the description of a pool whose ranks share a GPU."""
 
 FAILURES = {
     "out_of_memory": "ran out of memory",

@@ -6,8 +6,6 @@ Worker processes and the ranks of a running job use the same functions. They dif
 
 import copy
 import gc
-import math
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,24 +19,17 @@ from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, NotSupported
-from autosync.extensions.offload.attachment import attach as swap_to_host
-from autosync.extensions.offload.device import check_swappable
-from autosync.extensions.offload.document import Offload
-from autosync.extensions.staleness.attachment import attach as attach_lagging
+from autosync.extensions.seams import AttachedBeside, attach_beside, check_beside, engine_of
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
 from autosync.runtime.transport.agreement import ranks_meet
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.torch_engine import FullyShard
-from autosync.trials.commands import MeasuredIterations
-from autosync.trials.gpus import DeviceMoment, clock_origin, moment_now, on_host_clock
-from autosync.trials.machine import cpu_ticks, network_bytes
-from autosync.trials.timeline_recording import RankRecording
 
 MOST_GROUPS = 24
 """Process groups that a worker keeps connected for the plans to come; each holds a thread pool
@@ -151,52 +142,44 @@ def attach(
     trace: ExecutionTrace | None = None,
     running: RunningJob | None = None,
 ) -> TrialAttachment:
-    """Synchronize `model` as the bundle says, on groups that trials share, and swap what the
-    strategy does; of a model that stands in for another nothing is swapped.
+    """Synchronize `model` as the bundle says, on groups that trials share, with what works
+    beside the engine; on a model that stands in for another nothing does.
 
-    trace: receives the plan's messages; torch's own DDP and plans that lag add nothing to it.
+    trace: receives the plan's messages; engines other than the exact one add nothing to it.
     running: of a running job, whose state is put back after the trial. By default the model is a
         worker's, on the default process group.
 
     Raises:
-        NotSupported: the optimizer, the model or the backend cannot do what the plan asks;
-            activations are to be swapped and the model is on no GPU; or torch's `fully_shard` would
-            shard a running job's own parameters, which cannot be undone.
+        NotSupported: the optimizer, the model or the backend cannot do what the strategy asks; or
+            torch's `fully_shard` would shard a running job's own parameters, which cannot be
+            undone.
     """
-    swap = None if isinstance(model, ShardedForm) else bundle.strategy.extension(Offload)
-    if swap is not None:
-        check_swappable(model, model)
+    beside = () if isinstance(model, ShardedForm) else bundle.strategy.extensions
+    check_beside(beside, model, model)
     attached = _attach(model, optimizer, bundle, byte_scale, groups, trace, running)
-    if swap is not None:
-        _add_swapping(attached, model, given_optimizers(optimizer), swap, keep_state=not running)
-    return attached
-
-
-def _add_swapping(
-    attached: TrialAttachment,
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    swap: Offload,
-    keep_state: bool,
-) -> None:
-    """Until it is detached or abandoned. keep_state: see `HostSwapper.remove`."""
     try:
-        swapper = swap_to_host(model, swap, optimizers)
+        for each in attach_beside(beside, model, given_optimizers(optimizer)):
+            _add_beside(attached, each, keep_state=not running)
     except AutosyncError:  # an arena does not hold the model
         attached.abandon()
         raise
+    return attached
 
-    def without_swapping(let_go: Callable[[], None]) -> Callable[[], None]:
+
+def _add_beside(attached: TrialAttachment, beside: AttachedBeside, keep_state: bool) -> None:
+    """Until it is detached or abandoned. keep_state: see `AttachedBeside.remove`."""
+
+    def removed_before(let_go: Callable[[], None]) -> Callable[[], None]:
         def both() -> None:
             try:
-                swapper.remove(keep_state=keep_state)
+                beside.remove(keep_state=keep_state)
             finally:
                 let_go()
 
         return both
 
-    attached.detach = without_swapping(attached.detach)
-    attached.abandon = without_swapping(attached.abandon)
+    attached.detach = removed_before(attached.detach)
+    attached.abandon = removed_before(attached.abandon)
 
 
 def _attach(
@@ -223,16 +206,17 @@ def _attach(
             )
         (only,) = given_optimizers(optimizer)
         return _attach_fully_shard(model, only, bundle, plan.sharding, groups)
-    if plan.staleness and running is None:  # a running job's are refused by the engine below
+    engine = engine_of(plan)
+    if engine is not None and running is None:  # a running job's are refused by the engine below
         (only,) = given_optimizers(optimizer)
-        lagging = attach_lagging(
+        other = engine.attach(
             model, only, plan, names, working_group(None), share_values=False, agreed=True
         )
 
-        def stop_lagging() -> None:
-            lagging.detach(keep_state=False)
+        def detach_other() -> None:
+            other.detach(keep_state=False)
 
-        return TrialAttachment(model, stop_lagging, stop_lagging, lagging.flush)
+        return TrialAttachment(model, detach_other, detach_other, other.flush)
     group = running.group if running else None
     device = next(model.parameters()).device
     attachment = runtime.attach(
@@ -258,8 +242,8 @@ def _attach(
                 monitor.failure = SynchronizationFailed("the trial was abandoned.")
             monitor.condition.notify_all()
         attachment.detach()
-        if attachment.placed is not None:
-            attachment.placed.renew()
+        for division in attachment.divisions:
+            division.renew()
 
     return TrialAttachment(model, detach, abandon, attachment.engine.flush)
 
@@ -341,70 +325,3 @@ def _attach_fully_shard(
         gc.collect()  # its hooks and its units refer to each other
 
     return TrialAttachment(copied, detach, detach)
-
-
-def replica_digest(model: nn.Module) -> float:
-    """Differs between replicas that have drifted apart: first and last element of every tensor."""
-    flat = [value.detach().view(-1) for value in model.parameters()]
-    return float(torch.cat([ends[:: max(1, len(ends) - 1)] for ends in flat]).double().sum())
-
-
-class IterationsTookTooLong(Exception):
-    """The iterations of a trial took longer than they may."""
-
-
-def measure_iterations(
-    iterate: Callable[[int], None],
-    attached: TrialAttachment,
-    warmup: int,
-    iterations: int,
-    device: torch.device,
-    recording: RankRecording | None = None,
-    interfaces: str = "",
-    own_seconds: Callable[[], float] = time.process_time,
-    timeout_seconds: float = math.inf,
-) -> MeasuredIterations:
-    """Run the warm-up and the iterations, and measure the latter.
-
-    Ranks need not meet before: periods count from the latest start of an iteration. On a GPU all
-    are moments of the device's own stream, and the host runs ahead of it as in training: it waits
-    for the device before the first iteration and after the last. So there the warm-up is counted,
-    too, and its share of the bytes taken off.
-
-    iterate: runs the iteration of that number, and notes in `recording` when its passes end.
-    interfaces: of the network, whose bytes are counted; see `machine.network_bytes`.
-    own_seconds: CPU seconds of this rank so far. timeout_seconds: no iteration begins later.
-
-    Raises:
-        IterationsTookTooLong: as said.
-    """
-    on_gpu = device.type == "cuda"
-    counted = warmup + iterations if on_gpu else iterations
-    origin = clock_origin(device)
-    starts: list[DeviceMoment] = []
-    started = time.monotonic()
-    for iteration in range(warmup + iterations):
-        if time.monotonic() - started > timeout_seconds:
-            raise IterationsTookTooLong(
-                f"{iteration} steps have taken {timeout_seconds:.3g} s, all that they may."
-            )
-        if iteration == warmup + iterations - counted:
-            begun = own_seconds(), cpu_ticks(), network_bytes(interfaces)
-        starts.append(moment_now(device))
-        iterate(iteration)
-    starts.append(moment_now(device))
-    attached.flush()
-    if on_gpu:
-        torch.cuda.synchronize()
-    finished = time.monotonic()
-    ended = own_seconds(), cpu_ticks(), network_bytes(interfaces)
-    if recording is not None:
-        recording.read_clock(origin, device)
-    return MeasuredIterations(
-        starts=tuple(on_host_clock(origin, starts)),
-        finished=finished,
-        cpu_seconds=ended[0] - begun[0],
-        busy_seconds=ended[1].busy_seconds - begun[1].busy_seconds,
-        total_seconds=ended[1].total_seconds - begun[1].total_seconds,
-        sent_bytes=(ended[2] - begun[2]) * iterations // counted,
-    )

@@ -6,18 +6,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.extensions.offload.document import Offload
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.extensions.registry import iterations_in_flight, unsteady_passes
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.contract import TrialError, TrialFailed, TrialRequest, TrialResult
 from autosync.trials.measurement import LOAD_LIMIT, PassMeasurement, relative_spread
 from autosync.trials.request_names import PREDICTED_WAITS
 
-UNSCHEDULED_PASSES = 2
-"""Of a job that swaps: recorded before the optimizer has made its state, and with it."""
-
 FILLING = 4
-"""Iterations of a plan that lags, times its staleness, until as much is under way as may be: enough
-where messages take a third longer than compute. A replay is filled at once (`ReplayJob.begin`)."""
+"""Times the iterations by which a plan's updates are late: the warm-up iterations until as many
+updates are pending as the plan allows, where messages take up to a third longer than compute. A
+replay reaches that state at once (`ReplayJob.begin`)."""
 
 PASS_TOLERANCE = 0.05
 """Passes whose medians differ by more are followed by one more."""
@@ -50,9 +48,9 @@ class TrialPool(ABC):
         return 1.0, 1.0
 
     @property
-    def swaps(self) -> bool:
-        """Whether its ranks have activations and swap them; else what compute waits for them is
-        what the request says."""
+    def trains(self) -> bool:
+        """Whether its ranks train a model. Else they replay one: what extensions add to its compute
+        is what the request says."""
         return True
 
     def prepare(self, request: TrialRequest) -> float:
@@ -76,26 +74,22 @@ class TrialPool(ABC):
 
     @abstractmethod
     def reset_ranks(self) -> None:
-        """After a failure in the middle of a trial: what the ranks do for it still must end."""
+        """After a failure in the middle of a trial: end what the ranks still do for it."""
 
     @abstractmethod
     def close(self) -> None:
         """See `contract.Pool`."""
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Measure one strategy; a key that was run before is answered from memory. A cancelled
-        trial was not run."""
-        if request.key in self._results:
-            return self._results[request.key]
-        result = self._run(request)
-        if result.error is None or result.error.kind != "cancelled":
-            self._results[request.key] = result
-        return result
+        """Measure one strategy; a key that was run before is answered from memory."""
+        if request.key not in self._results:
+            self._results[request.key] = self._run(request)
+        return self._results[request.key]
 
     def _run(self, request: TrialRequest) -> TrialResult:
         try:
-            refuse_misfit(request, self.world_size)
-            request = steadied(request, self.swaps)
+            refuse_other_cluster(request, self.world_size)
+            request = with_longer_warmup(request, self.trains)
             prepare_seconds = self.prepare(request)
             passes = self._passes(request)
         except TrialFailed as failure:
@@ -165,8 +159,9 @@ class TrialPool(ABC):
         )
 
     def _description(self, request: TrialRequest) -> str:
-        measured = request.bundle.strategy.extension(Offload) is None or self.swaps
-        return ", ".join([self.description, *([] if measured else [PREDICTED_WAITS])])
+        slowed = any(entry.slows_compute for entry in request.bundle.strategy.extensions)
+        predicted = slowed and not self.trains
+        return ", ".join([self.description, *([PREDICTED_WAITS] if predicted else [])])
 
 
 def disagree(median_seconds: list[float]) -> bool:
@@ -174,16 +169,17 @@ def disagree(median_seconds: list[float]) -> bool:
     return max(median_seconds) > (1 + PASS_TOLERANCE) * min(median_seconds)
 
 
-def steadied(request: TrialRequest, trains: bool) -> TrialRequest:
-    """A plan that lags is ahead of its messages for its first iterations, and swapping records its
-    schedule in them: these warm up, too. trains: the ranks train a model, and do not replay one."""
-    first = request.bundle.plan.staleness * (FILLING if trains else 1)
-    if request.bundle.strategy.extension(Offload) is not None:
-        first += UNSCHEDULED_PASSES
+def with_longer_warmup(request: TrialRequest, trains: bool) -> TrialRequest:
+    """The request with the warm-up that its plan needs: late updates are not yet late in the first
+    iterations, and an extension may record its schedule in them. trains: the ranks train a model,
+    and do not replay one."""
+    bundle = request.bundle
+    first = iterations_in_flight(bundle.plan.extensions) * (FILLING if trains else 1)
+    first += unsteady_passes(bundle.strategy.extensions)
     return replace(request, warmup=request.warmup + first)
 
 
-def refuse_misfit(request: TrialRequest, world_size: int) -> None:
+def refuse_other_cluster(request: TrialRequest, world_size: int) -> None:
     """Raises InvalidInput for a plan of another cluster, or a trial that measures nothing."""
     planned = request.bundle.plan.world_size
     if planned != world_size:

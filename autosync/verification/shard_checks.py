@@ -1,6 +1,7 @@
 """What one shard of a variable must satisfy: its partition, its synchronizer and its encoding."""
 
 from autosync.domain import Domain
+from autosync.errors import InvalidStrategy
 from autosync.graph import Variable
 from autosync.strategy import (
     AllGather,
@@ -13,7 +14,19 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
-from autosync.verification.refusals import variable_refusal
+
+SHARE_TOLERANCE = 1e-6
+
+
+def variable_refusal(
+    variable: Variable, field: str, value: object, why: str, remedy: str = ""
+) -> InvalidStrategy:
+    return InvalidStrategy(
+        f"variable {variable.name!r} {why}.",
+        thing=f"variable {variable.name}, {field}",
+        value=value,
+        remedy=remedy,
+    )
 
 
 def check_partition(variable: Variable, choice: VariableChoice) -> None:

@@ -2,82 +2,247 @@
 
     python -m benchmarks.contest.live_contest [--domains resnet50-4x1 ...] [--minutes 240]
         [--trials 60] [--repeats 10] [--competitors ddp dear_bo ...] [-o FOLDER]
-        [--budgets 12 20 60] [--time-scale K] [--search refined_share=0 first_designs=30 ...]
+        [--budgets 12 20 60] [--time-scale K]
 
-Leave the machine alone meanwhile. Of each domain (`live_domains`) the links are probed once, as
+Leave the machine alone meanwhile. Of each domain (`domains`) the links are probed once, as
 `autosync tune` does; then every competitor tries its settings on the same workers, and AutoSync
 tunes three times, with 12, 20 and 60 trials, since a tuning divides its budget. The two best of
 each after 12, 20 and 60 trials run again in interleaved repeats; the figures are these alone.
 
---search: fields of a tuning's settings (`autosync.search.loop.settings`) that shall differ from the
-defaults, each FOLDER for one such choice. To compare two, give both FOLDERs the domain's files
-(live/NAME.domain.json and .facts.json) of an earlier run, so that both have the same probed costs.
-
 Every trial is a line in a file of FOLDER (by default benchmarks/contest/records), and is not run
-again: after --minutes, Ctrl-C or a crash the same command goes on. The page is written by
-benchmarks.contest.contest_tables.
+again: after --minutes, Ctrl-C or a crash the same command goes on. benchmarks.contest.tables prints
+the page.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autosync.bundle import make_bundle
+from autosync.documents import to_json
 from autosync.domain import Domain
-from autosync.errors import AutosyncError, InvalidInput
+from autosync.errors import AutosyncError
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
+from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.settings import Settings
+from autosync.search.loop.tuning_loop import tune
+from autosync.search.loop.tuning_store import Phase
+from autosync.search.space import Space
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.limit import iteration_limit
-from autosync.trials.contract import Workload
+from autosync.strategy import Strategy
+from autosync.trials.contract import Pool, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.scales import CORES_A_RANK
 from benchmarks.contest import RECORDS
-from benchmarks.contest.contest_ring import (
-    BASELINES,
-    COUNTS,
-    PLAN,
-    Contestant,
-    ContestSettings,
-    OutOfTime,
-    Ring,
-    in_ms,
-)
-from benchmarks.contest.live_domains import DOMAINS, domain_named
-from benchmarks.contest.live_records import (
+from benchmarks.contest.competitors import COMPETITORS, NO_SIZE, Competitor, TriedSetting
+from benchmarks.contest.contest_records import (
     ContestFacts,
     ContestFile,
     ContestRow,
-    store_domain,
+    FileStore,
+    Kind,
+    domain_facts,
+    facts_of,
     store_strategies,
-    stored_domain,
     stored_strategies,
 )
-from benchmarks.contest.live_tunings import (
-    OWN,
-    search_settings,
-    tune_with,
-    tuning_name,
-    tuning_store,
-)
-from benchmarks.contest.tuned_competitors import (
-    COMPETITORS,
-    DRAWS,
-    Competitor,
-    TriedSetting,
-)
+from benchmarks.contest.domains import DOMAINS, domain_named
 from benchmarks.contest.unseen_simulator import unseen_simulator
 from benchmarks.measure import provenance
 
 FINALISTS = 2
 """Of a competitor after so many trials, that run again in the repeats."""
+COUNTS = (12, 20, 60)
+"""Trials after which competitors are compared."""
+USUAL = Settings()
+"""How a tuning searches unless it is told otherwise."""
+BASELINES = "baselines=benchmarks.workers:build_baselines"
+PLAN = "plan"
+"""The mode of what the bundle says: the runtime, or torch's DDP."""
+
+
+class OutOfTime(Exception):
+    """The minutes are spent; what was measured is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContestSettings:
+    """trials: of each competitor. tunes: AutoSync does. deadline: of `time.monotonic`. search: how
+    a tuning searches, but for its budget. budgets: after how many trials competitors are
+    compared."""
+
+    trials: int
+    repeats: int
+    competitors: tuple[Competitor, ...]
+    tunes: bool
+    deadline: float
+    search: Settings = USUAL
+    budgets: tuple[int, ...] = COUNTS
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(sorted({min(count, self.trials) for count in self.budgets}))
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """mode: of `benchmarks.workers`, who runs the strategy. size_mib: its setting, 0 without."""
+
+    label: str
+    mode: str
+    strategy: Strategy
+    size_mib: float = NO_SIZE
+
+    @property
+    def key(self) -> str:
+        return f"{self.mode}:{self.strategy.id}"
+
+
+class BorrowedPool:
+    """A pool that stays open when the tuning that uses it is done. name: of the tuning, so that
+    another one's trial of the same strategy is not taken for its own."""
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        self._pool, self._name = pool, name
+
+    @property
+    def description(self) -> str:
+        return self._pool.description
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        result = self._pool.run(replace(request, key=f"{self._name}/{request.key}"))
+        return replace(result, key=request.key)
+
+    def close(self) -> None:
+        """Whoever opened the pool closes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Where the competitors of one domain meet."""
+
+    given: CollectionTarget
+    domain: Domain
+    pool: Pool
+    folder: Path
+    file: ContestFile
+    settings: ContestSettings
+
+    def measured(
+        self,
+        kind: Kind,
+        competitor: str,
+        number: int,
+        contestant: Contestant,
+        passes: int,
+    ) -> ContestRow:
+        """Run one trial, or raise OutOfTime before it; its row is stored."""
+        self.settings.check_time()
+        result = self.pool.run(
+            TrialRequest(
+                f"{contestant.mode}/{kind}/{competitor}/{contestant.strategy.id}/{number}",
+                make_bundle(contestant.strategy, self.domain),
+                warmup=self.given.warmup,
+                iterations=self.given.iterations,
+                passes=passes,
+                timeout_seconds=Settings().timeout_seconds,
+            )
+        )
+        row = row_of(kind, competitor, number, contestant, result)
+        self.file.add(row)
+        return row
+
+    def simulator(self) -> LearnedSimulator:
+        """What a tuning begins with: it has seen no domain of this model."""
+        return unseen_simulator(self.domain, self.folder)
+
+    def say(self, text: str) -> None:
+        left = f"{max(0.0, self.settings.deadline - time.monotonic()):,.0f} s left"
+        print(f"{self.given.name}: {text}; {left}", flush=True)
+
+
+def row_of(
+    kind: Kind, competitor: str, number: int, contestant: Contestant, result: TrialResult
+) -> ContestRow:
+    error = f"{result.error.kind}: {result.error.message[:300]}" if result.error else ""
+    return ContestRow(
+        kind,
+        competitor,
+        number,
+        contestant.size_mib,
+        contestant.mode,
+        contestant.strategy.id,
+        contestant.label,
+        result.step_seconds,
+        result.spread,
+        result.load,
+        error,
+        result.launcher,
+    )
+
+
+def in_ms(seconds: float | None) -> str:
+    return "failed" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+OWN = "autosync_"
+"""What AutoSync's competitors' names begin with; the number of trials follows."""
+
+
+def tune_with(ring: Ring, budget: int) -> None:
+    """A tuning of so many trials, without its confirmation: the finals take its place."""
+    name = tuning_name(budget)
+    store, recorded = tuning_store(ring, budget), len(ring.file.of("search", name))
+    if recorded and recorded == len(store.trials()):
+        return
+    settings = replace(
+        ring.settings.search,
+        budget=budget,
+        warmup=ring.given.warmup,
+        iterations=ring.given.iterations,
+        probe=False,  # the domain brings its costs
+    )
+
+    def stop(phase: Phase) -> bool:
+        ring.settings.check_time()
+        return phase == "confirm"
+
+    def on_event(event: TuningEvent) -> None:
+        if event.kind == "search":
+            best = in_ms(event.best_seconds)
+            ring.say(f"{name} {event.done} of {event.total}: {event.message}, best {best}")
+
+    pool = BorrowedPool(ring.pool, name)
+    tune(ring.domain, Space(), lambda: pool, store, ring.simulator(), settings, on_event, stop)
+    origins = {each.key: each.candidate for each in store.proposals()}
+    for number, trial in list(enumerate(store.trials()))[recorded:]:
+        candidate = origins[trial.key]
+        label = candidate.strategy.name or candidate.origin
+        contestant = Contestant(label, PLAN, candidate.strategy)
+        ring.file.add(row_of("search", name, number, contestant, trial))
+
+
+def tuning_name(budget: int) -> str:
+    return f"{OWN}{budget}"
+
+
+def tuning_store(ring: Ring, budget: int) -> FileStore:
+    return FileStore(ring.folder / "tunings" / f"{ring.given.name}.{tuning_name(budget)}.jsonl")
 
 
 def prepared(given: CollectionTarget, folder: Path) -> Domain:
     """The domain with its probed costs; probed and stored unless it was before."""
-    if (known := stored_domain(folder, given.name)) is not None:
-        return known
+    if (known := facts_of(folder, given.name)) is not None:
+        return known.domain
     assumed = domain_of(given)
     print(f"{given.name}: probing", flush=True)
     fit = probe_costs(TestbedLauncher(), assumed.cluster, *given.scales, brief=True)
@@ -93,9 +258,24 @@ def prepared(given: CollectionTarget, folder: Path) -> Domain:
         limit.tightest,
         domain.id,
         ", ".join(f"{name} {value}" for name, value in provenance().items()),
+        to_json(domain),
     )
-    store_domain(folder, given.name, domain, facts)
+    domain_facts(folder).add(given.name, facts)
     return domain
+
+
+def is_done(file: ContestFile, settings: ContestSettings, domain: Domain) -> bool:
+    """Everyone who has something to try has begun, and so has the last repeat of the finals."""
+    begun = {row.competitor for row in file.rows}
+    repeats = {row.number for row in file.rows if row.kind == "final"}
+    waiting = [
+        each
+        for each in settings.competitors
+        if each.name not in begun and each.ask(domain, (), 0) is not None
+    ]
+    tunings = settings.counts if settings.tunes else ()
+    tuned = all(tuning_name(budget) in begun for budget in tunings)
+    return tuned and not waiting and settings.repeats - 1 in repeats
 
 
 def compete(given: CollectionTarget, folder: Path, settings: ContestSettings) -> None:
@@ -105,24 +285,22 @@ def compete(given: CollectionTarget, folder: Path, settings: ContestSettings) ->
         OutOfTime: the minutes are spent.
     """
     settings.check_time()
-    mark = folder / "live" / f"{given.name}.done"
-    if mark.is_file() and mark.read_text() == settings.words:
+    file = ContestFile(folder, given.name)
+    domain = prepared(given, folder)
+    if is_done(file, settings, domain):
         print(f"{given.name}: done before", flush=True)
         return
-    domain = prepared(given, folder)
     if settings.tunes:
         unseen_simulator(domain, folder)  # trained before anything is measured
     launcher = TestbedLauncher(workloads=(BASELINES,))
     workload = Workload(domain, "baselines", *given.scales)
     with launcher.open(workload) as pool:
-        file = ContestFile.opened(folder, given.name)
         ring = Ring(given, domain, pool, folder, file, settings)
         for competitor in settings.competitors:
             try_settings(ring, competitor)
         for budget in settings.counts if settings.tunes else ():
             tune_with(ring, budget)
         repeat_finals(ring)
-    mark.write_text(settings.words)
 
 
 def try_settings(ring: Ring, competitor: Competitor) -> None:
@@ -137,9 +315,9 @@ def try_settings(ring: Ring, competitor: Competitor) -> None:
         row = ring.measured("search", competitor.name, len(tried), contestant, passes=2)
         tried.append(TriedSetting(row.number, size, row.step_seconds))
         best = min((each.step_seconds for each in tried if each.step_seconds), default=None)
-        told = f"{in_ms(row.step_seconds)} {row.error[:80]}".rstrip()
+        outcome = f"{in_ms(row.step_seconds)} {row.error[:80]}".rstrip()
         progress = f"{competitor.name} {len(tried)} of {total}"
-        ring.say(f"{progress}: {contestant.label}: {told}, best {in_ms(best)}")
+        ring.say(f"{progress}: {contestant.label}: {outcome}, best {in_ms(best)}")
 
 
 def contestant_of(competitor: Competitor, domain: Domain, size_mib: float) -> Contestant:
@@ -191,22 +369,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    everyone = {each.name: each for each in (*COMPETITORS, *DRAWS)}
-    usual = ["autosync", *(each.name for each in COMPETITORS)]
+    everyone = {each.name: each for each in COMPETITORS}
     parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
     parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
     parser.add_argument(
         "--competitors",
         nargs="+",
         choices=["autosync", *everyone],
-        default=usual,
+        default=["autosync", *everyone],
         metavar="NAME",
         help=f"of autosync, {', '.join(everyone)}; without autosync nothing is tuned",
     )
     parser.add_argument("--trials", type=int, default=COUNTS[-1])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--budgets", type=int, nargs="+", default=COUNTS, help="of tunings")
-    parser.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument(
         "--time-scale",
         type=float,
@@ -216,18 +392,13 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many")
     given = parser.parse_args()
-    try:
-        search = search_settings(given.search)
-    except InvalidInput as error:
-        parser.error(str(error))
     settings = ContestSettings(
         given.trials,
         given.repeats,
         tuple(everyone[name] for name in given.competitors if name in everyone),
         "autosync" in given.competitors,
         time.monotonic() + 60 * given.minutes,
-        search,
-        tuple(given.budgets),
+        budgets=tuple(given.budgets),
     )
     chosen = [domain_named(name, given.out, given.time_scale) for name in given.domains]
     for number, each in enumerate(chosen):

@@ -1,16 +1,15 @@
-"""What of the distance to the limit is the testbed's own: the contest's answers at slower scales.
+"""Which part of the distance to the limit is due to the testbed: the contest at slower scales.
 
     python -m benchmarks.contest.time_scales [--domains resnet50-4x1 ...] [--slower 1 2 4]
         [--repeats 5] [-o FOLDER]
 
 On a testbed several ranks share this machine's cores. What they compute themselves (copies, sums,
 hooks, updates) is charged to the iteration, and counts k times less at a time scale of k; bytes,
-links and profiled compute count the same at any. So the live contest's answer of a domain, the best
-other competitor and torch's DDP run again at its k times 1, 2 and 4, in interleaved repeats. What a
-strategy loses to its schedule or its bytes stays; what it loses to shared cores goes.
+links and profiled compute count the same. So the contest's answer of a domain, the best other
+competitor and torch's DDP run again at its k times 1, 2 and 4, in interleaved repeats. Time that
+does not shrink with k is due to the schedule and its bytes; time that does is due to shared cores.
 
-Leave the machine alone meanwhile. What was measured is a line in a file of FOLDER and is not
-measured again; the page is written by benchmarks.contest.contest_tables.
+Leave the machine alone meanwhile. What was measured is in FOLDER and is not measured again.
 """
 
 import argparse
@@ -23,28 +22,27 @@ import numpy as np
 from scipy.optimize import nnls
 
 from autosync.bundle import make_bundle
-from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.search.collect.collection_plan import CollectionTarget
 from autosync.search.loop.settings import Settings
+from autosync.strategy import Strategy
 from autosync.trials.contract import Pool, TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from benchmarks.contest import RECORDS
-from benchmarks.contest.contest_ring import BASELINES, PLAN, Contestant
-from benchmarks.contest.leftover import all_strategies
-from benchmarks.contest.live_contest import contestant_of
-from benchmarks.contest.live_domains import DOMAINS, domain_named
-from benchmarks.contest.live_records import (
+from benchmarks.contest.competitors import COMPETITORS
+from benchmarks.contest.contest_records import (
     ContestFacts,
     ContestFile,
-    append_line,
-    stored_domain,
+    ScaleRow,
+    facts_of,
+    scale_rows,
     stored_facts,
-    whole_lines,
+    stored_strategies,
 )
-from benchmarks.contest.live_tables import DDP, MOST, result_of
-from benchmarks.contest.tuned_competitors import COMPETITORS
+from benchmarks.contest.domains import DOMAINS, domain_named
+from benchmarks.contest.live_contest import BASELINES, PLAN, Contestant, contestant_of
+from benchmarks.contest.tables import DDP, MOST, result_of
 from benchmarks.measure import provenance
 
 SLOWER = (1.0, 2.0, 4.0)
@@ -53,24 +51,10 @@ REPEATS = 5
 AUTOSYNC = "autosync"
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleRow:
-    """One trial. role: `ddp`, `autosync`, or the name of the best other competitor."""
-
-    role: str
-    label: str
-    time_scale: float
-    repeat: int
-    step_seconds: float | None
-    launcher: str
-    provenance: str
-
-
 def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, Contestant]:
     """Who runs, by role: after the most trials. Empty where there are no finals, or where the
     answer's strategy was not kept."""
-    file = ContestFile.opened(folder, given.name)
-    facts = next((each for each in stored_facts(folder) if each.name == given.name), None)
+    file, facts = ContestFile(folder, given.name), facts_of(folder, given.name)
     result = result_of(file, facts) if facts else None
     if result is None:
         return {}
@@ -92,13 +76,18 @@ def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, C
     return found
 
 
-def rows_file(folder: Path, name: str) -> Path:
-    return folder / "time_scales" / f"{name}.jsonl"
-
-
-def read_rows(folder: Path, name: str) -> list[ScaleRow]:
-    file = rows_file(folder, name)
-    return [from_json(ScaleRow, line, file.name) for line in whole_lines(file)]
+def all_strategies(
+    folder: Path, given: CollectionTarget, domain: Domain, file: ContestFile
+) -> list[Strategy]:
+    """What AutoSync's tunings brought to the finals, and what competitors build of the sizes that
+    they tried."""
+    by_name = {each.name: each for each in COMPETITORS}
+    ended = {row.key for row in file.rows if row.kind == "final"}
+    return list(stored_strategies(folder, given.name).values()) + [
+        by_name[row.competitor].build(domain, row.size_mib)
+        for row in file.rows
+        if row.kind == "search" and row.competitor in by_name and row.key in ended
+    ]
 
 
 def measure(
@@ -109,7 +98,8 @@ def measure(
     Raises:
         AutosyncError: there are no finals of the domain, or its answer was not kept.
     """
-    domain = stored_domain(folder, given.name)
+    facts = facts_of(folder, given.name)
+    domain = facts.domain if facts else None
     line = racers(folder, given, domain) if domain else {}
     if domain is None or not line:
         raise AutosyncError(
@@ -122,7 +112,9 @@ def measure(
     launcher = TestbedLauncher(workloads=(BASELINES,))
     for time_scale in (own_scale * factor for factor in slower):
         done = {
-            (r.role, r.repeat) for r in read_rows(folder, given.name) if r.time_scale == time_scale
+            (r.role, r.repeat)
+            for r in scale_rows(folder).read(given.name)
+            if r.time_scale == time_scale
         }
         if len(done) >= len(line) * repeats:
             continue
@@ -133,9 +125,9 @@ def measure(
                 for role in roles:
                     if (role, repeat) not in done:
                         row = run_one(pool, given, domain, role, line[role], time_scale, repeat)
-                        append_line(rows_file(folder, given.name), to_json(row))
+                        scale_rows(folder).add(given.name, row)
                 print(f"{given.name}: k = {time_scale:g}, repeat {repeat + 1}", flush=True)
-    return read_rows(folder, given.name)
+    return scale_rows(folder).read(given.name)
 
 
 def run_one(
@@ -184,7 +176,7 @@ def scale_results(folder: Path) -> list[ScaleResult]:
     found = []
     for facts in stored_facts(folder):
         at: dict[float, dict[str, list[float]]] = {}
-        for row in read_rows(folder, facts.name):
+        for row in scale_rows(folder).read(facts.name):
             if row.step_seconds:
                 at.setdefault(row.time_scale, {}).setdefault(row.role, []).append(row.step_seconds)
         found += [ScaleResult(facts, time_scale, at[time_scale]) for time_scale in sorted(at)]

@@ -35,8 +35,7 @@ from autosync.environment import PASSED_VARIABLE
 from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal
-from autosync.trials.testbed import namespaces
-from benchmarks.faults.soak_launcher import CANCEL, LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
+from benchmarks.faults.soak_launcher import LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
 from benchmarks.trial_overhead import made_up_domain
 
 EXPECTED = {
@@ -44,7 +43,6 @@ EXPECTED = {
     "stopped": {"timeout"},
     "oom": {"out_of_memory"},
     LINK: {"timeout", "crashed"},
-    CANCEL: {"cancelled"},
     REFUSED: {"refused"},
     LAUNCHER: {"launcher killed"},
 }
@@ -198,7 +196,6 @@ def left_behind(token: str) -> int:
     deadline = time.monotonic() + END_SECONDS
     while (left := len(marked_processes(token))) and time.monotonic() < deadline:
         time.sleep(0.05)
-    namespaces.remove_stale()
     return left
 
 
@@ -227,7 +224,7 @@ def recorded_keys(url: str) -> list[str]:
 def row_of(kind: str, keys: list[str], heard: Heard, recorded: Counter[str]) -> FaultCounts:
     mine = [key for key in keys if key.partition("/")[2].partition(":")[0] == kind]
     plain = [f"{key.partition('/')[0]}/{PLAIN}" for key in mine]
-    sound = [*plain, *(key for key in mine if kind in (CANCEL, LAUNCHER))]
+    sound = [*plain, *(key for key in mine if kind == LAUNCHER)]
     both = [*mine, *plain]
     wrong = [key for key in mine if heard.named[key] not in EXPECTED[kind]]
     return FaultCounts(

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autosync.api.db import Database, connect
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.submission import load_request
-from autosync.api.engine.tuning_queue import Claim
 from autosync.bundle import Bundle
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import run_pending
@@ -29,7 +29,7 @@ from autosync.trials.pool.process_pool import ProcessPool
 
 WORKLOADS = ("faulty=benchmarks.faults.faulty:build_faulty",)
 PLAIN = "plain"
-CANCEL, LAUNCHER, LINK, REFUSED = "cancel", "launcher", "link", "refused"
+LAUNCHER, LINK, REFUSED = "launcher", "link", "refused"
 """Faults that come from outside the worker; the others are the workload's own."""
 
 BYTE_SCALE = 1 / 16
@@ -70,10 +70,7 @@ class SoakPool:
         if kind == LAUNCHER and request.key not in self.killed:
             self._soon(lambda: say(kill=request.key))
             return self.inner.run(hanging)
-        if kind == CANCEL:
-            self._soon(self.inner.cancel)
-            say(named=request.key, **in_words(self.inner.run(hanging).error))
-        return self.inner.run(request if kind not in (CANCEL, LAUNCHER) else sound)
+        return self.inner.run(request if kind != LAUNCHER else sound)
 
     def _soon(self, then: Callable[[], None]) -> None:
         """When the next trial runs, on a thread of its own."""
@@ -109,7 +106,7 @@ def say(**fields: str) -> None:
 
 def claim_anew(database: Database, tuning_id: str) -> Claim:
     """The tuning, whose last claim was not given back; under a lease that ends at once."""
-    held = tuning_queue.claim(database, "soak", lease_seconds=0.0, tuning_id=tuning_id)
+    held = job_queue.claim(database, "soak", lease_seconds=0.0, tuning_id=tuning_id)
     if held is None:
         raise SystemExit(f"tuning {tuning_id} cannot be claimed")
     return held

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autosync.trials.gpus import CudaMps, mps_running, shared_gpu_environment
 from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS, BackendName
-from autosync.trials.shared_gpu import cuda_mps, mps_running, shared_gpu_environment
 
 OTHERS_SECONDS = 5.0
 """What ranks are given once another one has failed; they may wait in a kernel for ever."""
@@ -50,7 +50,7 @@ def on_ranks(
         variables: dict[str, str] = {}
         shares = device == "cuda" and torch.cuda.device_count() < world
         if shares:
-            variables = stack.enter_context(cuda_mps())
+            variables = stack.enter_context(CudaMps())
         processes, pipes = [], []
         found: dict[int, Any] = {}
         for rank in range(world):
@@ -154,7 +154,7 @@ def sharing_of(world: int, device: str) -> str:
     """How the ranks of `on_ranks` share GPUs, in words; empty where each has its own."""
     if device != "cuda" or torch.cuda.device_count() >= world:
         return ""
-    with cuda_mps() as variables:
+    with CudaMps() as variables:
         return GPU_BY_MPS if mps_running({**os.environ, **variables}) else GPU_IN_TURNS
 
 

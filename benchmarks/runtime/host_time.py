@@ -29,7 +29,7 @@ from autosync.plan import compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.attachment import attach, attachment_of
 from autosync.search.designs.known_designs import all_reduce_fused
-from autosync.trials.shared_gpu import shared_gpu_environment
+from autosync.trials.gpus import shared_gpu_environment
 from autosync.units import MIB
 from tests.autosync.runtime.cases import domain
 

@@ -1,5 +1,5 @@
-"""Prints loss against iterations and seconds of training whose updates are late: pipelined
-all-reduces and parameter servers with clocks, with stragglers and without, and draws it.
+"""Prints loss against iterations and seconds of training on parameter servers with clocks, with
+stragglers and without, and draws it.
 
 python -m benchmarks.staleness.convergence [--staleness 0 1 4 16] [--ranks 4] [--iterations 300]
     [--seeds 3] [-o FOLDER]
@@ -40,14 +40,10 @@ the second besides in that share of the iterations."""
 CHECKS = 30
 """Losses noted in a run."""
 
-FORMS = {"pipelined": "all_reduce", "clocks": "ps"}
-"""The synchronizer of each form; without staleness the plan goes in step."""
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     task: str
-    form: str
     staleness: int
     stragglers: bool
     seed: int
@@ -72,7 +68,7 @@ class LossCurve:
 
 def late_bundle(model: nn.Module, setting: Setting, world: int) -> Bundle:
     where = domain(model, world)
-    case = Case(method=FORMS[setting.form], groups=world)
+    case = Case(method="ps", groups=world)
     chosen = strategy(case, where.graph, world).carrying(*late_by(setting.staleness))
     return make_bundle(chosen, where)
 
@@ -85,7 +81,7 @@ def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve
     torch.manual_seed(setting.seed)
     model = task.model()
     optimizer = task.optimizer(model)
-    autosync.distribute(model, optimizer, late_bundle(model, setting, world), allow_staleness=True)
+    autosync.distribute(model, optimizer, late_bundle(model, setting, world), allow_inexact=True)
     batches = np.random.default_rng((setting.seed, rank))
     straggling = np.random.default_rng((setting.seed, 1_000_000))
     noted, begun = [], time.monotonic()
@@ -98,7 +94,7 @@ def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve
         if iteration % (iterations // CHECKS) == 0:
             values = [p.detach().clone() for p in model.parameters()]
             noted.append((iteration, time.monotonic() - begun, values))
-    age = mean_age(model, setting)
+    age = mean_age(model)
     autosync.detach(model)
     losses = []
     for _, _, values in noted:
@@ -110,10 +106,10 @@ def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve
     return LossCurve(taken, seconds, tuple(losses), age)
 
 
-def mean_age(model: nn.Module, setting: Setting) -> float:
+def mean_age(model: nn.Module) -> float:
     attachment = ATTACHED.plans[id(model)]
-    if not isinstance(attachment, ClockedAttachment):
-        return float(setting.staleness)
+    if not isinstance(attachment, ClockedAttachment):  # staleness 0 goes in step
+        return 0.0
     ages = attachment.ages
     return sum(age * count for age, count in ages.items()) / ages.total()
 
@@ -152,9 +148,8 @@ def summarized(setting: Setting, runs: Sequence[LossCurve], target: float) -> Se
 def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingSummary]:
     """Every setting of a task; runs of a seed follow each other, so that drifts are shared."""
     settings = [
-        Setting(task, form, staleness, stragglers, 0)
+        Setting(task, staleness, stragglers, 0)
         for stragglers in (False, True)
-        for form in FORMS
         for staleness in given.staleness
     ]
     runs: dict[Setting, list[LossCurve]] = {setting: [] for setting in settings}
@@ -163,7 +158,7 @@ def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingS
         for setting, found in runs.items():
             seeded = replace(setting, seed=seed)
             found.append(pool.run(train, seeded, given.iterations)[0])
-    in_step = runs[Setting(task, "pipelined", 0, False, 0)]
+    in_step = runs[Setting(task, 0, False, 0)]
     target = float(np.median([run.losses[CHECKS // 2 - 1] for run in in_step]))
     print(f"\n{task}: target {target:.4g}\n\n{HEAD}", flush=True)
     rows = [summarized(setting, found, target) for setting, found in runs.items()]
@@ -173,8 +168,8 @@ def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingS
 
 
 HEAD = (
-    "| stragglers | form | s | mean age | ms an iteration | iterations to the target "
-    "| seconds to it | last loss |\n|---|---|---|---|---|---|---|---|"
+    "| stragglers | s | mean age | ms an iteration | iterations to the target "
+    "| seconds to it | last loss |\n|---|---|---|---|---|---|---|"
 )
 
 
@@ -184,7 +179,6 @@ def line(row: SettingSummary) -> str:
     seconds = "" if row.seconds is None else f"{row.seconds:.2f}"
     cells = (
         "yes" if setting.stragglers else "no",
-        setting.form if setting.staleness else f"{setting.form}, in step",
         str(setting.staleness),
         f"{row.age:.1f}",
         f"{1e3 * row.step_seconds:.1f}",
@@ -212,11 +206,9 @@ def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
             axes = panels[int(row.setting.stragglers), column]
             run = row.runs[0]
             across = run.seconds if row.setting.stragglers else run.iterations
-            dashed = row.setting.form == "pipelined"
-            label = None if dashed else f"s = {row.setting.staleness}"
             color = f"C{levels.index(row.setting.staleness)}"
-            style = "--" if dashed else "-"
-            axes.plot(across, run.losses, style, color=color, label=label, linewidth=1.2)
+            label = f"s = {row.setting.staleness}"
+            axes.plot(across, run.losses, color=color, label=label, linewidth=1.2)
         for axes, name in zip(
             panels[:, column], ("iterations", "seconds, with stragglers"), strict=True
         ):
@@ -226,7 +218,7 @@ def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
             axes.set_ylim(0.7 * min(map(min, finite)), 1.5 * max(map(max, finite)))
     panels[0, 0].set_ylabel("loss")
     panels[1, 0].set_ylabel("loss")
-    panels[0, 0].legend(title="clocks; dashed: pipelined", fontsize="small")
+    panels[0, 0].legend(fontsize="small")
     figure.savefig(file, metadata={"Date": None})
 
 

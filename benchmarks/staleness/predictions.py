@@ -1,4 +1,4 @@
-"""Plans that lag measured over predicted: pipelined all-reduces and servers with clocks.
+"""Plans that lag, of parameter servers with clocks, measured over predicted.
 
 python -m benchmarks.staleness.predictions [--quick] [--json FILE]
 
@@ -7,18 +7,15 @@ timeline's predictions at these costs. rho is a ring all-reduce of everything ov
 compute is the limit of a plan that lags far enough, above 1 the links are. Nobody straggles.
 """
 
-from collections.abc import Callable
-
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.extensions.staleness.document import late_by
-from autosync.extensions.staleness.proposals import clocked_servers, pipelined_all_reduce
+from autosync.extensions.staleness.proposals import clocked_servers
 from autosync.population import encode
 from autosync.search.cluster_probe import probe_costs
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import Strategy
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from benchmarks.emulated import Scales, cluster, domain_at, open_testbed
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
@@ -26,19 +23,12 @@ from benchmarks.measure import Report, Way, arguments, ddp_way, paired
 MODEL = "resnet50"
 SCALES = Scales(1 / 16, 16, 4)
 STALENESS = (0, 1, 4)
-BUILDERS: dict[str, Callable[[Domain], Strategy]] = {
-    "all-reduce": pipelined_all_reduce,
-    "servers": clocked_servers,
-}
 
 
 def ways_of(domain: Domain) -> list[Way]:
-    found = [ddp_way(domain)]
-    for name, build in BUILDERS.items():
-        for staleness in STALENESS:
-            made = build(domain).carrying(*late_by(staleness))
-            found.append(Way(f"{name}, s = {staleness}", made))
-    return found
+    servers = clocked_servers(domain)
+    late = [Way(f"servers, s = {s}", servers.carrying(*late_by(s))) for s in STALENESS]
+    return [ddp_way(domain), *late]
 
 
 def measure(report: Report, on: Cluster, rho: float, rounds: int) -> None:

@@ -24,7 +24,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.distributed import distribute
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.cluster_probe import measure_overlap
 from autosync.search.designs import known_designs
@@ -37,13 +37,8 @@ from autosync.search.live.time_budget import (
     with_fewer_iterations,
     with_fewer_proposals,
 )
-from autosync.search.loop.earlier_trials import (
-    EarlierTrials,
-    known_from,
-    read_earlier,
-    trials_of,
-    usable,
-)
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import known_from, read_earlier, trials_of, usable
 from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
@@ -51,8 +46,7 @@ from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.numba_cache import compilations_told
-from autosync.trials.live.control_group import ControlGroup, job_control
-from autosync.trials.live.job import LiveJob, Step, check_tunable
+from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_tunable, job_control
 from autosync.trials.live.job_cluster import device_type_of, gpu_sharing, measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot
@@ -179,7 +173,7 @@ def tune(
         verdict.bundle,
         max_grad_norm=max_grad_norm,
         allow_lossy=True,  # such strategies, and those that lag, were tried only where the space
-        allow_staleness=True,  # has their encodings and their staleness
+        allow_inexact=True,  # allows them
         ddp_options=options,
         on_drift=on_drift,
     )
@@ -226,8 +220,8 @@ def _verdict(
     domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
     within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
-    if len(job.optimizers) > 1:  # placed modules take one
-        within = replace(within, placement=False)
+    if len(job.optimizers) > 1:  # a divided model takes one
+        within = within.undivided()
     hosts = len(cluster.nodes)
     place = f"job ({cluster.world_size} ranks on {hosts} host{'s' * (hosts > 1)})"
     pool = JobPool(job, ", ".join(filter(None, (place, sharing))), until)

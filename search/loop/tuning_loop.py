@@ -10,7 +10,8 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.loop.confirm import conclude, confirmation
-from autosync.search.loop.earlier_trials import EarlierTrials, since_then
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import since_then
 from autosync.search.loop.outcome import OnEvent, Outcome, TuningEvent
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
@@ -31,8 +32,8 @@ StopRule = Callable[[Phase], bool]
 _FOUND = {
     "refined": "a refinement of a measured strategy",
     "neighbour": "a neighbour of a measured strategy",
-    "placed": "a placement",
-    "placed_by_policy": "a placement of the policy",
+    "placed": "placed modules",
+    "placed_by_policy": "placed modules, by the policy",
 }
 
 
@@ -164,7 +165,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
         passes=2 if proposal.phase == "search" else 1,
         timeout_seconds=settings.timeout_seconds,
         record=proposal.phase == "confirm" and proposal.round == 0,
-        swap_slowdown=predicted_slowdown(domain, strategy),
+        compute_slowdown=predicted_slowdown(domain, strategy),
     )
 
 

@@ -17,7 +17,7 @@ Source = Literal["sampled", "refined", "neighbour"]
 
 Origin = Literal[Source, "placed", "placed_by_policy"]
 """Where a candidate that a search found comes from: random draws, local searches from
-measured strategies, neighbours of them, and proposers of placements."""
+measured strategies, neighbours of them, and proposers of placed modules."""
 FOUND_BY_SEARCH: tuple[Origin, ...] = get_args(Origin)
 
 

@@ -141,19 +141,18 @@ def returns_alone(style: Style) -> bool:
 
 @njit(nogil=True, _nrt=False)
 def draw_extension(rules: Record, extensions: NDArray[np.int64], name: np.uint64) -> int:
-    if not (rules.carries_reduced or rules.carries_owned):
+    if not rules.carries_owned:
         return 0
     drawn: int = extensions[draw(name, 0, len(extensions))]
     return drawn
 
 
 @njit(nogil=True, _nrt=False)
-def plain_style(rules: Record, style: Style, name: np.uint64) -> Style:
-    """The same cuts, all-reduced or owned throughout and sent as they are: of proposals that carry
-    something of an extension."""
-    owned = rules.carries_owned and (not rules.carries_reduced or draw(name, 1, 2) == 0)
+def plain_style(style: Style) -> Style:
+    """The same cuts, owned throughout and sent as they are: of proposals that carry something of an
+    extension."""
     return Style(
-        ALWAYS if owned else NEVER,
+        ALWAYS,
         NEVER,
         NEVER,
         False,
@@ -258,7 +257,7 @@ def draw_choices(
         carried = stream(seed, indices[i], EXTENSIONS)
         choices.extension[i] = draw_extension(rules, tables.extensions, carried)
         if choices.extension[i] > 0:
-            style = plain_style(rules, style, carried)
+            style = plain_style(style)
         choices.order[i] = 1 if rules.priority and draw(name, 9, 2) == 0 else 0
         choices.slice_bytes[i] = slices[draw(name, 10, len(slices))]
         choices.overlap[i] = rules.overlap and draw(name, 11, 3) > 0

@@ -21,13 +21,13 @@ from autosync.search.sampler.counter_random import draw, mix, stream, word
 from autosync.search.sampler.sampling_tables import Record, ShardColumns, Tables
 from autosync.simulator.numba_cache import cached_kernel
 
-PLACEMENT = 2
+OWNERS = 2
 """Purpose of the random stream of a proposal's owners."""
 
 _SERVER_METHOD = np.uint8(0)
 
 TEMPERATURE = 0.5
-"""Of the placement softmax, in sizes of the shard that is placed."""
+"""Of the softmax over owners, in sizes of the shard that gets one."""
 
 FEW_SERVERS = 64
 """Up to so many, a draw looks at all of them."""
@@ -89,7 +89,7 @@ def balance_load(
     first, most = shards.first, 1
     if not tables.rules[0].load_balance:
         for i in range(len(indices)):
-            name = stream(seed, indices[i], PLACEMENT)
+            name = stream(seed, indices[i], OWNERS)
             _place_anywhere(name, first[i], first[i + 1], shards, len(tables.weight))
         return
     for i in range(len(indices)):
@@ -115,8 +115,8 @@ def balance_load(
         if used == 0:
             continue
         servers.deficit[:] = total * weight - servers.load
-        begin_placement(servers)
-        name = stream(seed, indices[i], PLACEMENT)
+        begin_owners(servers)
+        name = stream(seed, indices[i], OWNERS)
         descending = np.argsort(-runs.bytes[:used])
         _place_runs(name, largest, descending, runs, servers, shards.server)
 
@@ -213,7 +213,7 @@ def _place_runs(
 
 
 @njit(nogil=True, _nrt=False)
-def begin_placement(servers: Servers) -> None:
+def begin_owners(servers: Servers) -> None:
     """After the deficits are set anew."""
     count = len(servers.deficit)
     if count <= FEW_SERVERS:

@@ -106,14 +106,12 @@ RULES = np.dtype(
         ("adjacent_merge", np.bool_),
         ("shard_methods", np.bool_),
         ("idle_gathers", np.bool_),
-        ("carries_reduced", np.bool_),
         ("carries_owned", np.bool_),
     ],
     align=True,
 )
 """What may be drawn. owners: parameter servers; reduces, scatters: the two collectives. orders:
-explicit orders of a ring. carries_reduced, carries_owned: all-reduced and owned proposals may carry
-something of an extension."""
+explicit orders of a ring. carries_owned: owned proposals may carry something of an extension."""
 
 SYNCHRONIZER = np.dtype([("method", np.uint8), ("option", np.uint16)], align=True)
 PIN = np.dtype(
@@ -266,7 +264,7 @@ def _rules(
     several = any(node.ranks > 1 for node in domain.cluster.nodes)
     rules["hierarchy"] = space.hierarchical and several
     rules["priority"], rules["overlap"] = space.priority, space.overlap_forward
-    rules["carries_reduced"], rules["carries_owned"] = carried.reduced, carried.owned
+    rules["carries_owned"] = carried.owned
     for switch in ("load_balance", "adjacent_merge", "shard_methods", "idle_gathers"):
         rules[switch] = getattr(space, switch)
     return rules

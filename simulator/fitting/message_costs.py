@@ -13,27 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from autosync.cluster import Cluster, MessageCost, MessageKind
-from autosync.codes import Op
+from autosync.cluster import Cluster, MessageCost
 from autosync.domain import Domain
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import link_seconds_per_byte
 from autosync.simulator.timeline.iteration_trace import common_seconds, union
 from autosync.strategy import even_replicas
-from autosync.trials.measured_timeline import ComputeTimes, MeasuredTimeline
+from autosync.trials.contract import ComputeTimes, MeasuredTimeline
 from autosync.trials.probes import MessageSample, MessageSamples
+from autosync.trials.worker.timed_messages import PROBED_OPERATION
 
 F64 = NDArray[np.float64]
-
-PROBED_OPERATION: dict[MessageKind, Op] = {
-    "all_reduce": Op.ALL_REDUCE,
-    "reduce": Op.REDUCE,
-    "broadcast": Op.BROADCAST,
-    "all_gather": Op.ALL_GATHER,
-    "all_to_all": Op.REDUCE_SCATTER,
-    "send_recv": Op.PUSH,
-}
-"""The operation that a probe of the kind times; its root is the first of the workers."""
 
 
 def with_message_costs(cluster: Cluster, measured: MessageSamples) -> Cluster:

@@ -9,7 +9,7 @@ from autosync.simulator.timeline.iteration_trace import (
     IterationTrace,
     MessageInterval,
 )
-from autosync.trials.measured_timeline import MeasuredTimeline, RankTimeline
+from autosync.trials.contract import MeasuredTimeline, RankTimeline
 
 
 def measured_iteration(timeline: MeasuredTimeline, plan: Plan) -> IterationTrace:

@@ -12,7 +12,7 @@ from autosync.simulator.learned.features.strategy_features import StrategyFeatur
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.runtime_dataset import MeasuredDomain
 from autosync.strategy import Partition, VariableChoice
-from benchmarks.evaluation.__main__ import others_of, print_picks, print_replay, score_picks
+from benchmarks.evaluation.evaluate import others_of, print_picks, print_replay, score_picks
 from benchmarks.evaluation.measured_pool import MeasuredPool, merged_by_messages, pool_of
 from benchmarks.evaluation.pick_scores import (
     assumed_truth,

@@ -1,4 +1,4 @@
-"""A few hundred changed inputs of every parser; `benchmarks.fuzz` tries as many as one likes."""
+"""Changed inputs of every parser; `benchmarks.fuzz` tries as many as one likes."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,17 +13,14 @@ from benchmarks.fuzz.fuzz_parsers import fuzz, fuzz_in_process, input_of
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, try_input
 from benchmarks.fuzz.mutations import FORMS, changed
 from benchmarks.fuzz.service_parsers import service_parsers
-from tests.autosync.interop.chakra_files import chakra_file, linear_step
+from tests.autosync.interop.test_graph_items import Written
 
-INPUTS = 200
 SEED = 20
-DELIMITED = chakra_file(linear_step(1))
 SEEDS = {
     "bytes": b"gpu[01-04],login",
-    "delimited": DELIMITED,
     "json": b'{"name": "a", "nodes": [{"rate": 1.5, "count": 3}], "note": null}',
     "lines": b"name: a\nnodes:\n  - {rate: 1.5, count: 3}\n",
-    "protobuf": DELIMITED[1 : 1 + DELIMITED[0]],
+    "protobuf": Written().bytes(),
     "safetensors": b"\x08\0\0\0\0\0\0\0" + b'{"a": 1}' + b"1234",
 }
 
@@ -35,11 +32,14 @@ def files_removed() -> Iterator[None]:
     FOLDER.cleanup()
 
 
+@pytest.mark.parametrize("inputs", [20, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("parsers", [document_parsers, file_parsers, service_parsers])
-def test_changed_inputs_are_read_or_refused(parsers: Callable[[], list[FuzzedParser]]) -> None:
+def test_changed_inputs_are_read_or_refused(
+    parsers: Callable[[], list[FuzzedParser]], inputs: int
+) -> None:
     found: list[str] = []
     for parser in parsers():
-        counts = fuzz(parser, SEED, max(4, round(INPUTS * parser.share)))
+        counts = fuzz(parser, SEED, max(4, round(inputs * parser.share)))
         assert counts.outcomes["read"] + counts.outcomes["refused"] > 0
         found += [f"{parser.name} --again {n}: {where}" for where, n in counts.findings.items()]
     assert not found, f"python -m benchmarks.fuzz.fuzz_parsers --seed {SEED} --parsers {found}"

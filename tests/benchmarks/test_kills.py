@@ -1,5 +1,5 @@
-"""Workers killed a hundred times at random moments, on both databases together: nothing lost,
-nothing twice, one answer. `benchmarks.service.kills` does it a thousand times."""
+"""Workers killed at random moments, on both databases: nothing lost, nothing twice, one answer.
+`benchmarks.service.kills` does it a thousand times."""
 
 import subprocess
 import sys
@@ -8,21 +8,24 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from tests.long_parameters import long_after
+
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 50
 
 
 @pytest.mark.timeout(900)
-def test_killed_workers_lose_nothing(url: str) -> None:
+@pytest.mark.parametrize(("kills", "workers"), long_after(1, [(5, 1), (50, 3)]))
+def test_killed_workers_lose_nothing(url: str, kills: int, workers: int) -> None:
     """In a process of its own, which forks its workers."""
+    options = ("--kills", str(kills), "--workers", str(workers), "--db", url)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.service.kills", "--kills", str(KILLS), "--db", url],
+        [sys.executable, "-m", "benchmarks.service.kills", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith(f"{KILLS} kills in ")
+    assert done.stdout.startswith(f"{kills} kills in ")
     assert make_url(url).get_backend_name() in done.stdout
     assert "every answer the same" in done.stdout

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from autosync.bundled_data import data_file
+from autosync.documents import to_json
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
 from autosync.population import encode
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.designs import known_designs
@@ -27,40 +27,44 @@ from autosync.trials.machine import usable_cores
 from autosync.trials.scales import CORES_A_RANK, cores_a_rank
 from autosync.units import MIB
 from autosync.verification import verify
-from benchmarks.contest import leftover
-from benchmarks.contest.contest_ring import (
+from benchmarks.contest.competitors import (
+    COMPETITORS,
+    Competitor,
+    TriedSetting,
+    ddp_of_size,
+    distinct_sizes,
+    servers_of_size,
+)
+from benchmarks.contest.contest_records import (
+    ContestFacts,
+    ContestFile,
+    domain_facts,
+    facts_of,
+    pack,
+    stored_facts,
+    stored_strategies,
+)
+from benchmarks.contest.domains import DOMAINS, domain_named
+from benchmarks.contest.live_contest import (
     BASELINES,
     USUAL,
     ContestSettings,
     OutOfTime,
     Ring,
+    final_line,
     in_ms,
+    is_done,
+    repeat_finals,
+    try_settings,
+    tune_with,
 )
-from benchmarks.contest.live_contest import final_line, repeat_finals, try_settings
-from benchmarks.contest.live_domains import DOMAINS, domain_named
-from benchmarks.contest.live_records import (
-    ContestFacts,
-    ContestFile,
-    store_domain,
-    stored_domain,
-)
-from benchmarks.contest.live_tables import (
+from benchmarks.contest.tables import (
     aims,
     aims_table,
     competitors_table,
     contest_results,
     domains_table,
     summary_table,
-)
-from benchmarks.contest.live_tunings import search_settings, tune_with
-from benchmarks.contest.tuned_competitors import (
-    COMPETITORS,
-    DRAWS,
-    Competitor,
-    TriedSetting,
-    ddp_of_size,
-    distinct_sizes,
-    servers_of_size,
 )
 from benchmarks.contest.unseen_simulator import unseen_simulator
 from tests import domains
@@ -71,7 +75,7 @@ DOMAIN = domains.domain_of(
     domains.grid_cluster(4, gbps=1.0),
 )
 GIVEN = CollectionTarget("small", "none", "none", 1.5, "1", optimizer="sgd", warmup=1, iterations=2)
-BY_NAME = {each.name: each for each in (*COMPETITORS, *DRAWS)}
+BY_NAME = {each.name: each for each in COMPETITORS}
 LATER = time.monotonic() + 1e9
 PROPOSALS = 200
 """Of a round: enough to choose from, and the networks rank them at once."""
@@ -113,11 +117,11 @@ def ring(pool: PredictingPool, folder: Path, *names: str, trials: int = 6) -> Ri
     competitors = tuple(BY_NAME[name] for name in names)
     search = replace(USUAL, proposals=PROPOSALS)
     settings = ContestSettings(trials, 3, competitors, True, LATER, search)
-    file = ContestFile.opened(folder, GIVEN.name)
+    file = ContestFile(folder, GIVEN.name)
     return Ring(GIVEN, DOMAIN, pool, folder, file, settings)
 
 
-@pytest.mark.parametrize("name", ["ddp_optuna", "dear_bo", "servers_bo", "drawn_unconstrained"])
+@pytest.mark.parametrize("name", ["ddp_optuna", "dear_bo", "servers_bo"])
 def test_a_competitor_goes_on_where_it_stopped(name: str, tmp_path: Path) -> None:
     whole = PredictingPool()
     try_settings(ring(whole, tmp_path / "whole", name), BY_NAME[name])
@@ -182,10 +186,10 @@ def test_a_tuning_stands_in_the_file_when_it_is_done_and_resumes(tmp_path: Path)
     pool.dies_after = 4
     with pytest.raises(Killed):
         tune_with(ring(pool, tmp_path), 6)
-    assert not ContestFile.opened(tmp_path, GIVEN.name).rows
+    assert not ContestFile(tmp_path, GIVEN.name).rows
     pool.dies_after = 10**9
     tune_with(ring(pool, tmp_path), 6)
-    file = ContestFile.opened(tmp_path, GIVEN.name)
+    file = ContestFile(tmp_path, GIVEN.name)
     assert len(file.of("search", "autosync_6")) == 6
     assert len(pool.ran) == len(set(pool.ran)) == 6
     tune_with(ring(pool, tmp_path), 6)
@@ -209,9 +213,16 @@ def contest(folder: Path, trials: int = 6) -> Ring:
     here = ring(pool, folder, *(each.name for each in COMPETITORS), trials=trials)
     limit = iteration_limit(DOMAIN)
     facts = ContestFacts(
-        GIVEN.name, 1.5, 1.0, 1.0, 0.015, 0.02, limit.seconds, limit.tightest, DOMAIN.id, "a test"
+        GIVEN.name,
+        1.5,
+        *(1.0, 1.0, 0.015, 0.02),
+        limit.seconds,
+        limit.tightest,
+        DOMAIN.id,
+        "a test",
+        to_json(DOMAIN),
     )
-    store_domain(folder, GIVEN.name, DOMAIN, facts)
+    domain_facts(folder).add(GIVEN.name, facts)
     for competitor in here.settings.competitors:
         try_settings(here, competitor)
     for budget in here.settings.counts:
@@ -233,9 +244,10 @@ def test_finals_are_interleaved_and_each_strategy_runs_once_a_repeat(tmp_path: P
     assert len(here.pool.ran) == count  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_the_tables_say_what_the_rows_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.contest.live_tables.MOST", 12)
-    monkeypatch.setattr("benchmarks.contest.live_tables.COUNTS", (12,))
+    monkeypatch.setattr("benchmarks.contest.tables.MOST", 12)
+    monkeypatch.setattr("benchmarks.contest.tables.COUNTS", (12,))
     contest(tmp_path, trials=12)
     (result,) = contest_results(tmp_path)
     ddp = predicted(known_designs.ddp(DOMAIN))
@@ -263,11 +275,12 @@ def test_the_tables_say_what_the_rows_hold(tmp_path: Path, monkeypatch: pytest.M
 def test_half_a_line_is_dropped(tmp_path: Path) -> None:
     here = ring(PredictingPool(), tmp_path, "ddp")
     try_settings(here, BY_NAME["ddp"])
-    with here.file.file.open("a") as lines:
+    file = tmp_path / "rows" / f"{GIVEN.name}.jsonl"
+    with file.open("a") as lines:
         lines.write('{"kind":"search","comp')
-    again = ContestFile.opened(tmp_path, GIVEN.name)
+    again = ContestFile(tmp_path, GIVEN.name)
     assert again.rows == here.file.rows
-    assert here.file.file.read_text().endswith("\n")
+    assert file.read_text().endswith("\n")
 
 
 @pytest.mark.parametrize("given", DOMAINS, ids=lambda given: given.name)
@@ -299,7 +312,7 @@ def test_a_domain_keeps_the_time_scale_with_which_it_was_begun(tmp_path: Path) -
     facts = ContestFacts(
         first.name, 1.5, 1 / 32, 2 * here, 0.1, 0.15, 0.1, "compute", DOMAIN.id, "there"
     )
-    store_domain(tmp_path, first.name, DOMAIN, facts)
+    domain_facts(tmp_path).add(first.name, facts)
     assert domain_named(first.name, tmp_path).scales == (1 / 32, 2 * here)
     assert domain_named(first.name, tmp_path, 2 * here).scales == (1 / 32, 2 * here)
     with pytest.raises(SystemExit, match=rf"{first.name} was begun at k = {2 * here:g}.*not 99:"):
@@ -310,18 +323,19 @@ def test_a_domain_keeps_the_time_scale_with_which_it_was_begun(tmp_path: Path) -
         domain_named("resnet51", tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.testbed
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("testbed_possible")
 def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own engines, what competitors build, a tuning, and the accounts of the best."""
+    """Torch's own engines, what competitors build, and a tuning."""
     cluster = domains.grid_cluster(2, gbps=0.4)
     domain: Domain = replace(DOMAIN, cluster=cluster)
     competitors: tuple[Competitor, ...] = COMPETITORS
     settings = ContestSettings(2, 1, competitors, True, LATER, replace(USUAL, proposals=PROPOSALS))
     given = replace(GIVEN, byte_scale="1/16")
     workload = Workload(domain, "baselines", *given.scales)
-    file = ContestFile.opened(tmp_path, given.name)
+    file = ContestFile(tmp_path, given.name)
     launcher = TestbedLauncher(workloads=(BASELINES,), check=False, repeats=0)
     with launcher.open(workload) as pool:
         here = Ring(given, domain, pool, tmp_path, file, settings)
@@ -333,12 +347,7 @@ def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names = {row.competitor for row in file.rows}
     run = {each.name for each in competitors} - {"fsdp2"}  # the chain tells no modules to gather
     assert names == {"", "autosync_2", *run}
-    best = leftover.best_strategy(tmp_path, given, domain)
-    assert best is not None
-    found = leftover.recorded_accounts(given, domain, best, 1, launcher)
-    assert found.step_seconds > 0
-    assert found.messages > 0
-    assert stored_domain(tmp_path, given.name) is None
+    assert facts_of(tmp_path, given.name) is None
     assert in_ms(None) == "failed"
 
 
@@ -351,6 +360,7 @@ def measured_model(name: str) -> MeasuredDomain:
     return MeasuredDomain(domain, population, seconds)
 
 
+@pytest.mark.long
 def test_a_tuning_ranks_with_what_has_not_seen_its_model(tmp_path: Path) -> None:
     bundled = {source.graph for source in read_card(data_file("simulators", FILE)).sources}
     assert {"vgg16", "dlrm"} <= bundled
@@ -369,21 +379,21 @@ def test_a_size_that_was_tried_is_not_asked_for_again() -> None:
     assert competitor.ask(DOMAIN, tried, 0) is None
 
 
-def test_a_contest_may_search_in_another_way() -> None:
-    """As an A/B of two settings: what was done with one is not done for the other."""
-    given = search_settings(["refined_share=0", "first_designs=30"])
-    assert given == replace(USUAL, refined_share=0.0, first_designs=30)
-    usual = ContestSettings(60, 3, (), True, LATER)
-    other = ContestSettings(60, 3, (), True, LATER, given, (60,))
-    assert usual.counts == (12, 20, 60)
-    assert other.counts == (60,)
-    assert usual.words != other.words
-    with pytest.raises(InvalidInput, match="luck"):
-        search_settings(["luck=1"])
-
-
-@pytest.mark.parametrize("stated", ["refined_share", "refined_share=much"])
-def test_a_setting_without_a_number_is_named(stated: str) -> None:
-    with pytest.raises(InvalidInput, match=f"'{stated}' is not NAME=VALUE"):
-        search_settings([stated])
-    assert search_settings(["refined_share=0"]).refined_share == 0
+def test_packed_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """And a packed contest that is done is not run again."""
+    here = contest(tmp_path)
+    strategies, facts = stored_strategies(tmp_path, GIVEN.name), stored_facts(tmp_path)
+    pack(tmp_path)
+    assert not list(tmp_path.glob("*/*.jsonl")) or {
+        file.parent.name for file in tmp_path.glob("*/*.jsonl")
+    } == {"tunings"}
+    again = ContestFile(tmp_path, GIVEN.name)
+    assert again.rows == here.file.rows
+    assert stored_strategies(tmp_path, GIVEN.name) == strategies
+    assert stored_facts(tmp_path) == facts
+    assert facts[0].domain == DOMAIN
+    assert is_done(again, here.settings, DOMAIN)
+    assert not is_done(again, replace(here.settings, repeats=4), DOMAIN)
+    again.add(replace(again.rows[-1], number=99))
+    pack(tmp_path)
+    assert ContestFile(tmp_path, GIVEN.name).rows == again.rows

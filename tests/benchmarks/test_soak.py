@@ -7,6 +7,7 @@ import pytest
 from benchmarks.faults import soak
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.testbed,
     pytest.mark.usefixtures("testbed_possible"),

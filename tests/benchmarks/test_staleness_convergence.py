@@ -7,7 +7,7 @@ import torch
 from benchmarks.staleness.convergence import LossCurve, Setting, line, summarized
 from benchmarks.staleness.learning_tasks import TASKS
 
-SETTING = Setting("MLP, SGD", "clocks", 4, stragglers=True, seed=0)
+SETTING = Setting("MLP, SGD", 4, stragglers=True, seed=0)
 
 
 def run(*losses: float) -> LossCurve:

@@ -1,5 +1,6 @@
 """Answers of the contest at slower time scales: who runs, what is kept, what the table says."""
 
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,9 @@ import pytest
 
 from autosync.errors import AutosyncError
 from autosync.trials.contract import Workload
-from benchmarks.contest import live_tables, time_scales
-from benchmarks.contest.contest_tables import contest_tables
+from benchmarks.contest import tables, time_scales
+from benchmarks.contest.contest_records import ContestFacts, stored_strategies
 from benchmarks.contest.live_contest import final_line
-from benchmarks.contest.live_records import ContestFacts, stored_strategies
 from benchmarks.contest.time_scales import ScaleResult
 from tests.benchmarks.test_live_contest import DOMAIN, GIVEN, PredictingPool, contest
 
@@ -34,18 +34,18 @@ class AnsweringLauncher:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A contest of 12 trials that is over; its tunings' own files are gone, as in a clone."""
-    monkeypatch.setattr(live_tables, "MOST", 12)
-    monkeypatch.setattr(live_tables, "COUNTS", (12,))
+    monkeypatch.setattr(tables, "MOST", 12)
+    monkeypatch.setattr(tables, "COUNTS", (12,))
     monkeypatch.setattr(time_scales, "MOST", 12)
     here = contest(tmp_path, trials=12)
     brought = {each.strategy.id for each in final_line(here)}
-    for file in (tmp_path / "live").glob("*.autosync_*.jsonl"):
-        file.unlink()
+    shutil.rmtree(tmp_path / "tunings")
     assert stored_strategies(tmp_path, GIVEN.name).keys() <= brought
     assert stored_strategies(tmp_path, GIVEN.name)
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_answer_runs_beside_ddp_and_the_best_other(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,16 +62,17 @@ def test_the_answer_runs_beside_ddp_and_the_best_other(
     ran = len(pool.ran)
     assert time_scales.measure(folder, given, (1.0, 2.0), 2) == found
     assert len(pool.ran) == ran
-    (result,) = live_tables.contest_results(folder)
+    (result,) = tables.contest_results(folder)
     scaled = time_scales.scale_results(folder)
     lines = time_scales.scales_table(scaled).splitlines()
     assert [line.split(" | ")[1] for line in lines[2:]] == ["2", "4"]
     assert f"| {result.share_of_limit(12):.1%} |" in lines[2]
 
 
+@pytest.mark.long
 def test_tables_are_of_the_records_that_there_are(folder: Path, tmp_path: Path) -> None:
-    assert "holds no records" in contest_tables(tmp_path / "nothing")
-    assert f"| {GIVEN.name} |" in contest_tables(folder)
+    assert "holds no records" in tables.contest_tables(tmp_path / "nothing")
+    assert f"| {GIVEN.name} |" in tables.contest_tables(folder)
 
 
 def test_averages_name_the_domains_that_are_not_in_them() -> None:
@@ -100,8 +101,9 @@ def test_what_stays_is_told_from_what_shared_cores_take() -> None:
     assert table[2:] == ["| one | 10.0% | 2.0% | 8.0% |"]
 
 
+@pytest.mark.long
 def test_a_domain_without_a_kept_answer_is_named(folder: Path) -> None:
-    (folder / "live" / f"{GIVEN.name}.strategies.jsonl").unlink()
+    (folder / "strategies" / f"{GIVEN.name}.jsonl").unlink()
     with pytest.raises(AutosyncError, match="whose strategy was kept") as refused:
         time_scales.measure(folder, GIVEN, (1.0,), 1)
     assert refused.value.value == GIVEN.name

@@ -178,6 +178,7 @@ def test_a_secret_that_is_not_there_is_named(tmp_path: Path, programs: Path) -> 
     assert "AUTOSYNC_TOKEN_FILE names /nowhere" in out
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_service_and_a_worker_as_compose_starts_them(
     tmp_path: Path, programs: Path, postgresql: str

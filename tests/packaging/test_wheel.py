@@ -68,6 +68,7 @@ def test_the_wheel_holds_autosync_alone_and_every_file_of_it(wheel: Path, tree: 
     assert "autosync/py.typed" in names
 
 
+@pytest.mark.long
 def test_the_sdist_makes_the_same_wheel(wheel: Path, tree: Path, folder: Path) -> None:
     sdist = build(tree, "sdist", folder / "sdist")
     with tarfile.open(sdist) as opened:
@@ -107,6 +108,7 @@ print("works")
     assert run_installed(installed, code, elsewhere) == "works\n"
 
 
+@pytest.mark.long
 def test_a_trainer_trains_beside_it_with_the_real_datasets(installed: Path, folder: Path) -> None:
     """A user's script with a search.py of their own, in one process."""
     place = folder / "script"
@@ -137,6 +139,7 @@ print("steps", trainer.train().global_step)
     assert run_installed(installed, code, place).splitlines()[-1] == "steps 1"
 
 
+@pytest.mark.long
 def test_an_editable_install_exposes_autosync_alone(
     tree: Path, folder: Path, elsewhere: Path
 ) -> None:

@@ -17,7 +17,6 @@ from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.environment import RAY_ADDRESS_VARIABLE
 from autosync.errors import AutosyncError
 from autosync.trials.machine import usable_cores
-from autosync.trials.shared_gpu import MPS_CONTROL
 
 Verdict = Literal["works", "absent", "broken"]
 """absent: the rest works without it."""
@@ -97,6 +96,8 @@ def _gloo() -> str:
 def _nccl() -> str:
     import torch
     import torch.distributed as dist
+
+    from autosync.trials.gpus import MPS_CONTROL
 
     if not torch.cuda.is_available():
         remedy = "Needed for --compute-device cuda alone: a torch built for CUDA, and a GPU."

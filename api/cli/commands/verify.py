@@ -19,7 +19,7 @@ def verify(
     batch: Batch = None,
     optimizer: Optimizer = None,
     allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
-    allow_staleness: Annotated[bool, typer.Option(help="Allow updates that are late.")] = False,
+    allow_inexact: Annotated[bool, typer.Option(help="Allow updates that are late.")] = False,
 ) -> None:
     """Check that a strategy fits a model and a cluster, with its memory, and synchronizes every
     variable.
@@ -30,7 +30,7 @@ def verify(
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
-    from autosync.api.cli.arguments.domain_arguments import (
+    from autosync.api.cli.domain_arguments import (
         ProfileChoice,
         load_domain,
         load_strategy,
@@ -43,7 +43,7 @@ def verify(
 
     loaded = load_strategy(strategy)
     domain = load_domain(model, cluster, batch, ProfileChoice(), optimizer)
-    check(loaded, domain, allow_lossy=allow_lossy, allow_inexact=allow_staleness)
+    check(loaded, domain, allow_lossy=allow_lossy, allow_inexact=allow_inexact)
     check_memory(loaded, domain)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
     try:

@@ -4,6 +4,7 @@ their vertices are evaluated together (Cavs' batching policy: thesis, algorithm 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,13 +124,7 @@ def chains(lengths: Sequence[int]) -> InputGraphs:
             value=list(lengths)[:8],
             remedy="Leave empty sequences out.",
         )
-    is_first = np.zeros(int(counts.sum()), dtype=np.bool_)
-    is_first[np.concatenate(([0], np.cumsum(counts)[:-1]))] = True
-    return InputGraphs(
-        first_child=np.concatenate(([0], np.cumsum(~is_first))).astype(np.int64),
-        child=np.flatnonzero(~is_first) - 1,
-        graph=np.repeat(np.arange(len(counts)), counts),
-    )
+    return trees([[*range(1, count), ROOT] for count in counts.tolist()])
 
 
 def trees(parents: Sequence[Sequence[int]]) -> InputGraphs:
@@ -144,25 +139,27 @@ def _tree(parents: I64) -> InputGraphs:
         raise _refused("parents", parents.tolist()[:8], f"have {vertices} vertices, and a parent")
     children = np.flatnonzero(parents != ROOT)
     counts = np.bincount(parents[children], minlength=vertices)
-    return InputGraphs(
-        first_child=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        child=children[np.argsort(parents[children], kind="stable")],
-        graph=np.zeros(vertices, dtype=np.int64),
-    )
+    return _sample(counts, children[np.argsort(parents[children], kind="stable")])
 
 
 def graphs_of_children(children: Sequence[Sequence[Sequence[int]]]) -> InputGraphs:
     """One graph a sample, given by the children of each vertex, numbered within the sample. A
     vertex may be the child of several."""
-    return join_graphs([_graph(one) for one in children])
+    return join_graphs(
+        [
+            _sample([len(of_vertex) for of_vertex in one], [v for each in one for v in each])
+            for one in children
+        ]
+    )
 
 
-def _graph(children: Sequence[Sequence[int]]) -> InputGraphs:
-    counts = [len(of_vertex) for of_vertex in children]
+def _sample(counts: Any, child: Any) -> InputGraphs:
+    """counts: of each vertex's children, whose numbers are `child`."""
+    ends = np.cumsum(np.asarray(counts, dtype=np.int64))
     return InputGraphs(
-        first_child=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        child=np.array([child for one in children for child in one], dtype=np.int64),
-        graph=np.zeros(len(children), dtype=np.int64),
+        first_child=np.concatenate((np.zeros(1, dtype=np.int64), ends)),
+        child=np.asarray(child, dtype=np.int64),
+        graph=np.zeros(len(ends), dtype=np.int64),
     )
 
 

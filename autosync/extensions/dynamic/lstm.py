@@ -68,40 +68,7 @@ class ChildSumTreeLSTM(VertexFunction):
         )
         write, show, new = gates.chunk(3, dim=1)
         kept = vertices.sum_of_children(forget * child_c)
-        _finish(vertices, write, show, new, kept)
-
-
-class BinaryTreeLSTM(VertexFunction):
-    """A vertex has two children at most, left and right, with matrices of their own.
-
-    Inputs, outputs and states as of `ChildSumTreeLSTM`. Gates in the order i, o, u, f; the
-    recurrent ones of f are of the left child, then of the right one.
-    """
-
-    def __init__(self, inputs: int, cells: int):
-        super().__init__(state_size=2 * cells, most_children=2)
-        self.cells = cells
-        self.input = nn.Linear(inputs, 4 * cells)
-        self.recurrent = nn.Linear(2 * cells, 5 * cells, bias=False)
-
-    def prepare(self, external: Tensor) -> Tensor:
-        projected: Tensor = self.input(external)
-        return projected
-
-    def vertex(self, vertices: Vertices) -> None:
-        left_h, left_c = vertices.gather(0).chunk(2, dim=1)
-        right_h, right_c = vertices.gather(1).chunk(2, dim=1)
-        children = torch.cat((left_h, right_h), dim=1)
-        write, show, new, forget = vertices.pull().chunk(4, dim=1)
-        of_children = functional.linear(children, self.recurrent.weight).chunk(5, dim=1)
-        kept = torch.sigmoid(forget + of_children[3]) * left_c
-        kept = kept + torch.sigmoid(forget + of_children[4]) * right_c
-        _finish(vertices, write + of_children[0], show + of_children[1], new + of_children[2], kept)
-
-
-def _finish(vertices: Vertices, write: Tensor, show: Tensor, new: Tensor, kept: Tensor) -> None:
-    """Gates before their sigmoids, and what children's cells keep: the vertex's c and h."""
-    c = torch.sigmoid(write) * torch.tanh(new) + kept
-    h = torch.sigmoid(show) * torch.tanh(c)
-    vertices.scatter(torch.cat((h, c), dim=1))
-    vertices.push(h)
+        c = torch.sigmoid(write) * torch.tanh(new) + kept
+        h = torch.sigmoid(show) * torch.tanh(c)
+        vertices.scatter(torch.cat((h, c), dim=1))
+        vertices.push(h)

@@ -51,23 +51,22 @@ class VertexFunction(nn.Module, ABC):
                 vertex has too many children; a frontier scatters or pushes what cannot be.
         """
         self._check(graphs, external)
-        schedule = graphs.schedule
         external = self.prepare(external)
-        order = torch.from_numpy(schedule.order).to(external.device)
-        row = torch.from_numpy(schedule.row).to(external.device)
+        order, row = (
+            torch.from_numpy(rows).to(external.device)
+            for rows in (graphs.schedule.order, graphs.schedule.row)
+        )
         size = (graphs.vertices + 1, self.state_size)
-        states = _States(external.new_zeros(size, dtype=_state_dtype(self, external)))
-        evaluation = _Evaluation(schedule, states)
-        tasks = list(schedule.tasks())
+        values = external.new_zeros(size, dtype=_state_dtype(self, external))
+        evaluation = _Evaluation(graphs.schedule, values)
+        tasks = list(graphs.schedule.tasks())
         pulled = external.index_select(0, order).split([stop - start for _, start, stop in tasks])
         outputs = []
         for (task, start, stop), rows in zip(tasks, pulled, strict=True):
-            vertices = Vertices(evaluation, task, start, stop, rows)
+            vertices = Vertices(evaluation, task, slice(start, stop), rows)
             self.vertex(vertices)
-            outputs.append(vertices.pushed())
-            if vertices.token is not None:
-                evaluation.token = vertices.token
-        return _applied(_Push, states, evaluation.token, *outputs).index_select(0, row)
+            outputs.append(vertices.finished())
+        return _applied(_Push, evaluation.states, evaluation.token, *outputs).index_select(0, row)
 
     def _check(self, graphs: InputGraphs, external: Tensor) -> None:
         if external.shape[:1] != (graphs.vertices,):
@@ -88,17 +87,54 @@ class VertexFunction(nn.Module, ABC):
             )
 
 
-class Vertices:
-    """M vertices that are evaluated together: rows `start` to `stop` of task `task`."""
+class _States:
+    """values `(N + 1, state_size)`: of vertices by rows of the schedule; the last row stays zero,
+    for a child that a vertex does not have. gradients: of the backward pass that runs, likewise.
+    Backward functions hold it, so it holds no token: that would be a cycle."""
 
-    def __init__(self, evaluation: "_Evaluation", task: int, start: int, stop: int, pulled: Tensor):
+    def __init__(self, values: Tensor):
+        self.values = self.gradients = values
+
+
+class _Evaluation:
+    """token: of the last scatter; None before the first."""
+
+    def __init__(self, schedule: FrontierSchedule, values: Tensor):
+        self.states = _States(values)
+        self.token: Tensor | None = None
+        self._schedule = schedule
+        self._edge_child = torch.from_numpy(schedule.edge_child).to(values.device)
+        self._edge_parent = torch.from_numpy(schedule.edge_parent).to(values.device)
+        self._children: dict[int, Tensor] = {}
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        if self.token is None:
+            return self.states.values.index_select(0, rows)
+        return _applied(_Gather, self.states, rows, self.token)
+
+    def children_at(self, place: int) -> Tensor:
+        if place not in self._children:
+            rows = torch.from_numpy(self._schedule.children_at(place))
+            self._children[place] = rows.to(self.states.values.device)
+        return self._children[place]
+
+    def edges(self, task: int) -> tuple[Tensor, Tensor]:
+        bounds = self._schedule.edge_bounds
+        here = slice(int(bounds[task]), int(bounds[task + 1]))
+        return self._edge_child[here], self._edge_parent[here] - int(self._schedule.bounds[task])
+
+
+class Vertices:
+    """M vertices that are evaluated together: these rows of task `task`."""
+
+    def __init__(self, evaluation: _Evaluation, task: int, rows: slice, pulled: Tensor):
         self._evaluation = evaluation
         self._task = task
-        self._rows = slice(start, stop)
+        self._rows = rows
         self._pulled = pulled
+        self._token: Tensor | None = None
         self._output: Tensor | None = None
-        self.count = stop - start
-        self.token: Tensor | None = None
+        self.count = len(pulled)
 
     def pull(self) -> Tensor:
         """The rows of the external input at these vertices, `(M, ...)`."""
@@ -125,13 +161,12 @@ class Vertices:
         """Hand a state, `(M, state_size)`, to the parents of each vertex."""
         evaluation = self._evaluation
         expected = (self.count, evaluation.states.values.shape[1])
-        if self.token is not None:
+        if self._token is not None:
             raise _refused("scattered twice", self.count)
         if state.shape != expected:
-            raise _refused(
-                f"scattered a state of shape {tuple(state.shape)}, not {expected}", self.count
-            )
-        self.token = _applied(_Scatter, evaluation.states, self._rows, evaluation.token, state)
+            shape = tuple(state.shape)
+            raise _refused(f"scattered a state of shape {shape}, not {expected}", self.count)
+        self._token = _applied(_Scatter, evaluation.states, self._rows, evaluation.token, state)
 
     def push(self, output: Tensor) -> None:
         """Hand an output, `(M, ...)`, to what is outside of the input graphs."""
@@ -141,49 +176,14 @@ class Vertices:
             raise _refused(f"pushed an output of shape {tuple(output.shape)}", self.count)
         self._output = output
 
-    def pushed(self) -> Tensor:
-        """Raises InvalidInput where nothing was."""
+    def finished(self) -> Tensor:
+        """What was pushed. Later frontiers gather what was scattered. Raises InvalidInput where
+        nothing was pushed."""
         if self._output is None:
             raise _refused("pushed nothing", self.count)
+        if self._token is not None:
+            self._evaluation.token = self._token
         return self._output
-
-
-class _States:
-    """values `(N + 1, state_size)`: states by rows of the schedule; the last row stays zero, for a
-    child that a vertex does not have. gradients: of the backward pass that runs, likewise."""
-
-    def __init__(self, values: Tensor):
-        self.values = values
-        self.gradients = values
-
-
-class _Evaluation:
-    """token: of the last scatter; None before the first."""
-
-    def __init__(self, schedule: FrontierSchedule, states: _States):
-        self.states = states
-        self.token: Tensor | None = None
-        self._schedule = schedule
-        device = states.values.device
-        self._edge_child = torch.from_numpy(schedule.edge_child).to(device)
-        self._edge_parent = torch.from_numpy(schedule.edge_parent).to(device)
-        self._children: dict[int, Tensor] = {}
-
-    def gathered(self, rows: Tensor) -> Tensor:
-        if self.token is None:
-            return self.states.values.index_select(0, rows)
-        return _applied(_Gather, self.states, rows, self.token)
-
-    def children_at(self, place: int) -> Tensor:
-        if place not in self._children:
-            rows = torch.from_numpy(self._schedule.children_at(place))
-            self._children[place] = rows.to(self.states.values.device)
-        return self._children[place]
-
-    def edges(self, task: int) -> tuple[Tensor, Tensor]:
-        bounds = self._schedule.edge_bounds
-        here = slice(int(bounds[task]), int(bounds[task + 1]))
-        return self._edge_child[here], self._edge_parent[here] - int(self._schedule.bounds[task])
 
 
 # Tokens are empty tensors that tell autograd in which order to run these backward passes. A scatter

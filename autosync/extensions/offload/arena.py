@@ -14,12 +14,6 @@ from torch.utils._pytree import tree_iter
 
 from autosync.errors import DeviceMemoryExceeded
 
-NOT_READING = frozenset(
-    f"aten::{name}"
-    for name in ("is_set_to", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
-)
-"""Operations that ask a tensor for its form alone, beside those that make one like it."""
-
 
 @dataclass(slots=True)
 class _Counted:
@@ -51,7 +45,6 @@ class Arena(TorchDispatchMode):
         self._peak = 0
         self._counts = True
         self._counted: dict[int, _Counted] = {}
-        self._forbidden: dict[int, str] = {}
         self._lock = threading.RLock()  # any thread may free what this one has made
 
     def __enter__(self) -> "Arena":
@@ -70,8 +63,6 @@ class Arena(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if self._forbidden:
-            self._refuse_forbidden(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         if self._counts:
             self._count(out, func)
@@ -100,32 +91,8 @@ class Arena(TorchDispatchMode):
         finally:
             self._counts = counts
 
-    def forbid(self, storage: torch.UntypedStorage, why: str) -> None:
-        """Whoever reads or writes it, which has no bytes, gets a RuntimeError that says why."""
-        self._forbidden[storage._cdata] = why
-
-    def allow(self, storage: torch.UntypedStorage) -> None:
-        """It is about to have bytes again."""
-        self._forbidden.pop(storage._cdata, None)
-
     def synchronize(self) -> None:
         """Work of the host is done when it returns."""
-
-    def _refuse_forbidden(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """As torch does on a GPU; on a CPU it would read at no address."""
-        schema = func._schema
-        if schema.name in NOT_READING or schema.name.endswith("_like"):
-            return
-        named = zip(schema.arguments, args, strict=False)
-        given = [*named, *((each, kwargs.get(each.name)) for each in schema.arguments)]
-        for argument, value in given:
-            if argument.alias_info is not None and not argument.alias_info.is_write:
-                continue  # of which it makes a view
-            for tensor in tree_iter(value):
-                if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                    why = self._forbidden.get(tensor.untyped_storage()._cdata)
-                    if why is not None:
-                        raise RuntimeError(why)
 
     def _count(self, values: Any, what: Any) -> None:
         for value in tree_iter(values):
@@ -159,7 +126,6 @@ class Arena(TorchDispatchMode):
                 known = self._counted.get(key)
                 if known is not None and known.storage is reference:
                     del self._counted[key]
-                    self._forbidden.pop(key, None)  # the next storage may lie where it did
                     self._bytes -= known.size_bytes
 
         return forget

@@ -44,12 +44,6 @@ class GpuMemory:
     def host_memory(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def forbid(self, storage: torch.UntypedStorage, why: str) -> None:
-        torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, why)
-
-    def allow(self, storage: torch.UntypedStorage) -> None:
-        torch._C._clear_storage_data_ptr_access_error_msg(storage._cdata)
-
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 

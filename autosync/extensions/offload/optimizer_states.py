@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.extensions.offload.device import SwapDevice
+from autosync.extensions.offload.device import SwapDevice, Transfer
 from autosync.extensions.offload.swapped_tensors import SwappedBytes, form_of, is_plain
 from autosync.runtime.updates.optimizers import held_state
 
@@ -38,9 +38,18 @@ class StateTensor(SwappedBytes):
         """Whether it still is what stands there."""
         return self._state is state and state.get(key) is self.shown
 
+    def leave(self) -> Transfer:
+        if not self.on_host:
+            self._version = self.shown._version
+        return super().leave()
+
     def release(self) -> None:
         if self.on_device is None or not self.on_host:
             return
+        if self._is_shown_of(self.on_device) and self.shown._version != self._version:
+            self._wait_for_copies()  # of what the script has changed since
+            self._leaving = None
+            self.leave()
         super().release()
         assert self._buffer is not None
         with self.device.memory.host_memory():
@@ -56,13 +65,6 @@ class StateTensor(SwappedBytes):
         if not self._is_shown_of(self.on_device):
             self._show(self.on_device)
         self._leaving = None
-
-    def _note_version(self) -> None:
-        self._version = self.shown._version
-
-    def _is_written(self) -> bool:
-        assert self.on_device is not None
-        return self._is_shown_of(self.on_device) and self.shown._version != self._version
 
     def _is_shown_of(self, held: Tensor) -> bool:
         return bool(held.untyped_storage()._cdata == self.shown.untyped_storage()._cdata)

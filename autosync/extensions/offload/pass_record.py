@@ -14,22 +14,18 @@ import numpy as np
 
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.device import GpuMemory
-from autosync.extensions.offload.schedule import HostLink, IdleSpans, Moments, spans_of
+from autosync.extensions.offload.schedule import IdleSpans, Moments, spans_of
 from autosync.extensions.offload.swapped_tensors import SavedActivation
 
-Kind = Literal["save", "use", "forward", "value", "end", "update"]
+Kind = Literal["save", "use", "update"]
 Access = tuple[Kind, int, int]
-"""A tensor saved or used again: of the activation at this position, of so many bytes. The begin of
-a forward pass. A value about to be read: its position and bytes. The end of a backward pass in
-which values were away. Or an update by the optimizer of this number, of so many bytes of state."""
-
-FORWARD: Access = ("forward", 0, 0)
-END: Access = ("end", 0, 0)
+"""A tensor saved or used again: of the activation at this position, of so many bytes. Or an update
+by the optimizer of this number, of so many bytes of state."""
 
 States = tuple[tuple[int, int], ...]
 """As `SwappedStates.sizes`: of each tensor the number of its optimizer, and its bytes."""
 
-Key = tuple[Literal["activation", "state", "value"], int]
+Key = tuple[Literal["activation", "state"], int]
 """A swapped tensor: its kind, and its place among those of the kind."""
 
 
@@ -40,16 +36,15 @@ def update_access(number: int, states: States) -> Access:
 @dataclass(frozen=True, slots=True)
 class RecordedPass:
     """accesses: the n-th begins moment n + 1; moment 0 is what runs before them. tensors: that the
-    spans number. states, values: that were swapped. begin_bytes: on the device where the pass
+    spans number. states: that were swapped. begin_bytes: on the device where the pass
     began, without that state."""
 
     accesses: tuple[Access, ...]
     tensors: tuple[Key, ...]
     states: States
-    values: tuple[int, ...]
     spans: IdleSpans
     moments: Moments
-    link: HostLink
+    bytes_per_second: float
     begin_bytes: int
 
 
@@ -61,12 +56,10 @@ class PassRecord:
         self,
         memory: Arena | GpuMemory,
         states: States = (),
-        values: tuple[int, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ):
         self._memory = memory
         self._states = states
-        self._values = values
         self._clock = clock
         self._accesses: list[Access] = []
         self._seconds: list[float] = []
@@ -110,25 +103,14 @@ class PassRecord:
             if ("activation", number) not in self._freed:
                 self._held.add(("activation", number))  # by somebody else: it cannot leave
             self._used([("activation", number)])
-        elif kind == "value":
-            self._used([("value", number)])
-        elif kind == "forward":
-            for place in range(len(self._values)):
-                self._final.setdefault(("value", place), self.moment)
         else:
-            self.values_are_home()
             owners = enumerate(self._states)
-            if kind == "update":
-                self._used([("state", place) for place, (owner, _) in owners if owner == number])
+            self._used([("state", place) for place, (owner, _) in owners if owner == number])
 
     def idle(self, key: Key, size_bytes: int, moment: int) -> None:
         """It is not on the device any more, from this moment on."""
         self._freed.add(key)
         self._idle[key] = size_bytes, moment
-
-    def values_are_home(self) -> None:
-        """They are on the device again, from this moment on."""
-        self._used([("value", place) for place in range(len(self._values))])
 
     def watch(self, activation: SavedActivation) -> None:
         """Notice when the bytes that the activation has now on the device are freed."""
@@ -161,7 +143,6 @@ class PassRecord:
         saved = {number for kind, number, _ in self._accesses if kind in ("save", "use")}
         tensors: list[Key] = [("activation", place) for place in range(1 + max(saved, default=-1))]
         tensors += [("state", place) for place in range(len(self._states))]
-        tensors += [("value", place) for place in range(len(self._values))]
         number = {key: place for place, key in enumerate(tensors)}
         rows = [
             (float(size), number[key], final, begin, end)
@@ -172,10 +153,9 @@ class PassRecord:
             tuple(self._accesses),
             tuple(tensors),
             self._states,
-            self._values,
             spans_of(rows),
             Moments(np.array(self._seconds), np.array(self._peaks)),
-            HostLink(rate),
+            rate,
             self._begin_bytes,
         )
 

@@ -6,23 +6,23 @@ backward passes in their order; and, last, the optimizer's step.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.devices import DEVICE_TYPES
-from autosync.documents import to_data
+from autosync.documents import LARGEST_COUNT, to_data
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, InvalidStrategy
 from autosync.extensions.offload.document import Offload, budget_within, forms_within
 from autosync.extensions.offload.schedule import (
     F64,
     SMALLEST_BYTES,
-    HostLink,
     IdleSpans,
     Moments,
     SwapSchedule,
@@ -31,14 +31,14 @@ from autosync.extensions.offload.schedule import (
     spans_of,
     stall_seconds,
 )
-from autosync.extensions.offload.verification import check_swap, swapped_in_words
+from autosync.extensions.offload.verification import check_strategy, swapped_in_words
 from autosync.graph import ModelGraph
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.extension_prediction import Prediction, Rows
-from autosync.simulator.memory.live_tensors import Storages, keeps_values, storages_of
+from autosync.simulator.memory.live_tensors import storages_of
 from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
 from autosync.strategy import Replica, Strategy
 
@@ -48,15 +48,12 @@ class OffloadPrediction(Prediction):
         self, domain: Domain, population: Population, plans: PlanTable, rows: Rows
     ) -> F64:
         """Raises InvalidStrategy where a budget is less than the least that works."""
-        memory, found = memory_of(domain), np.ones(len(rows))
-        moments = memory.moment_bytes(plans, population, rows)
+        found = np.ones(len(rows))
+        moments = memory_of(domain).moment_bytes(plans, population, rows)
         for place, (row, held) in enumerate(zip(rows, moments, strict=True)):
-            layout = population.layouts[population.layout[row]]
-            ranks = _rank_swaps(domain, held, layout, _swap_of(population, row))
-            slowest = max(ranks, key=lambda rank: rank.compute_seconds + rank.stall_seconds)
-            most = max(rank.compute_seconds for rank in ranks)
-            if most:
-                found[place] = (slowest.compute_seconds + slowest.stall_seconds) / most
+            ranks = swaps_of_ranks(domain, population, row, held, _swap_of(population, row))
+            if most := max(rank.compute_seconds for rank in ranks):
+                found[place] = max(rank.seconds for rank in ranks) / most
         return found
 
     def peak_bytes(
@@ -99,7 +96,7 @@ class OffloadPrediction(Prediction):
     def ways_to_fit(
         self, memory: DomainMemory, plans: PlanTable, population: Population, strategy: Strategy
     ) -> Iterator[str]:
-        """What swapping within the devices' memory costs, with optimizer state or values where
+        """What swapping within the devices' memory costs, with optimizer state where
         activations alone do not help; nothing where that cannot be, does not help or is chosen
         already."""
         budget = swap_budget_bytes(memory.domain)
@@ -107,10 +104,10 @@ class OffloadPrediction(Prediction):
             return
         for swap in forms_within(budget):
             with suppress(InvalidStrategy):
-                check_swap(strategy.carrying(swap))
-                ranks = swaps_of_ranks(memory, plans, population, 0, swap)
-                rank = int(np.argmax([each.compute_seconds + each.stall_seconds for each in ranks]))
-                slowest = ranks[rank]
+                check_strategy(strategy.carrying(swap))
+                (held,) = memory.moment_bytes(plans, population, [0])
+                ranks = swaps_of_ranks(memory.domain, population, 0, held, swap)
+                slowest = max(ranks, key=lambda rank: rank.seconds)
                 yield (
                     f"With {swapped_in_words(swap)} swapped to host memory "
                     f'("swap": {json.dumps(to_data(swap))}) '
@@ -135,50 +132,41 @@ def swap_budget_bytes(domain: Domain) -> int | None:
 
 
 def swaps_of_ranks(
-    memory: DomainMemory,
-    plans: PlanTable,
-    population: Population,
-    index: int,
-    swap: Offload,
+    domain: Domain, population: Population, index: int, held: F64, swap: Offload
 ) -> "list[RankSwap]":
-    """Of every rank under strategy `index`, if it swapped so.
+    """Of every rank under strategy `index`, if it swapped so. held f64[world, 2n + 1]: its
+    `DomainMemory.moment_bytes`.
 
     Raises:
         InvalidStrategy: a budget is less than the least that works.
     """
-    (held,) = memory.moment_bytes(plans, population, [index])
     layout = population.layouts[population.layout[index]]
-    return _rank_swaps(memory.domain, held, layout, swap)
+    factors, shares = compute_factors(domain, layout), _shares(domain, layout)
+    made: dict[tuple[object, ...], RankSwap] = {}
+    found = []
+    for rank, factor in enumerate(factors.tolist()):
+        rate = host_bytes_per_second(domain, rank)
+        alike = (held[rank].tobytes(), shares[rank], factor, rate)
+        if alike not in made:
+            spans = idle_spans(domain, shares[rank], swap)
+            budget = float(swap.budget_bytes)
+            made[alike] = rank_swap(domain, held[rank], spans, factor, budget, rate)
+        found.append(made[alike])
+    return found
 
 
 def _swap_of(population: Population, index: int) -> Offload:
+    """Of trials of earlier versions that moved values as well no budget is known to be too
+    small."""
     swap = population.entry(index, Offload)
     assert swap is not None
-    return swap
+    return replace(swap, budget_bytes=LARGEST_COUNT) if swap.values else swap
 
 
 def _shares(domain: Domain, layout: tuple[Replica, ...]) -> list[float]:
     """Of each rank, over the even one."""
     shares = {replica.rank: replica.share * domain.world_size for replica in layout}
     return [shares[rank] for rank in range(domain.world_size)]
-
-
-def _rank_swaps(
-    domain: Domain, held: F64, layout: tuple[Replica, ...], swap: Offload
-) -> "list[RankSwap]":
-    """held f64[world, 2n + 1]: of a strategy's `moment_bytes`."""
-    factors, shares = compute_factors(domain, layout), _shares(domain, layout)
-    made: dict[tuple[object, ...], RankSwap] = {}
-    found = []
-    for rank, factor in enumerate(factors.tolist()):
-        link = host_link(domain, rank)
-        alike = (held[rank].tobytes(), shares[rank], factor, link)
-        if alike not in made:
-            spans = idle_spans(domain, shares[rank], swap)
-            budget = float(swap.budget_bytes)
-            made[alike] = rank_swap(domain, held[rank], spans, factor, budget, link)
-        found.append(made[alike])
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +176,10 @@ class RankSwap:
     schedule: SwapSchedule
     stall_seconds: float
     compute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.stall_seconds
 
 
 def base_bytes(held_bytes: F64, spans: IdleSpans) -> F64:
@@ -205,7 +197,7 @@ def rank_swap(
     spans: IdleSpans,
     factor: float,
     budget_bytes: float,
-    link: HostLink,
+    bytes_per_second: float,
 ) -> RankSwap:
     """held_bytes f64[2n + 1]: without swapping, of each moment and of the optimizer's step. factor:
     how many times the profiled compute the rank takes.
@@ -215,15 +207,15 @@ def rank_swap(
     """
     seconds = factor * _moment_seconds(domain)
     moments = Moments(seconds, base_bytes(held_bytes, spans))
-    schedule = make_schedule(spans, moments, budget_bytes, link)
-    stalled = stall_seconds(schedule, seconds, link)
+    schedule = make_schedule(spans, moments, budget_bytes, bytes_per_second)
+    stalled = stall_seconds(schedule, seconds, bytes_per_second)
     return RankSwap(schedule, stalled, float(seconds.sum()))
 
 
-def host_link(domain: Domain, rank: int) -> HostLink:
+def host_bytes_per_second(domain: Domain, rank: int) -> float:
     """At the full rate of the device's PCIe slot, which no transfer exceeds."""
     device = domain.cluster.device_of_rank()[rank]
-    return HostLink(DEVICE_TYPES[device.type].pcie_gbps * 1e9 / 8)
+    return DEVICE_TYPES[device.type].pcie_gbps * 1e9 / 8
 
 
 def _moment_seconds(domain: Domain) -> F64:
@@ -235,18 +227,16 @@ def _moment_seconds(domain: Domain) -> F64:
 
 def idle_spans(domain: Domain, batch_scale: float, swap: Offload) -> IdleSpans:
     """What may wait on the host, at so many times the graph's batch."""
-    activations, states, values = idle_tensors(domain)
+    activations, states = idle_tensors(domain)
     found = activations.at(batch_scale)
-    if swap.optimizer_state:
-        found = joined(found, states)
-    return joined(found, values) if swap.values else found
+    return joined(found, states) if swap.optimizer_state else found
 
 
 @lru_cache(maxsize=8)
-def idle_tensors(domain: Domain) -> "tuple[IdleActivations, IdleSpans, IdleSpans]":
-    """Activations, optimizer state and values that may be swapped."""
+def idle_tensors(domain: Domain) -> "tuple[IdleActivations, IdleSpans]":
+    """Activations and optimizer state that may be swapped."""
     on_gpu = any(DEVICE_TYPES[d.type].is_gpu for d in domain.cluster.device_of_rank())
-    return idle_activations(domain.graph, on_gpu), idle_states(domain), idle_values(domain)
+    return idle_activations(domain.graph, on_gpu), idle_states(domain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,48 +264,29 @@ class IdleActivations:
 def idle_activations(graph: ModelGraph, on_gpu: bool) -> IdleActivations:
     """on_gpu: as `storages_of` has it."""
     count = len(graph.operations)
-    backward_at = _backward_moments(graph)
+    backward_at = _backward_moments(graph).tolist()
     trained = reach_variables(graph)
     storages = storages_of(graph, trained, on_gpu)
+    written: dict[int, int] = {}
+    read: dict[int, int] = {}  # the last operations that do, by the root of a storage
+    backward: defaultdict[int, set[int]] = defaultdict(set)
+    for index, operation in enumerate(graph.operations):
+        root = storages.root[index]
+        written[root] = read[root] = index
+        for source in operation.inputs:
+            read[storages.root[source]] = index
+        for kept in storages.keeps[index]:
+            backward[kept].add(backward_at[index])
     rows: list[tuple[float, int, int, int, int]] = []
-    uses = _forward_and_backward_uses(graph, storages, backward_at)
-    for root, (last_forward, backward) in uses.items():
-        final, before = last_forward.written + 1, last_forward.read
-        for moment in backward:
+    for root, moments in backward.items():
+        final, before = written[root] + 1, read[root]
+        for moment in sorted(moments):
             rows.append((storages.read_bytes[root], root, final, before + 1, moment))
             final = before = moment
     for index, size in enumerate(storages.apart_bytes):
         if trained[index] and size:
-            rows.append((size, count + index, index + 1, index + 1, int(backward_at[index])))
-    return _table(rows, graph)
-
-
-@dataclass(slots=True)
-class _Forward:
-    """The last operations that write and read a storage."""
-
-    written: int
-    read: int
-
-
-def _forward_and_backward_uses(
-    graph: ModelGraph, storages: Storages, backward_at: NDArray[np.int64]
-) -> dict[int, tuple[_Forward, list[int]]]:
-    """Of each storage, by its root."""
-    forward: dict[int, _Forward] = {}
-    backward: dict[int, set[int]] = {}
-    for index, operation in enumerate(graph.operations):
-        root = storages.root[index]
-        forward[root] = _Forward(index, index)
-        for source in operation.inputs:
-            forward[storages.root[source]].read = index
-        for kept in storages.keeps[index]:
-            backward.setdefault(kept, set()).add(int(backward_at[index]))
-    return {root: (forward[root], sorted(moments)) for root, moments in backward.items()}
-
-
-def _table(rows: list[tuple[float, int, int, int, int]], graph: ModelGraph) -> IdleActivations:
-    spans, count = spans_of(rows), len(graph.operations)
+            rows.append((size, count + index, index + 1, index + 1, backward_at[index]))
+    spans = spans_of(rows)
     made_by = [graph.operations[tensor % count] for tensor in spans.tensor.tolist()]
     batched = np.array([operation.has_batch_dimension for operation in made_by], dtype=np.bool_)
     return IdleActivations(spans, batched)
@@ -328,26 +299,6 @@ def idle_states(domain: Domain) -> IdleSpans:
     sizes = np.repeat(domain.variables.size_bytes, domain.optimizer.state_tensors).tolist()
     worth = (size for size in sizes if size >= SMALLEST_BYTES)
     return spans_of([(float(size), place, 0, 0, step) for place, size in enumerate(worth)])
-
-
-def idle_values(domain: Domain) -> IdleSpans:
-    """Of variables that each rank holds and updates whole. A value is read by the forward of what
-    consumes it, by the backward of what keeps it for that, and by the step; it may leave where the
-    forward pass begins. Moments are those of `idle_states`."""
-    graph, count = domain.graph, len(domain.graph.operations)
-    backward_at = _backward_moments(graph)
-    trained = reach_variables(graph)
-    rows: list[tuple[float, int, int, int, int]] = []
-    for variable, consumers in enumerate(graph.consumers()):
-        size = float(graph.variables[variable].size_bytes)
-        if size < SMALLEST_BYTES:
-            continue
-        kept = [int(backward_at[i]) for i in consumers if keeps_values(graph, i, trained)]
-        begin = 0
-        for use in (*consumers, *sorted(kept), 2 * count):
-            rows.append((size, variable, 0, begin, use))
-            begin = use + 1
-    return spans_of(rows)
 
 
 def _backward_moments(graph: ModelGraph) -> NDArray[np.int64]:

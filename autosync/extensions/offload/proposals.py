@@ -10,27 +10,22 @@ from dataclasses import replace
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.offload.document import Offload, forms_within
-from autosync.extensions.offload.prediction import idle_tensors, swap_budget_bytes
-from autosync.extensions.offload.verification import check_swap
+from autosync.extensions.offload.prediction import swap_budget_bytes
+from autosync.extensions.offload.verification import check_strategy
 from autosync.population import encode
 from autosync.search.extension_proposals import Named, Proposer
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.extension_prediction import slowdowns
-from autosync.simulator.memory.memory_check import fitting_rows, most_peak_bytes
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
-from autosync.trials.contract import LACKS_ROOM, TrialResult
+from autosync.trials.contract import LACKS_MEMORY, TrialResult
 
-ENDINGS = {
-    (False, False): "_swapped",
-    (True, False): "_swapped_with_state",
-    (False, True): "_swapped_with_values",
-    (True, True): "_swapped_with_state_and_values",
-}
-"""Of names of designs, by whether optimizer state and values are swapped beside activations."""
+ENDINGS = {False: "_swapped", True: "_swapped_with_state"}
+"""Of names of designs, by whether optimizer state is swapped beside activations."""
 
 
 class OffloadProposer(Proposer):
@@ -50,8 +45,8 @@ class OffloadProposer(Proposer):
         self, domain: Domain, space: Space, simulator: Simulator, store: Store
     ) -> list[Candidate]:
         """The most promising first; none where nothing ran out of memory that can be swapped and
-        was not yet. A design whose swapped form had no room either comes back in the form that
-        holds least; one whose swapped form failed otherwise does not.
+        was not yet. A design whose swapped form had no room either comes back in its other one;
+        one whose swapped form failed otherwise does not.
         """
         trials = {trial.key: trial for trial in store.trials()}
         stored = store.proposals()
@@ -71,7 +66,7 @@ class OffloadProposer(Proposer):
             left = [each for each in forms if each[1].id not in known]
             tried = {strategy.id for _, strategy in forms} & known
             if left and tried <= failed:
-                found.append(_that_holds_least(left, domain) if tried else left[0])
+                found.append(left[0])
         if not found:
             return []
         scores = simulator.predict(domain, encode([strategy for _, strategy in found], domain))
@@ -87,8 +82,7 @@ PROPOSER = OffloadProposer()
 
 def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple[str, Strategy]]]:
     """Of each design those that swap within the budget of the domain's devices and for which it
-    holds a step: activations alone, or optimizer state too, or values, or both. The shorter its
-    waits, the earlier.
+    holds a step: activations alone, or optimizer state too. The shorter its waits, the earlier.
 
     All empty where the space does not allow it, or `swap_budget_bytes` knows no budget.
     """
@@ -96,9 +90,10 @@ def swapped_forms(named: Named, domain: Domain, space: Space) -> list[list[tuple
     if budget is None or not space.swapping:
         return [[] for _ in named]
     made = [
-        (design, f"{name}{ending}", swapped)
+        (design, f"{name}{ENDINGS[swap.optimizer_state]}", swapped)
         for design, (name, strategy) in enumerate(named)
-        for ending, swap in _choices(budget, domain)
+        for swap in forms_within(budget)
+        if domain.optimizer.state_tensors or not swap.optimizer_state
         if _can_swap(swapped := strategy.carrying(swap))
     ]
     waits = _slowdowns(domain, [strategy for _, _, strategy in made])
@@ -115,16 +110,6 @@ def plain_name(name: str) -> str:
     for ending in ENDINGS.values():
         name = name.removesuffix(ending)
     return name
-
-
-def _choices(budget_bytes: int, domain: Domain) -> list[tuple[str, Offload]]:
-    """Where there is something of it to move."""
-    has_state, has_values = domain.optimizer.state_tensors, len(idle_tensors(domain)[2])
-    return [
-        (ENDINGS[swap.optimizer_state, swap.values], swap)
-        for swap in forms_within(budget_bytes)
-        if (has_state or not swap.optimizer_state) and (has_values or not swap.values)
-    ]
 
 
 def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:
@@ -144,22 +129,14 @@ def _slowdowns(domain: Domain, strategies: list[Strategy]) -> dict[int, float]:
 
 def _can_swap(strategy: Strategy) -> bool:
     try:
-        check_swap(strategy)
+        check_strategy(strategy)
     except InvalidStrategy:
         return False
     return True
-
-
-def _that_holds_least(forms: list[tuple[str, Strategy]], domain: Domain) -> tuple[str, Strategy]:
-    """Where a form that waits less had no room; of equal ones the one that waits least."""
-    swaps = [(strategy, strategy.extension(Offload)) for _, strategy in forms]
-    tight = [each.carrying(replace(swap, budget_bytes=1)) for each, swap in swaps if swap]
-    peaks = most_peak_bytes(domain, tight)
-    return forms[peaks.index(min(peaks))]
 
 
 def _had_no_room(candidate: Candidate, trial: TrialResult) -> bool:
     """A known design, and its trial, on a device or in a budget that was too small."""
     if trial.error is None or candidate.origin in FOUND_BY_SEARCH:
         return False
-    return trial.error.kind in LACKS_ROOM
+    return trial.error.kind in LACKS_MEMORY

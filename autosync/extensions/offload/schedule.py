@@ -62,16 +62,6 @@ class IdleSpans:
         return copied
 
 
-@dataclass(frozen=True, slots=True)
-class HostLink:
-    """Between a device and its host, as fast in both directions and in both at once."""
-
-    bytes_per_second: float
-
-    def seconds(self, size_bytes: float) -> float:
-        return size_bytes / self.bytes_per_second
-
-
 def by_moment(chosen: NDArray[np.bool_], moments: I64, values: I64) -> defaultdict[int, list[int]]:
     """Of chosen spans, bool[S], the values, i64[S], by their moments, i64[S]."""
     found: defaultdict[int, list[int]] = defaultdict(list)
@@ -130,10 +120,11 @@ class SwapSchedule:
 
 
 def make_schedule(
-    spans: IdleSpans, moments: Moments, budget_bytes: float, link: HostLink
+    spans: IdleSpans, moments: Moments, budget_bytes: float, bytes_per_second: float
 ) -> SwapSchedule:
     """What the budget has room for stays; the rest leaves and returns behind compute, as far as
-    the link and the room left for it allow.
+    the link and the room left for it allow. bytes_per_second: between a device and its host, as
+    fast in both directions and in both at once.
 
     Raises:
         BudgetTooSmall: some moment needs more than the budget with all that is idle elsewhere;
@@ -153,7 +144,7 @@ def make_schedule(
     held = moments.base_bytes.copy()
     for span in np.flatnonzero(kept).tolist():
         held[spans.begin[span] : spans.end[span]] += spans.size_bytes[span]
-    room = _Transfers(spans, moments.starts(), held, budget_bytes, link)
+    room = _Transfers(spans, moments.starts(), held, budget_bytes, bytes_per_second)
     fetch = room.fetch_moments(np.flatnonzero(~kept))
     release = room.release_moments(np.flatnonzero(copied), fetch)
     return SwapSchedule(spans, kept, copied, release, fetch, held)
@@ -239,7 +230,7 @@ class _Transfers:
     starts: F64
     held: F64
     budget_bytes: float
-    link: HostLink
+    bytes_per_second: float
 
     def fetch_moments(self, away: I64) -> I64:
         """`(S,)`: as late as the link can still bring all of them in time, later where there is no
@@ -263,7 +254,7 @@ class _Transfers:
         begins = np.inf
         for span in reversed(order.tolist()):
             ends = min(begins, self.starts[self.spans.end[span]])
-            begins = ends - self.link.seconds(self.spans.size_bytes[span])
+            begins = ends - self.spans.size_bytes[span] / self.bytes_per_second
             found.append(max(int(np.searchsorted(self.starts, begins, "right")) - 1, 0))
         return found[::-1]
 
@@ -274,7 +265,7 @@ class _Transfers:
         free = 0.0
         for span in copied[np.argsort(self.spans.final[copied], kind="stable")].tolist():
             begin, size = int(self.spans.begin[span]), self.spans.size_bytes[span]
-            free = max(free, self.starts[self.spans.final[span]]) + self.link.seconds(size)
+            free = max(free, self.starts[self.spans.final[span]]) + size / self.bytes_per_second
             ended = int(np.searchsorted(self.starts, free, "left"))
             last = int(np.clip(ended, begin, fetch[span]))
             full = np.flatnonzero(self.held[begin:last] + size > self.budget_bytes)
@@ -283,7 +274,7 @@ class _Transfers:
         return release
 
 
-def stall_seconds(schedule: SwapSchedule, seconds: F64, link: HostLink) -> float:
+def stall_seconds(schedule: SwapSchedule, seconds: F64, bytes_per_second: float) -> float:
     """How long compute waits for transfers in one pass.
 
     seconds f64[M]: of compute, moment by moment. Each direction carries one tensor at a time, in
@@ -299,18 +290,18 @@ def stall_seconds(schedule: SwapSchedule, seconds: F64, link: HostLink) -> float
     )
     gone, here = [0.0] * len(spans), [0.0] * len(spans)
     of_tensor: dict[int, float] = {}
-    sizes = spans.size_bytes.tolist()
+    transfer_seconds = (spans.size_bytes / bytes_per_second).tolist()
     now = out_free = in_free = stalled = 0.0
     for moment, computing in enumerate(seconds.tolist()):
         for span in copies[moment]:
-            out_free = max(now, out_free) + link.seconds(sizes[span])
+            out_free = max(now, out_free) + transfer_seconds[span]
             gone[span] = of_tensor[int(spans.tensor[span])] = out_free
         for span in releases[moment]:
             stalled += max(gone[span] - now, 0.0)
             now = max(now, gone[span])
         for span in fetches[moment]:
             begin = max(now, in_free, of_tensor[int(spans.tensor[span])])
-            here[span] = in_free = begin + link.seconds(sizes[span])
+            here[span] = in_free = begin + transfer_seconds[span]
         for span in uses[moment]:
             stalled += max(here[span] - now, 0.0)
             now = max(now, here[span])

@@ -58,7 +58,6 @@ class SwappedBytes:
         if self._leaving is None:
             assert self.on_device is not None
             device, last = self.device, self._coming
-            self._note_version()
             with device.memory.host_memory():
                 if self._buffer is None:
                     self._buffer, last = device.take_buffer(self.size_bytes)
@@ -70,20 +69,13 @@ class SwappedBytes:
         """Give the device's bytes up, when the host has them."""
         if self.on_device is None or not self.on_host:
             return
-        if self._is_written():
-            self._wait_for_copies()
-            self._leaving = None
-            self.leave()
         self._wait_for_copies()
         self.on_device = None
 
     def come(self) -> Transfer:
         """Take bytes of the device and begin to bring it back."""
-        target = torch.empty(self.size_bytes, dtype=torch.uint8, device=self.device.memory.device)
-        return self._come_to(target)
-
-    def _come_to(self, target: Tensor) -> Transfer:
         assert self._buffer is not None
+        target = torch.empty(self.size_bytes, dtype=torch.uint8, device=self.device.memory.device)
         with self.device.memory.host_memory():
             self._coming = self.device.transfers.come(self._buffer, target, self._leaving)
         self.on_device = target
@@ -94,13 +86,6 @@ class SwappedBytes:
         for transfer in (self._leaving, self._coming):
             if transfer is not None:
                 self.device.transfers.wait(transfer)
-
-    def _note_version(self) -> None:
-        """It begins to leave."""
-
-    def _is_written(self) -> bool:
-        """Whether the script has changed it since it began to leave, and may."""
-        return False
 
 
 class SavedActivation(SwappedBytes):

@@ -9,17 +9,18 @@ from autosync.strategy import ParameterServer, ReduceScatter, Strategy, Synchron
 
 
 def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
-    """See `check_swap`, which needs no domain."""
-    check_swap(strategy)
+    """See `check_strategy`, which needs no domain."""
+    check_strategy(strategy)
 
 
-def check_swap(strategy: Strategy) -> None:
+def check_strategy(strategy: Strategy) -> None:
     """Raises InvalidStrategy where activations are swapped that torch's engine takes care of, or
-    beside placed modules; or optimizer state or values, where ranks update them in parts, or at
-    any time."""
+    beside placed modules; or optimizer state, where ranks update it in parts, or at any time; or
+    values."""
     swap = strategy.extension(Offload)
     if swap is None:
         return
+    check_values_stay(swap)
     if strategy.engine is not None:
         raise InvalidStrategy(
             "the strategy swaps activations, but torch's fully_shard runs it, which gives memory "
@@ -36,26 +37,34 @@ def check_swap(strategy: Strategy) -> None:
             value=swap.budget_bytes,
             remedy="Leave one of the two out.",
         )
-    for field, words, swapped in (
-        ("optimizer_state", "optimizer state", swap.optimizer_state),
-        ("values", "values", swap.values),
-    ):
-        if swapped and (why := _why_they_stay(strategy)):
-            raise InvalidStrategy(
-                f"the strategy swaps {words}, but {why}.",
-                thing=f"swap.{field}",
-                value=True,
-                remedy=f"Leave {field} out, or synchronize so that every rank updates every "
-                "variable within step(): by all-reduces or torch's DDP.",
-            )
+    if swap.optimizer_state and (why := _why_state_stays(strategy)):
+        raise InvalidStrategy(
+            f"the strategy swaps optimizer state, but {why}.",
+            thing="swap.optimizer_state",
+            value=True,
+            remedy="Leave optimizer_state out, or synchronize so that every rank updates every "
+            "variable within step(): by all-reduces or torch's DDP.",
+        )
 
 
-def _why_they_stay(strategy: Strategy) -> str:
-    """Empty where every rank updates all state and values within `step()`."""
+def check_values_stay(swap: Offload) -> None:
+    """Raises InvalidStrategy where a stored strategy swaps values of parameters."""
+    if swap.values:
+        raise InvalidStrategy(
+            "the strategy swaps values of parameters around the operations that read them, which "
+            "this version of autosync does not do any more.",
+            thing="swap.values",
+            value=True,
+            remedy="Leave values out: activations, and optimizer state where asked, are swapped.",
+        )
+
+
+def _why_state_stays(strategy: Strategy) -> str:
+    """Empty where every rank updates all state within `step()`."""
     if strategy.extension(Staleness) is not None:
         return "its updates are late: they run while forward and backward passes do"
     if strategy.schedule.overlap_forward:
-        return "its updates run into the next forward pass, so that both are needed at any time"
+        return "its updates run into the next forward pass, so that it is needed at any time"
     for choice in strategy.choices:
         for shard in choice.shards:
             if owner := _owner_of(shard):
@@ -86,11 +95,7 @@ def label(strategy: Strategy) -> str:
 
 def swapped_in_words(swap: Offload) -> str:
     """What waits on the host."""
-    waiting = ["activations"]
-    waiting += ["optimizer state"] if swap.optimizer_state else []
-    waiting += ["values"] if swap.values else []
-    *others, last = waiting
-    return f"{', '.join(others)} and {last}" if others else last
+    return "activations and optimizer state" if swap.optimizer_state else "activations"
 
 
 def _budget(swap: Offload) -> str:

@@ -1,60 +1,218 @@
-"""Puts a plan's placed modules on their ranks, and says which part of the plan a rank holds."""
+"""Puts a plan's placed modules on their ranks: the seam `division` of `extensions.seams`.
 
-from collections.abc import Sequence
+Values and optimizer state of placed modules are held by their own ranks while training, and are
+whole on every rank in a checkpoint and after `autosync.detach`. On other ranks a parameter has no
+element and is frozen, so that a script that reads it outside of its module fails on the shape, and
+no optimizer makes state for it.
+"""
+
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol, runtime_checkable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.placement.document import PlacedModule
+from autosync.extensions.placement.document import PlacedModule, modules_of
 from autosync.extensions.placement.placed_forward import PlacedForward
-from autosync.extensions.placement.placed_values import PlacedParameter, PlacementAttachment
+from autosync.extensions.placement.replayed_passes import PlacedPasses
 from autosync.extensions.placement.row_exchange import RowExchange
+from autosync.extensions.seams import Divide
 from autosync.plan import Plan
-from autosync.runtime.device.model_device import device_of
+from autosync.runtime.device.model_tensors import device_of
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.model_hooks import REDUCE, Removable
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.tensor_exchange import exchange_states
+from autosync.runtime.updates.optimizers import held_state
 
 
 @runtime_checkable
 class PlacedStandIn(Protocol):
-    """A model that stands in for another in trials: it has variables and passes, but no modules. It
-    does by itself what placed modules would make of its passes."""
+    """A model that stands in for another in trials: it has variables and passes, but no modules;
+    `PlacedPasses` does what placed modules would make of its passes."""
 
     def parameters_of(self, module: str) -> Sequence[nn.Parameter]:
         """Those that stand for the variables of a module of the other model."""
         ...
 
-    def place(self, placement: tuple[PlacedModule, ...], exchange: RowExchange) -> Removable:
-        """From now on until that is removed, its passes deal as much as placed modules would, and
-        this rank computes its own share of them."""
+    def divide(self, division: Callable[[Domain, float], PlacedPasses]) -> Callable[[], None]:
+        """From now on that runs its passes, until what this returns is called. division: of the
+        domain and the byte scale."""
         ...
 
 
-def check_placeable(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    plan: Plan,
-    backend: str,
-) -> dict[PlacedModule, tuple[str, nn.Module]]:
-    """The placed modules and what the model calls them, none of a model that stands in for another;
-    the same on every rank.
+@dataclass(frozen=True, slots=True)
+class PlacedParameter:
+    """key: in its module's state_dict. source: the first rank that holds it."""
 
+    module: nn.Module
+    key: str
+    parameter: nn.Parameter
+    shape: torch.Size
+    source: int
+    is_held: bool
+
+
+class PlacementAttachment:
+    """Placed modules at work. parameters: of those that some ranks do not hold. exchange: between
+    all ranks. calls: where they meet before they gather. undo: takes back what was done to modules
+    and optimizer."""
+
+    def __init__(
+        self,
+        parameters: Sequence[PlacedParameter],
+        optimizer: Optimizer,
+        exchange: RowExchange,
+        calls: CollectiveCalls,
+    ):
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._exchange = exchange
+        self._calls = calls
+        self.undo = ExitStack()
+
+    def remove(self) -> None:
+        """Modules run on every rank again; values are where they are."""
+        self.undo.close()
+
+    def release(self) -> None:
+        """Parameters that this rank does not hold lose their values, so not before all ranks have
+        placed their modules."""
+        for placed in self._elsewhere():
+            placed.parameter.grad = None
+            placed.parameter.requires_grad_(False)
+            placed.parameter.data = placed.parameter.data.new_empty(0)
+            held_state(self._optimizer).pop(placed.parameter, None)
+
+    def give_back(self, with_state: bool = True) -> None:
+        """Every rank holds every variable again. A collective. with_state: the optimizer's state,
+        too; else that of these variables is gone on every rank."""
+        if not self._parameters:
+            return
+        self._calls.meet("detach()")
+        state = self._gathered_state() if with_state else {}
+        places = self._places()
+        for placed in self._parameters:
+            value = self._value(placed)
+            if not with_state:
+                held_state(self._optimizer).pop(placed.parameter, None)
+            if not placed.is_held:
+                placed.parameter.data = value
+                placed.parameter.requires_grad_(True)
+                if (of_it := state.get(places.get(id(placed.parameter), -1))) is not None:
+                    held_state(self._optimizer)[placed.parameter] = of_it
+
+    def renew(self) -> None:
+        """Parameters that this rank does not hold have their shape again and are trained, but with
+        zeros for values: a peer that holds them may be gone. Where all were given back, nothing
+        changes."""
+        for placed in self._elsewhere():
+            if placed.parameter.shape != placed.shape:
+                placed.parameter.data = placed.parameter.data.new_zeros(placed.shape)
+                placed.parameter.requires_grad_(True)
+
+    def watch(self) -> None:
+        """Give whole state dicts, and take parts of what is loaded."""
+        for module in {id(placed.module): placed.module for placed in self._parameters}.values():
+            self._add(module.register_state_dict_post_hook(_function(self._fill)))
+            self._add(module.register_load_state_dict_pre_hook(_function(self._take_part)))
+        if self._parameters:
+            optimizer = self._optimizer
+            self._add(optimizer.register_state_dict_post_hook(self._fill_optimizer_state))
+            self._add(optimizer.register_load_state_dict_pre_hook(self._take_optimizer_state))
+
+    def _add(self, handle: Removable) -> None:
+        self.undo.callback(handle.remove)
+
+    def _elsewhere(self) -> list[PlacedParameter]:
+        return [placed for placed in self._parameters if not placed.is_held]
+
+    def _value(self, placed: PlacedParameter) -> Tensor:
+        """A whole tensor on every rank: where it is held, its own values. A collective."""
+        own = placed.parameter.detach()
+        value = own.contiguous() if placed.is_held else own.new_empty(placed.shape)
+        return self._exchange.broadcast(value, placed.source)
+
+    def _fill(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        self._calls.meet("model.state_dict()")
+        for placed in self._parameters:
+            if placed.module is module:
+                value = self._value(placed)
+                if not placed.is_held:
+                    state[prefix + placed.key] = value
+
+    def _take_part(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        errors: list[str] = rest[-1]
+        for placed in self._elsewhere():
+            given = state.get(prefix + placed.key)
+            if placed.module is not module or given is None:
+                continue
+            if given.shape != placed.shape:
+                errors.append(
+                    f"size mismatch for {prefix + placed.key}: {tuple(given.shape)} in the "
+                    f"checkpoint, {tuple(placed.shape)} in the model."
+                )
+            state[prefix + placed.key] = placed.parameter.detach()
+
+    def _places(self) -> dict[int, int]:
+        """The number that torch's state dicts give each parameter."""
+        held = (p for group in self._optimizer.param_groups for p in group["params"])
+        return {id(parameter): place for place, parameter in enumerate(held)}
+
+    def _gathered_state(self) -> dict[int, Any]:
+        """Of all placed parameters, by their numbers. A collective."""
+        places = self._places()
+        held = held_state(self._optimizer)
+        mine = [
+            ((places[id(placed.parameter)],), held[placed.parameter])
+            for placed in self._parameters
+            if placed.source == self._exchange.rank and placed.parameter in held
+        ]
+        return {place: state for (place,), state in exchange_states(self._exchange.group, mine)}
+
+    def _fill_optimizer_state(
+        self, optimizer: Optimizer, state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
+        self._calls.meet("optimizer.state_dict()")
+        whole = state_dict["state"] | {
+            place: state
+            for place, state in self._gathered_state().items()
+            if place not in state_dict["state"]
+        }
+        return {**state_dict, "state": dict(sorted(whole.items()))}
+
+    def _take_optimizer_state(
+        self, optimizer: Optimizer, state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
+        places = self._places()
+        absent = {places.get(id(placed.parameter)) for placed in self._elsewhere()}
+        kept = {p: state for p, state in state_dict["state"].items() if p not in absent}
+        return {**state_dict, "state": kept}
+
+
+def _function(method: Callable[..., None]) -> Callable[..., None]:
+    """torch marks the hooks that it is given, which methods do not take."""
+    return lambda *arguments: method(*arguments)
+
+
+def prepare(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan, backend: str) -> Divide:
+    """
     Raises:
         InvalidInput: the model has no such module.
         NotSupported: a module normalizes over its batch or shares a parameter; several optimizers,
             a GPU.
     """
-    if not plan.placement:
-        return {}
+    modules = modules_of(plan)
     why = remedy = ""
     if len(optimizers) > 1:
         why, remedy = f"{len(optimizers)} optimizers train the model", "Give one with groups."
@@ -65,15 +223,15 @@ def check_placeable(
         raise NotSupported(
             f"the plan places modules on ranks of their own, but {why}.",
             thing="plan.placement",
-            value=[placed.module for placed in plan.placement[:8]],
+            value=[placed.module for placed in modules[:8]],
             remedy=remedy,
         )
-    if isinstance(model, PlacedStandIn):
-        return {}
-    found = {placed: _named_module(model, placed) for placed in plan.placement}
+    found = {}
+    if not isinstance(model, PlacedStandIn):
+        found = {placed: _named_module(model, placed) for placed in modules}
     for name, module in found.values():
         _check_module(model, name, module)
-    return found
+    return partial(attach, model, found, optimizers[0], plan)
 
 
 def attach(
@@ -86,15 +244,14 @@ def attach(
     store: Store,
     trace: ExecutionTrace | None = None,
 ) -> PlacementAttachment:
-    """found: of `check_placeable`. store: keys of one attached plan only. trace: notes deals.
-    Collective: every rank opens the same process groups. `release` has to follow. When it raises,
-    modules are as they were before."""
+    """See `seams.Divide`. found: the placed modules, by the names that the model has for them; none
+    of a model that stands in for another. `release` has to follow."""
     everyone = tuple(range(group.size()))
     dealing = groups.get("placement", everyone, "gloo")
     exchange = RowExchange(dealing, group.rank(), plan.shares, trace)
     meetings = groups.get("placement-calls", everyone, "gloo")
     calls = CollectiveCalls(meetings, PrefixStore("placement", store))
-    apart = [placed for placed in plan.placement if len(placed.ranks) < group.size()]
+    apart = [placed for placed in modules_of(plan) if len(placed.ranks) < group.size()]
     named: list[tuple[PlacedModule, nn.Module, str, nn.Parameter]]
     if isinstance(model, PlacedStandIn):
         named = [(one, model, "", p) for one in apart for p in model.parameters_of(one.module)]
@@ -113,7 +270,7 @@ def attach(
     ]
     made = PlacementAttachment(parameters, optimizer, exchange, calls)
     if isinstance(model, PlacedStandIn):
-        made.undo.callback(model.place(plan.placement, exchange).remove)
+        made.undo.callback(model.divide(partial(PlacedPasses, modules_of(plan), exchange)))
         return made
     with ExitStack() as undo:
         undo.callback(made.remove)
@@ -192,73 +349,3 @@ def _check_module(model: nn.Module, name: str, module: nn.Module) -> None:
                 value=other,
                 remedy="Place the smallest module that holds all its readers.",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class HeldPlan:
-    """names: of the variables that the rank holds, those that all ranks hold first, so that these,
-    their buckets and their messages have the same numbers on every rank. holders: of each variable,
-    the ranks that hold it. variables, messages: of each, its place in the whole plan.
-    """
-
-    plan: Plan
-    names: tuple[str, ...]
-    holders: tuple[tuple[int, ...], ...]
-    variables: tuple[int, ...]
-    messages: tuple[int, ...]
-
-    @property
-    def apart(self) -> tuple[int, ...]:
-        """Numbers of the variables that some ranks do not hold."""
-        world = self.plan.world_size
-        return tuple(i for i, ranks in enumerate(self.holders) if len(ranks) < world)
-
-
-def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
-    """names: of the plan's variables, in its order."""
-    world = plan.world_size
-    if not plan.placement:
-        everywhere = (tuple(range(world)),) * len(names)
-        numbers = tuple(range(len(names)))
-        return HeldPlan(plan, names, everywhere, numbers, tuple(range(len(plan.messages))))
-    ranks_of_bucket: list[set[int]] = [set() for _ in plan.buckets]
-    for message in plan.messages:
-        for team in plan.teams[message.teams]:
-            ranks_of_bucket[message.bucket].update(team)
-    ranks_of_variable: list[set[int]] = [set() for _ in names]
-    for bucket, pieces in enumerate(plan.buckets):
-        for piece in pieces:
-            ranks_of_variable[plan.shards[piece.shard].variable] |= ranks_of_bucket[bucket]
-    variables = _held(ranks_of_variable, rank, world)
-    buckets = _held(ranks_of_bucket, rank, world)
-    variable_at = {variable: place for place, variable in enumerate(variables)}
-    shards = [i for i, shard in enumerate(plan.shards) if shard.variable in variable_at]
-    shard_at = {shard: place for place, shard in enumerate(shards)}
-    bucket_at = {bucket: place for place, bucket in enumerate(buckets)}
-    messages = tuple(i for i, each in enumerate(plan.messages) if each.bucket in bucket_at)
-    own = replace(
-        plan,
-        shards=tuple(
-            replace(plan.shards[i], variable=variable_at[plan.shards[i].variable]) for i in shards
-        ),
-        buckets=tuple(
-            tuple(replace(piece, shard=shard_at[piece.shard]) for piece in plan.buckets[bucket])
-            for bucket in buckets
-        ),
-        messages=tuple(
-            replace(plan.messages[i], bucket=bucket_at[plan.messages[i].bucket]) for i in messages
-        ),
-    )
-    return HeldPlan(
-        own,
-        tuple(names[variable] for variable in variables),
-        tuple(tuple(sorted(ranks_of_variable[variable])) for variable in variables),
-        tuple(variables),
-        messages,
-    )
-
-
-def _held(ranks_of: list[set[int]], rank: int, world: int) -> list[int]:
-    """Those of the rank, what all ranks hold first."""
-    mine = [index for index, ranks in enumerate(ranks_of) if rank in ranks]
-    return sorted(mine, key=lambda index: len(ranks_of[index]) < world)

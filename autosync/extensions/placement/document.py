@@ -11,6 +11,7 @@ from pydantic import ConfigDict
 
 from autosync.documents import STRICT
 from autosync.errors import InvalidStrategy
+from autosync.extensions.document import ExtensionDocument, HasExtensions
 
 SHARES_TOLERANCE = 1e-6
 
@@ -81,7 +82,7 @@ PlacedModules = tuple[PlacedModule, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(ExtensionDocument):
     """Modules that live on ranks of their own; the choices of their variables say how these ranks
     synchronize them.
 
@@ -90,6 +91,7 @@ class Placement:
 
     modules: PlacedModules
     key: ClassVar[str] = "placement"
+    divides_model: ClassVar[bool] = True
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -102,6 +104,12 @@ class Placement:
             )
         ordered = tuple(sorted(self.modules, key=lambda each: each.module))
         object.__setattr__(self, "modules", ordered)
+
+
+def modules_of(document: HasExtensions) -> PlacedModules:
+    """Those that it places; none where all follow the replicas."""
+    placement = document.extension(Placement)
+    return placement.modules if placement is not None else ()
 
 
 def evenly(module: str, ranks: Iterable[int]) -> PlacedModule:

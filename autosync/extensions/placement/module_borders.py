@@ -4,7 +4,6 @@ there where it is placed."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,6 @@ from autosync.graph import ModelGraph, Operation
 
 ROW_INDEX_BYTES = 8
 """Of a row number that an embedding looks up; torch's are of 64 bits."""
-
-DealOperation = Literal["all_to_all", "all_gather"]
-"""What a deal is made of: samples or their gradients, and before them how many there are."""
 
 LOOKUPS = frozenset({"embedding", "_embedding_bag"})
 
@@ -42,7 +38,7 @@ class Deal:
 
     operation: at whose edge. is_backward: in its backward pass. is_after: behind it, else before.
     inward: to the module's ranks, else back to the replicas. size_bytes: of the samples of one
-    replica at an even share. counted: ranks first tell each other how many samples they have.
+    replica at an even share. counted: ranks first exchange how many samples they have.
     """
 
     operation: int
@@ -101,7 +97,7 @@ def borders_of(graph: ModelGraph, module: str) -> ModuleBorders:
 
 def data_bytes(graph: ModelGraph, index: int) -> int:
     """Bytes of the batch that an operation reads: an embedding's row numbers; of any other as many
-    as its output, for the graph does not tell them."""
+    as its output, for the graph does not state them."""
     operation = graph.operations[index]
     if operation.type not in LOOKUPS or not operation.variables:
         return operation.output_bytes
@@ -113,17 +109,17 @@ def data_bytes(graph: ModelGraph, index: int) -> int:
 def deals_of(graph: ModelGraph, borders: ModuleBorders, trained: Sequence[bool]) -> Iterator[Deal]:
     """What is dealt in an iteration where the module is placed; the same on every rank. trained: of
     each operation, whether backward passes through it (`profiling.reach_variables`)."""
-    told: set[int] = set()
+    counted: set[int] = set()
     for source, reader in borders.entering:
         size_bytes = graph.operations[source].output_bytes
-        yield Deal(reader, False, False, True, size_bytes, counted=reader not in told)
-        told.add(reader)
+        yield Deal(reader, False, False, True, size_bytes, counted=reader not in counted)
+        counted.add(reader)
         if trained[source]:
             yield Deal(reader, True, True, False, size_bytes)
     for reader in borders.from_data:
         size_bytes = data_bytes(graph, reader)
-        yield Deal(reader, False, False, True, size_bytes, counted=reader not in told)
-        told.add(reader)
+        yield Deal(reader, False, False, True, size_bytes, counted=reader not in counted)
+        counted.add(reader)
     for index in borders.leaving:
         size_bytes = graph.operations[index].output_bytes
         yield Deal(index, False, True, False, size_bytes)

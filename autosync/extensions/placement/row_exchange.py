@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.transport.failures import lost_peer
+from autosync.runtime.transport.base import lost_peer
 
 
 @dataclass(frozen=True, slots=True)

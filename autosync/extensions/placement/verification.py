@@ -10,7 +10,7 @@ from autosync.errors import InvalidStrategy
 from autosync.extensions.placement.document import (
     PlacedModule,
     PlacedModules,
-    Placement,
+    modules_of,
     placed_module,
 )
 from autosync.extensions.placement.module_borders import ModuleBorders, borders_of
@@ -32,18 +32,18 @@ def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
     Raises:
         InvalidStrategy: names the module or the variable, and why.
     """
+    check_strategy(strategy)
     modules = modules_of(strategy)
-    _check_alone(strategy, modules)
-    _check_names(modules)
     for placed in modules:
         check_module(placed, domain)
     _check_choices(strategy, modules, domain)
 
 
-def modules_of(strategy: Strategy) -> PlacedModules:
-    """Those that it places; none where all follow the replicas."""
-    placement = strategy.extension(Placement)
-    return placement.modules if placement is not None else ()
+def check_strategy(strategy: Strategy) -> None:
+    """See `registry.Verification`."""
+    modules = modules_of(strategy)
+    _check_alone(strategy, modules)
+    _check_names(modules)
 
 
 def check_module(placed: PlacedModule, domain: Domain) -> None:
@@ -127,7 +127,7 @@ def _check_variables(placed: PlacedModule, borders: ModuleBorders, graph: ModelG
 
 
 def _check_samples(placed: PlacedModule, borders: ModuleBorders, graph: ModelGraph) -> None:
-    """Of what the graph tells; the runtime compares one sample alone with the same in its batch."""
+    """By the graph alone; the runtime compares one sample alone with the same in its batch."""
     if not any(graph.operations[index].has_batch_dimension for index in borders.leaving):
         raise _refusal(
             placed, placed.module, "gives out nothing that is known to have the batch dimension"

@@ -1,5 +1,5 @@
-"""Puts a plan whose updates may be late on a model and its optimizer: pipelined all-reduces, or
-parameter servers with clocks."""
+"""Puts a plan whose updates may be late on a model and its optimizer: parameter servers with
+clocks. The seam `engine` of `extensions.seams`."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,18 +10,23 @@ from torch.optim import Optimizer
 
 from autosync.codes import Op
 from autosync.errors import NotSupported
+from autosync.extensions.staleness.client import ServerClient
 from autosync.extensions.staleness.clocked import ClockedAttachment
-from autosync.extensions.staleness.lagging import LaggingAttachment, LaggingJob
-from autosync.extensions.staleness.pipelined import PipelinedAttachment
+from autosync.extensions.staleness.document import iterations_of
+from autosync.extensions.staleness.server import (
+    OwnedValues,
+    PeerMessages,
+    ShardServer,
+    clocked_buckets,
+)
 from autosync.plan import Message, Plan
+from autosync.runtime.attachment import meet
 from autosync.runtime.transport.agreement import (
     PATIENCE,
+    CollectiveCalls,
     agreed_everywhere,
-    check_same_plan,
-    meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.initial_values import share_initial_values
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import open_groups
 
@@ -36,13 +41,13 @@ def attach(
     max_grad_norm: float | None = None,
     share_values: bool = True,
     agreed: bool = False,
-) -> LaggingAttachment:
+) -> ClockedAttachment:
     """As `autosync.runtime.attachment.attach`, for a plan that lags. A collective over the process
     group, after which groups of gloo are open, unless a rank cannot begin: then all ranks raise.
 
     Raises:
-        NotSupported: the plan has messages other than plain all-reduces between all ranks, or than
-            those between owners and all ranks; the model is not in host memory.
+        NotSupported: the plan has messages other than those between owners and all ranks; the model
+            is not in host memory.
         SynchronizationFailed: a peer does not come.
     """
     held = dict(model.named_parameters())
@@ -51,56 +56,53 @@ def attach(
     everyone = tuple(range(group.size()))
     with ExitStack() as undo:
         undo.callback(groups.close)
-        with ranks_meet():
-            control = groups.get("control", everyone, "gloo")
-            if not agreed:
-                check_same_plan(control, plan)
-            if share_values:
-                share_initial_values(control, model)
-            meeting = meeting_of(groups, control)
+        meeting = meet(model, plan, group, groups, share_values, agreed)
+        control = meeting.control
         with agreed_everywhere(control, patience=PATIENCE):  # before any other group is opened
             _check_plan(plan, names, parameters)
         with agreed_everywhere(control, patience=PATIENCE):
             with ranks_meet():
-                gradients = groups.get("lagging", everyone, "gloo")
+                updates = groups.get("updates", everyone, "gloo")
+                calls = groups.get("calls", everyone, "gloo")
                 for_buffers = groups.get("buffers", everyone, "gloo")
-            job = LaggingJob(
+            buckets = clocked_buckets(plan, parameters)
+            before = {bucket.index: bucket.gathered(parameters) for bucket in buckets}
+            rank, late, messages = group.rank(), iterations_of(plan), PeerMessages(updates)
+            mine = [bucket for bucket in buckets if bucket.owner == rank]
+            owned = [OwnedValues(one, before[one.index], plan.world_size) for one in mine]
+            client = ServerClient(buckets, rank, late, messages, meeting.refusals, groups.timeout)
+            because = "no rank holds the sum of all updates"
+            made = ClockedAttachment(
                 model,
                 optimizer,
-                plan,
-                names,
                 parameters,
-                group.rank(),
+                plan.shares[rank],
                 max_grad_norm,
                 groups,
                 meeting,
-                gradients,
-                BufferBroadcast(model, for_buffers, group.rank(), groups.streams),
+                CollectiveCalls(calls, meeting.store, because),
+                BufferBroadcast(model, for_buffers, rank, groups.streams),
+                buckets,
+                before,
+                client,
+                ShardServer(owned, rank, plan.world_size, late, messages, client),
             )
-            kind = ClockedAttachment if has_clocks(plan) else PipelinedAttachment
-            made: LaggingAttachment = kind(job)
             undo.callback(made.unhook)
             made.install()
         undo.pop_all()
-    if isinstance(made, ClockedAttachment):  # every rank has come so far
-        made.start()
+    made.start()  # every rank has come so far
     return made
 
 
-def has_clocks(plan: Plan) -> bool:
-    """Whether owners hold the values; else gradients are all-reduced and applied later."""
-    return any(message.operation.to_owner for message in plan.messages)
-
-
-def check_may_lag(plan: Plan, allowed: bool, optimizers: int) -> None:
+def check(plan: Plan, allow_inexact: bool, optimizers: int) -> None:
     """Raises NotSupported where a plan that lags was not asked for, or has several optimizers."""
-    if not allowed:
+    if not allow_inexact:
         raise NotSupported(
-            f"the plan lets updates be {plan.staleness} iterations late, which is not the same "
-            "training.",
+            f"the plan lets updates be {iterations_of(plan)} iterations late, which is not the "
+            "same training.",
             thing="plan.staleness",
-            value=plan.staleness,
-            remedy="Pass allow_staleness=True where the training can bear it, or use a strategy of "
+            value=iterations_of(plan),
+            remedy="Pass allow_inexact=True where the training can bear it, or use a strategy of "
             "staleness 0.",
         )
     if optimizers != 1:
@@ -115,14 +117,12 @@ def check_may_lag(plan: Plan, allowed: bool, optimizers: int) -> None:
 def _check_plan(plan: Plan, names: tuple[str, ...], parameters: Sequence[nn.Parameter]) -> None:
     """Raises NotSupported for what only a plan of staleness 0 can do."""
     everyone = (tuple(range(plan.world_size)),)
-    operations = (Op.PUSH, Op.PULL) if has_clocks(plan) else (Op.ALL_REDUCE,)
-    usual = "between its owner and all ranks" if has_clocks(plan) else "by a plain all-reduce"
     for message in plan.messages:
-        plain = message.operation in operations and message.encoding == 0
+        plain = message.operation in (Op.PUSH, Op.PULL) and message.encoding == 0
         if not plain or plan.teams[message.teams] != everyone:
             name = names[_variable_of(plan, message)]
             raise _refused(
-                f"variable {name!r} travels otherwise than {usual}, as others do",
+                f"variable {name!r} travels otherwise than between its owner and all ranks",
                 f"variable {name}",
                 message.operation.name.lower(),
             )
@@ -147,6 +147,6 @@ def _refused(why: str, thing: str, value: object) -> NotSupported:
         f"the plan lags, and {why}.",
         thing=thing,
         value=value,
-        remedy="Use all_reduce for every variable, or parameter_server for every variable, without "
-        "encodings, on a model in host memory; or staleness 0.",
+        remedy="Use parameter_server for every variable, without encodings, on a model in host "
+        "memory; or staleness 0.",
     )

@@ -7,12 +7,13 @@ from pydantic import ConfigDict
 
 from autosync.documents import STRICT
 from autosync.errors import InvalidStrategy
+from autosync.extensions.document import ExtensionDocument, HasExtensions
 
 MAX_STALENESS = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Staleness:
+class Staleness(ExtensionDocument):
     """All-reduced gradients are applied `iterations` later; values of parameter servers are at most
     so old. A synchronous strategy has no such entry."""
 
@@ -29,7 +30,17 @@ class Staleness:
                 remedy=f"Use 1 to {MAX_STALENESS}; a synchronous strategy has none, or 0 in JSON.",
             )
 
+    @property
+    def iterations_in_flight(self) -> int:
+        return self.iterations
+
 
 def late_by(iterations: int) -> tuple[Staleness, ...]:
     """The entry of a strategy; none where it is synchronous."""
     return (Staleness(iterations),) if iterations else ()
+
+
+def iterations_of(document: HasExtensions) -> int:
+    """By how many its updates may be late; 0 where it is synchronous."""
+    entry = document.extension(Staleness)
+    return entry.iterations if entry is not None else 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import Method, Op
+from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.extensions.registry import entry_of
 from autosync.extensions.staleness.document import Staleness
@@ -38,63 +38,38 @@ class StalenessPrediction(Prediction):
         factors: F64,
         periods: F64,
     ) -> F64:
-        """With a staleness of s the sums of an iteration that ends c seconds after its compute are
-        needed s iterations later: c may take s of them, as long as compute and the busiest link
-        allow. Servers with clocks are sent updates when a step has ended, so c is all that the
-        messages take without compute beside them. Startups of messages are not among what is busy.
+        """Servers are sent updates when a step has ended. The messages of an iteration take c
+        seconds without compute beside them, and with a staleness of s they are needed s iterations
+        later: so c may take s iterations, as long as compute and the busiest link allow. Startups
+        of messages are not among what is busy.
         """
         late = iterations_of(population)
+        if not late.any():
+            return periods
         compute_seconds = factors * domain.profile.compute_seconds + domain.profile.update_seconds
-        beyond_compute = periods - compute_seconds
-        owned = population.method == Method.PARAMETER_SERVER
-        clocked = np.logical_or.reduceat(owned, population.first[:-1]) & (late > 0)
-        if clocked.any():
-            inputs = timeline_inputs(plans, domain)
-            idle = replace(inputs, compute=_no_compute(inputs.compute))
-            alone = idle.play(factors, np.flatnonzero(clocked)).seconds
-            beyond_compute = np.where(clocked, alone, beyond_compute)
-        exposed = beyond_compute / np.maximum(late, 1)
+        inputs = timeline_inputs(plans, domain)
+        idle = replace(inputs, compute=_no_compute(inputs.compute))
+        alone = idle.play(factors, np.flatnonzero(late), np.zeros(len(late))).seconds
+        exposed = alone / np.maximum(late, 1)
         lagging = np.maximum(_least_seconds(plans, domain, compute_seconds), exposed)
         return np.where(late > 0, lagging, periods)
 
     def held_bytes(self, part: PlanMemory, found: F64) -> F64:
-        """Pipelined: optimizer state, and a slot of all buckets for each iteration that may be
-        under way (`pipelined.GradientPipeline`). With clocks each rank has the whole state, the
-        values before a step, and for each iteration that may be under way its updates and buffers
-        for the answers (`server.ServerClient`). An owner has its values, in the type of sums, and
-        for each other rank an update and an answer (`server.ShardServer`)."""
+        """Each rank has the whole optimizer state, the values before a step, and for each iteration
+        that may be under way its updates and buffers for the answers (`client.ServerClient`). An
+        owner has its values, in the type of sums, and for each other rank an update and an answer
+        (`server.ShardServer`)."""
         late = iterations_of(part.population)[:, None]
-        slots = late + 1.0  # iterations that may be under way at once
-        pipelined = (slots + part.domain.optimizer.state_tensors) * part.model_bytes
         pushes, peers = part.plans.operation == Op.PUSH, part.domain.world_size - 1
-        everywhere = part.domain.optimizer.state_tensors + 1 + 2 * slots
+        everywhere = part.domain.optimizer.state_tensors + 1 + 2 * (late + 1.0)
         owned = part.at_owner(pushes, part.sum_bytes + 2 * peers * part.flat_bytes)
-        clocked = everywhere * part.model_bytes + owned
-        held = np.where(_has_clocks(part.plans)[:, None], clocked, pipelined)
-        return np.where(late > 0, held, found)
-
-    def behind_backward_bytes(
-        self, part: PlanMemory, gradient_bytes: F64, step_bytes: float, found: F64
-    ) -> F64:
-        """Of pipelined gradients the step has views of late sums, or tensors made of them while
-        this iteration's gradients are still there."""
-        kept = np.where(part.gradients_beside_buffers(), gradient_bytes, 0.0).sum(axis=1)
-        joined = np.where(part.whole_in_a_bucket, 0.0, gradient_bytes).sum(axis=1)
-        pipelined = np.maximum(joined + step_bytes, joined + kept)
-        is_pipelined = (iterations_of(part.population) > 0) & ~_has_clocks(part.plans)
-        return np.where(is_pipelined[:, None], pipelined[:, None], found)
+        return np.where(late > 0, everywhere * part.model_bytes + owned, found)
 
     def features(self, population: Population) -> dict[str, F64]:
         return {"staleness": iterations_of(population).astype(np.float64)}
 
 
 PREDICTION = StalenessPrediction()
-
-
-def _has_clocks(plans: PlanTable) -> NDArray[np.bool_]:
-    """`(n,)`: whether owners hold the values; else gradients are pipelined."""
-    strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
-    return np.isin(np.arange(len(plans)), strategy[plans.operation == Op.PUSH])
 
 
 def _no_compute(compute: ComputeArrays) -> ComputeArrays:

@@ -1,5 +1,5 @@
-"""Strategies whose updates are late, for the staleness that a space allows: designs in both forms,
-and what random draws and small edits may carry."""
+"""Strategies whose updates are late, for the staleness that a space allows: a design, and what
+random draws and small edits may carry."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,19 +11,11 @@ from autosync.domain import Domain
 from autosync.extensions.staleness.document import Staleness
 from autosync.extensions.staleness.verification import is_plain
 from autosync.population import Option, Population
-from autosync.search.designs.building_blocks import (
-    assemble,
-    collective,
-    everything,
-    into_pieces,
-    owned,
-)
+from autosync.search.designs.building_blocks import assemble, everything, into_pieces, owned
 from autosync.search.extension_proposals import Drawn, Proposer
 from autosync.search.space import Space
-from autosync.strategy import EXACT, AllReduce, ParameterServer, Strategy
+from autosync.strategy import EXACT, Strategy
 from autosync.units import MIB
-
-METHODS = (Method.ALL_REDUCE, Method.PARAMETER_SERVER)
 
 
 class StalenessProposer(Proposer):
@@ -32,7 +24,6 @@ class StalenessProposer(Proposer):
     def designs(self, space: Space) -> Iterator[tuple[str, Callable[[Domain], Strategy]]]:
         """Messages are long: the seconds that they take are hidden, their number is not."""
         for late in sorted({*space.staleness} - {0}):
-            yield f"pipelined_all_reduce_{late}", _late(pipelined_all_reduce, late)
             yield f"clocked_servers_{late}", _late(clocked_servers, late)
 
     def lies_in(self, strategy: Strategy, space: Space) -> bool:
@@ -45,29 +36,19 @@ class StalenessProposer(Proposer):
         pinned = [shard for pin in space.pins for shard in pin.shards]
         sparse = any(variable.sparse for variable in domain.graph.variables)
         runs = domain.cluster.backend == "gloo" and not sparse and all(map(is_plain, pinned))
-        if not (runs and space.may_lag and EXACT in space.encodings):
+        allowed = space.may_lag and space.parameter_server and EXACT in space.encodings
+        if not (runs and allowed and domain.optimizer.elementwise):
             return Drawn()
-        reduced = space.all_reduce and all(isinstance(shard, AllReduce) for shard in pinned)
-        servers = space.parameter_server and domain.optimizer.elementwise
-        return Drawn(
-            tuple((Staleness(late),) if late else () for late in space.staleness),
-            reduced,
-            servers and all(isinstance(shard, ParameterServer) for shard in pinned),
-        )
+        entries = tuple((Staleness(late),) if late else () for late in space.staleness)
+        return Drawn(entries, owned=True)
 
     def keeps(self, population: Population) -> NDArray[np.bool_]:
-        """Those that have one of the two forms of `verification`."""
+        """Those whose shards all are of a kind that may lag."""
         plain = np.array([option == Option() for option in population.options])
-        sound = plain[population.option] & np.isin(population.method, METHODS)
-        starts, method = population.first[:-1], population.method
-        alike = np.minimum.reduceat(method, starts) == np.maximum.reduceat(method, starts)
-        kept: NDArray[np.bool_] = np.logical_and.reduceat(sound, starts) & alike
+        sound = plain[population.option] & (population.method == Method.PARAMETER_SERVER)
+        kept: NDArray[np.bool_] = np.logical_and.reduceat(sound, population.first[:-1])
         kept &= ~population.overlap & (population.order != Order.DDP) & (population.engine == 0)
         return kept
-
-
-def pipelined_all_reduce(domain: Domain) -> Strategy:
-    return assemble(domain, collective(domain, AllReduce(0)), limit_bytes=25 * MIB)
 
 
 def clocked_servers(domain: Domain) -> Strategy:

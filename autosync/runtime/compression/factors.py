@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from autosync.errors import NotSupported
 from autosync.plan import Plan
-from autosync.runtime.layout.accumulators import Accumulator, NodeHook
-from autosync.runtime.layout.records import Bucket, VariableRecord
+from autosync.runtime.layout.records import Accumulator, Bucket, NodeHook, VariableRecord
 from autosync.runtime.transport.base import Start, Then, Work
 from autosync.runtime.transport.process_groups import Groups
-from autosync.runtime.transport.ragged import Reader, ragged_operation
+from autosync.runtime.transport.ragged import ragged_operation
+from autosync.runtime.transport.tensor_exchange import PackedTensors
 from autosync.torch_dtypes import TORCH_DTYPES
 
 Take = Callable[[Tensor, Tensor], None]
@@ -269,7 +269,7 @@ def factor_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue
     return start
 
 
-def _read(bucket: Bucket, counts: list[int], reader: Reader) -> list[Factors]:
+def _read(bucket: Bucket, counts: list[int], reader: PackedTensors) -> list[Factors]:
     found = []
     for (_, _, view), rows, code in zip(bucket.pieces, counts[::2], counts[1::2], strict=True):
         outs, ins = view.shape

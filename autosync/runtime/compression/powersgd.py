@@ -6,22 +6,15 @@ iteration before (warm start), summed and orthonormalized; then Q (m, r) = M^T P
 keeps the error M - P (its own Q)^T, and the errors of all ranks add up to what the message lost.
 Matrices too small to gain travel as they are, beside P.
 
-Checkpoints: P and Q are linear in what the ranks put in, so the future depends on the sum of their
-errors only. A checkpoint holds that sum, and each of any number of ranks that load it goes on with
-an equal part. The warm start Q is kept where the rank r is the same, and begins anew elsewhere.
-Both are entries of a parameter's state in the optimizer's state_dict, because torch's functions for
-checkpoints carry those on; torch's optimizers leave them alone.
+Errors and warm starts are the plan's, not the optimizer's: a checkpoint does not hold them, and a
+job that resumes begins with neither, as with torch's PowerSGD hook.
 """
 
 import math
-import warnings
-from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from autosync.codes import POWERSGD, Op
 from autosync.errors import InvalidInput
@@ -43,17 +36,13 @@ class LowRank:
         self.variable = variable
         self.matrix = matrix
         self.rank = rank
-        self.seed = seed
         self.error = torch.zeros_like(matrix, dtype=torch.float32)
-        self.q = self._first_q()
+        generator = torch.Generator("cpu").manual_seed(seed)
+        shape = (matrix.shape[1], rank)
+        self.q = torch.randn(shape, generator=generator, device="cpu").to(self.error)
         self.corrected = self.p = self.own = self.q.new_zeros(0)  # of the iteration under way
         if self.error.is_cuda:  # torch loads its algebra at the first use, on one thread at most
             torch.linalg.qr(self.error.new_ones(1, 1))
-
-    def _first_q(self) -> Tensor:
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        shape = (self.matrix.shape[1], self.rank)
-        return torch.randn(shape, generator=generator, device="cpu").to(self.error)
 
     def first(self) -> Tensor:
         """This rank's part of P."""
@@ -79,23 +68,13 @@ class LowRank:
             self.error, self.q = lost, q.clone()
         self.matrix.copy_(self.p @ q.t())
 
-    def restart(self, error: Tensor | None = None, q: Tensor | None = None) -> None:
-        """Go on from this rank's part of an error and from a warm start, or from neither. A Q of
-        another rank is of no use."""
-        if error is None:
-            self.error.zero_()
-        else:
-            self.error.copy_(error.view(self.error.shape))
-        fits = q is not None and q.shape == self.q.shape
-        self.q = q.to(self.q) if q is not None and fits else self._first_q()
-
 
 class LowRankBucket:
     """What a bucket carries under PowerSGD, in two all-reduces: P of every matrix beside the values
     that do not gain, then Q. A bucket in which nothing gains has the first message only.
 
     Both travel in float32, in buffers that are allocated once: a GPU may still read what a message
-    carried when the message has landed.
+    carried when the message has completed.
     """
 
     def __init__(self, bucket: Bucket, rank: int):
@@ -190,107 +169,3 @@ def _flat_of_shapes(
     sizes = [math.prod(shape) for shape in shapes]
     flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
     return flat, [part.view(s) for part, s in zip(flat.split(sizes), shapes, strict=True)]
-
-
-ERROR = "powersgd_error"
-"""Entry of the variable's shape, float32: the sum over ranks."""
-
-Q = "powersgd_q"
-
-SavedErrors = dict[Tensor, dict[str, Tensor]]
-"""By parameter, the entries."""
-
-
-def gather_errors(optimizer: Optimizer, matrices: Iterable[LowRank], control: Any) -> SavedErrors:
-    """A collective over `control`, the same on every rank. Variables that the optimizer does not
-    hold are left out."""
-    saved: SavedErrors = {}
-    for one in _held(optimizer, matrices):
-        error = one.error.cpu().clone()
-        control.allreduce([error], dist.AllreduceOptions()).wait()
-        shape = one.variable.parameter.shape
-        saved[one.variable.parameter] = {ERROR: error.view(shape), Q: one.q.detach().cpu().clone()}
-    return saved
-
-
-def restore_errors(
-    optimizer: Optimizer, matrices: Iterable[LowRank], saved: SavedErrors, ranks: int
-) -> None:
-    """Go on from a checkpoint's errors, or from none where it has none.
-
-    Warns where it holds errors of variables that this plan sends otherwise: they are dropped.
-
-    Raises:
-        InvalidInput: an error has not the shape of its variable.
-    """
-    left = dict(saved)
-    for one in _held(optimizer, matrices):
-        entry = left.pop(one.variable.parameter, None)
-        if entry is None:
-            one.restart()
-            continue
-        shape = tuple(one.variable.parameter.shape)
-        if tuple(entry[ERROR].shape) != shape:
-            raise InvalidInput(
-                f"the checkpoint's PowerSGD error of variable {one.variable.name!r} has shape "
-                f"{tuple(entry[ERROR].shape)}, the variable {shape}.",
-                thing=f"state_dict, {ERROR} of variable {one.variable.name}",
-                value=tuple(entry[ERROR].shape),
-                remedy="Load a checkpoint of this model.",
-            )
-        one.restart(entry[ERROR] / ranks, entry[Q])
-    if left:
-        warnings.warn(
-            f"the checkpoint holds what PowerSGD had not yet sent of {len(left)} variables, which "
-            "this plan does not pack by PowerSGD: it is dropped.",
-            stacklevel=4,
-        )
-
-
-def take_errors(
-    optimizer: Optimizer, state_dict: dict[str, Any]
-) -> tuple[dict[str, Any], SavedErrors]:
-    """A state_dict of the optimizer without the errors, and the errors."""
-    by_key = dict(zip(saved_keys(state_dict), parameters_of(optimizer), strict=False))
-    state: dict[Any, Any] = {}
-    errors: SavedErrors = {}
-    for key, entry in state_dict["state"].items():
-        rest, error = _taken(entry)
-        if error and (parameter := by_key.get(key)) is not None:
-            errors[parameter] = error
-        if rest or not error:
-            state[key] = rest
-    return {**state_dict, "state": state}, errors
-
-
-def pop_errors(state: MutableMapping[Tensor, Any]) -> SavedErrors:
-    """Those that an optimizer has loaded while it followed no plan, out of its state."""
-    errors: SavedErrors = {}
-    for parameter in list(state):
-        rest, error = _taken(state[parameter])
-        if error:
-            state[parameter], errors[parameter] = rest, error
-    return errors
-
-
-def _taken(entry: Any) -> tuple[Any, dict[str, Tensor]]:
-    """A parameter's state without the errors, and the errors."""
-    if not isinstance(entry, dict) or ERROR not in entry:
-        return entry, {}
-    rest = {name: value for name, value in entry.items() if name not in (ERROR, Q)}
-    return rest, {name: entry[name] for name in (ERROR, Q)}
-
-
-def saved_keys(state_dict: dict[str, Any]) -> list[Any]:
-    """What a state_dict calls the parameters, in order: numbers, or names."""
-    return [key for group in state_dict["param_groups"] for key in group["params"]]
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """In the order of a state_dict."""
-    return [p for group in optimizer.__dict__["param_groups"] for p in group["params"]]
-
-
-def _held(optimizer: Optimizer, matrices: Iterable[LowRank]) -> list[LowRank]:
-    held = {id(parameter) for parameter in parameters_of(optimizer)}
-    return [one for one in matrices if id(one.variable.parameter) in held]

@@ -17,7 +17,8 @@ from autosync.runtime.layout.records import Bucket, RowRange, VariableRecord
 from autosync.runtime.transport.base import Start, Then, Work
 from autosync.runtime.transport.gloo import sum_type
 from autosync.runtime.transport.process_groups import Groups
-from autosync.runtime.transport.ragged import Reader, ragged_operation
+from autosync.runtime.transport.ragged import ragged_operation
+from autosync.runtime.transport.tensor_exchange import PackedTensors
 
 Rows = tuple[Tensor, Tensor]
 """Indices i64[n] and values (n, ...) of touched rows."""
@@ -179,7 +180,7 @@ def _changed(rows: RowRange) -> Rows:
 
 
 def _read(
-    bucket: Bucket, counts: list[int], reader: Reader, half: torch.dtype | None
+    bucket: Bucket, counts: list[int], reader: PackedTensors, half: torch.dtype | None
 ) -> list[Rows]:
     found = []
     for rows, count in zip(bucket.ranges, counts, strict=True):

@@ -2,12 +2,13 @@
 
 In host memory a call has done its work when it returns, so there is nothing to order. A GPU is
 only asked for work, stream by stream. The script's own stream computes and packs gradients, each
-queue of messages has a stream on which its messages are issued, and one stream lands all of them
-and runs the updates. Work that crosses from one stream to another is ordered by a device event, so
-no stream waits unless the plan does, and the script's thread waits until work is asked for, not
-until it is done.
+queue of messages has a stream on which its messages are issued, and one stream completes all of
+them and runs the updates. Work that crosses from one stream to another is ordered by a device
+event, so no stream waits unless the plan does, and the script's thread waits until work is asked
+for, not until it is done.
 
-There is one landing stream, because what an optimizer allocates on it is then used and freed on it.
+There is one completion stream, because what an optimizer allocates on it is then used and freed on
+it.
 """
 
 import time
@@ -66,7 +67,7 @@ class Streams:
         """Inside, operations run on the stream that starts the queue's messages."""
         return nullcontext()
 
-    def landing(self) -> AbstractContextManager[object]:
+    def completing(self) -> AbstractContextManager[object]:
         """Inside, operations run on the stream that completes messages and runs updates."""
         return nullcontext()
 
@@ -100,17 +101,17 @@ class Streams:
         return asked_seconds
 
     def synchronize(self) -> None:
-        """The calling thread waits for all landings and updates."""
+        """The calling thread waits for all completions and updates."""
 
     def idle(self) -> bool:
-        """Whether all landings and updates are done."""
+        """Whether all completions and updates are done."""
         return True
 
     def synchronize_current(self) -> None:
         """The calling thread waits for all that the current stream was asked for."""
 
-    def keep_for_landing(self, tensor: Tensor) -> None:
-        """The landing stream reads a tensor that its owner may free meanwhile."""
+    def keep_for_completion(self, tensor: Tensor) -> None:
+        """The completion stream reads a tensor that its owner may free meanwhile."""
 
     def host_buffer(self, like: Tensor) -> Tensor:
         """Of the same shape and type, uninitialized, in host memory that the device can reach."""
@@ -129,7 +130,7 @@ class GpuStreams(Streams):
         super().__init__(mode)
         self.device = device
         self._timed = timed
-        self._landing = _stream(device)
+        self._completion = _stream(device)
         self._issuing: dict[str, torch.cuda.Stream] = {}
         self._packing: torch.cuda.Stream | None = None
         if timed:
@@ -145,8 +146,8 @@ class GpuStreams(Streams):
             self._issuing[queue] = _stream(self.device)
         return _on(self._issuing[queue])
 
-    def landing(self) -> AbstractContextManager[object]:
-        return _on(self._landing)
+    def completing(self) -> AbstractContextManager[object]:
+        return _on(self._completion)
 
     def order_packing(self) -> None:
         current = self._current()
@@ -184,19 +185,19 @@ class GpuStreams(Streams):
         return self._origin_seconds + float(self._origin.elapsed_time(event)) / 1e3
 
     def synchronize(self) -> None:
-        self._landing.synchronize()
+        self._completion.synchronize()
 
     def idle(self) -> bool:
-        return bool(self._landing.query())
+        return bool(self._completion.query())
 
     def synchronize_current(self) -> None:
         self._current().synchronize()
 
-    def keep_for_landing(self, tensor: Tensor) -> None:
+    def keep_for_completion(self, tensor: Tensor) -> None:
         parts = (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
         for part in parts:
             if part.is_cuda:
-                part.record_stream(self._landing)
+                part.record_stream(self._completion)
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)

@@ -43,7 +43,7 @@ from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.layout.packing import pack_gradients, pack_zeros
 from autosync.runtime.layout.records import Records, VariableRecord, issue_order
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.value_agreement import ValueAgreement, changed_within
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
@@ -248,7 +248,7 @@ class Engine:
         self._drain()
         with self.monitor.refusing():
             self.storage.check_backward()
-        if not self.records.placed:
+        if not self.records.model_is_divided:
             self._compare_values(self.iteration.number + 1)
         with self.monitor.condition:
             self.optimizer_step.begin()
@@ -347,7 +347,7 @@ class Engine:
         self._check_unchanged()
         with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
             self._buffers.start(self.monitor.wait_for_work)
-        if self.records.placed:  # before, a rank may wait for its peers' backward passes
+        if self.records.model_is_divided:  # before, a rank may wait for its peers' backward passes
             self._compare_values(self.iteration.number)
         with self.monitor.condition:
             self.iteration.phase = Phase.REDUCING

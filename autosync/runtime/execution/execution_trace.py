@@ -3,10 +3,13 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from autosync.codes import Channel, Op
-from autosync.extensions.placement.module_borders import DealOperation
 from autosync.runtime.layout.records import MessageRecord
+
+DealOperation = Literal["all_to_all", "all_gather"]
+"""What a deal is made of: samples or their gradients, and before them how many there are."""
 
 SHORTEST_WAIT_SECONDS = 2e-5
 """Waits that are over at once are no events: taking and leaving the lock costs a few us."""

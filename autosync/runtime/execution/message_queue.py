@@ -68,7 +68,7 @@ class MessageQueues:
     def update_bucket(self, bucket: Bucket) -> None:
         """Run the flat update of a bucket that the caller has claimed; the message that carries
         the new values leaves."""
-        with self.streams.landing():
+        with self.streams.completing():
             self._completion.update_bucket(bucket)
             with self._lock:
                 self.issue_ready()
@@ -169,7 +169,7 @@ class _Queue:
         while (oldest := self._oldest()) is not None:
             record, work = oldest
             try:
-                with streams.landing():
+                with streams.completing():
                     streams.wait_event(record.issued_event)
                     work.wait()
                     del work, oldest  # the operation holds its group's connections

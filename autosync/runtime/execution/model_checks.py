@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 
 from autosync.errors import NotSupported
 from autosync.runtime.compression.factors import FactorCapture
-from autosync.runtime.device.strides import dense_strides
+from autosync.runtime.device.model_tensors import dense_strides
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.updates.part_updates import RowUpdate
 
@@ -96,13 +96,13 @@ def unplanned(what: str, happened: str) -> NotSupported:
 class ParameterStorage:
     """Notices that the script has given a parameter another storage since the plan was attached.
 
-    `parameter.data = ...` is how averages of weights are swapped in, how `vector_to_parameters`
+    `parameter.data = ...` is how averages of weights are put in, how `vector_to_parameters`
     writes, and what `model.to()` does. Updates of a plan write through aliases of the storage that
     they know, and gradients travel in views of flat buffers, so both have to follow. A parameter of
     another shape, type or device does not fit the plan: it is refused by name.
 
     Compares storages: a pass over all variables where forward and backward begin, and one at
-    `step()`. By their pointers, unless a swapped value has none then."""
+    `step()`. By their pointers, unless a value waits elsewhere and has none then."""
 
     def __init__(self, model: nn.Module, variables: list[VariableRecord]):
         self._variables = variables

@@ -10,7 +10,7 @@ from typing import Any
 from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.agreement import Refusals, reported
-from autosync.runtime.transport.failures import lost_peer
+from autosync.runtime.transport.base import lost_peer
 
 LOOK_SECONDS = 1.0
 """How often a wait checks whether a peer has refused to go on: gloo does not report that."""
@@ -112,7 +112,7 @@ class Monitor:
 
     def stop(self, error: AutosyncError) -> None:
         """End the plan on this rank and, with the same error, on all others."""
-        self._refusals.post(error)
+        self._refusals.post(error, final=True)  # a thread may stop it while the script goes on
         self._end(error)
 
     def _end(self, error: AutosyncError) -> AutosyncError:

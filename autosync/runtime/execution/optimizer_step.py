@@ -172,7 +172,7 @@ class OptimizerStep:
         engine.monitor.wait(lambda: engine.iteration.blocking_variables == 0)
         with engine.monitor.condition:
             updatable = engine.iteration.take_updatable()
-        with engine.streams.landing():
+        with engine.streams.completing():
             every = self._all_whole and len(updatable) == len(engine.variables)
             engine.completion.update_whole(updatable, every and self._joined is None)
             engine.completion.updated(updatable)
@@ -192,7 +192,7 @@ class OptimizerStep:
         updated = self._variables[id(optimizer)]
         engine.gradients.take_for_step()
         engine.completion.note_step()
-        with engine.monitor.updating(), engine.streams.landing():
+        with engine.monitor.updating(), engine.streams.completing():
             engine.completion.update_whole(updated, all_of_them=False)
             engine.streams.set_last_event(updated)
         if len(self._stepped) == len(self._optimizers):

@@ -35,7 +35,7 @@ class ScriptGradients:
         sum_over_ranks: Callable[[Tensor], None],
         max_grad_norm: float | None,
     ):
-        self.pending = [v for v in engine.variables if v.deferred or v.apart or not v.whole]
+        self.pending = [v for v in engine.variables if v.deferred or v.held_by_some or not v.whole]
         self.scaler_looked = False
         self._grad_norm: float | Tensor = 0.0
         self._engine = engine
@@ -61,7 +61,12 @@ class ScriptGradients:
         without a gradient gets zeros, so that every rank shows the same variables."""
         with self._engine.monitor.condition:  # a completion thread may show a sparse sum
             for variable in self.pending:
-                if completed or variable.apart or variable.missing_sums or not variable.whole:
+                if (
+                    completed
+                    or variable.held_by_some
+                    or variable.missing_sums
+                    or not variable.whole
+                ):
                     gradient = variable.parameter.grad
                     if gradient is None:
                         gradient = _zeros(variable)
@@ -81,7 +86,7 @@ class ScriptGradients:
         """
         if self._engine.iteration.phase is not Phase.REDUCING:  # held since an earlier iteration
             return
-        if not variable.whole or variable.apart:
+        if not variable.whole or variable.held_by_some:
             raise _incomplete(variable, "was read between backward and step()")
         self._engine.monitor.wait(lambda: variable.missing_sums == 0)
         self._engine.streams.wait_last_events([variable])
@@ -97,7 +102,7 @@ class ScriptGradients:
         if isinstance(engine.optimizer, JoinedOptimizers):
             raise _scaler_of_several()
         for variable in self.pending:
-            if variable.apart:
+            if variable.held_by_some:
                 raise _incomplete(variable, "was scaled by a GradScaler")
         self._wait_for_sums()
         self.make_plain()
@@ -125,14 +130,16 @@ class ScriptGradients:
                 gradient = variable.parameter.grad
                 if isinstance(gradient, PendingGradient):
                     variable.parameter.grad = gradient.plain
-                elif not variable.whole or (gradient is not variable.target and variable.apart):
+                elif not variable.whole or (
+                    gradient is not variable.target and variable.held_by_some
+                ):
                     raise _incomplete(variable, "was replaced before step()")
                 elif gradient is not variable.target:
                     replaced.append(variable)
         engine.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
         for variable in replaced:  # the script's own tensors, which an update reads later
             if variable.parameter.grad is not None:
-                engine.streams.keep_for_landing(variable.parameter.grad)
+                engine.streams.keep_for_completion(variable.parameter.grad)
         if not (self.scaler_looked or self._max_grad_norm):
             return
         self._wait_for_sums()
@@ -167,7 +174,7 @@ class ScriptGradients:
                 engine.buckets,
                 self._sum_over_ranks,
                 max_norm,
-                engine.records.placed,
+                engine.records.model_is_divided,
             )
 
     def _wait_for_sums(self) -> None:
@@ -202,15 +209,15 @@ def _zeros(variable: VariableRecord) -> Tensor:
 
 
 def _incomplete(variable: VariableRecord, what: str) -> NotSupported:
-    if variable.apart:
+    if variable.held_by_some:
         return NotSupported(
             f"the gradient of {variable.name!r} {what}, but only the ranks that its module is "
             "placed on have it: a norm or a scale over all gradients would differ from rank "
             "to rank.",
             thing=f"variable {variable.name}.grad",
             remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_; "
-            "train without a GradScaler (bfloat16 needs none); or use a strategy without a "
-            "placement.",
+            "train without a GradScaler (bfloat16 needs none); or use a strategy without placed "
+            "modules.",
         )
     return NotSupported(
         f"the gradient of {variable.name!r} {what}, but no rank holds all of it: the strategy "

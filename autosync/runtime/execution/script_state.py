@@ -3,8 +3,9 @@
 
 Where every rank holds the state of every variable, `optimizer.state` is torch's own dictionary, and
 reading it waits for the updates in flight. As long as the script keeps what it has found there,
-each `step()` waits for its updates. Where updates are owned or sharded no rank holds all of it:
-`state_dict()` gathers it, and reading `optimizer.state` is refused.
+each `step()` waits for its updates. torch's `get_state_dict` and frameworks only look: they keep
+nothing. Where updates are owned or sharded no rank holds all of it: `state_dict()` gathers it, and
+reading `optimizer.state` is refused.
 """
 
 import sys
@@ -16,12 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
-from autosync.runtime.compression.powersgd import (
-    SavedErrors,
-    parameters_of,
-    saved_keys,
-    take_errors,
-)
 from autosync.runtime.execution.completion import Phase
 from autosync.runtime.updates.optimizer_state import asks_for_state
 from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers_in
@@ -74,30 +69,27 @@ class ScriptState:
 
     def is_kept(self) -> bool:
         """Whether the script still holds a dictionary or a tensor of `optimizer.state`, and may
-        change it behind any step. Called while no update runs."""
+        change it behind any step: more references to it exist than the optimizer's own. Called
+        while no update runs."""
         if self._was_read:
             self._was_read = any(map(_is_kept, self._optimizers))
         return self._was_read
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """A collective where updates are owned or sharded, or messages are packed by PowerSGD."""
+        """A collective where updates are owned or sharded."""
         engine = self._engine
-        added: dict[Tensor, dict[str, Any]] = {}
         state: dict[str, Any]
-        if self.in_parts:
-            engine.flush()
-            with as_plain(optimizer):
-                state = optimizer.state_dict()
-            added = engine.state.parts(optimizer)
-        else:
+        if not self.in_parts:
             with self.gathered(), as_plain(optimizer):
                 state = optimizer.state_dict()
-        errors = self._saved_errors(optimizer)
-        entries: dict[int, Any] = state["state"]
-        for number, parameter in enumerate(parameters_of(optimizer)):
-            entry = {**added.get(parameter, {}), **errors.get(parameter, {})}
-            if entry or parameter in added or errors:  # torch misses those that others have
-                entries[number] = {**entries.get(number, {}), **entry}
+            return state
+        engine.flush()
+        with as_plain(optimizer):
+            state = optimizer.state_dict()
+        parts = engine.state.parts(optimizer)
+        for number, parameter in enumerate(_parameters(optimizer)):
+            if parameter in parts:
+                state["state"][number] = {**state["state"].get(number, {}), **parts[parameter]}
         return state
 
     def load_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -105,12 +97,12 @@ class ScriptState:
         of what is split, these parts alone."""
         engine = self._engine
         engine.flush()
-        state_dict, errors = take_errors(optimizer, state_dict)
         self._begun.discard(id(optimizer))
         if state_dict["state"]:
             self._begun.add(id(optimizer))
         if self.in_parts:
-            keys = dict(zip(parameters_of(optimizer), saved_keys(state_dict), strict=True))
+            saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+            keys = dict(zip(_parameters(optimizer), saved, strict=True))
             state = dict(state_dict["state"])
             parts = {p: state.pop(keys[p], {}) for p in engine.state.parts(optimizer)}
             with as_plain(optimizer):
@@ -122,7 +114,6 @@ class ScriptState:
             with as_plain(optimizer):
                 optimizer.load_state_dict(state_dict)
             engine.state.take_parts()
-        engine.state.restore_errors(optimizer, errors)
 
     def make(self, optimizer: Optimizer) -> bool:
         """Whether a `step()` only asks for the state of an optimizer that has none, as
@@ -157,16 +148,10 @@ class ScriptState:
             for variable in gathered:
                 held_state(engine.optimizer).pop(variable.parameter, None)
 
-    def _saved_errors(self, optimizer: Optimizer) -> SavedErrors:
-        """What a checkpoint of an optimizer keeps of PowerSGD, of variables that have a state: for
-        torch's optimizers make none where they find an entry. A collective under PowerSGD."""
-        with self._engine.monitor.exchange("the gathering of PowerSGD's errors"):
-            errors = self._engine.state.gather_errors(optimizer)
-        held = held_state(optimizer)
-        if not held:  # it keeps none for any variable
-            begun = id(optimizer) in self._begun or self._engine.iteration.number >= 0
-            return errors if begun else {}
-        return {parameter: entry for parameter, entry in errors.items() if parameter in held}
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    """In the order of a state_dict."""
+    return [p for group in optimizer.__dict__["param_groups"] for p in group["params"]]
 
 
 class SplitState:

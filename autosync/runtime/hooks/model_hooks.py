@@ -16,8 +16,7 @@ from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.pending import tensors_in
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.torch_compile import compiled_from
-from autosync.runtime.layout.accumulators import Accumulator, NodeHook
-from autosync.runtime.layout.records import VariableRecord
+from autosync.runtime.layout.records import Accumulator, NodeHook, VariableRecord
 
 Reporting = Callable[[str], AbstractContextManager[None]]
 """Around a call of the script's: whatever ends it, other ranks read it."""

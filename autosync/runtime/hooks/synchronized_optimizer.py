@@ -70,7 +70,7 @@ class Synchronized(Optimizer):
         engine.optimizer_step.clear(self, set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole on every rank. Where the plan owns or shards updates, or packs by PowerSGD, this
+        """Whole on every rank. Where the plan owns or shards updates, this
         is a collective: call it on every rank."""
         engine: Engine = self.__dict__[ENGINE]
         return engine.script_state.state_dict(self)

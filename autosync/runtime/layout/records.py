@@ -3,6 +3,7 @@
 Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,13 +11,72 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from autosync.plan import Message, Plan
+from autosync.runtime.device.model_tensors import Shape
 from autosync.runtime.device.streams import DeviceEvent, Streams
-from autosync.runtime.device.strides import Shape
-from autosync.runtime.layout.accumulators import Accumulator
 from autosync.runtime.layout.segments import Segment
 from autosync.runtime.transport.base import Start
+
+NodeHook = Callable[[Any, tuple[Tensor | None, ...]], None]
+"""Called with nothing and (the gradient of this backward pass,): None where none came."""
+
+
+class Accumulator:
+    """Calls the hook for every gradient of a parameter, until removed: it is on the node of
+    autograd that adds the gradient up.
+
+    It runs when all uses of the parameter have been through backward, and behind every other hook
+    of the gradient: those of the tensor, and those that `register_post_accumulate_grad_hook` takes.
+    torch's DDP listens there, too. The node goes with the last reference to it, so it is held.
+    """
+
+    def __init__(self, parameter: Tensor, hook: NodeHook):
+        self._parameter = parameter
+        self._hook = hook
+        self._node: Any = None
+        self._handle: RemovableHandle | None = None
+        self._hooks: OrderedDict[int, Any] = OrderedDict()
+        self.follow()
+
+    def follows(self) -> bool:
+        """A parameter that was converted to another type, and back, has another node."""
+        return self._node is self._current()
+
+    def follow(self) -> None:
+        """Before a forward pass, which the node becomes a part of."""
+        current = self._current()
+        if self._node is not current:
+            self.remove()
+            self._node = current
+            self._listen()
+
+    def is_last(self) -> bool:
+        """Whether no hook of the node runs behind ours."""
+        return self._handle is not None and next(reversed(self._hooks)) == self._handle.id
+
+    def make_last(self) -> None:
+        """From the next backward pass on."""
+        self.remove()
+        self._listen()
+
+    def remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _current(self) -> Any:
+        with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+            edge = self._parameter.view_as(self._parameter).grad_fn
+        assert edge is not None
+        return edge.next_functions[0][0]
+
+    def _listen(self) -> None:
+        handle: RemovableHandle = self._node.register_hook(self._hook)
+        hooks = handle.hooks_dict_ref()
+        assert hooks is not None  # the node holds it
+        self._handle, self._hooks = handle, hooks
+
 
 Settings = list[dict[str, Any]]
 """The hyperparameters of every parameter group of an optimizer, without the parameters."""
@@ -63,8 +123,8 @@ class VariableRecord:
     group: index of its parameter group, -1 when the optimizer does not hold it.
     whole: every replica updates all of it, so its update needs no parts.
     deferred: the next forward pass waits for it, not `step()`.
-    apart: some ranks do not hold it. counted: this rank adds it to norms over all gradients, as
-        one of those that hold it does.
+    held_by_some: some ranks do not hold it. counts_in_norm: whether this rank includes it when the
+        gradient norm is summed over ranks, as one of those that hold it does.
     pieces: (region of it, None for all of it; its place in a buffer; whose buffer that is).
     view: the only such place, where it has the parameter's type and strides: `parameter.grad` is
         this tensor then. Else None.
@@ -74,7 +134,7 @@ class VariableRecord:
     has_arrived: its gradient of this iteration is complete.
     missing_sums: buckets of it that are not reduced yet.
     missing_values: updates, or arrivals of new values, until the parameter is current again.
-    last_event: on a GPU, behind the last landing or update that concerns it.
+    last_event: on a GPU, behind the last completion or update that concerns it.
     """
 
     index: int
@@ -85,8 +145,8 @@ class VariableRecord:
     buckets: list["Bucket"] = field(default_factory=list)
     whole: bool = True
     deferred: bool = False
-    apart: bool = False
-    counted: bool = True
+    held_by_some: bool = False
+    counts_in_norm: bool = True
     pieces: list[tuple[tuple[slice, ...] | None, Tensor, "Bucket"]] = field(default_factory=list)
     view: Tensor | None = None
     target: Tensor | None = None
@@ -181,9 +241,9 @@ class MessageRecord:
     start: starts the operation, and returns the work to wait for; None when this rank has no part.
     last: the last message of its bucket. queue: the messages among which it keeps its order.
     fixed_bytes: this rank's payload, None when `bucket.payload_bytes` says each time.
-    started_seconds: issued, ended_seconds: landed, on `time.monotonic()`. started_event,
+    started_seconds: issued, ended_seconds: completed, on `time.monotonic()`. started_event,
         issued_event, ended_event: on a GPU, in front of and behind what issuing asked for, and
-        behind its landing.
+        behind its completion.
     """
 
     index: int
@@ -245,14 +305,15 @@ class MessageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Of one plan, each list in the plan's order. share: this rank's part of the average. placed:
-    some rank does not hold all variables."""
+    """Of one plan, each list in the plan's order. share: this rank's part of the average.
+    model_is_divided: ranks divide the model between them, so that some rank may not hold all
+    variables."""
 
     variables: list[VariableRecord]
     buckets: list[Bucket]
     messages: list[MessageRecord]
     share: float
-    placed: bool = False
+    model_is_divided: bool = False
 
 
 # --- the order in which a rank issues messages

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from autosync.plan import Piece, Plan, ShardSpec
-from autosync.runtime.device.strides import Shape, memory_order
+from autosync.runtime.device.model_tensors import Shape, memory_order
 
 Box = tuple[Shape, Shape]
 """Origin and extent of a box of a tensor."""

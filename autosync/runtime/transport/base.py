@@ -1,5 +1,5 @@
 """The contract of a backend: operations of fixed size, prepared once when a plan is attached and
-started in every iteration, as MPI's persistent collectives are."""
+started in every iteration, as MPI's persistent collectives are; and the error of one that fails."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from autosync.codes import Op
+from autosync.errors import AutosyncError
 from autosync.plan import Plan
 
 
@@ -150,3 +151,16 @@ class Transport(Protocol):
         wire: the flat tensor that travels, with padding. The result is there too, or in `sums`
         where this side adds up; the two may be one tensor.
         """
+
+
+class SynchronizationFailed(AutosyncError):
+    """A message of the plan did not arrive: a peer died, hung past the timeout or differs."""
+
+
+def lost_peer(what: str, thing: str, value: object, state_is_split: bool) -> SynchronizationFailed:
+    """state_is_split: every rank held only its own part of the optimizer's state."""
+    remedy = "A peer died, hung past the timeout, or runs another plan: see its log. "
+    if state_is_split:
+        remedy += "Its part of the optimizer's state is lost with it. "
+    remedy += "Start all ranks again from the last checkpoint."
+    return SynchronizationFailed(what, thing=thing, value=value, remedy=remedy)

@@ -82,7 +82,7 @@ class GlooTransport:
         return lambda: Then(add_up, group.alltoall_base(parts, padded, [], []))
 
     def _all_gather(self, operation: Operation, wire: Tensor) -> Start:
-        """gloo's own all-gather copies everything twice; these messages land where they belong."""
+        """gloo's own all-gather copies everything twice; these messages arrive in their places."""
         group, peers, tag = self._group, operation.others(), operation.tag
         chunks = [wire[operation.chunk(member)] for member in range(operation.members)]
         mine = chunks[operation.place]

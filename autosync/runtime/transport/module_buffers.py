@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import HOST, DeviceEvent, Streams
-from autosync.runtime.transport.initial_values import aligned_bytes
+from autosync.runtime.transport.tensor_exchange import PackedTensors, packed_bytes
 
 Wait = Callable[[Any], None]
 """Waits for an operation under way."""
@@ -60,18 +60,15 @@ class Aside:
 @dataclass(frozen=True, slots=True)
 class BufferHome:
     """Where a module holds a buffer, which it may replace by another tensor, and how it was when
-    the plan was attached. place: the bytes of its values among those that travel."""
+    the plan was attached. own, first: this rank's values and rank 0's, among those that travel."""
 
     name: str
     held: dict[str, Any]
     key: str
     shape: torch.Size
     dtype: torch.dtype
-    place: slice
-
-    def values(self, flat: Tensor) -> Tensor:
-        """flat: bytes of all buffers."""
-        return flat[self.place].view(self.dtype).view(self.shape)
+    own: Tensor
+    first: Tensor
 
     def current(self) -> Tensor:
         """Raises NotSupported where it is another than the other ranks expect."""
@@ -97,22 +94,22 @@ class BufferBroadcast:
         self.group = group
         self.rank = rank
         self.streams = streams
-        size = sum(aligned_bytes(buffer) for _, buffer in found)
-        like = torch.empty(size, dtype=torch.uint8, device="cpu")
+        size_bytes = packed_bytes(buffer for _, buffer in found)
+        like = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
         self._own = streams.host_buffer(like).zero_()
         self._first = self._own if rank == 0 else streams.host_buffer(like).zero_()
         self.buffers: list[BufferHome] = []
         self.work: Any = None
         self._sent: list[Tensor] = []
         self._versions: list[int] = []
-        start = 0
+        own, first = PackedTensors(self._own), PackedTensors(self._first)
         for name, buffer in found:
             path, _, key = name.rpartition(".")
             module = model.get_submodule(path)
             held = module._buffers if "_buffers" in module.__dict__ else {key: buffer}
-            place = slice(start, start + buffer.nbytes)
-            self.buffers.append(BufferHome(name, held, key, buffer.shape, buffer.dtype, place))
-            start += aligned_bytes(buffer)
+            shape, dtype = buffer.shape, buffer.dtype
+            places = own.take(shape, dtype), first.take(shape, dtype)
+            self.buffers.append(BufferHome(name, held, key, shape, dtype, *places))
 
     def start(self, wait: Wait) -> None:
         """At the end of a backward pass, on every rank: rank 0's values leave. wait: for those
@@ -145,7 +142,7 @@ class BufferBroadcast:
     def _collect(self) -> None:
         """This rank's values, in host memory: what rank 0 sends, and what others compare with."""
         for home, buffer in zip(self.buffers, self._sent, strict=True):
-            home.values(self._own).copy_(buffer.detach(), non_blocking=True)
+            home.own.copy_(buffer.detach(), non_blocking=True)
 
     def _send(self) -> Any:
         return self.group.broadcast([self._first], dist.BroadcastOptions())
@@ -161,8 +158,8 @@ class BufferBroadcast:
             return
         for home, buffer, version in zip(self.buffers, sent, self._versions, strict=True):
             changed = home.held.get(home.key) is not buffer or buffer._version != version
-            if not changed and not torch.equal(self._own[home.place], self._first[home.place]):
-                buffer.detach().copy_(home.values(self._first), non_blocking=True)
+            if not changed and not torch.equal(_bits(home.own), _bits(home.first)):
+                buffer.detach().copy_(home.first, non_blocking=True)
 
     def close(self) -> None:
         """The group has ended: so does what is under way, arrived or not."""
@@ -170,3 +167,8 @@ class BufferBroadcast:
             with suppress(RuntimeError):
                 self.work.wait()
         self.work = None
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Equal where values are, also where these are NaN."""
+    return values.view(-1).view(torch.uint8)

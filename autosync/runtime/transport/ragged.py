@@ -5,7 +5,6 @@ sends. Payloads are bytes in host memory: gloo moves nothing else point to point
 receive what it does not know the length of.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,35 +15,14 @@ from torch import Tensor
 from autosync.plan import Plan
 from autosync.runtime.transport.base import All, other_places
 from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.tensor_exchange import PackedTensors, packed
 
 PAYLOAD_TAGS = 1 << 24
 """Above the tags of headers, which are message indices."""
 
 
-class Reader:
-    """Takes tensors out of a payload in the order in which `as_bytes` put them in."""
-
-    def __init__(self, payload: Tensor):
-        self._payload = payload
-        self._place = 0
-
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        count = dtype.itemsize * math.prod(shape)
-        part = self._payload[self._place : self._place + count]
-        self._place += count
-        if part.storage_offset() % dtype.itemsize:  # no place for a view of that type
-            part = part.clone()
-        return part.view(dtype).view(shape)
-
-
-Received = tuple[list[int], Reader]
+Received = tuple[list[int], PackedTensors]
 """Of one sender: the counts of its header, and its tensors."""
-
-
-def as_bytes(tensors: list[Tensor]) -> Tensor:
-    """Their values one after another, in host memory."""
-    parts = [t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in tensors]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class RaggedWork:
@@ -53,9 +31,9 @@ class RaggedWork:
 
     def __init__(self, operation: "RaggedOperation", counts: Sequence[int], tensors: list[Tensor]):
         group, tag = operation.group, operation.tag
-        payload = as_bytes(tensors)
+        payload = packed(tensors)
         header = torch.tensor([payload.numel(), *counts], device="cpu")
-        self.own: Received = list(counts), Reader(payload)
+        self.own: Received = list(counts), PackedTensors(payload)
         self.received: dict[int, Received] = {}
         self.sent_bytes = payload.nbytes
         self._operation = operation
@@ -76,7 +54,7 @@ class RaggedWork:
             payload = torch.empty(size, dtype=torch.uint8, device="cpu")
             if size:
                 coming.append(group.recv([payload], peer, tag))
-            self.received[peer] = counts, Reader(payload)
+            self.received[peer] = counts, PackedTensors(payload)
         All([*coming, *self._sent]).wait()
 
 

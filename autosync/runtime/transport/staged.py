@@ -3,7 +3,7 @@
 One mechanism for every operation: what the rank sends goes into a buffer of its own in host
 memory, the operation runs there, and what the rank receives comes back. The thread that starts the
 message waits until its copy is there (no stream does), the backend's threads move it, and the
-copy back is asked for on the landing stream.
+copy back is asked for on the completion stream.
 """
 
 from torch import Tensor

@@ -104,9 +104,9 @@ class ValueAgreement:
         return next((WITHIN + name for name, before, after in pairs if before != after), "")
 
     def difference(self, iteration: int, wait: Callable[[Any], None]) -> AutosyncError | None:
-        """At the beginning of a backward pass, before this rank sends anything; where modules are
-        placed, at its end. What this rank ends with, and the others with it; None where values are
-        alike. wait: for an operation under way.
+        """At the beginning of a backward pass, before this rank sends anything; where ranks divide
+        the model, at its end. What this rank ends with, and the others with it; None where values
+        are alike. wait: for an operation under way.
 
         Raises:
             RuntimeError: a rank does not come.
@@ -147,13 +147,13 @@ class ValueAgreement:
         return _other_values(list(self._parameters), words, [text.split() for text in each])
 
     def _exchange(self, key: str, word: str, wait: Callable[[Any], None]) -> list[str]:
-        """What every rank tells, by rank."""
+        """What every rank reports, by rank."""
         if self._passed >= 0:
             self._store.set(ASKED, key.partition("/")[0])
         self._store.set(f"{key}/{self._rank}", word)
         keys = [f"{key}/{rank}" for rank in range(self._world)]
         wait(_Arrival(self._store, keys, self._patience_seconds))
-        return [told.decode() for told in self._store.multi_get(keys)]
+        return [word.decode() for word in self._store.multi_get(keys)]
 
     def _answer_all(self) -> None:
         with suppress(RuntimeError):  # the store has gone with its rank

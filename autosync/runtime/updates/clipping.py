@@ -37,22 +37,22 @@ def clip_gradients(
     buckets: list[Bucket],
     sum_over_ranks: Callable[[Tensor], None],
     max_norm: float | Tensor,
-    placed: bool = False,
+    model_is_divided: bool = False,
 ) -> Tensor:
     """Scale every reduced gradient; returns the norm before, f64[]. A collective where updates are
-    owned or sharded, or modules placed, since no rank holds all the sums then.
+    owned or sharded, or ranks divide the model, since no rank holds all the sums then.
 
     sum_over_ranks: adds up a small tensor of the gradients' device over all ranks, in place.
     """
-    everywhere = whole_gradients([v for v in variables if not v.apart])
-    here = whole_gradients([v for v in variables if v.apart and v.counted])
-    others = whole_gradients([v for v in variables if v.apart and not v.counted])
+    everywhere = whole_gradients([v for v in variables if not v.held_by_some])
+    here = whole_gradients([v for v in variables if v.held_by_some and v.counts_in_norm])
+    others = whole_gradients([v for v in variables if v.held_by_some and not v.counts_in_norm])
     for bucket in buckets:
         if bucket.update:
             (here if bucket.values_travel else everywhere).extend(bucket.update.gradients())
     device = variables[0].parameter.device
     squares = _sum_of_squares(here, device)
-    if placed or any(bucket.values_travel for bucket in buckets):
+    if model_is_divided or any(bucket.values_travel for bucket in buckets):
         sum_over_ranks(squares)
     norm = (squares + _sum_of_squares(everywhere, device)).sqrt()
     gradients = [*everywhere, *here, *others]  # none on a rank that owns nothing
@@ -110,7 +110,7 @@ def keep_scaler_tensors(optimizer: Optimizer, streams: Streams) -> None:
     """What a GradScaler leaves on a fused optimizer while it steps, and frees behind it."""
     for name in ("grad_scale", "found_inf"):
         if isinstance(tensor := getattr(optimizer, name, None), Tensor):
-            streams.keep_for_landing(tensor)
+            streams.keep_for_completion(tensor)
 
 
 def show_gradients(bucket: Bucket) -> None:
@@ -142,9 +142,9 @@ def take_back(bucket: Bucket) -> None:
 
 def _show_rows(variable: VariableRecord) -> None:
     """The summed rows that this rank updates, or one row of zeros where it updates none."""
-    carrier, table = variable.packer, variable.alias
-    assert isinstance(carrier, TouchedRows)
-    owned = [(rows.start, rows.sums) for rows in carrier.ranges if rows.sums is not None]
+    packer, table = variable.packer, variable.alias
+    assert isinstance(packer, TouchedRows)
+    owned = [(rows.start, rows.sums) for rows in packer.ranges if rows.sums is not None]
     indices = [start + sums._indices()[0] for start, sums in owned]
     values = [sums._values() for _, sums in owned]
     if not any(len(found) for found in indices):

@@ -10,16 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from autosync.runtime.compression.powersgd import (
-    LowRank,
-    SavedErrors,
-    gather_errors,
-    pop_errors,
-    restore_errors,
-)
 from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
 from autosync.runtime.transport.agreement import CollectiveCalls
-from autosync.runtime.transport.state_exchange import exchange_states
+from autosync.runtime.transport.tensor_exchange import exchange_states
 from autosync.runtime.updates.optimizers import (
     JoinedOptimizers,
     as_plain,
@@ -35,14 +28,12 @@ from autosync.runtime.updates.state_parts import StateParts, boxes_of
 class ShardedOptimizerState:
     """Brings the parts of a state together, and takes them apart again.
 
-    low_rank: the matrices that PowerSGD packs, whose errors belong to a checkpoint. group: of the
-    script. control: of all ranks, of gloo. calls: where ranks meet before they gather; None where
-    every rank holds everything.
+    group: of the script. control: of all ranks, of gloo. calls: where ranks meet before they
+    gather; None where every rank holds everything.
     """
 
     optimizer: Optimizer
     records: Records
-    low_rank: Sequence[LowRank]
     group: dist.ProcessGroup
     control: Any
     calls: CollectiveCalls | None = None
@@ -77,15 +68,9 @@ class ShardedOptimizerState:
                 held_state(self.optimizer).pop(variable.parameter)
         return gathered
 
-    def gather_errors(self, optimizer: Optimizer) -> SavedErrors:
-        """Of PowerSGD, of the variables of one of the script's optimizers. A collective."""
-        return gather_errors(optimizer, self.low_rank, self.control)
-
     def take_parts(self) -> None:
         """The reverse, from what the script's optimizer holds: each rank keeps the parts that it
         updates."""
-        if errors := pop_errors(held_state(self.optimizer)):
-            self.restore_errors(self.optimizer, errors)
         if isinstance(self.optimizer, JoinedOptimizers):
             self.optimizer.refresh()
         for bucket in self.records.buckets:
@@ -94,10 +79,6 @@ class ShardedOptimizerState:
         for variable in self._split():
             if variable.group >= 0:
                 held_state(self.optimizer).pop(variable.parameter, None)
-
-    def restore_errors(self, optimizer: Optimizer, errors: SavedErrors) -> None:
-        """This rank's part of PowerSGD's, of the variables of one of the script's optimizers."""
-        restore_errors(optimizer, self.low_rank, errors, self.group.size())
 
     def begin(self, optimizer: Optimizer) -> None:
         """Make the state of an optimizer that has none, by a step on gradients that are zero, as

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
 from autosync.runtime.compression.rows import sparse_tensor
-from autosync.runtime.device.strides import Shape
+from autosync.runtime.device.model_tensors import Shape
 from autosync.runtime.layout.records import Bucket, HeldRange, RowRange, Settings, VariableRecord
 from autosync.runtime.updates.optimizers import class_of_group, grouped, held_state, step_shadow
 from autosync.runtime.updates.state_parts import boxes_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.runtime.device.strides import Shape
+from autosync.runtime.device.model_tensors import Shape
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.layout.segments import boxes
 

@@ -9,6 +9,7 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import ClassVar
 
 from autosync.cluster import Cluster
 from autosync.environment import allowed_environment
@@ -24,7 +25,7 @@ from autosync.trials.pool.worker_process import (
 )
 
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
-HARMLESS_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+SAFE_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 """No space, quote, dollar or leading dash: nothing that a program could take for an option or a
 shell for syntax. Cluster files may come from a request."""
 
@@ -53,7 +54,7 @@ class CommandLauncher:
     workloads: tuple[str, ...] = ()
     share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
-    name: str = "command"
+    name: ClassVar[str] = "command"
 
     def open(self, workload: Workload) -> ProcessPool:
         """Workers start with the first trial.
@@ -64,7 +65,7 @@ class CommandLauncher:
         """
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
-        refuse_odd_addresses(cluster)
+        refuse_unsafe_addresses(cluster)
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
         places = tuple(
             CommandPlace(self, cluster.nodes[node].address, node, rank)
@@ -149,10 +150,10 @@ class CommandPlace:
         )
 
 
-def refuse_odd_addresses(cluster: Cluster) -> None:
+def refuse_unsafe_addresses(cluster: Cluster) -> None:
     """Raises InvalidInput naming a node whose address is no plain host name or address."""
     for node in cluster.nodes:
-        if not HARMLESS_ADDRESS.fullmatch(node.address):
+        if not SAFE_ADDRESS.fullmatch(node.address):
             raise InvalidInput(
                 f"node address {node.address!r} is no host name or IP address, so it is not "
                 "put into a command.",

@@ -2,16 +2,18 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar, Self
 
 from autosync.environment import allowed_environment
 from autosync.errors import NotSupported
 from autosync.trials.contract import OnWait, Workload
-from autosync.trials.gpus import refuse_fewer_gpus
+from autosync.trials.gpus import CudaMps, NcclEnvironment, refuse_fewer_gpus, shared_gpu_environment
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.machine_lock import shared_machine_lock
-from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
+from autosync.trials.pool.process_pool import Links, ProcessPool, usual_repeats
 from autosync.trials.pool.worker_process import (
     ENVIRONMENT,
     Answers,
@@ -19,28 +21,82 @@ from autosync.trials.pool.worker_process import (
     WorkerProcess,
     worker_arguments,
 )
-from autosync.trials.shared_gpu import CudaMps, NcclEnvironment, shared_gpu_environment
 
 LOOPBACK = "127.0.0.1"
 DESCRIPTION = "local (unshaped links)"
 
 
 @dataclass(frozen=True, slots=True)
-class LocalLauncher:
-    """workloads: `name=package.module:function` entries that requests may name.
-    share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that; they then send
-        by sockets over the loopback.
+class MachineLauncher:
+    """A launcher whose ranks are all on this machine.
+
+    workloads: `name=package.module:function` entries that requests may name.
+    share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that.
     on_wait: receives a message where another pool measures on this machine for long.
     """
 
     workloads: tuple[str, ...] = ()
     share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
-    name: str = "local"
     on_wait: OnWait | None = None
 
-    def with_wait_reports(self, on_wait: OnWait) -> "LocalLauncher":
+    def with_wait_reports(self, on_wait: OnWait) -> Self:
         return replace(self, on_wait=on_wait)
+
+    def pool(
+        self,
+        workload: Workload,
+        *,
+        place: str,
+        entries: Sequence[tuple[tuple[str, ...], tuple[str, ...]]],
+        interface: str,
+        host: str,
+        links: Links,
+        nccl: NcclEnvironment | None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> ProcessPool:
+        """Workers are forked from one process, except where they are to use a GPU, as CUDA and
+        forks go badly together.
+
+        entries: of every rank, the prefix of its command and the namespaces that this leads to; see
+            `LocalPlace`. The others are those of `ProcessPool` and `LocalPlace`.
+        """
+        on_gpu = workload.device == "cuda"
+        preload = None if on_gpu else ForkServer()
+        mps = CudaMps() if self.share_gpus and on_gpu else None
+        nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
+
+        def close() -> None:
+            try:
+                if preload:
+                    preload.close()
+            finally:
+                on_close()
+
+        return ProcessPool(
+            workload=workload,
+            place=place,
+            places=tuple(
+                LocalPlace(prefix, interface, int(node), namespaces, preload, nccl, mps)
+                for node, (prefix, namespaces) in zip(nodes, entries, strict=True)
+            ),
+            host=host,
+            links=links,
+            workloads=self.workloads,
+            share_gpus=self.share_gpus,
+            mps=mps,
+            machine_lock=shared_machine_lock(),
+            on_wait=self.on_wait,
+            repeats=self.repeats,
+            on_close=close,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLauncher(MachineLauncher):
+    """Ranks that share GPUs send by sockets over the loopback."""
+
+    name: ClassVar[str] = "local"
 
     def open(self, workload: Workload) -> ProcessPool:
         """Workers start with the first trial.
@@ -52,38 +108,15 @@ class LocalLauncher:
         refuse_dedicated_servers(workload)
         if workload.device == "cuda":
             refuse_fewer_gpus(workload.domain.world_size, self.share_gpus)
-        nodes = workload.domain.cluster.node_of_server()[: workload.domain.world_size]
-        preload = preload_for(workload)
-        nccl = shared_gpu_environment if self.share_gpus else None
-        mps = mps_for(workload, self.share_gpus)
-        return ProcessPool(
-            workload=workload,
+        return self.pool(
+            workload,
             place=DESCRIPTION,
-            places=tuple(
-                LocalPlace((), "lo", int(node), preload=preload, nccl=nccl, mps=mps)
-                for node in nodes
-            ),
+            entries=[((), ())] * workload.domain.world_size,
+            interface="lo",
             host=LOOPBACK,
             links="loopback",
-            workloads=self.workloads,
-            share_gpus=self.share_gpus,
-            mps=mps,
-            machine_lock=shared_machine_lock(),
-            on_wait=self.on_wait,
-            repeats=self.repeats,
-            on_close=preload.close if preload else None,
+            nccl=shared_gpu_environment if self.share_gpus else None,
         )
-
-
-def preload_for(workload: Workload) -> ForkServer | None:
-    """What the workers are forked from; None where they are to use a GPU, as CUDA and forks go
-    badly together."""
-    return None if workload.device == "cuda" else ForkServer()
-
-
-def mps_for(workload: Workload, share_gpus: bool) -> CudaMps | None:
-    """What lets the workers' kernels run side by side, where they may share GPUs."""
-    return CudaMps() if share_gpus and workload.device == "cuda" else None
 
 
 def refuse_dedicated_servers(workload: Workload) -> None:

@@ -7,27 +7,130 @@ lines to the same worker process that every launcher starts; nothing durable liv
 import contextlib
 import math
 import os
+import queue
 import socket
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from autosync.cancellation import check_cancelled
 from autosync.cluster import Cluster
+from autosync.environment import allowed_environment
 from autosync.errors import InvalidInput, NotSupported
+from autosync.trials.commands import Answer
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
-from autosync.trials.launchers.ray_worker import RayWorker, Relay
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
-from autosync.trials.pool.worker_process import Answers, carried_environment
+from autosync.trials.pool.worker_process import (
+    Answers,
+    WorkerAnswer,
+    WorkerExit,
+    WorkerProcess,
+    carried_environment,
+    worker_arguments,
+)
+
+LISTEN_SECONDS = 5.0
+"""How long one call to an actor waits for the worker's next answer."""
+
+KILL_SECONDS = 5.0
+LOST_SECONDS = 20.0
+"""How long a call may stay unanswered: an actor on a node that has gone never answers."""
+
+
+class Relay(WorkerProcess):
+    """The actor: a worker process on its node, whose answers are fetched by calls."""
+
+    def __init__(self, rank: int, workloads: tuple[str, ...], carried: Mapping[str, str]) -> None:
+        self._answers: Answers = queue.Queue()
+        command = [sys.executable, *worker_arguments(workloads)]
+        super().__init__(rank, command, {**allowed_environment(), **carried}, self._answers)
+
+    def process_id(self) -> int:
+        return self.pid
+
+    def listen(self, seconds: float) -> list[Answer | None]:
+        """The worker's next answer (None: it has ended); empty where none comes in time."""
+        try:
+            return [self._answers.get(timeout=seconds).answer]
+        except queue.Empty:
+            return []
+
+
+class RayWorker:
+    """A worker behind an actor, as the worker group sees it."""
+
+    def __init__(self, rank: int, where: str, actor: Any, answers: Answers) -> None:
+        self.rank = rank
+        self.where = where
+        self.command = f"a Ray actor on {where}"
+        self._actor = actor
+        self._killing: Any = None
+        self._stopped = threading.Event()
+        self._listener = threading.Thread(target=self._listen, args=(answers,), daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the worker's process, on its own host."""
+        found = self._asked("process_id", -1)
+        assert isinstance(found, int)
+        return found
+
+    def send(self, line: str) -> None:
+        self._actor.send.remote(line)
+
+    def stderr_tail(self) -> str:
+        return str(self._asked("stderr_tail", ""))
+
+    def exit(self) -> WorkerExit:
+        found = self._asked("exit", WorkerExit(None, False))
+        assert isinstance(found, WorkerExit)
+        return found
+
+    def begin_kill(self) -> None:
+        self._stopped.set()
+        self._killing = self._actor.kill.remote()
+
+    def kill(self) -> None:
+        """The worker first, by its own actor; then the actor, alive or not."""
+        import ray
+        from ray.exceptions import RayError
+
+        self.begin_kill()
+        _answer_of(self._killing, KILL_SECONDS, None)
+        with contextlib.suppress(RayError):  # the head has gone
+            ray.kill(self._actor)
+        self._listener.join(LISTEN_SECONDS)
+
+    def _asked(self, method: str, otherwise: object) -> object:
+        return _answer_of(getattr(self._actor, method).remote(), LOST_SECONDS, otherwise)
+
+    def _listen(self, answers: Answers) -> None:
+        while not self._stopped.is_set():
+            heard = _answer_of(self._actor.listen.remote(LISTEN_SECONDS), None, [None])
+            for answer in heard:
+                if not self._stopped.is_set():
+                    answers.put(WorkerAnswer(self.rank, answer))
+            if None in heard:
+                return
+
+
+def _answer_of(reference: Any, seconds: float | None, otherwise: object) -> Any:
+    """otherwise: where the actor or its node has gone, or does not answer in time."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return ray.get(reference, timeout=seconds)
+    except RayError:
+        return otherwise
+
 
 CONNECT_SECONDS = 10.0
-
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""RFC 9113: how a client begins, with an empty frame of settings; a server's first is one, too."""
-
-FRAME_HEADER_BYTES, FRAME_TYPE, SETTINGS = 9, 3, b"\4"
 
 PLACING_SECONDS = 60.0
 """How long Ray may take to reserve the resources of a pool."""
@@ -115,33 +218,22 @@ def connect_to_ray(address: str) -> bool:
 
 
 def refuse_unreachable(address: str) -> None:
-    """Find out whether a Ray head listens at `HOST:PORT`; other forms of an address are Ray's to
-    judge. Ray itself tries for two minutes, and then ends the process.
-
-    Raises:
-        NotSupported: nothing answers there, or not as Ray's gRPC does (by HTTP/2).
-    """
+    """Raises NotSupported where nothing listens at `HOST:PORT`; other forms of an address are Ray's
+    to judge. Ray itself tries for two minutes, and then ends the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
-            if os.environ.get("RAY_USE_TLS") == "1":
-                return
-            connection.sendall(HTTP2_PREFACE)
-            answered = connection.recv(FRAME_HEADER_BYTES, socket.MSG_WAITALL)
-            if answered[FRAME_TYPE : FRAME_TYPE + 1] == SETTINGS:
-                return
-            why = "what listens there does not answer as Ray does"
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        why = f"{getattr(error, 'strerror', None) or error}"
-    raise NotSupported(
-        f"the Ray cluster at {address!r} cannot be reached: {why}.",
-        thing="address",
-        value=address,
-        remedy="Give HOST:PORT of the head, as `ray start --head` printed it (the port is 6379 "
-        "unless it was chosen), and see that it runs and that no firewall is between.",
-    )
+        raise NotSupported(
+            f"the Ray cluster at {address!r} cannot be reached: "
+            f"{getattr(error, 'strerror', None) or error}.",
+            thing="address",
+            value=address,
+            remedy="Give HOST:PORT of the head, as `ray start --head` printed it (the port is 6379 "
+            "unless it was chosen), and see that it runs and that no firewall is between.",
+        ) from None
 
 
 def disconnect_from_ray(connected: bool) -> None:
@@ -197,40 +289,35 @@ def gpus_of_nodes() -> dict[str, float]:
 class RayLauncher:
     """address: of the Ray head, `HOST:PORT`. Node addresses of the cluster file are Ray's own
         (`ray list nodes`) or the hosts' names.
-    cpus, gpus: what Ray reserves for each rank; it hides GPUs from actors that reserve none. By
-        default one where trials compute on GPUs, or a part of one where ranks may share them.
     share_gpus: ranks of a node may share its GPUs, by CUDA MPS where it runs there; NCCL then sends
-        by sockets, over `interface` where it is given.
+        by sockets, over `interface` where it is given. Ray reserves a part of a GPU for each.
     environment: added to the workers'. interface: for gloo; by default the one towards rank 0.
     workloads: `name=package.module:function` entries that requests may name.
     """
 
     address: str
-    cpus: float = 1.0
-    gpus: float | None = None
     environment: tuple[tuple[str, str], ...] = ()
     interface: str = ""
     workloads: tuple[str, ...] = ()
     share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
-    name: str = "ray"
+    name: ClassVar[str] = "ray"
 
     def open(self, workload: Workload) -> ProcessPool:
         """Reserve the nodes; workers start with the first trial.
 
         Raises:
             NotSupported: Ray is not installed, not reachable, runs without a token, or has not
-                the resources; or trials want GPUs and a node has none, or none are reserved.
+                the resources; or trials want GPUs and a node has none.
             InvalidInput: a node of the cluster is none of Ray's.
         """
         cluster = workload.domain.cluster
         refuse_dedicated_servers(workload)
-        refuse_unreserved_gpus(workload, self.gpus)
         connected = connect_to_ray(self.address)
         try:
             addresses = ray_addresses(cluster, alive_nodes())
             gpus = gpus_a_rank(self, workload, addresses)
-            group = _placement_group(self, cluster, addresses, gpus)
+            group = _placement_group(cluster, addresses, gpus)
         except BaseException:  # whatever it was, the connection does not stay
             disconnect_from_ray(connected)
             raise
@@ -262,27 +349,15 @@ class RayLauncher:
         )
 
 
-def refuse_unreserved_gpus(workload: Workload, gpus: float | None) -> None:
-    """Raises NotSupported where trials want GPUs and each rank is to reserve `gpus` = 0 of them."""
-    if workload.device == "cuda" and gpus == 0:
-        raise NotSupported(
-            "the launcher ray is to reserve no GPUs for its workers.",
-            thing="gpus",
-            value=gpus,
-            remedy="Leave gpus out of `RayLauncher(...)`, or say how many each rank reserves.",
-        )
-
-
 def gpus_a_rank(launcher: RayLauncher, workload: Workload, addresses: Sequence[str]) -> float:
-    """What Ray reserves for each rank. Ray gives an actor a part of one GPU, never parts of two.
+    """What Ray reserves for each rank; it hides GPUs from actors that reserve none. Ray gives an
+    actor a part of one GPU, never parts of two.
 
     addresses: Ray's, of the cluster's nodes.
 
     Raises:
         NotSupported: names a node that has none.
     """
-    if launcher.gpus is not None:
-        return launcher.gpus
     if workload.device != "cuda":
         return 0.0
     there, parts = gpus_of_nodes(), []
@@ -325,16 +400,14 @@ class RayPlace:
         return RayWorker(rank, self.address, actor, answers)
 
 
-def _placement_group(
-    launcher: RayLauncher, cluster: Cluster, addresses: Sequence[str], gpus: float
-) -> Any:
+def _placement_group(cluster: Cluster, addresses: Sequence[str], gpus: float) -> Any:
     """Raises NotSupported when Ray cannot reserve it."""
     import ray.util
 
     bundles = [
         {
             f"node:{address}": NODE_SHARE,
-            "CPU": launcher.cpus * node.ranks,
+            "CPU": node.ranks,
             **({"GPU": whole_above_one(gpus * node.ranks)} if gpus else {}),
         }
         for node, address in zip(cluster.nodes, addresses, strict=True)
@@ -379,7 +452,7 @@ def _actor(
 
     where = PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.node)
     actor_class = ray.remote(Relay).options(
-        num_cpus=place.launcher.cpus,
+        num_cpus=1,
         num_gpus=place.gpus,
         max_concurrency=CONCURRENT_CALLS,
         max_restarts=0,

@@ -1,22 +1,20 @@
 """The `testbed` launcher: an emulated cluster of network namespaces with shaped links."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 from autosync.errors import InvalidInput, NotSupported
-from autosync.trials.contract import OnWait, Workload
-from autosync.trials.gpus import refuse_fewer_gpus
+from autosync.trials.contract import Workload
+from autosync.trials.gpus import refuse_fewer_gpus, shared_gpu_environment, socket_environment
 from autosync.trials.launchers.local_launcher import (
-    LocalPlace,
-    mps_for,
-    preload_for,
+    MachineLauncher,
     refuse_dedicated_servers,
 )
 from autosync.trials.machine import usable_cores
 from autosync.trials.pool.machine_lock import shared_machine_lock
-from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
+from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.request_names import SHORT_OF_CORES
 from autosync.trials.scales import CORES_A_RANK, cores_a_rank
-from autosync.trials.shared_gpu import shared_gpu_environment, socket_environment
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.link_shaping import INTERFACE
 from autosync.trials.testbed.namespaces import Testbed
@@ -27,27 +25,17 @@ CARRIED_GBPS_A_CORE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class TestbedLauncher:
+class TestbedLauncher(MachineLauncher):
     """Every pool has a testbed of its own, that ends with it. Trials that compute on a GPU send as
     the cluster file says, by gloo or NCCL, through sockets on the testbed's links.
 
-    workloads: `name=package.module:function` entries that requests may name.
-    share_gpus: ranks may share this machine's GPUs, by CUDA MPS where it has that.
     check: whether the testbed measures itself first, and refuses when a link is 5 % off.
-    on_wait: receives a message where another pool measures on this machine for long.
     """
 
     __test__ = False  # not a test class, whatever its name
+    name: ClassVar[str] = "testbed"
 
-    workloads: tuple[str, ...] = ()
-    share_gpus: bool = False
-    repeats: int = field(default_factory=usual_repeats)
     check: bool = True
-    name: str = "testbed"
-    on_wait: OnWait | None = None
-
-    def with_wait_reports(self, on_wait: OnWait) -> "TestbedLauncher":
-        return replace(self, on_wait=on_wait)
 
     def open(self, workload: Workload) -> ProcessPool:
         """Build the testbed of the workload's cluster at its scales.
@@ -73,41 +61,15 @@ class TestbedLauncher:
             namespaces.down(testbed)
             raise
         nodes = [int(node) for node in cluster.node_of_server()[: cluster.world_size]]
-        preload = preload_for(workload)
-        nccl = shared_gpu_environment if self.share_gpus else socket_environment
-        mps = mps_for(workload, self.share_gpus)
-
-        def close() -> None:
-            try:
-                if preload:
-                    preload.close()
-            finally:
-                namespaces.down(testbed)
-
-        return ProcessPool(
-            workload=workload,
+        return self.pool(
+            workload,
             place=description(testbed, workload, checked, usable_cores()),
-            places=tuple(
-                LocalPlace(
-                    testbed.prefix(node),
-                    INTERFACE,
-                    node,
-                    testbed.namespaces(node),
-                    preload,
-                    nccl,
-                    mps,
-                )
-                for node in nodes
-            ),
+            entries=[(testbed.prefix(node), testbed.namespaces(node)) for node in nodes],
+            interface=INTERFACE,
             host=testbed.addresses[nodes[0]],
             links="shaped",
-            workloads=self.workloads,
-            share_gpus=self.share_gpus,
-            mps=mps,
-            machine_lock=shared_machine_lock(),
-            on_wait=self.on_wait,
-            repeats=self.repeats,
-            on_close=close,
+            nccl=shared_gpu_environment if self.share_gpus else socket_environment,
+            on_close=lambda: namespaces.down(testbed),
         )
 
     def _checked(self, testbed: Testbed, workload: Workload) -> SelfCheck | None:
@@ -137,22 +99,21 @@ def refuse_excess(workload: Workload, cores: int) -> None:
         InvalidInput: the scaled links need more than this machine's cores carry.
         NotSupported: they do, beside kernels, which no scale goes with.
     """
-    total = sum(node.bandwidth_gbps for node in workload.domain.cluster.nodes)
-    total *= workload.byte_scale / workload.time_scale
-    if total <= cores * CARRIED_GBPS_A_CORE:
+    gbps = sum(node.bandwidth_gbps for node in workload.domain.cluster.nodes)
+    gbps *= workload.byte_scale / workload.time_scale
+    if gbps <= cores * CARRIED_GBPS_A_CORE:
         return
     carry = f"{cores} cores carry about {cores * CARRIED_GBPS_A_CORE:g}"
+    would = f"the testbed's links would carry {gbps:.1f} Gbit/s together"
     if workload.compute == "kernels":
         raise NotSupported(
-            f"the testbed's links would carry {total:.1f} Gbit/s together; {carry}, and beside "
-            "kernels nothing can be scaled.",
+            f"{would}; {carry}, and beside kernels nothing can be scaled.",
             thing="compute",
             value=workload.compute,
             remedy=UNSCALED,
         )
     raise InvalidInput(
-        f"the testbed's links would carry {total:.1f} Gbit/s together at s = "
-        f"{workload.byte_scale:g}, k = {workload.time_scale:g}; {carry}.",
+        f"{would} at s = {workload.byte_scale:g}, k = {workload.time_scale:g}; {carry}.",
         thing="byte_scale",
         value=workload.byte_scale,
         remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`).",

@@ -1,8 +1,8 @@
-"""A running training job as a workload, and what is refused before its first trial: what
-`distribute` would refuse after the last one, and what trials cannot put back."""
+"""A running training job as a workload: its control group, its process groups, and what is refused
+before its first trial."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
 from autosync.errors import InvalidInput, NotSupported
@@ -17,12 +18,108 @@ from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.torch_engines import check_options
+from autosync.runtime.transport.base import lost_peer
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward
-from autosync.trials.live.control_group import ControlGroup
 from autosync.trials.live.snapshot import Snapshot
 from autosync.trials.session import ReusedGroups, RunningJob
-from autosync.trials.worker.timed_messages import MessageGroups
+
+LEAVING = timedelta(seconds=10)
+"""How long a rank waits for the others before the control group ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """A gloo group of all ranks, on which they communicate while the job is tuned. No trial uses
+    it, so that ranks agree even after a trial has failed. Every method raises SynchronizationFailed
+    where a rank has died or does not answer."""
+
+    group: dist.ProcessGroup
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """The argument of every rank, by rank, on all of them."""
+        everyone: list[Any] = [None] * self.group.size()
+        with _all_ranks():
+            dist.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def agreed(self, task: Callable[[], Any]) -> Any:
+        """The task's result on every rank, or the first rank's error on all of them.
+
+        Raises:
+            InvalidInput: another rank's task failed; where this one's did, its own error.
+        """
+        try:
+            result, error = task(), None
+        except Exception as raised:  # the user's step may raise anything, on some ranks only
+            result, error = None, raised
+        errors = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        for rank, text in enumerate(errors):
+            if text is not None:
+                if error is not None:
+                    raise error
+                raise InvalidInput(f"rank {rank} cannot tune: {text}", thing="step", value=text)
+        return result
+
+    def from_first(self, value: Any = None) -> Any:
+        """Rank 0's argument, on every rank."""
+        carried = [value]
+        with _all_ranks():
+            dist.broadcast_object_list(carried, src=0, group=self.group)
+        return carried[0]
+
+    def meet(self, patience: timedelta) -> None:
+        """A barrier with a timeout; rank 0's error names the ranks that did not reach it."""
+        with _all_ranks():
+            dist.monitored_barrier(self.group, patience, wait_all_ranks=True)
+
+    def share_values(self, model: nn.Module) -> None:
+        """Every rank begins with rank 0's parameters and buffers."""
+        with _all_ranks():
+            share_initial_values(self.group, model)
+
+    def leave(self) -> None:
+        """End the group, after all ranks have reached this: what one has sent may still be in
+        flight.
+
+        They meet in the store, not on the group: a rank that has failed leaves in the middle of the
+        others' collective, and would be taken for a member of it.
+        """
+        with contextlib.suppress(RuntimeError):  # out of time, or the store has gone with a rank
+            default = dist.distributed_c10d._get_default_store()
+            store = PrefixStore(f"autosync/{self.group.group_name}/left", default)
+            if store.add("ranks", 1) == self.group.size():
+                store.set("all", "")
+            store.wait(["all"], LEAVING)
+        dist.destroy_process_group(self.group)
+
+
+def open_control(patience: timedelta) -> ControlGroup:
+    """A collective. patience: how long a rank waits for another."""
+    group = dist.new_group(backend="gloo", timeout=patience)
+    assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+    return ControlGroup(group)
+
+
+@contextlib.contextmanager
+def job_control(patience: timedelta) -> Iterator[ControlGroup]:
+    """As `open_control`; however the block ends, the group ends, too."""
+    control = open_control(patience)
+    try:
+        yield control
+    finally:
+        control.leave()
+
+
+@contextlib.contextmanager
+def _all_ranks() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch raises for a broken process group
+        text = f"a rank of the job was lost while it was tuned: {error}"
+        raise lost_peer(text, "process_group", None, state_is_split=False) from error
+
 
 Step = Callable[..., object]
 """One whole training iteration: forward, backward, `optimizer.step()`. Called as
@@ -55,7 +152,6 @@ class LiveJob:
     batches: Sequence[Any] = ()
     group: Any = None
     reused_groups: ReusedGroups = field(default_factory=ReusedGroups)
-    message_groups: MessageGroups = field(default_factory=MessageGroups)
 
     @property
     def device(self) -> torch.device:
@@ -88,12 +184,10 @@ class LiveJob:
         """Process groups of the trials to come. Every rank calls this at the same time."""
         self.end_groups()
         self.group = dist.new_group(timeout=self.timeout)
-        self.message_groups = MessageGroups(self.timeout)
 
     def abort_groups(self) -> None:
         """What is in flight on the trials' groups fails."""
         self.reused_groups.close()
-        self.message_groups.close()
         if self.group is not None:
             with contextlib.suppress(RuntimeError):  # it may have failed already
                 self.group._get_backend(self.device).abort()

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from autosync.cluster import Backend, Cluster, Device, Node
+from autosync.device_clock import wait_for_device
 from autosync.devices import device_type_of_gpu
 from autosync.environment import host_name
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.arena import Arena, host_memory
-from autosync.trials.gpus import gpu_uuid
+from autosync.trials.gpus import gpu_uuid, mps_running, sharing_words
 from autosync.trials.live.job import LiveJob
-from autosync.trials.shared_gpu import mps_running, sharing_words
 from autosync.units import MIB
 
 SMALLEST_BYTES = 256 * 1024
@@ -31,7 +31,7 @@ LATENCY_TRIPS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankReport:
     """What a rank reports of itself."""
 
     host: str
@@ -63,21 +63,21 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
         NotSupported: a GPU is of no known type, and none is stated.
     """
     device_type = device_type_of(job.device, job.stated_device_type)
-    mine = Seat(host_name(), device_type, device_memory_gb(job.device), step_seconds)
-    seats: list[Seat] = job.control.gathered(mine)
-    hosts = refuse_mixed([seat.host for seat in seats])
+    mine = RankReport(host_name(), device_type, device_memory_gb(job.device), step_seconds)
+    reports: list[RankReport] = job.control.gathered(mine)
+    hosts = ranks_of_hosts([report.host for report in reports])
     between = _link_rates(job, [ranks[0] for ranks in hosts.values()])
     within = [
         _link_rates(job, ranks[:2])[0] if len(ranks) > 1 else None for ranks in hosts.values()
     ]
     latency = _latency_seconds(job)
-    profiled = seats[0].step_seconds  # the domain's profile is rank 0's
+    profiled = reports[0].step_seconds  # the domain's profile is rank 0's
     nodes = []
     for number, (host, ranks) in enumerate(hosts.items()):
         rate = max(between[number], between[number - 1]) if between else within[number]
         inside = within[number]
         assert rate is not None  # a job on one host has several ranks there
-        devices = tuple(seated_device(seats[rank], profiled) for rank in ranks)
+        devices = tuple(device_of_report(reports[rank], profiled) for rank in ranks)
         intra = inside / 1e9 * 8 if inside else None
         nodes.append(Node(host, devices, rate / 1e9 * 8, intra, latency * 1e6))
     found = job.group._get_backend(job.device).name()  # a process group may have several
@@ -86,14 +86,14 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
 
 
 def gpu_sharing(job: LiveJob) -> str:
-    """How ranks share GPUs, in words, the same on every rank; empty where each has its own."""
+    """How ranks share GPUs, as reports print it; empty where each has its own."""
     on_gpu = job.device.type == "cuda"
     mine = (gpu_uuid(job.device), mps_running()) if on_gpu else ("", False)
     of_ranks: list[tuple[str, bool]] = job.control.gathered(mine)
     return sharing_words([gpu for gpu, _ in of_ranks], [by_mps for _, by_mps in of_ranks])
 
 
-def refuse_mixed(hosts: Sequence[str]) -> dict[str, list[int]]:
+def ranks_of_hosts(hosts: Sequence[str]) -> dict[str, list[int]]:
     """The ranks of every host, in order.
 
     Raises:
@@ -113,11 +113,11 @@ def refuse_mixed(hosts: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def seated_device(seat: Seat, profiled_seconds: float) -> Device:
+def device_of_report(report: RankReport, profiled_seconds: float) -> Device:
     """A rank's device. profiled_seconds: a plain step of the rank whose profile the domain has."""
-    ratio = seat.step_seconds / profiled_seconds
+    ratio = report.step_seconds / profiled_seconds
     slowdown = 1.0 if 1 / SLOWER < ratio < SLOWER else max(round(ratio, 2), 0.01)
-    return Device(seat.device_type, 1, seat.memory_gb, slowdown)
+    return Device(report.device_type, 1, report.memory_gb, slowdown)
 
 
 def _link_rates(job: LiveJob, ring: Sequence[int]) -> list[float]:
@@ -136,7 +136,8 @@ def _link_rates(job: LiveJob, ring: Sequence[int]) -> list[float]:
 
 
 def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
-    """Seconds until this rank has received its neighbour's bytes; 0 outside of the ring."""
+    """Seconds until this rank has received the bytes of the rank before it; 0 outside of the
+    ring."""
     dist.barrier(job.group)
     rank = dist.get_rank()
     if rank not in ring:
@@ -153,17 +154,11 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
         ]
     )
     works.pop().wait()  # what is received; on NCCL both
-    _finish_work(job.device)
+    wait_for_device(job.device)
     seconds = time.monotonic() - begun
     for work in works:
         work.wait()
     return seconds
-
-
-def _finish_work(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _latency_seconds(job: LiveJob) -> float:
@@ -172,14 +167,14 @@ def _latency_seconds(job: LiveJob) -> float:
     rank, trips = dist.get_rank(), []
     small = torch.zeros(1, device=job.device)
     for _ in range(LATENCY_TRIPS):
-        _finish_work(job.device)
+        wait_for_device(job.device)
         begun = time.monotonic()
         for source, target in ((0, last), (last, 0)):
             if rank == source:
                 dist.send(small, target, job.group)
             elif rank == target:
                 dist.recv(small, source, job.group)
-        _finish_work(job.device)  # NCCL is only asked for a message so far
+        wait_for_device(job.device)  # NCCL is only asked for a message so far
         trips.append(time.monotonic() - begun)
     found: float = job.control.from_first(sorted(trips)[len(trips) // 2] / 2)
     return found

@@ -6,39 +6,30 @@ Rank 0 leads (`JobPool`); the others serve. Commands and answers travel on the j
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import host_name
-from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.trials.commands import MessagesTimed, PassDone, RunPass, TimeMessages
-from autosync.trials.contract import ErrorKind, TrialError, TrialFailed, TrialRequest
-from autosync.trials.gpus import moment_now, peak_bytes, reset_peak
-from autosync.trials.live.job import LiveJob
-from autosync.trials.machine import family_seconds, host_id, software_versions
-from autosync.trials.measurement import PassMeasurement, message_seconds, pass_measurement
-from autosync.trials.session import (
-    IterationsTookTooLong,
-    TrialAttachment,
-    attach,
-    measure_iterations,
-    replica_digest,
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.trials.commands import CommandFailed, MessagesTimed, PassDone, RunPass, TimeMessages
+from autosync.trials.contract import TrialError, TrialFailed, TrialRequest
+from autosync.trials.failures import failure_of, first_cause
+from autosync.trials.iterations import (
+    measure_pass,
 )
-from autosync.trials.timeline_recording import RankRecording
+from autosync.trials.live.job import LiveJob
+from autosync.trials.machine import family_seconds, software_versions
+from autosync.trials.measurement import PassMeasurement, message_seconds, pass_measurement
+from autosync.trials.session import TrialAttachment, attach
 from autosync.trials.trial_procedure import TrialPool
 from autosync.trials.worker.timed_messages import time_messages
-from autosync.trials.worker.worker_main import error_kind
 
 LATE = timedelta(seconds=30)
 """How long a rank is waited for beyond what a command may take: it puts its state back."""
@@ -46,33 +37,22 @@ LATE = timedelta(seconds=30)
 REPEATS = 1
 """How often a pass under outside load is measured again."""
 
-PARTED: Final = "parted"
-"""The kind of a failure that is another rank's doing: the connection to a peer has closed."""
-
 
 @dataclass(frozen=True, slots=True)
 class RenewGroups:
-    """What comes next runs on new process groups: something has ended those before."""
+    """Open new process groups: a failure has ended those before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all ranks go on with; nothing follows. reason: why no tuning stands behind it."""
+    """The bundle that all ranks train with from now on; the last command. reason: why it is not the
+    result of a tuning, where it is none."""
 
     bundle: Bundle
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveFailure:
-    """Why a rank's part of a command failed, and how many seconds after its begin."""
-
-    seconds: float
-    kind: ErrorKind | Literal["parted"]
-    message: str
-
-
-LiveAnswer = PassDone | MessagesTimed | LiveFailure
+LiveAnswer = PassDone | MessagesTimed | CommandFailed
 A = TypeVar("A", PassDone, MessagesTimed)
 
 
@@ -106,7 +86,7 @@ class JobPool(TrialPool):
         return dist.get_world_size()
 
     def run_pass(self, request: TrialRequest, after_load: bool) -> PassMeasurement:
-        """It does not wait for outside load to pass: the job's time is short. A GPU's timeline is
+        """Does not wait until outside load is over: the job's time is short. A GPU's timeline is
         not recorded."""
         left = self.until - self.clock()
         if left <= 0:
@@ -151,44 +131,44 @@ class JobPool(TrialPool):
             self.job.renew_groups()
             self._renew_groups = False
         self.job.control.from_first(command)
-        answers = _take_part(self.job, command)
+        answers = _run_command(self.job, command)
         failures = {
-            rank: answer for rank, answer in enumerate(answers) if isinstance(answer, LiveFailure)
+            rank: answer for rank, answer in enumerate(answers) if isinstance(answer, CommandFailed)
         }
         if failures:
-            raise TrialFailed(first_cause(failures))
+            raise TrialFailed(first_cause(failures)[1])
         return [answer for answer in answers if isinstance(answer, answered_by)]
 
     def reset_ranks(self) -> None:
-        """The next command finds new process groups; those of single messages end then."""
+        """The next command finds new process groups; those of single messages end, too."""
         self._renew_groups = True
 
     def close(self) -> None:
         """Nothing to leave behind: the ranks are the job's own."""
 
     def dismiss(self, verdict: Verdict) -> None:
-        """Tell all ranks what to go on with."""
+        """Send all ranks the bundle that they train with from now on."""
         self.job.control.from_first(verdict)
 
 
 def serve(job: LiveJob) -> Verdict:
-    """The other ranks' side: trials until rank 0 says what to go on with."""
+    """The other ranks' side: take part in trials until rank 0 sends the verdict."""
     while True:
         match job.control.from_first():
             case RenewGroups():
                 job.renew_groups()
             case RunPass() | TimeMessages() as command:
-                _take_part(job, command)
+                _run_command(job, command)
             case Verdict() as verdict:
                 return verdict
             case other:
                 raise TypeError(f"rank 0 sent no command, but {other!r}.")
 
 
-def _take_part(job: LiveJob, command: RunPass | TimeMessages) -> list[LiveAnswer]:
+def _run_command(job: LiveJob, command: RunPass | TimeMessages) -> list[LiveAnswer]:
     """Run a trial's pass, or single messages, together with all ranks; every rank's answer.
 
-    A rank that is stuck in the user's own code cannot be ended. The others wait for as long as its
+    A rank that hangs in the user's own code cannot be killed. The others wait for as long as its
     steps and a collective may take, and then fail.
     """
     begun = time.monotonic()
@@ -201,54 +181,39 @@ def _take_part(job: LiveJob, command: RunPass | TimeMessages) -> list[LiveAnswer
     left = may_take - timedelta(seconds=time.monotonic() - begun)
     job.control.meet(max(left, timedelta(0)) + LATE)
     answers: list[LiveAnswer] = job.control.gathered(mine)
-    if any(isinstance(answer, LiveFailure) for answer in answers):
+    if any(isinstance(answer, CommandFailed) for answer in answers):
         job.end_groups()
     return answers
 
 
 def _run_pass(job: LiveJob, command: RunPass) -> LiveAnswer:
     """What this rank measured, or why it failed. State is restored either way."""
-    assert command.bundle is not None  # rank 0 sends it with every pass
+    bundle = command.bundle
+    assert bundle is not None  # rank 0 sends it with every pass
     attached: list[TrialAttachment] = []
-    recording = RankRecording() if command.record else None
-    can_tell_peak = reset_peak(job.device)
-    begun = time.monotonic()
-    try:
+
+    def attach_plan(trace: ExecutionTrace | None) -> TrialAttachment:
         attached.append(
-            attach(
-                job.model,
-                job.optimizer,
-                command.bundle,
-                1.0,
-                job.reused_groups,
-                recording.trace if recording else None,
-                job.as_running,
-            )
+            attach(job.model, job.optimizer, bundle, 1.0, job.reused_groups, trace, job.as_running)
         )
         dist.barrier(job.group)
-        with watched(job.optimizers, attached[0].model, recording):
-            measured = measure_iterations(
-                lambda iteration: job.run_step(attached[0].model, iteration),
-                attached[0],
-                command.warmup,
-                command.iterations,
-                job.device,
-                recording,
-                own_seconds=family_seconds,
-                timeout_seconds=command.timeout_seconds or math.inf,
-            )
-        attached[0].detach()
-        engine, warmup = command.bundle.plan.engine, command.warmup
-        return PassDone(
-            measured=measured,
-            host=host_id(),
-            peak_memory_bytes=peak_bytes(job.device) if can_tell_peak else None,
-            digest=replica_digest(job.model),
-            recording=recording.recorded(measured.starts, engine, warmup) if recording else None,
+        return attached[0]
+
+    begun = time.monotonic()
+    try:
+        return measure_pass(
+            command,
+            attach_plan,
+            job.run_step,
+            lambda: attached[0].detach(),
+            job.model,
+            job.optimizers,
+            engine=bundle.plan.engine,
+            own_seconds=family_seconds,
             nic=host_name() if job.device.type == "cpu" else "",  # NCCL need not pass the kernel
         )
     except Exception as error:  # a process boundary: the job goes on whatever a strategy does
-        failure = LiveFailure(time.monotonic() - begun, failure_kind(error), _words(error))
+        failure = failure_of(error, time.monotonic() - begun)
         error.__traceback__ = None  # its frames hold the replicas that must go
         job.abort_groups()
         while attached:
@@ -267,45 +232,10 @@ def _run_messages(job: LiveJob, command: TimeMessages) -> LiveAnswer:
     """What single messages took on this rank, or why they failed."""
     begun = time.monotonic()
     try:
-        return time_messages(dist.get_rank(), command, job.device, job.message_groups)
+        return time_messages(command, job.reused_groups.get(job.group, job.device), job.device)
     except Exception as error:  # a process boundary: the job goes on without
         job.end_groups()
-        return LiveFailure(time.monotonic() - begun, failure_kind(error), _words(error))
-
-
-def failure_kind(error: Exception) -> ErrorKind | Literal["parted"]:
-    """Of a broken process group torch raises RuntimeErrors; the connections of the user's own step,
-    to a data source for instance, fail with OSErrors."""
-    if isinstance(error, IterationsTookTooLong):
-        return "timeout"
-    if isinstance(error, RuntimeError | SynchronizationFailed):
-        message = str(error).lower()
-        if "timed out" in message:
-            return "timeout"
-        if isinstance(error, SynchronizationFailed) or "connection" in message:
-            return PARTED
-    return error_kind(error)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def first_cause(failures: dict[int, LiveFailure]) -> TrialError:
-    """What a rank did by itself, else a wait that ended without its peer, else a lost peer; the
-    earliest of those. Ranks begin a trial at different moments, so times alone do not show it.
-
-    failures: by rank.
-    """
-
-    def order(rank: int) -> tuple[int, float]:
-        failure = failures[rank]
-        return {"timeout": 1, PARTED: 2}.get(failure.kind, 0), failure.seconds
-
-    rank = min(failures, key=order)
-    failure = failures[rank]
-    kind = "crashed" if failure.kind == PARTED else failure.kind
-    return TrialError(kind, f"rank {rank}: {failure.message}")
+        return failure_of(error, time.monotonic() - begun)
 
 
 def counted_nics(answers: Sequence[PassDone]) -> list[str]:
@@ -316,34 +246,3 @@ def counted_nics(answers: Sequence[PassDone]) -> list[str]:
     if "" in kernel_of or hosts < 2 or len(set(kernel_of.values())) < hosts:
         return []
     return [answer.nic for answer in answers]
-
-
-@contextmanager
-def watched(
-    optimizers: Sequence[Optimizer], model: nn.Module, recording: RankRecording | None
-) -> Iterator[None]:
-    """Note when the model's forward passes end and the optimizer's steps begin; of several
-    optimizers, those of the one that steps first. What a step does before and after the forward
-    pass so counts as forward and as backward."""
-    if recording is None:
-        yield
-        return
-    device = next(model.parameters()).device
-
-    def forward_ended(*_: Any) -> None:
-        recording.forwards.append(moment_now(device))
-
-    leading: list[Optimizer] = []
-
-    def step_begins(optimizer: Optimizer, *_: Any) -> None:
-        leading[:] = leading or [optimizer]
-        if optimizer is leading[0]:
-            recording.backwards.append(moment_now(device))
-
-    handles: list[RemovableHandle] = [model.register_forward_hook(forward_ended)]
-    handles += [optimizer.register_step_pre_hook(step_begins) for optimizer in optimizers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

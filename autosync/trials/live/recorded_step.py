@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from autosync.device_clock import Moment, moment_now
 from autosync.errors import InvalidInput
 from autosync.runtime.execution.pending import tensors_in
-from autosync.trials.gpus import DeviceMoment, moment_now
 from autosync.trials.live.job import LiveJob
 
 
@@ -24,7 +24,7 @@ class Call:
     type: str
     variables: tuple[int, ...]
     rows: int
-    begun: DeviceMoment
+    begun: Moment
     output_bytes: int = 0
 
 
@@ -33,16 +33,16 @@ class Tape:
     """One recorded iteration. called: modules around variables, by name. ready: by variable, when
     its gradient was last complete."""
 
-    begun: DeviceMoment
+    begun: Moment
     calls: list[Call] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
     batch_size: int = 0
-    forward_ended: DeviceMoment | None = None
-    ready: dict[int, DeviceMoment] = field(default_factory=dict)
+    forward_ended: Moment | None = None
+    ready: dict[int, Moment] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
-    update: list[DeviceMoment] = field(default_factory=list)
-    ended: DeviceMoment | None = None
+    update: list[Moment] = field(default_factory=list)
+    ended: Moment | None = None
 
 
 def record_tape(job: LiveJob, named: dict[str, nn.Parameter], iteration: int) -> Tape:
@@ -138,7 +138,7 @@ def add_unused(tape: Tape, variables: int) -> None:
             tape.ready.setdefault(variable, last)
 
 
-def refuse_odd_step(tape: Tape, names: list[str], takes_unused: bool = False) -> None:
+def refuse_incomplete_step(tape: Tape, names: list[str], takes_unused: bool = False) -> None:
     """takes_unused: parameters may be without a gradient.
 
     Raises:
@@ -171,9 +171,9 @@ def step_refusal(what: str, remedy: str = "") -> InvalidInput:
     return InvalidInput(f"step {what}.", thing="step", value=what, remedy=remedy or usual)
 
 
-def adopt_orphans(tapes: Sequence[Tape]) -> None:
-    """A variable that is read without a call of its module (an attention's output projection)
-    goes to the call that owns the variable whose gradient is ready next, or else before."""
+def assign_uncalled_variables(tapes: Sequence[Tape]) -> None:
+    """Assign variables that are read without a call of their module (an attention's output
+    projection) to the call that owns the variable whose gradient is ready next, or else before."""
     owned = {v for tape in tapes for call in tape.calls for v in call.variables}
     for tape in tapes:
         owner: dict[int, int] = {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from autosync.extensions.offload.arena import host_memory
 
@@ -134,24 +135,14 @@ class SavedTensor:
 
 def saved(value: Any) -> Any:
     """Containers anew, tensors in host memory."""
-    if isinstance(value, Tensor):
-        return SavedTensor(host_copy(value.detach()), value.device)
-    if isinstance(value, dict):
-        return {key: saved(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(saved(item) for item in value)
-    return value
+    return tree_map_only(
+        Tensor, lambda one: SavedTensor(host_copy(one.detach()), one.device), value
+    )
 
 
 def restored(value: Any) -> Any:
     """What was `saved`: new tensors each time, on the devices where they were."""
-    if isinstance(value, SavedTensor):
-        return value.values.to(value.device, copy=True)
-    if isinstance(value, dict):
-        return {key: restored(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(restored(item) for item in value)
-    return value
+    return tree_map_only(SavedTensor, lambda one: one.values.to(one.device, copy=True), value)
 
 
 def _random() -> tuple[Any, Any, Tensor, list[Tensor]]:

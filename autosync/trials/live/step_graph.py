@@ -8,7 +8,6 @@ several example inputs.
 """
 
 import gc
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,44 +15,36 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from autosync.device_clock import seconds_since
 from autosync.domain import Optimizer, Profile
 from autosync.errors import NotSupported
-from autosync.extensions.offload.attachment import attach as swap_to_host
-from autosync.extensions.offload.document import Offload, budget_within
+from autosync.extensions.registry import Entries, to_save_memory, unsteady_passes
+from autosync.extensions.seams import attach_beside
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.torch_dtypes import DTYPE_NAMES
-from autosync.trials.contract import LACKS_ROOM
-from autosync.trials.gpus import seconds_since
+from autosync.trials.contract import LACKS_MEMORY
+from autosync.trials.failures import error_kind
 from autosync.trials.live.job import LiveJob
 from autosync.trials.live.job_cluster import device_memory_gb
 from autosync.trials.live.recorded_step import (
     Tape,
     add_unused,
-    adopt_orphans,
+    assign_uncalled_variables,
     finish_order,
     last_consumers,
     operation_names,
     record_tape,
-    refuse_odd_step,
+    refuse_incomplete_step,
 )
-from autosync.trials.trial_procedure import UNSCHEDULED_PASSES
-from autosync.trials.worker.worker_main import error_kind
 
 WARM_UP, ITERATIONS = 1, 3
 """Iterations before the recorded ones, and the fewest of those; where the job has several batches,
 each of them is recorded once."""
 
 PLAIN = "plain iterations"
-SWAPPED = "iterations, which wait for swapped activations (a plain one has no room),"
-WITH_STATE = (
-    "iterations, which wait for swapped activations and optimizer state (for want of room),"
-)
-WITH_VALUES = (
-    "iterations, which wait for swapped activations, optimizer state and values (for want of room),"
-)
-"""How iterations were recorded, in words."""
+"""How iterations were recorded, in words; else see `ExtensionDocument.to_save_memory`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +60,7 @@ class RecordedJob:
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
     """Run plain local iterations of the job's step; its state is restored. Where they run other
     modules, the graph has all of them, with the share of the iterations that ran each. Where the
-    device has no room for a plain iteration, activations are swapped, else optimizer state as well,
-    else values too.
+    device has no room for a plain iteration, extensions that save memory are tried in turn.
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
@@ -82,7 +72,7 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     _refuse_types(named)
     tapes, optimizer, how = _recorded_with_room(job, named)
     for tape in tapes:
-        refuse_odd_step(tape, list(named), job.takes_unused)
+        refuse_incomplete_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes, size)
@@ -103,53 +93,35 @@ def _recorded(
 def _recorded_with_room(
     job: LiveJob, named: dict[str, nn.Parameter]
 ) -> tuple[list[Tape], Optimizer, str]:
-    """And how they ran: as they are, else with more and more swapped within the device's memory,
+    """And how they ran: as they are, else with what saves more and more of the device's memory,
     where a limit of it is known."""
-    ways: list[tuple[str, Offload | None]] = [(PLAIN, None)]
+    ways: list[tuple[str, Entries]] = [(PLAIN, ())]
     memory_gb = device_memory_gb(job.device)
     if memory_gb is not None:
-        budget = budget_within(memory_gb * 1e9)
-        ways += [
-            (SWAPPED, Offload(budget)),
-            (WITH_STATE, Offload(budget, optimizer_state=True)),
-            (WITH_VALUES, Offload(budget, optimizer_state=True, values=True)),
-        ]
+        ways += [(how, (entry,)) for how, entry in to_save_memory(memory_gb * 1e9)]
     *others, (last, most) = ways
-    for how, swap in others:
+    for how, entries in others:
         try:
-            return *_recorded_within(job, named, swap), how
+            return *_recorded_with(job, named, entries), how
         except Exception as error:  # of any type: the step is the user's own
-            if error_kind(error) not in LACKS_ROOM:
+            if error_kind(error) not in LACKS_MEMORY:
                 raise
         gc.collect()  # what the iteration that failed has left
         if job.device.type == "cuda":
             torch.cuda.empty_cache()
-    return *_recorded_within(job, named, most), last
+    return *_recorded_with(job, named, most), last
 
 
-def _recorded_within(
-    job: LiveJob, named: dict[str, nn.Parameter], swap: Offload | None
+def _recorded_with(
+    job: LiveJob, named: dict[str, nn.Parameter], entries: Entries
 ) -> tuple[list[Tape], Optimizer]:
-    swapper = None if swap is None else swap_to_host(job.model, swap, job.optimizers)
+    beside = attach_beside(entries, job.model, job.optimizers)
     try:
-        return _recorded(job, named, WARM_UP + (UNSCHEDULED_PASSES if swapper else 0))
-    except Exception as error:
-        _clear_frames(error)  # they hold memory that swapped values need to come back
-        raise
+        return _recorded(job, named, WARM_UP + unsteady_passes(entries))
     finally:
-        try:
-            if swapper is not None:
-                swapper.remove(keep_state=False)
-        finally:
-            job.before.restore()
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Of an error and of those that it was raised beside; what they say, and where, stays."""
-    raised: BaseException | None = error
-    while raised is not None:
-        traceback.clear_frames(raised.__traceback__)
-        raised = raised.__context__
+        for each in beside:
+            each.remove(keep_state=False)
+        job.before.restore()
 
 
 def _refuse_types(named: dict[str, nn.Parameter]) -> None:
@@ -167,7 +139,7 @@ def _graph(
     model: nn.Module, named: dict[str, nn.Parameter], tapes: list[Tape], batch_size: int
 ) -> ModelGraph:
     """tapes: with all variables in `ready`, those without a gradient last (`add_unused`)."""
-    adopt_orphans(tapes)
+    assign_uncalled_variables(tapes)
     name = type(model).__name__.lower()
     graph = united_graph([_tape_graph(named, tape, name, batch_size) for tape in tapes], name)
     shares = {each.frequency for each in graph.operations} | {v.frequency for v in graph.variables}

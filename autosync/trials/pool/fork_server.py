@@ -218,7 +218,7 @@ def main() -> None:
                     _fork(channel, json.loads(request), descriptors, selector)
                 else:
                     selector.unregister(key.fileobj)
-                    _tell_exit(*key.data)
+                    _report_exit(*key.data)
 
 
 def _fork(
@@ -237,7 +237,7 @@ def _fork(
     selector.register(ended, selectors.EVENT_READ, (child, ended, status_end))
 
 
-def _tell_exit(child: int, ended: int, status_end: int) -> None:
+def _report_exit(child: int, ended: int, status_end: int) -> None:
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it
         os.write(status_end, str(os.waitstatus_to_exitcode(status)).encode())

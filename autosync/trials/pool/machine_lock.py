@@ -1,8 +1,8 @@
-"""A lock of the machine: of all pools that measure on it, one measures at a time.
+"""A lock of the machine: of all pools on it, one measures at a time.
 
 Two trials on the same cores and links disturb each other, whoever started them. So a pool holds
-the lock during each pass: `flock` on a well-known file, which needs no right but to read it and
-which the kernel releases when its holder dies. The kernel also says who holds it (/proc/locks).
+the lock during each pass: `flock` on a well-known file, which needs only the right to read it and
+which the kernel releases when its holder dies. /proc/locks names the holder.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,10 +29,6 @@ REPORT_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
-class WaitCancelled(Exception):
-    """Whoever waited for the lock wants it no more."""
-
-
 @dataclass(frozen=True, slots=True)
 class MachineLock:
     """folder: where the lock files lie; pools that name the same one measure one at a time."""
@@ -41,18 +36,16 @@ class MachineLock:
     folder: Path
 
     @contextlib.contextmanager
-    def held(
-        self, given_up: threading.Event | None = None, on_wait: OnWait | None = None
-    ) -> Iterator[None]:
+    def held(self, on_wait: OnWait | None = None) -> Iterator[None]:
         """Wait for the lock and hold it for the block.
 
-        Who waits holds the place of the next. So a pool that has just measured cannot go on
-        before one that waits.
+        Whoever waits holds a second lock, that of the next in turn. So a pool that has just
+        measured cannot take the lock again before one that waits.
 
         on_wait: receives who measures, where the wait lasts longer than a second.
 
         Raises:
-            WaitCancelled: the event `given_up` was set while waiting. Cancelled.
+            Cancelled: while waiting.
             NotSupported: a lock file cannot be opened.
         """
         report_at = time.monotonic() + REPORT_SECONDS
@@ -63,10 +56,9 @@ class MachineLock:
                 report_at = float("inf")
                 self._report(on_wait)
 
-        wanted_no_more = given_up or threading.Event()
-        next_file = _locked(self.folder / NEXT, wanted_no_more, still_waiting)
+        next_file = _locked(self.folder / NEXT, still_waiting)
         try:
-            measuring_file = _locked(self.folder / MEASURING, wanted_no_more, still_waiting)
+            measuring_file = _locked(self.folder / MEASURING, still_waiting)
         finally:
             os.close(next_file)
         try:
@@ -119,7 +111,7 @@ def lock_holder(path: Path) -> int | None:
     return None
 
 
-def _locked(path: Path, given_up: threading.Event, still_waiting: Callable[[], None]) -> int:
+def _locked(path: Path, still_waiting: Callable[[], None]) -> int:
     """An open file that holds the lock until it is closed. still_waiting: called again and again
     while others hold it."""
     while True:
@@ -127,8 +119,7 @@ def _locked(path: Path, given_up: threading.Event, still_waiting: Callable[[], N
         try:
             while not _lock_taken(file):
                 check_cancelled()
-                if given_up.wait(POLL_SECONDS):
-                    raise WaitCancelled
+                time.sleep(POLL_SECONDS)
                 still_waiting()
         except BaseException:  # whatever it was, nobody waits for this place
             os.close(file)

@@ -4,8 +4,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +13,6 @@ from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import InvalidInput, NotSupported
-from autosync.extensions.offload.document import Offload
 from autosync.trials.commands import (
     Command,
     MessagesTimed,
@@ -25,12 +24,11 @@ from autosync.trials.commands import (
 )
 from autosync.trials.contract import (
     OnWait,
-    TrialError,
-    TrialFailed,
     TrialRequest,
     TrialResult,
     Workload,
 )
+from autosync.trials.gpus import CudaMps
 from autosync.trials.machine import wait_until_quiet
 from autosync.trials.measurement import (
     LOAD_LIMIT,
@@ -38,11 +36,10 @@ from autosync.trials.measurement import (
     message_seconds,
     pass_measurement,
 )
-from autosync.trials.pool.machine_lock import MachineLock, WaitCancelled
+from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.worker_group import A, WorkerGroup
 from autosync.trials.pool.worker_process import Place
 from autosync.trials.scales import refuse_other_graph, scaled_bundle, surviving_messages
-from autosync.trials.shared_gpu import CudaMps
 from autosync.trials.trial_procedure import TrialPool
 
 Links = Literal["loopback", "shaped", "cluster"]
@@ -104,7 +101,6 @@ class ProcessPool(TrialPool):
     on_close: Callable[[], None] | None = None
     repeats: int = field(default_factory=usual_repeats, kw_only=True)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _cancelled: threading.Event = field(default_factory=threading.Event, init=False)
     _running: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
     _load_may_pass: bool = field(default=True, init=False)
@@ -118,7 +114,7 @@ class ProcessPool(TrialPool):
         return ", ".join(filter(None, (self.place, self.workload.compute_words, self._sharing)))
 
     @property
-    def swaps(self) -> bool:
+    def trains(self) -> bool:
         """A replay's variables are the model's, but it has no activations."""
         return self.workload.name != "replay"
 
@@ -149,7 +145,6 @@ class ProcessPool(TrialPool):
     def run(self, request: TrialRequest) -> TrialResult:
         """Measure one strategy; a key that was run before is answered from memory."""
         with self._lock:
-            self._cancelled.clear()
             self._running = True
             try:
                 return super().run(request)
@@ -162,18 +157,10 @@ class ProcessPool(TrialPool):
         Raises:
             TrialFailed: they could not start.
         """
-        with self._lock:
-            self._cancelled.clear()
-            with self._machine_held():
-                self._warm_group()
-
-    def cancel(self) -> None:
-        """Stop the trial that runs now, from another thread; its workers die with it."""
-        if self._running:
-            self._cancelled.set()
+        with self._lock, self._machine_held():
+            self._warm_group()
 
     def close(self) -> None:
-        self.cancel()
         with self._lock:
             self._closed = True
             on_close, self.on_close = self.on_close, None
@@ -212,7 +199,6 @@ class ProcessPool(TrialPool):
             TrialFailed: a worker failed or hung.
         """
         with self._lock:
-            self._cancelled.clear()
             try:
                 with self._machine_held():
                     return self._warm_group().ask(command, answered_by, timeout_seconds)
@@ -224,8 +210,9 @@ class ProcessPool(TrialPool):
         """Start the workers where there are none, and scale the plan for them."""
         if self._closed:
             raise InvalidInput("this pool is closed.", thing="pool")
-        if request.bundle.strategy.extension(Offload) is not None:
-            self._refuse_swapping_kernels()
+        for entry in request.bundle.strategy.extensions:
+            if entry.slows_compute and not self.trains and self.workload.compute == "kernels":
+                raise _kernels_do_not_wait(entry.key)
         with self._machine_held():
             group = self._warm_group()
         begun = time.monotonic()
@@ -242,12 +229,12 @@ class ProcessPool(TrialPool):
             request.iterations,
             request.record,
             self._unsent,
-            request.swap_slowdown,
+            request.compute_slowdown,
         )
         self._unsent = None  # the later passes of a trial run the same plan
         with self._machine_held():
             if after_load and self._load_may_pass and self.machine_lock is not None:
-                self._load_may_pass = wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS, self._cancelled)
+                self._load_may_pass = wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS)
             begun = time.monotonic()
             answers = group.ask(command, PassDone, request.timeout_seconds)
             wall_seconds = time.monotonic() - begun
@@ -281,22 +268,6 @@ class ProcessPool(TrialPool):
             return tuple(place.node for place in self.places)
         return ()
 
-    def _refuse_swapping_kernels(self) -> None:
-        """Predicted waits for swapped tensors can lengthen compute that sleeps, not kernels.
-
-        Raises:
-            NotSupported: a replay runs kernels.
-        """
-        if not self.swaps and self.workload.compute == "kernels":
-            raise NotSupported(
-                "the strategy swaps activations: a replay has none, and its kernels take what they "
-                "take, so that what they would wait for transfers is not measured.",
-                thing="swap.budget_bytes",
-                value=self.workload.compute,
-                remedy="Replay with --compute waited, or tune in the "
-                "running job (autosync.tune), which swaps.",
-            )
-
     def contamination(self, measured: PassMeasurement) -> float:
         """Replayed iterations take equally long: others cause a spread, as they cause load."""
         return measured.disturbance
@@ -321,12 +292,7 @@ class ProcessPool(TrialPool):
         """
         if self._group is None:
             self._group = WorkerGroup(
-                self.workload,
-                self.places,
-                self.host,
-                self.workloads,
-                self._cancelled,
-                self.share_gpus,
+                self.workload, self.places, self.host, self.workloads, self.share_gpus
             )
             try:
                 if self.mps is not None:
@@ -338,22 +304,9 @@ class ProcessPool(TrialPool):
             self._sharing = self._group.sharing
         return self._group
 
-    @contextmanager
-    def _machine_held(self) -> Iterator[None]:
-        """No other pool measures on this machine meanwhile.
-
-        Raises:
-            TrialFailed: the trial was cancelled while it waited; its workers are as they were.
-        """
-        if self.machine_lock is None:
-            yield
-            return
-        try:
-            with self.machine_lock.held(self._cancelled, self.on_wait):
-                yield
-        except WaitCancelled:
-            text = "the trial was cancelled while it waited for another measurement."
-            raise TrialFailed(TrialError("cancelled", text), ranks_usable=True) from None
+    def _machine_held(self) -> AbstractContextManager[None]:
+        """No other pool measures on this machine meanwhile."""
+        return self.machine_lock.held(self.on_wait) if self.machine_lock else nullcontext()
 
     def _shipped(self, bundle: Bundle, group: WorkerGroup) -> Bundle:
         """The bundle for the variables that the workers train."""
@@ -361,3 +314,14 @@ class ProcessPool(TrialPool):
             return scaled_bundle(bundle, self.workload.domain, self.workload.byte_scale)
         refuse_other_graph(bundle, self.workload.domain)
         return bundle
+
+
+def _kernels_do_not_wait(key: str) -> NotSupported:
+    """Predicted waits of an extension can lengthen compute that sleeps, not kernels."""
+    return NotSupported(
+        f"the strategy has {key!r}, which slows compute: a replay does without it, and its kernels "
+        "take what they take, so that what they would wait for is not measured.",
+        thing=key,
+        value="kernels",
+        remedy="Replay with --compute waited, or tune in the running job (autosync.tune).",
+    )

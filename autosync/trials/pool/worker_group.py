@@ -2,9 +2,9 @@
 
 import queue
 import signal
-import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from autosync.cancellation import check_cancelled
@@ -18,18 +18,24 @@ from autosync.trials.commands import (
     WorkerStarted,
     command_line,
 )
-from autosync.trials.contract import LEAVES_RANKS, ErrorKind, TrialError, TrialFailed, Workload
-from autosync.trials.gpus import local_ranks, refuse_shared_gpus
-from autosync.trials.machine import speaks_of_memory
+from autosync.trials.contract import (
+    LEAVES_RANKS_USABLE,
+    ErrorKind,
+    TrialError,
+    TrialFailed,
+    Workload,
+)
+from autosync.trials.failures import first_cause
+from autosync.trials.gpus import local_ranks, refuse_shared_gpus, sharing_words
+from autosync.trials.machine import reports_lack_of_memory
 from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
-from autosync.trials.shared_gpu import sharing_words
 
 START_SECONDS = 120.0
 """Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
 
 GRACE_SECONDS = 1.0
-"""How long after the first bad answer the others may still speak: a rank that loses its peer
-often complains before the peer's own end is seen."""
+"""How long after the first bad answer others may still answer: a rank that loses its peer often
+fails before the peer's own end is noticed."""
 
 POLL_SECONDS = 0.05
 
@@ -41,37 +47,27 @@ WRITTEN_CHARACTERS = 500
 A = TypeVar("A", bound=Answer)
 
 
+@dataclass
 class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
-    share_gpus: whether ranks may share a GPU. sharing: how they do, in words; empty where each has
-    its own.
-    cancelled: makes the trial that waits for answers fail; any thread may set it. Nothing else
-    here is thread-safe.
+    host: address of rank 0. share_gpus: whether ranks may share a GPU. Known once they have
+    started: hosts: identities of their kernels. scaled: whether their variables are scaled by the
+    byte scale. sharing: how ranks share GPUs, as reports print it; empty where each has its own.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        places: Sequence[Place],
-        host: str,
-        workloads: tuple[str, ...],
-        cancelled: threading.Event,
-        share_gpus: bool = False,
-    ) -> None:
-        self._cancelled = cancelled
-        self._answers: Answers = queue.Queue()
-        self._places = places
-        self._workloads = workloads
-        self._workers: list[Worker] = []
-        self._heard_once: set[int] = set()
-        self._host = host
-        self._workload = workload
-        self.hosts: list[str] = []
-        self.scaled = False
-        self.sharing = ""
-        self._share_gpus = share_gpus
-        self.versions: tuple[tuple[str, str], ...] = ()
+    workload: Workload
+    places: Sequence[Place]
+    host: str
+    workloads: tuple[str, ...] = ()
+    share_gpus: bool = False
+    hosts: list[str] = field(default_factory=list, init=False)
+    scaled: bool = field(default=False, init=False)
+    sharing: str = field(default="", init=False)
+    versions: tuple[tuple[str, str], ...] = field(default=(), init=False)
+    _answers: Answers = field(default_factory=queue.Queue, init=False)
+    _workers: list[Worker] = field(default_factory=list, init=False)
+    _heard_once: set[int] = field(default_factory=set, init=False)
 
     def start(self) -> None:
         """Bring the ranks together.
@@ -82,20 +78,20 @@ class WorkerGroup:
                 and may not (`refuse_shared_gpus`).
         """
         deadline = time.monotonic() + START_SECONDS
-        for rank, place in enumerate(self._places):
+        for rank, place in enumerate(self.places):
             check_cancelled()
-            self._workers.append(place.start(rank, self._workloads, self._answers))
+            self._workers.append(place.start(rank, self.workloads, self._answers))
         on_hosts = local_ranks([worker.where for worker in self._workers])
         for worker, local_rank in zip(self._workers, on_hosts, strict=True):
-            start = StartWorker(worker.rank, local_rank, self._host, self._workload)
+            start = StartWorker(worker.rank, local_rank, self.host, self.workload)
             worker.send(command_line(start))
         started = self._collect(WorkerStarted, deadline)
         self.scaled = all(answer.scaled for answer in started)
         gpus = [answer.gpu for answer in started]
         nccl_hosts = [answer.nccl_host for answer in started]
-        refuse_shared_gpus(gpus, nccl_hosts, self._share_gpus, self._workload.backend)
+        refuse_shared_gpus(gpus, nccl_hosts, self.share_gpus, self.workload.backend)
         self.sharing = sharing_words(gpus, [answer.mps for answer in started])
-        self._tell(JoinGroup(self._host, started[0].port, len(self._workers), self._peer()))
+        self._send_to_all(JoinGroup(self.host, started[0].port, len(self._workers), self._peer()))
         joined = self._collect(GroupJoined, deadline)
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}
@@ -108,10 +104,10 @@ class WorkerGroup:
             TrialFailed: a rank failed, died, or did not answer in time.
         """
         deadline = time.monotonic() + timeout_seconds
-        self._tell(command)
+        self._send_to_all(command)
         return self._collect(answered_by, deadline)
 
-    def _tell(self, command: Command) -> None:
+    def _send_to_all(self, command: Command) -> None:
         line = command_line(command)
         for worker in self._workers:
             worker.send(line)
@@ -157,15 +153,9 @@ class WorkerGroup:
         return [good[rank] for rank in sorted(good)]
 
     def _next(self, deadline: float) -> WorkerAnswer | None:
-        """The next answer; None when there is none by the deadline.
-
-        Raises:
-            TrialFailed: the trial was cancelled meanwhile. Cancelled: all that runs here was.
-        """
+        """The next answer; None when there is none by the deadline. Raises Cancelled meanwhile."""
         while True:
             check_cancelled()
-            if self._cancelled.is_set():
-                raise TrialFailed(TrialError("cancelled", "the trial was cancelled."))
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return None
@@ -196,20 +186,17 @@ class WorkerGroup:
         return f"rank {rank}{host}{command}"
 
     def _failure(self, bad: list[WorkerAnswer], silent: list[int]) -> TrialFailed:
-        """The first cause among what went wrong: a death, then lack of memory, then a refusal,
-        which is a rank's own, then the rest: a crash may be what that did to its peers."""
+        """A rank that died, else the first cause among what the ranks answered."""
         dead = [received.rank for received in bad if received.answer is None]
         if dead:
             return TrialFailed(self._death(dead[0]))
-        failures = [(received.rank, _as_failure(received.answer)) for received in bad]
-        order = ("out_of_memory", "over_budget", "refused", "crashed")
-        rank, first = min(failures, key=lambda pair: order.index(pair[1].kind))
-        worker = self._workers[rank]
-        text = f"rank {rank}: {first.message}"
+        failures = {received.rank: _as_failure(received.answer) for received in bad}
+        rank, error = first_cause(failures)
+        text = error.message
         if silent:  # its peer's host may have gone
             text += f" (No answer from {', '.join(self._who(other) for other in silent)}.)"
-        error = TrialError(first.kind, text, worker.stderr_tail())
-        unharmed = [rank for rank, failure in failures if failure.kind in LEAVES_RANKS]
+        error = TrialError(error.kind, text, self._workers[rank].stderr_tail())
+        unharmed = [one for one in failures.values() if one.kind in LEAVES_RANKS_USABLE]
         return TrialFailed(error, ranks_usable=len(unharmed) == len(self._workers))
 
     def _death(self, rank: int) -> TrialError:
@@ -223,7 +210,7 @@ class WorkerGroup:
         if killed and ended.for_memory:
             return TrialError("out_of_memory", f"{who} was killed by the kernel.", tail)
         # a thread that lacks memory may abort the process while another reports the same
-        kind: ErrorKind = "out_of_memory" if speaks_of_memory(tail) else "crashed"
+        kind: ErrorKind = "out_of_memory" if reports_lack_of_memory(tail) else "crashed"
         return TrialError(kind, f"{who} ended with status {ended.status}.{written}", tail)
 
 

@@ -19,8 +19,8 @@ from typing import IO, Protocol
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.commands import Answer, CommandFailed, read_answer
+from autosync.trials.gpus import shared_gpu_environment
 from autosync.trials.machine import killed_for_memory
-from autosync.trials.shared_gpu import shared_gpu_environment
 
 STDERR_LINES = 60
 
@@ -249,7 +249,6 @@ class WorkerProcess:
             self._stderr.append(line[:STDERR_CHARACTERS])
 
     def send(self, line: str) -> None:
-        """Hand over one command. A dead worker's is dropped: its end is an answer already."""
         self._kills_before = killed_for_memory()
         self._commands.put(line)
 

@@ -210,10 +210,8 @@ def _peers(node: EmulatedNode, end: str) -> tuple[tuple[str, int], ...]:
     return tuple((f"ip {end} {address}", _wire(rate)) for address, rate in node.exceptions)
 
 
-def supervisor_script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
-    """A supervisor's whole life, for sh: it builds, says `ready` and stays, until `down` where it
-    is lasting, else until its input ends."""
-    life = "sleep infinity </dev/null" if lasting else "cat"
+def supervisor_script(nodes: tuple[EmulatedNode, ...]) -> str:
+    """A supervisor's whole life, for sh: it builds, says `ready` and stays until its input ends."""
     inside = [
         f"{{ nsenter --net=/run/netns/{node.namespace} sh -c '{TCP_SETTINGS}'\n"
         f"ip -n {node.namespace} -batch - <<'E'\n{node_links(node)}\nE\n"
@@ -231,7 +229,7 @@ def supervisor_script(nodes: tuple[EmulatedNode, ...], lasting: bool) -> str:
             *inside,
             "for job in $jobs; do wait $job; done",
             "echo ready",
-            f"exec {life} >/dev/null 2>&1",
+            "exec cat >/dev/null 2>&1",
         ]
     )
 

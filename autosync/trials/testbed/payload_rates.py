@@ -35,13 +35,13 @@ def main() -> None:
             listener = socket.create_server((command["address"], 0))
             answer: dict[str, Any] = {"port": listener.getsockname()[1]}
         elif command["op"] == "ring":
-            answer = go_round(command, listener)
+            answer = run_ring(command, listener)
         else:
             answer = measure(command, listener)
         print(json.dumps(answer), flush=True)
 
 
-def go_round(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, list[float]]:
+def run_ring(command: dict[str, Any], listener: "socket.socket | None") -> dict[str, list[float]]:
     """Rounds of steps, one right after another. ended: when each round was over here, on the
     monotonic clock that all namespaces share. arriving: seconds between the first and the last
     byte of a piece, which are long where the link from the node before is slow; the median of a

@@ -38,7 +38,7 @@ TRIES = 3
 TOGETHER_GBPS = 4.0
 """Traffic that runs at once while links are measured, and nothing else does."""
 
-LINE_SECONDS = ((0.08, 1), (0.03, 3), (0.01, 8))
+STREAM_SECONDS = ((0.08, 1), (0.03, 3), (0.01, 8))
 """How long an all-reduce of each size occupies the slowest link; how many are timed together."""
 
 SETTLING_SECONDS = 0.05
@@ -176,7 +176,7 @@ class RateProbes:
         return self._ask(own, command, f"link {peer} -> {own}", seconds)
 
     def ring(self, rounds: list[tuple[int, int]]) -> list[dict[str, list[float]]]:
-        """What every node says of (piece bytes, steps) rounds; see `payload_rates.go_round`.
+        """What every node says of (piece bytes, steps) rounds; see `payload_rates.run_ring`.
 
         Raises:
             InaccurateLink: a link of the ring cannot be measured.
@@ -227,7 +227,7 @@ class RateProbes:
 
     def _unmeasured(self, thing: str, why: str) -> InaccurateLink:
         return InaccurateLink(
-            f"testbed {self._testbed.id}: {thing} cannot be measured: {why}.",
+            f"the testbed's {thing} cannot be measured: {why}.",
             thing=thing,
             remedy="Stop what else loads this machine, and try again.",
         )
@@ -245,13 +245,13 @@ def check_testbed(testbed: Testbed, cluster: Cluster) -> SelfCheck:
     within = [node.index for node in nodes if node.loopback_bits is not None]
     with RateProbes(testbed, expected) as probes:
         links = measured_links(probes, expected, within)
-        refuse_inaccurate(links, testbed.id)
+        refuse_inaccurate(links)
         all_reduces = measured_all_reduces(probes, expected)
-    refuse_inaccurate(all_reduces, testbed.id)
+    refuse_inaccurate(all_reduces)
     return SelfCheck(links, all_reduces)
 
 
-def refuse_inaccurate(measured: Sequence[LinkRate | AllReduceTime], testbed_id: str) -> None:
+def refuse_inaccurate(measured: Sequence[LinkRate | AllReduceTime]) -> None:
     """Raises InaccurateLink naming the worst of them and its link, when it is more than 5 % off."""
     worst = max(measured, key=lambda one: abs(one.error), default=None)
     if worst is None or abs(worst.error) <= TOLERANCE:
@@ -270,7 +270,7 @@ def refuse_inaccurate(measured: Sequence[LinkRate | AllReduceTime], testbed_id: 
             f"for the link from node {sender} to node {to}."
         )
     raise InaccurateLink(
-        f"testbed {testbed_id}: {what}",
+        f"the testbed is not as the cluster file says: {what}",
         thing=f"link {sender} -> {to}",
         value=worst.error,
         remedy="Stop what else loads this machine, or choose a smaller byte scale or a larger "
@@ -366,11 +366,11 @@ def measured_all_reduces(probes: RateProbes, expected: Rates) -> tuple[AllReduce
 
 def _streams(probes: RateProbes, count: int, rate: float) -> list[AllReduceTime]:
     steps = 2 * (count - 1)
-    pieces = [max(1, round(seconds * rate / steps)) for seconds, _ in LINE_SECONDS]
+    pieces = [max(1, round(seconds * rate / steps)) for seconds, _ in STREAM_SECONDS]
     # In a single step no link waits for another, so each uses its burst up.
     settling = SETTLING_SECONDS + 2 * BURST_BYTES / rate  # both shapers' bursts
     rounds = [(round(settling * rate), 1)]
-    for piece, (_, times) in zip(pieces, LINE_SECONDS, strict=True):
+    for piece, (_, times) in zip(pieces, STREAM_SECONDS, strict=True):
         rounds += [(piece, steps), (piece, steps * times)]
     answers = probes.ring(rounds)
     found = []

@@ -2,8 +2,6 @@
 
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -13,7 +11,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.transport.initial_values import share_initial_values
+from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.trials.commands import (
     Answer,
     Command,
@@ -28,33 +27,20 @@ from autosync.trials.commands import (
     WorkerStarted,
 )
 from autosync.trials.contract import Workload
-from autosync.trials.gpus import (
-    gpu_versions,
-    moment_now,
-    nccl_host,
-    peak_bytes,
-    reset_peak,
-    take_gpu,
+from autosync.trials.gpus import gpu_versions, mps_running, nccl_host, take_gpu
+from autosync.trials.iterations import (
+    measure_pass,
 )
 from autosync.trials.machine import host_id, interface_towards, software_versions
 from autosync.trials.measurement import may_drift
-from autosync.trials.session import (
-    ReusedGroups,
-    TrialAttachment,
-    attach,
-    measure_iterations,
-    replica_digest,
-)
-from autosync.trials.shared_gpu import mps_running
-from autosync.trials.timeline_recording import RankRecording
-from autosync.trials.worker.replay_compute import sharpen_timer
-from autosync.trials.worker.timed_messages import MessageGroups, time_messages
+from autosync.trials.session import ReusedGroups, TrialAttachment, attach
+from autosync.trials.worker.replay_compute import reduce_timer_slack
+from autosync.trials.worker.timed_messages import time_messages
 from autosync.trials.worker.training_job import (
     ReplayJob,
     TrainingJob,
-    builders,
+    builder_named,
     current_device,
-    find_builder,
     time_stretches,
 )
 
@@ -73,12 +59,11 @@ class Rank:
         self._device = torch.device("cpu")
         self._store: Store | None = None
         self._groups = ReusedGroups()
-        self._message_groups = MessageGroups()
         self._bundle: Bundle | None = None
         self._attached: TrialAttachment | None = None
         self._drifted = False
 
-    def obey(self, command: Command) -> Answer:
+    def answer(self, command: Command) -> Answer:
         """The answer to one command."""
         match command:
             case StartWorker():
@@ -88,7 +73,8 @@ class Rank:
             case RunPass():
                 return self.run_pass(command)
             case TimeMessages():
-                return time_messages(self._rank, command, self._device, self._message_groups)
+                groups = self._groups.get(dist.group.WORLD)
+                return time_messages(command, groups, self._device)
             case TimeStretches():
                 return self.time_stretches(command)
 
@@ -96,13 +82,13 @@ class Rank:
         """Build the job, on a GPU of the rank's where it wants one; rank 0 opens the store where
         the ranks meet."""
         torch.set_num_threads(1)
-        sharpen_timer()
+        reduce_timer_slack()
         self._rank = command.rank
         self._workload = command.workload
         on_gpu = self._workload.device == "cuda"
         gpu = take_gpu(command.local_rank) if on_gpu else ""
         self._device = current_device(self._workload)
-        build = find_builder(self._workload.name, builders(self._workloads))
+        build = builder_named(self._workload.name, self._workloads)
         self._job = build(self._workload, self._rank)
         port = 0
         if self._rank == 0:
@@ -145,7 +131,7 @@ class Rank:
         return time_stretches(workload, self._rank, job.compute, command.repeats)
 
     def run_pass(self, command: RunPass) -> PassDone:
-        """Attach, warm up, measure, detach. Where measuring fails, `take_plan_off` is called
+        """Attach, warm up, measure, detach. Where measuring fails, `detach_plan` is called
         once that has been answered."""
         workload, job = self._workload, self._job
         if workload is None or job is None:
@@ -158,40 +144,39 @@ class Rank:
         self._drifted = may_drift(bundle)
         job.begin(command.key, bundle)
         if isinstance(job, ReplayJob):
-            job.wait_for_swaps(command.swap_slowdown)
-        recording = RankRecording() if command.record else None
-        trace = recording.trace if recording else None
-        reset_peak(self._device)
-        try:
-            attached = self._attached = attach(
-                job.model, job.optimizer, bundle, workload.byte_scale, self._groups, trace
-            )
-        except AutosyncError:
-            self._groups.close()  # a refused plan may have left them half connected
-            raise
-        with without_collection():
-            measured = measure_iterations(
-                lambda _: train_step(job, attached.model, recording, self._device),
-                attached,
-                command.warmup,
-                command.iterations,
-                self._device,
-                recording,
-                os.environ["GLOO_SOCKET_IFNAME"],
-            )
-        self.take_plan_off()
-        engine, warmup = bundle.plan.engine, command.warmup
-        return PassDone(
-            measured=measured,
-            host=host_id(),
-            peak_memory_bytes=peak_bytes(self._device),
-            digest=replica_digest(job.model),
-            recording=recording.recorded(measured.starts, engine, warmup) if recording else None,
+            job.compute.set_slowdown(command.compute_slowdown)
+
+        def attach_plan(trace: ExecutionTrace | None) -> TrialAttachment:
+            try:
+                self._attached = attach(
+                    job.model, job.optimizer, bundle, workload.byte_scale, self._groups, trace
+                )
+            except AutosyncError:
+                self._groups.close()  # a refused plan may have left them half connected
+                raise
+            gc.disable()  # a collection within an iteration would be measured as communication
+            return self._attached
+
+        def train_step(model: nn.Module, iteration: int) -> None:
+            job.optimizer.zero_grad(set_to_none=True)
+            job.loss(model).backward()
+            job.optimizer.step()
+
+        return measure_pass(
+            command,
+            attach_plan,
+            train_step,
+            self.detach_plan,
+            job.model,
+            [job.optimizer],
+            engine=bundle.plan.engine,
+            interfaces=os.environ["GLOO_SOCKET_IFNAME"],
         )
 
-    def take_plan_off(self) -> None:
+    def detach_plan(self) -> None:
         """Leave the job unsynchronized. After a failure this waits until that has been answered:
         ranks that did not fail never meet it here, and the pool ends the wait."""
+        gc.enable()
         if self._attached is None or self._job is None:
             return
         self._attached.detach()
@@ -209,27 +194,3 @@ class Rank:
         on_device = dist.group.WORLD if groups.backend == "nccl" else None
         share_initial_values(groups.get("control", everyone, "gloo"), job.model, on_device)
         job.optimizer.state.clear()
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """A garbage collection within an iteration would be measured as communication."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def train_step(
-    job: TrainingJob, model: nn.Module, recording: RankRecording | None, device: torch.device
-) -> None:
-    """One iteration. model: the job's own, or what wraps it."""
-    job.optimizer.zero_grad(set_to_none=True)
-    loss = job.loss(model)
-    if recording:
-        recording.forwards.append(moment_now(device))
-    loss.backward()
-    if recording:
-        recording.backwards.append(moment_now(device))
-    job.optimizer.step()

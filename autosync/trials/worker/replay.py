@@ -1,12 +1,14 @@
 """The replay workload: a module that computes what the model would, but learns nothing.
 
-Its parameters are the graph's (scaled) variables; forward and backward wait for the profiled
+Its parameters are the graph's (scaled) variables; forward and backward sleep for the profiled
 seconds, or run kernels of the model's shapes (`kernels`), and real gradients of the right sizes
 appear when the graph says so. Any engine that hooks modules and parameters runs on it as on the
 user's own model, torch's DDP and `fully_shard` included."""
 
 import copy
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,14 +16,13 @@ from torch import Tensor, nn
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
-from autosync.extensions.placement.document import PlacedModules
-from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.graph import ModelGraph, Variable
 from autosync.runtime.compression.factors import Take
-from autosync.runtime.hooks.model_hooks import Removable
 from autosync.torch_dtypes import TORCH_DTYPES
 from autosync.trials.scales import scaled_graph
-from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
+from autosync.trials.worker.replay_compute import Division, ReplayCompute, Stretch, WaitedCompute
+
+CPU = torch.device("cpu")
 
 
 class SparseTable(nn.Embedding):
@@ -75,13 +76,13 @@ class ReplayOperation(nn.Module):
         return signal
 
 
+@dataclass
 class GradientStage:
     """A stretch of the backward pass that ends with the gradients of some parameters."""
 
-    def __init__(self, stretch: Stretch, compute: ReplayCompute, gradients: "list[GradientSource]"):
-        self.stretch = stretch
-        self.compute = compute
-        self.gradients = gradients
+    stretch: Stretch
+    compute: ReplayCompute
+    gradients: "list[GradientSource]"
 
 
 class GradientSource:
@@ -157,23 +158,26 @@ class Replay(nn.Module):
     """The graph as a module: `forward(signal)` takes and returns a scalar, the loss.
 
     Backward runs as the graph's `backward_order` says, whatever the order of forward: the
-    autograd nodes are chained at the end of forward in the reverse of that order.
+    autograd nodes are chained at the end of forward in the reverse of that order, or behind each
+    operation (`attach_stages`).
 
-    graph: scaled. variable_names: of the same variables in the model that it stands for.
+    rank: whose gradients it makes. device: of its values.
     """
 
     def __init__(
         self,
-        graph: ModelGraph,
-        variable_names: Sequence[str],
-        head: Stretch,
-        forward: Sequence[tuple[int, Stretch]],
-        stages: Sequence[tuple[Stretch, tuple[int, ...]]],
+        domain: Domain,
+        byte_scale: float,
         rank: int,
         compute: ReplayCompute,
-        device: torch.device,
+        device: torch.device = CPU,
     ) -> None:
         super().__init__()
+        graph = scaled_graph(domain.graph, byte_scale)
+        head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
+        stages = _backward_stretches(graph, domain.profile.backward_seconds)
+        self.domain = domain
+        self.byte_scale = byte_scale
         self.compute = compute
         self.head = head
         self.operations = nn.ModuleDict(
@@ -188,7 +192,6 @@ class Replay(nn.Module):
             for variable in graph.variables
         ]
         self._parameters_by_variable = [parameters[variable.name] for variable in graph.variables]
-        self._variable_names = variable_names
         self._sparse = {i: sources[i] for i, v in enumerate(graph.variables) if v.sparse}
         self.backward_stages = [
             (
@@ -215,29 +218,70 @@ class Replay(nn.Module):
     def sharded_form(
         self, units: Sequence[Sequence[str]]
     ) -> tuple[nn.Module, list[list[nn.Module]]]:
-        """See `session.ShardedForm`."""
-        made = StagedReplay(copy.deepcopy(self, {id(self.compute): self.compute}))
-        return made, modules_of_units(made, units)
+        """See `session.ShardedForm`. One operation that two units need is in the first."""
+        shared = (self.compute, self.domain)
+        made = copy.deepcopy(self, {id(one): one for one in shared})
+        made.attach_stages()
+        taken: set[str] = set()
+        found: list[list[nn.Module]] = []
+        for names in units:
+            keys = sorted({name.split(".")[1] for name in names} - taken, key=int)
+            taken.update(keys)
+            if keys:
+                found.append([made.operations[key] for key in keys])
+        return made, found
+
+    def attach_stages(self) -> None:
+        """Attach to each operation its part of the backward pass.
+
+        The passes stay as they are where backward runs in the reverse of forward order. Where it
+        does not, a stage runs when the operation that owns its variables is reached; one whose
+        variables several operations own computes at the last of them in forward order, which is the
+        first in backward.
+        """
+        place = {key: number for number, key in enumerate(self.operations)}
+        owner: dict[int, tuple[str, str]] = {}
+        for key, operation in self.operations.items():
+            for name, parameter in operation.named_parameters():
+                owner[id(parameter)] = key, name
+        stages: dict[str, list[tuple[GradientStage, list[str]]]] = {key: [] for key in place}
+        for stage, parameters in self.backward_stages:
+            held: dict[str, tuple[list[GradientSource], list[str]]] = {}
+            for source, parameter in zip(stage.gradients, parameters, strict=True):
+                key, name = owner[id(parameter)]
+                sources, names = held.setdefault(key, ([], []))
+                sources.append(source)
+                names.append(name)
+            last = max(held, key=lambda key: place[key], default=next(iter(place)))
+            for key, (sources, names) in (held or {last: ([], [])}).items():
+                seconds = stage.stretch if key == last else Stretch(0.0, backward=True)
+                stages[key].append((GradientStage(seconds, stage.compute, sources), names))
+        for key, operation in self.operations.items():
+            operation.register_forward_hook(_stage_hook(stages[key]))
+        self.backward_stages = []
+        self._parameters_by_variable = []  # torch's fully_shard replaces them
 
     def parameters_of(self, module: str) -> list[nn.Parameter]:
-        """See `extensions.placement.attachment.PlacedStandIn`."""
-        both = zip(self._variable_names, self._parameters_by_variable, strict=True)
-        return [parameter for name, parameter in both if name.startswith(f"{module}.")]
+        """Those that stand for the variables of a module of the model."""
+        both = zip(self.domain.graph.variables, self._parameters_by_variable, strict=True)
+        return [parameter for variable, parameter in both if variable.name.startswith(f"{module}.")]
 
-    def place(self, placement: PlacedModules, exchange: RowExchange) -> Removable:
-        """See `extensions.placement.attachment.PlacedStandIn`.
+    def divide(self, division: Callable[[Domain, float], Division]) -> Callable[[], None]:
+        """From now on ranks divide the passes so, until what this returns is called. division: of
+        the domain and the byte scale.
 
         Raises:
             NotSupported: its compute runs kernels.
         """
-        if not isinstance(self.compute, PlacedCompute):
+        if not isinstance(self.compute, WaitedCompute):
             raise NotSupported(
-                "a replay that runs kernels computes whole batches: it cannot place modules.",
-                thing="plan.placement",
-                value=[placed.module for placed in placement[:8]],
+                "a replay that runs kernels computes whole batches: ranks cannot divide the model.",
+                thing="workload.compute",
+                value="kernels",
                 remedy="Choose compute waited, or measure it in the training script.",
             )
-        return self.compute.place(placement, exchange)
+        self.compute.division = division(self.domain, self.byte_scale)
+        return partial(setattr, self.compute, "division", None)
 
     def show_rows(self, of: Container[int]) -> None:
         """From now on the sparse variables `of` (indices) have sparse gradients, others dense."""
@@ -253,20 +297,6 @@ class Replay(nn.Module):
             signal = cast(Tensor, BackwardStage.apply(signal, stage, *parameters))  # type: ignore[no-untyped-call]
         self.compute.resume()  # a model makes its autograd nodes beside its operations
         return signal
-
-
-CPU = torch.device("cpu")
-
-
-def replay_module(
-    domain: Domain, byte_scale: float, rank: int, compute: ReplayCompute, device: torch.device = CPU
-) -> Replay:
-    """The replay of a domain's graph at a byte scale, for one rank, with its values on `device`."""
-    graph = scaled_graph(domain.graph, byte_scale)
-    head, forward = _forward_stretches(graph, domain.profile.forward_seconds)
-    stages = _backward_stretches(graph, domain.profile.backward_seconds)
-    names = [variable.name for variable in domain.graph.variables]
-    return Replay(graph, names, head, forward, stages, rank, compute, device)
 
 
 def _forward_stretches(
@@ -306,51 +336,6 @@ def _backward_stretches(
     return stretches
 
 
-class StagedReplay(nn.Module):
-    """A replay's operations, each with its part of the backward pass behind it.
-
-    The passes are those of the replay where backward runs in the reverse of forward order. Where it
-    does not, a stage runs when the operation that owns its variables is reached; one whose
-    variables several operations own computes at the last of them in forward order, which is the
-    first in backward.
-    """
-
-    def __init__(self, plain: Replay) -> None:
-        super().__init__()
-        self.compute = plain.compute
-        self.head = plain.head
-        self.operations = plain.operations
-        self._hang(plain)
-
-    def _hang(self, plain: Replay) -> None:
-        place = {key: number for number, key in enumerate(self.operations)}
-        owner: dict[int, tuple[str, str]] = {}
-        for key, operation in self.operations.items():
-            for name, parameter in operation.named_parameters():
-                owner[id(parameter)] = key, name
-        stages: dict[str, list[tuple[GradientStage, list[str]]]] = {key: [] for key in place}
-        for stage, parameters in plain.backward_stages:
-            held: dict[str, tuple[list[Any], list[str]]] = {}
-            for source, parameter in zip(stage.gradients, parameters, strict=True):
-                key, name = owner[id(parameter)]
-                sources, names = held.setdefault(key, ([], []))
-                sources.append(source)
-                names.append(name)
-            last = max(held, key=lambda key: place[key], default=next(iter(place)))
-            for key, (sources, names) in (held or {last: ([], [])}).items():
-                seconds = stage.stretch if key == last else Stretch(0.0, backward=True)
-                stages[key].append((GradientStage(seconds, stage.compute, sources), names))
-        for key, operation in self.operations.items():
-            operation.register_forward_hook(_stage_hook(stages[key]))
-
-    def forward(self, signal: Tensor) -> Tensor:
-        self.compute.start()
-        self.compute.run(self.head)
-        for operation in self.operations.values():
-            signal = operation(signal)
-        return signal
-
-
 def _stage_hook(stages: list[tuple[GradientStage, list[str]]]) -> Any:
     """Behind an operation's forward: the first stage comes last in backward, so it is chained
     first."""
@@ -362,16 +347,3 @@ def _stage_hook(stages: list[tuple[GradientStage, list[str]]]) -> Any:
         return signal
 
     return hook
-
-
-def modules_of_units(model: StagedReplay, units: Sequence[Sequence[str]]) -> list[list[nn.Module]]:
-    """The operations that own the parameters of each unit; one that two units need is in the
-    first."""
-    taken: set[str] = set()
-    found: list[list[nn.Module]] = []
-    for names in units:
-        keys = sorted({name.split(".")[1] for name in names} - taken, key=int)
-        taken.update(keys)
-        if keys:
-            found.append([model.operations[key] for key in keys])
-    return found

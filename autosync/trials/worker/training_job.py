@@ -4,6 +4,7 @@ long the stretches of a replay take on one rank that trains by itself."""
 import importlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -11,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from autosync.bundle import Bundle
+from autosync.device_clock import Moment, clock_origin, moment_now, on_host_clock
 from autosync.errors import InvalidInput, NotFound
+from autosync.extensions.registry import iterations_in_flight
 from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.plan import Plan
 from autosync.trials.commands import StretchesTimed
 from autosync.trials.contract import Workload
-from autosync.trials.gpus import DeviceMoment, clock_origin, moment_now, on_host_clock
 from autosync.trials.worker.kernels import KernelCompute
-from autosync.trials.worker.replay import CPU, Replay, replay_module
-from autosync.trials.worker.replay_compute import PlacedCompute, ReplayCompute, Stretch
+from autosync.trials.worker.replay import CPU, Replay
+from autosync.trials.worker.replay_compute import ReplayCompute, Stretch, WaitedCompute
 
 LEARNING_RATE = 2.0**-6
 """A power of two, so that replayed updates are exact in every dtype."""
@@ -69,19 +71,15 @@ class ReplayJob:
     _batch_factor: float = 1.0
 
     def begin(self, key: str, bundle: Bundle) -> None:
-        """The first iterations of a plan that lags compute nothing. So as many are under way as may
-        be, and what follows is the steady state, whether messages or compute are its limit: if they
-        began with nothing under way, messages could fall behind for many iterations."""
+        """The first iterations of a plan with late updates compute nothing, so that as many updates
+        are pending as the plan allows. The steady state follows at once, whether messages or
+        compute limit it; else messages could fall behind for many iterations."""
         self._batch_factor = bundle.plan.shares[self.rank] * self.world_size
-        self._filling = bundle.plan.staleness
+        self._filling = iterations_in_flight(bundle.plan.extensions)
         self.compute.set_batch_factor(self._batch_factor)
         if self._filling:
             self.compute.set_batch_factor(0.0)
         self.model.show_rows(sparse_variables(bundle.plan))
-
-    def wait_for_swaps(self, slowdown: float) -> None:
-        """See `ReplayCompute.set_swap_slowdown`."""
-        self.compute.set_swap_slowdown(slowdown)
 
     def loss(self, model: nn.Module) -> Tensor:
         if self._filling:
@@ -105,11 +103,12 @@ def sparse_variables(plan: Plan) -> Container[int]:
     }
 
 
-def build_replay(workload: Workload, rank: int) -> ReplayJob:
+def build_replay(workload: Workload, rank: int, compute: ReplayCompute | None = None) -> ReplayJob:
+    """compute: by default what the workload says."""
     domain = workload.domain
     device = current_device(workload)
-    compute = compute_of(workload, rank)
-    model = replay_module(domain, workload.byte_scale, rank, compute, device)
+    compute = compute or compute_of(workload, rank)
+    model = Replay(domain, workload.byte_scale, rank, compute, device)
     sparse = any(variable.sparse for variable in domain.graph.variables)
     optimizer = make_optimizer(domain.optimizer.name, model, sparse)
     signal = torch.zeros((), requires_grad=True, device=device)
@@ -123,7 +122,7 @@ def compute_of(workload: Workload, rank: int) -> ReplayCompute:
         return KernelCompute(domain.graph, current_device(workload))
     device = domain.cluster.device_of_rank()[rank]
     slowness = workload.time_scale * domain.profile.factor_on(device)
-    return PlacedCompute(slowness, domain, workload.byte_scale)
+    return WaitedCompute(slowness)
 
 
 def current_device(workload: Workload) -> torch.device:
@@ -133,7 +132,12 @@ def current_device(workload: Workload) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
+MOMENTUM = partial(torch.optim.SGD, momentum=0.875)
+OPTIMIZER_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": MOMENTUM,
+    "sgd_momentum": MOMENTUM,
+    "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
     "adadelta": torch.optim.Adadelta,
     "adam": torch.optim.Adam,
@@ -143,7 +147,6 @@ DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
     "adafactor": torch.optim.Adafactor,
 }
-"""Of dense gradients only."""
 
 
 def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.optim.Optimizer:
@@ -152,7 +155,6 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
     Raises:
         InvalidInput: nothing here goes by that name, or it takes no sparse gradients.
     """
-    parameters = list(model.parameters())
     if sparse and name in DENSE_OPTIMIZERS:
         raise InvalidInput(
             f"{name} takes no sparse gradients, which variables of this graph have.",
@@ -160,17 +162,11 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
             value=name,
             remedy="Use sgd, momentum or adagrad, or a model with dense gradients.",
         )
-    match name:
-        case "sgd":
-            return torch.optim.SGD(parameters, lr=LEARNING_RATE)
-        case "momentum" | "sgd_momentum":
-            return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.875)
-        case "adagrad":
+    if name in OPTIMIZER_CLASSES:
+        if name == "adagrad":
             # torch's own step makes sparse tensors without saying whether it checks them
             torch.sparse.check_sparse_tensor_invariants.disable()
-            return torch.optim.Adagrad(parameters, lr=LEARNING_RATE)
-    if name in DENSE:
-        return DENSE[name](parameters, lr=LEARNING_RATE)
+        return OPTIMIZER_CLASSES[name](model.parameters(), lr=LEARNING_RATE)
     raise InvalidInput(
         f"a replay knows no optimizer {name!r}.",
         thing="domain.optimizer",
@@ -179,44 +175,45 @@ def make_optimizer(name: str, model: nn.Module, sparse: bool = False) -> torch.o
     )
 
 
-def builders(registered: list[str]) -> dict[str, Build]:
-    """`replay`, and what was registered where the worker starts as `name=package.module:function`.
+def builder_named(name: str, registered: list[str]) -> Build:
+    """`replay`, or what was registered where the worker starts as `name=package.module:function`.
 
     Raises:
         InvalidInput: an entry has another form.
+        NotFound: none has the name.
     """
-    found: dict[str, Build] = {"replay": build_replay}
+    targets = {}
     for entry in registered:
-        name, _, target = entry.partition("=")
+        key, _, target = entry.partition("=")
         module, _, function = target.partition(":")
-        if not (name and module and function):
+        if not (key and module and function):
             raise InvalidInput(
                 f"the workload {entry!r} is not name=package.module:function.",
                 thing="workloads",
                 value=entry,
             )
-        found[name] = getattr(importlib.import_module(module), function)
-    return found
+        targets[key] = module, function
+    if name in targets:
+        module, function = targets[name]
+        build: Build = getattr(importlib.import_module(module), function)
+        return build
+    if name == "replay":
+        return build_replay
+    raise NotFound(
+        f"no workload {name!r} is registered here.",
+        thing="workload",
+        value=name,
+        remedy=f"Registered: {', '.join(sorted(['replay', *targets]))}.",
+    )
 
 
-def find_builder(name: str, known: dict[str, Build]) -> Build:
-    if name not in known:
-        raise NotFound(
-            f"no workload {name!r} is registered here.",
-            thing="workload",
-            value=name,
-            remedy=f"Registered: {', '.join(sorted(known))}.",
-        )
-    return known[name]
-
-
-class NotedCompute(ReplayCompute):
-    """Notes when each stretch begins. It computes whatever `inner` does."""
+class RecordedCompute(ReplayCompute):
+    """Records when each stretch begins, and computes what `inner` does."""
 
     def __init__(self, inner: ReplayCompute, device: torch.device) -> None:
         self._inner = inner
         self._device = device
-        self.begun: list[DeviceMoment] = []
+        self.begun: list[Moment] = []
         self.stretches: list[Stretch] = []
 
     def set_batch_factor(self, factor: float) -> None:
@@ -244,19 +241,15 @@ def time_stretches(
     the replay itself costs.
     """
     device = current_device(workload)
-    noted = NotedCompute(compute, device)
+    noted = RecordedCompute(compute, device)
     noted.set_batch_factor(1.0)
-    domain = workload.domain
-    model = replay_module(domain, workload.byte_scale, rank, noted, device)
-    sparse = any(variable.sparse for variable in domain.graph.variables)
-    optimizer = make_optimizer(domain.optimizer.name, model, sparse)
-    signal = torch.zeros((), requires_grad=True, device=device)
+    job = build_replay(workload, rank, noted)
     origin = clock_origin(device)
-    passes = [_one_pass(model, optimizer, signal, noted) for _ in range(STRETCH_WARMUP + repeats)]
+    passes = [_one_pass(job, noted) for _ in range(STRETCH_WARMUP + repeats)]
     moments = np.array([on_host_clock(origin, begun) for begun in passes[STRETCH_WARMUP:]])
     *seconds, update_seconds = np.median(np.diff(moments, axis=1), axis=0).tolist()
     return StretchesTimed(
-        operations=tuple(_stands_for(stretch) for stretch in noted.stretches),
+        operations=tuple(_operation_of(stretch) for stretch in noted.stretches),
         backward=tuple(stretch.backward for stretch in noted.stretches),
         seconds=tuple(seconds),
         update_seconds=update_seconds,
@@ -264,26 +257,24 @@ def time_stretches(
     )
 
 
-def _one_pass(
-    model: Replay, optimizer: torch.optim.Optimizer, signal: torch.Tensor, noted: NotedCompute
-) -> list[DeviceMoment]:
+def _one_pass(job: ReplayJob, noted: RecordedCompute) -> list[Moment]:
     """When each stretch begins, the update, and what comes after it. A GPU is not waited for: as
     in a trial, the host runs ahead of it."""
-    device = signal.device
-    optimizer.zero_grad(set_to_none=True)
-    loss = model(signal)
+    device = job.signal.device
+    job.optimizer.zero_grad(set_to_none=True)
+    loss = job.model(job.signal)
     forwards = len(noted.begun)
     turned = moment_now(device)
     loss.backward()
     ended = moment_now(device)
-    optimizer.step()
+    job.optimizer.step()
     updated = moment_now(device)
     begun = noted.begun
     # the first stage of backward begins with the pass, not when autograd gets to it
     return [*begun[:forwards], turned, *begun[forwards + 1 :], ended, updated]
 
 
-def _stands_for(stretch: Stretch) -> int:
+def _operation_of(stretch: Stretch) -> int:
     """The operation that owns a forward stretch comes first in it; the one that completes the
     gradients of a backward stretch comes last. Where nothing comes before the first owner, that
     stretch is empty, and its next to nothing goes to the first operation."""

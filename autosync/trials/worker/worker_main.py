@@ -2,7 +2,7 @@
 
 `commands` says which commands there are and what answers them. Whatever goes wrong, a line that is
 no command included, is answered by `CommandFailed`. At the end of stdin the process ends at once,
-even in the middle of a collective, so workers never outlive the process that started them.
+even in the middle of a collective: no worker outlives the process that started it.
 """
 
 import argparse
@@ -13,11 +13,7 @@ import threading
 import traceback
 from typing import TextIO
 
-from autosync.errors import AutosyncError, BudgetTooSmall, DeviceMemoryExceeded
-from autosync.runtime.transport.failures import SynchronizationFailed
-from autosync.trials.commands import Answer, CommandFailed, answer_line, read_command
-from autosync.trials.contract import ErrorKind
-from autosync.trials.machine import speaks_of_memory
+from autosync.trials.commands import Answer, answer_line, read_command
 
 NICENESS = -10
 
@@ -51,32 +47,20 @@ def lower_priority() -> None:
         print("negative nice values are not permitted; batch policy alone", file=sys.stderr)
 
 
-def error_kind(error: BaseException) -> ErrorKind:
-    """Refusals leave the ranks as they were. A synchronization that failed has ended their process
-    groups, so it is a crash like any other."""
-    if isinstance(error, BudgetTooSmall):
-        return "over_budget"
-    full = isinstance(error, MemoryError | DeviceMemoryExceeded)
-    if full or speaks_of_memory(str(error)):
-        return "out_of_memory"
-    refused = isinstance(error, AutosyncError) and not isinstance(error, SynchronizationFailed)
-    return "refused" if refused else "crashed"
-
-
 def serve(wire: JsonLines, workloads: list[str]) -> None:
     """Answer commands until stdin ends."""
-    from autosync.trials.worker.rank import Rank  # imports torch: after the policy is set
+    from autosync.trials.failures import failure_of  # these import torch: after the policy is set
+    from autosync.trials.worker.rank import Rank
 
     rank = Rank(workloads)
     while True:
         line = wire.commands.get()
         try:
-            wire.answer(rank.obey(read_command(line)))
+            wire.answer(rank.answer(read_command(line)))
         except Exception as error:  # a process boundary: every failure becomes an answer
             traceback.print_exc()
-            message = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")
-            wire.answer(CommandFailed(error_kind(error), message.decode()))
-            rank.take_plan_off()
+            wire.answer(failure_of(error))
+            rank.detach_plan()
 
 
 def main() -> None:

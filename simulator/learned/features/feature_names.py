@@ -1,7 +1,7 @@
 """The names of all features, in the order of their columns, and which belong together.
 
 Everything is relative (to compute, to the model's bytes, to the mean link), and nothing is a name:
-swapping identical hosts or renaming groups leaves every feature as it was.
+exchanging identical hosts or renaming groups leaves every feature as it was.
 """
 
 import numpy as np

@@ -3,8 +3,8 @@
 The what-ifs are the timeline's sensitivities: by how much a strategy's time grows if a constant of
 the cluster (the startup of a kind of message, the copies of an engine, a link) is larger than
 believed. A weight on such a column is a statement about the cluster, not about a strategy, so
-it holds for strategies, models and clusters that were never measured. Of strategies that swap
-activations, compute is as long as the timeline has it: with its waits for transfers.
+it holds for strategies, models and clusters that were never measured. Compute is
+as long as the timeline has it: with what extensions add.
 
 Raise InvalidStrategy, as the timeline, for a budget that holds no training step.
 """
@@ -76,7 +76,7 @@ def _kinds_of_strategies(plans: PlanTable, network: Network) -> NDArray[np.bool_
     """`(strategies, kinds)`: whether a strategy has a message of a kind."""
     occurs = np.zeros((len(plans), len(network.operations)), dtype=np.bool_)
     owner = np.repeat(np.arange(len(plans)), np.diff(plans.first))
-    occurs[owner, network.kinds_of(plans)] = True
+    occurs[owner, network.classes_of(plans)] = True
     return occurs
 
 

@@ -6,18 +6,25 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autosync.api.cli.arguments.domain_arguments import load_simulator
 from autosync.api.cli.commands.simulator import app
-from autosync.api.cli.open_database import uses_bundled_simulator
-from autosync.api.db import connect, migrate
-from autosync.api.engine.registry import BUNDLED_VERSION
-from autosync.api.engine.simulator_store import promote
-from autosync.errors import InvalidInput, NotFound
+from autosync.api.cli.connection import connected
+from autosync.api.db import migrate
+from autosync.api.engine.simulator_store import simulator_of
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from tests.api.checkpoints import checkpoint
+from tests.api.databases import opened
 from tests.api.simulator_versions import store_versions
+from tests.domains import chain_graph, grid_cluster
 from tests.simulator.measurements import measured, write
+
+
+def ranked_by(name: str, db: str) -> str:
+    """The simulator that a ranking used."""
+    with connected(db, None, temporary=True) as at:
+        found = at.client.rank(chain_graph(), grid_cluster(), simulator=name, proposals=8)
+    return found.simulator
 
 
 def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:
@@ -29,11 +36,11 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    with pytest.raises(NotFound, match="'mine'"):
-        load_simulator("mine", db)
+    with pytest.raises(AutosyncError, match="no trained simulator"):
+        ranked_by("mine", db)
     for retired in ("ensemble", "nearest"):
-        with pytest.raises(NotFound, match="no longer there") as refused:
-            load_simulator(retired, db)
+        with pytest.raises(AutosyncError, match="no longer there") as refused:
+            ranked_by(retired, db)
         assert "learned, timeline" in refused.value.remedy
     printed("add", "mine", str(tmp_path / "made.safetensors"))
     (listed,) = json.loads(printed("list", "--json"))
@@ -43,8 +50,8 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
     assert (tmp_path / "copy.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(card)
     printed("remove", "mine")
-    with pytest.raises(NotFound) as gone:
-        load_simulator("mine", db)
+    with pytest.raises(AutosyncError) as gone:
+        ranked_by("mine", db)
     assert "timeline" in gone.value.remedy
 
 
@@ -62,7 +69,8 @@ def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
     assert (card["accuracy"], card["unseen"]) == (None, "none: domains of one model only")
     added = ["add", "both", str(trained), "--db", db]
     assert CliRunner().invoke(app, added, catch_exceptions=False).exit_code == 0
-    stored = load_simulator("both", db)
+    with opened(db) as database, database.reading() as session:
+        stored = simulator_of(session, "both")
     fresh, _ = load_checkpoint(trained)
     seconds = [s.predict(domains[0].domain, domains[0].population) for s in (stored, fresh)]
     assert (seconds[0] == seconds[1]).all()
@@ -83,7 +91,7 @@ def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
     assert json.loads(shown.stdout) == {"in_use": 0, "items": []}
     assert runner.invoke(app, ["promote", "0", "--db", db]).exit_code == 0
     refused = runner.invoke(app, ["promote", "3", "--db", db]).exception
-    assert isinstance(refused, NotFound)
+    assert isinstance(refused, AutosyncError)
     assert "There are: 0." in refused.remedy
 
 
@@ -104,31 +112,14 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(
     assert refused.remedy
 
 
-def test_what_a_database_has_in_use_is_known_without_its_layers(tmp_path: Path) -> None:
-    """Only where the file says so itself; else the question goes the whole way."""
-    url = f"sqlite:///{tmp_path / 'a.db'}"
-    assert not uses_bundled_simulator(url)
-    assert not (tmp_path / "a.db").exists()
-    (tmp_path / "text.db").write_text("no database at all, but a text that is long enough")
-    assert not uses_bundled_simulator(f"sqlite:///{tmp_path / 'text.db'}")
-    migrate(url)
-    assert uses_bundled_simulator(url)
-    database = connect(url)
-    store_versions(database)
-    assert not uses_bundled_simulator(url)
-    promote(database, BUNDLED_VERSION)
-    assert uses_bundled_simulator(url)
-    database.close()
-
-
 def test_a_ranking_takes_the_version_that_is_in_use(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     migrate(url)
-    bundled = load_simulator("learned", url)
-    database = connect(url)
-    store_versions(database)
-    database.close()
-    promoted = load_simulator("learned", url)
-    assert isinstance(bundled, LearnedSimulator)
-    assert isinstance(promoted, LearnedSimulator)
-    assert (len(promoted.sources), len(bundled.sources)) == (3, 12)
+    for sources in (12, 3):
+        assert ranked_by("learned", url) == "learned"
+        with opened(url) as database:
+            with database.reading() as session:
+                found = simulator_of(session, "learned")
+            assert isinstance(found, LearnedSimulator)
+            assert len(found.sources) == sources
+            store_versions(database)

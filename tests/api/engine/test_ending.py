@@ -11,14 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 from autosync.api.db import Database, connect
 from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.leases import ClaimedWork, EndReason, leased
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
@@ -51,18 +50,19 @@ work(sys.argv[1], stop, trains=False, launcher_of=launchers.__getitem__)
 RANKS = 3
 HOUR = 3600.0
 SETTINGS = Settings(budget=4, proposals=64, repeats=300, warmup=1, iterations=2, probe=False)
-QUICK = TuningRequest(domain_of(cluster=grid_cluster(RANKS)), SETTINGS, launcher="testbed")
+QUICK = TuningRequest(
+    domain_of(cluster=grid_cluster(RANKS)), SETTINGS, simulator="timeline", launcher="testbed"
+)
 ENDLESS = 10**8
 """Proposals: a ranking of days."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A worker and the database that it works on. records: where it notes its testbeds."""
+    """A worker and the database that it works on."""
 
     process: subprocess.Popen[bytes]
     database: Database
-    records: Path
 
     def events(self, tuning_id: str) -> list[tuple[str, str]]:
         """(kind, message), oldest first."""
@@ -87,18 +87,14 @@ class Running:
         """Processes that the worker has started, however far below."""
         return [each for each in marked_processes() if each != self.process.pid]
 
-    def testbeds(self) -> list[Path]:
-        return list(self.records.glob("*/*.json"))
-
 
 @contextmanager
-def running(url: str, records: Path) -> Iterator[Running]:
-    marked = {**os.environ, MARK[0]: MARK[1], PASSED_VARIABLE: MARK[0]}
-    environment = {**marked, "XDG_RUNTIME_DIR": str(records)}
+def running(url: str) -> Iterator[Running]:
+    environment = {**os.environ, MARK[0]: MARK[1], PASSED_VARIABLE: MARK[0]}
     process = subprocess.Popen([sys.executable, "-c", WORKER, url], env=environment)
     database = connect(url)
     try:
-        yield Running(process, database, records)
+        yield Running(process, database)
     finally:
         database.close()
         process.kill()
@@ -106,10 +102,8 @@ def running(url: str, records: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def worker(
-    module_url: str, tmp_path_factory: pytest.TempPathFactory, testbed_possible: None
-) -> Iterator[Running]:
-    with running(module_url, tmp_path_factory.mktemp("run")) as started:
+def worker(module_url: str, testbed_possible: None) -> Iterator[Running]:
+    with running(module_url) as started:
         yield started
 
 
@@ -161,7 +155,7 @@ def test_a_cancelled_tuning_ends_in_the_phase_it_is_in(worker: Running, phase: s
         until(lambda: reached(worker, tuning_id), phase)
         opened = [text for one, text in worker.events(tuning_id) if one == "opening"]
         trials = worker.trials(tuning_id)
-        assert tuning_queue.cancel(worker.database, tuning_id) == "cancelling"
+        assert job_queue.cancel(worker.database, tuning_id) == "cancelling"
         until(lambda: worker.state(tuning_id)[0] == "cancelled", f"the end of {phase}", 60)
     kinds = [one for one, _ in worker.events(tuning_id)]
     assert [one for one in kinds if one == kind or one != "waiting"][-1] == kind  # or for quiet
@@ -169,8 +163,7 @@ def test_a_cancelled_tuning_ends_in_the_phase_it_is_in(worker: Running, phase: s
     kept = worker.trials(tuning_id)
     assert kept[: len(trials)] == trials
     assert bool(kept) == (phase == "confirming")
-    until(lambda: not worker.started(), "the end of its ranks")
-    until(lambda: not worker.testbeds(), "the end of its testbed")  # which a ranking leaves late
+    until(lambda: not worker.started(), "the end of its ranks and its testbed")
     assert worker.process.poll() is None
 
 
@@ -184,8 +177,7 @@ def test_a_worker_that_is_to_stop_gives_back_what_runs_and_another_goes_on(
     assert worker.state(tuning_id) == ("queued", None)
     before = worker.trials(tuning_id)
     until(lambda: not worker.started(), "the end of its ranks")
-    assert worker.testbeds() == []
-    with running(module_url, worker.records) as other:
+    with running(module_url) as other:
         until(lambda: len(other.trials(tuning_id)) > len(before), "another trial")
     after = other.trials(tuning_id)
     assert after[: len(before)] == before

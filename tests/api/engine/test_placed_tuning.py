@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
@@ -19,6 +20,7 @@ from tests.placed_models import heavy_layers
 SETTINGS = Settings(budget=8, proposals=100, repeats=1, warmup=1, iterations=2, probe=False)
 
 
+@pytest.mark.long
 def test_placements_are_measured_and_told_in_words(sqlite: Database) -> None:
     request = TuningRequest(
         heavy_layers(gbps=0.05), SETTINGS, Space(placement=True), launcher="local"

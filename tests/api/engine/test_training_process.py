@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from autosync.api.engine.training.training_queue import Say, run_beside_trials
+from autosync.api.engine.training_process import Say, run_beside_trials
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.errors import InvalidInput
 from autosync.trials.pool.machine_lock import MachineLock
 
-NEVER = threading.Event()
 SCRIPT = """
 import sys
 from functools import partial
 from pathlib import Path
-from autosync.api.engine.training.training_queue import run_beside_trials
+from autosync.api.engine.training_process import run_beside_trials
 from autosync.trials.pool.machine_lock import MachineLock
 from tests.api.engine.test_training_process import answered
 folder = Path(sys.argv[1])
@@ -84,10 +82,10 @@ class Run:
 def test_it_stands_still_while_anything_is_measured(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for _ in range(2):
-        with run.lock.held(NEVER):
+        with run.lock.held():
             until(lambda: state(run.pid) == "T", "it went on beside a measurement")
         until(lambda: state(run.pid) != "T", "it did not go on")
-    with run.lock.held(NEVER):
+    with run.lock.held():
         until(lambda: state(run.pid) == "T", "it went on beside a measurement")
         run.go.touch()
         assert not run.answer.done()
@@ -97,7 +95,7 @@ def test_it_stands_still_while_anything_is_measured(tmp_path: Path) -> None:
 
 def test_cancelled_it_is_gone_also_while_it_stands_still(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with run.lock.held(NEVER):
+    with run.lock.held():
         until(lambda: state(run.pid) == "T", "it went on beside a measurement")
         run.token.cancel("interrupted")
         with pytest.raises(Cancelled):
@@ -112,7 +110,7 @@ def test_it_dies_with_a_killed_worker(tmp_path: Path) -> None:
     assert worker.stdout is not None
     with worker, worker.stdout:
         pid = int(worker.stdout.readline())
-        with MachineLock(tmp_path).held(NEVER):
+        with MachineLock(tmp_path).held():
             until(lambda: state(pid) == "T", "it went on beside a measurement")
             worker.kill()
             until(lambda: state(pid) in ("", "Z"), "it outlived its worker")

@@ -1,7 +1,6 @@
 """The service does what its OpenAPI document says, for requests nobody thought of."""
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -25,9 +24,6 @@ from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from tests.api.sample import finished
 
-EXAMPLES = 3
-BOUNDARIES = 40
-"""Cases of an operation at most; most have fewer."""
 TOKEN = "open sesame"
 RIGHT = {"Authorization": f"Bearer {TOKEN}"}
 """A service that asks for a token: the checks try without it, too."""
@@ -42,23 +38,28 @@ def api(sqlite: Database) -> BaseSchema:
     return schemathesis.openapi.from_asgi("/openapi.json", app, headers=RIGHT)
 
 
-def test_requests_nobody_thought_of(api: BaseSchema) -> None:
-    """Under all of schemathesis' checks."""
+@pytest.mark.parametrize(
+    ("boundaries", "examples"), [(10, 2), pytest.param(40, 50, marks=pytest.mark.long)]
+)
+def test_requests_nobody_thought_of(api: BaseSchema, boundaries: int, examples: int) -> None:
+    """Under all of schemathesis' checks: of each operation, so many cases at the
+    boundaries and drawn at random."""
     every = list(api.get_all_operations())
     operations = [found.ok() for found in every if isinstance(found, Ok)]
     assert len(operations) == len(every), "a path is invalid"
     assert len(operations) >= 19
     wrong: list[str] = []
     for operation in operations:
-        try_boundaries(api, operation, wrong)
-        try_examples(operation.as_strategy(), wrong)
+        try_boundaries(api, operation, boundaries, wrong)
+        try_examples(operation.as_strategy(), examples, wrong)
         with suppress(Unsatisfiable):  # a request that takes nothing cannot be wrong
-            try_examples(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), wrong)
+            negative = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+            try_examples(negative, examples, wrong)
     assert not wrong, "\n".join(wrong)
 
 
 def try_boundaries(
-    api: BaseSchema, operation: APIOperation[Any, Any, Any, Any], wrong: list[str]
+    api: BaseSchema, operation: APIOperation[Any, Any, Any, Any], most: int, wrong: list[str]
 ) -> None:
     """Least and greatest values, missing and repeated ones, other methods and media types."""
     cases = api.iter_coverage_cases(
@@ -66,13 +67,13 @@ def try_boundaries(
         generation_modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE],
         generation_config=api.config.generation_for(operation=operation),
     )
-    for case in islice(cases, BOUNDARIES):
+    for case in islice(cases, most):
         check(case, wrong)
 
 
-def try_examples(cases: SearchStrategy[Case[Any]], wrong: list[str]) -> None:
+def try_examples(cases: SearchStrategy[Case[Any]], count: int, wrong: list[str]) -> None:
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=count,
         deadline=None,
         derandomize=True,
         database=None,
@@ -95,12 +96,6 @@ def check(case: Case[Any], wrong: list[str]) -> None:
         case.call_and_validate(headers=RIGHT, excluded_checks=excluded)
     except FailureGroup as failures:
         wrong += [f"{case.operation.label}: {each}\n{failures}" for each in failures.exceptions]
-
-
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def test_the_document_refers_to_nothing_it_lacks(client: TestClient) -> None:

@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._C import _distributed_c10d as c10d
 
@@ -35,7 +35,6 @@ def test_buckets_are_torchs_own(limits: tuple[int, ...]) -> None:
     assert sorted(ddp_buckets(graph, limits)) == sorted(tuple(bucket) for bucket in expected)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=6))
 def test_any_neighbours_can_be_a_bucket(sizes: list[list[int]]) -> None:
     graph = chain_graph(tuple((size,) for bucket in sizes for size in bucket))

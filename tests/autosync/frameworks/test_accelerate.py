@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autosync
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
-from tests.autosync.frameworks.launched import as_launched
+from tests.autosync.frameworks.launched import with_fresh_accelerate
 from tests.autosync.runtime.cases import Case, make_model
 from tests.autosync.runtime.distributing import (
     DDP,
@@ -27,6 +27,7 @@ from tests.autosync.runtime.distributing import (
     warned,
 )
 from tests.autosync.runtime.ranks import Ranks
+from tests.long_parameters import long_after
 
 WAYS = {**PLANS, "ddp": DDP}
 EXACT = ("all-reduce", "reduce-scatter", "ddp")
@@ -38,12 +39,9 @@ MAX_NORM = 0.2
 
 
 def fresh(rank: int, world: int, precision: str = "no", **options: Any) -> Any:
-    as_launched(rank, world)
+    with_fresh_accelerate(rank, world)
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     return Accelerator(cpu=True, mixed_precision=precision, **options)
 
 
@@ -128,7 +126,7 @@ def same_script(rank: int, world: int, case: Case, precision: str, folder: str) 
 CASES = [(name, "no") for name in WAYS] + [("all-reduce", "bf16"), ("sharded", "bf16")]
 
 
-@pytest.mark.parametrize(("name", "precision"), CASES)
+@pytest.mark.parametrize(("name", "precision"), long_after(2, CASES))
 def test_a_script_trains_as_under_accelerates_own_ddp(
     pair: Ranks, name: str, precision: str, tmp_path: Path
 ) -> None:
@@ -293,7 +291,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     for name, other_training in (
         ("fully sharded", fsdp2_bundle_of(make_model("mlp"), world)),
         ("placed", placed_bundle_of(make_model("mlp"), world)),
-        ("lagging", bundle_of(Case(staleness=1), make_model("mlp"), world)),
+        ("lagging", bundle_of(Case(method="ps", staleness=1), make_model("mlp"), world)),
     ):
         use_bundle(accelerator, other_training)
         found[name] = refusal(lambda: accelerator.prepare(*pair_of()))
@@ -323,8 +321,8 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
         "fully sharded": "Use Accelerate's own FSDP2",
-        "placed": "on ranks of its own, and Accelerate takes every rank's parameters for whole",
-        "lagging": "Pass allow_staleness=True",
+        "placed": "and Accelerate takes every rank's parameters for whole",
+        "lagging": "Pass allow_inexact=True",
         "missing": "cannot read the bundle 'missing on rank 1'",
         "bucket": "bucket_cap_mb=3 contradicts the plan",
         "hook": "the communication hook 'fp16'",
@@ -335,44 +333,31 @@ def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks)
             assert words in found[name], f"{name}: {found[name]!r}"
 
 
-def lagged(rank: int, world: int, case: Case, folder: str) -> tuple[float, list[float]]:
-    """How far weights are from those of the plain script on the same batches, and the weights."""
+def lagged(rank: int, world: int, case: Case, folder: str) -> list[float]:
+    """Weights after training, saving and loading."""
     accelerator = fresh(rank, world)
     from autosync.frameworks.accelerate import use_bundle
 
     shipped = bundle_of(case, make_model("mlp"), world)
-    use_bundle(accelerator, shipped, allow_staleness=True, on_drift=print)
-    plain, beside = make_model("mlp"), make_model("mlp")
-    first, second = (
-        torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (plain, beside)
-    )
-    model, optimizer, loader = accelerator.prepare(plain, first, data_loader(world))
-    other, by_hand = autosync.distribute(beside, second, shipped, allow_staleness=True)
+    use_bundle(accelerator, shipped, allow_inexact=True, on_drift=print)
+    plain = make_model("mlp")
+    stepping = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = accelerator.prepare(plain, stepping, data_loader(world))
     for inputs, wanted in loader:
         accelerator.backward(nn.functional.mse_loss(model(inputs), wanted))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
-        nn.functional.mse_loss(other(inputs), wanted).backward()
-        for stepping in (optimizer, by_hand):
-            stepping.step()
-            stepping.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     accelerator.save_state(folder)
     accelerator.wait_for_everyone()  # rank 0 alone writes the model's file
     accelerator.load_state(folder)
-    for trained in (plain, beside):
-        autosync.detach(trained)
-    difference = largest_difference(dict(plain.state_dict()), dict(beside.state_dict()))
-    return difference, torch.cat([p.detach().flatten() for p in plain.parameters()]).tolist()
+    autosync.detach(plain)
+    return torch.cat([p.detach().flatten() for p in plain.parameters()]).tolist()
 
 
-@pytest.mark.parametrize("method", ["all_reduce", "ps"])
-def test_plans_that_lag_train_as_in_a_plain_script(
-    pair: Ranks, method: str, tmp_path: Path
-) -> None:
-    case = Case(method=method, staleness=1)
-    (difference, first), (_, second) = pair.run(lagged, case, str(tmp_path))
+def test_plans_that_lag_train_are_saved_and_loaded(pair: Ranks, tmp_path: Path) -> None:
+    first, second = pair.run(lagged, Case(method="ps", staleness=1), str(tmp_path))
     assert first == second
-    if method == "all_reduce":  # under clocks it is the ranks' pace that says what is late
-        assert difference == 0.0
 
 
 def clipped_otherwise(rank: int, world: int, case: Case) -> list[str]:
@@ -408,10 +393,7 @@ def test_other_clipping_is_refused_where_no_rank_holds_all_gradients(pair: Ranks
 def alone(rank: int, world: int) -> tuple[list[str], bool]:
     from accelerate import Accelerator
 
-    as_launched(rank, world)
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
+    with_fresh_accelerate(rank, world)
     accelerator = Accelerator()  # without a launcher's device: one process
     from autosync.frameworks.accelerate import use_bundle
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.domain import Domain
@@ -276,7 +276,6 @@ def test_the_library_reads_what_is_written() -> None:
     assert first.AllReduceSynchronizer.group == second.AllReduceSynchronizer.group
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_within_reach_every_strategy_comes_back(data: st.DataObject) -> None:
     domain = data.draw(domains(elementwise=True))
@@ -377,14 +376,12 @@ def test_what_autodists_own_builders_make_is_within_reach(builder: str) -> None:
     assert import_strategy(export_strategy(strategy, domain), domain).id == strategy.id
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(AutosyncError):
         import_strategy(data, small())
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
     written = bytearray(all_reduced(small()).SerializeToString())

@@ -10,9 +10,10 @@ from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import BertPretraining
-from benchmarks.model_flops import torch_flops
+from benchmarks.bundled_models import torch_flops
 from benchmarks.models import build, import_bundled
 from tests.autosync.importing.graph_contract import assert_graph_contract
+from tests.long_parameters import long_after
 
 # Published: torchvision's and timm's model pages, the releases of BERT, GPT-2, XLNet and Llama;
 # GoogLeNet and VGG-19 for 21,841 classes as Caffe and Poseidon count them.
@@ -135,7 +136,7 @@ def test_memory_of_fused_attention_is_linear_in_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_large", "xlnet_large", "lm1b", "dlrm"])
 def test_flops_are_torchs(name: str) -> None:
-    """Within 1 % at the least; benchmarks.model_flops prints all."""
+    """Within 1 % at the least; benchmarks.bundled_models prints all."""
     torchs = torch_flops(BUNDLED[name], BUNDLED[name].batch_size)
     ours = sum(o.forward_flops + o.backward_flops for o in bundled(name).operations)
     assert ours == pytest.approx(torchs, rel=0.01)
@@ -171,7 +172,7 @@ def test_dlrm_looks_up_one_row_a_table() -> None:
     assert sum(v.shape[0] for v in tables) == 33_762_577
 
 
-@pytest.mark.parametrize("name", [name for name in REIMPORTED if name != "lm1b"])
+@pytest.mark.parametrize("name", long_after(1, [name for name in REIMPORTED if name != "lm1b"]))
 def test_at_another_batch_size_a_graph_is_what_an_import_gives(name: str) -> None:
     batch_size = 2 * BUNDLED[name].batch_size
     assert bundled(name, batch_size) == import_bundled(name, batch_size)

@@ -45,7 +45,7 @@ def beside_ddp(
     model, optimizer, attachment = attached(
         case, world, model=ours, optimizer=make_optimizer(case.optimizer, ours)
     )
-    land_late(attachment.engine)
+    complete_late(attachment.engine)
     follow(model, optimizer, case, rank, make(rank))
     attachment.detach()
     network = DistributedDataParallel(plain)
@@ -53,7 +53,7 @@ def beside_ddp(
     return worst_difference(model, plain)
 
 
-def land_late(engine: Engine) -> None:
+def complete_late(engine: Engine) -> None:
     unpack = engine.completion.unpack
 
     def late(record: MessageRecord) -> None:

@@ -4,10 +4,13 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -17,6 +20,7 @@ from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
 from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.proposals import with_placement
+from autosync.runtime.attached_models import ATTACHED
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import Schedule
@@ -32,6 +36,9 @@ PLANS = {
 """One of each way to update, and torch's own DDP."""
 
 DDP = Case(schedule=Schedule("ddp"), groups=1)
+
+PATIENCE = timedelta(seconds=30)
+"""Half of the process group's timeout."""
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | list[Optimizer])
 
@@ -76,7 +83,7 @@ def distributed(
         optimizer,
         bundle,
         max_grad_norm=max_grad_norm,
-        allow_staleness=case.staleness > 0,
+        allow_inexact=case.staleness > 0,
     )
 
 
@@ -87,6 +94,30 @@ def refusal(function: Callable[[], object]) -> str:
     except AutosyncError as error:
         return str(error)
     return ""
+
+
+def ended_alone(model: nn.Module, is_culprit: bool, iterations: Callable[[], object]) -> str:
+    """The words in which iterations end that one rank alone cannot go on with. That rank, its
+    groups open, lives until the other has had them."""
+    plan = ATTACHED.plan_of(model)
+    assert plan is not None
+    store = dist.distributed_c10d._get_default_store()
+    rank, said = dist.get_rank(), "nothing"
+    key = f"ended/{store.add(f'ended-on-{rank}', 1)}"
+    try:
+        iterations()
+    except Exception as error:
+        known = isinstance(error, AutosyncError)
+        said = str(error) if known else f"{type(error).__name__}: {error}"
+    if is_culprit:
+        store.wait([key], PATIENCE)
+    else:
+        store.set(key, "read")
+    with suppress(AutosyncError):  # the other one has gone
+        plan.detach(keep_state=False)
+    if ATTACHED.plan_of(model) is not None:
+        plan.detach(keep_state=False)
+    return said
 
 
 def warned(function: Callable[[], object]) -> list[str]:

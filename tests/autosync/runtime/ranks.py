@@ -21,8 +21,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch._C._distributed_c10d import TCPStore
 
-from autosync.runtime.device.model_device import UNVERIFIED
-from autosync.trials.shared_gpu import shared_gpu_environment
+from autosync.runtime.device.model_tensors import UNVERIFIED
+from autosync.trials.gpus import shared_gpu_environment
 from tests.autosync.runtime.place import GPU_WAYS, settle, way_here
 
 PRELOADED = ["tests.autosync.runtime.preloaded"]

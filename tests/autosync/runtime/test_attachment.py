@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from autosync.errors import AutosyncError, NotSupported
+from autosync.extensions.staleness.document import late_by
 from autosync.runtime import attachment
 from autosync.runtime.transport.process_groups import Groups, open_groups
 from tests.autosync.runtime.cases import Case, attached, loss_of, make_model, make_optimizer, plan
@@ -142,7 +143,7 @@ def test_another_plan_attaches_where_one_has_failed(pair: Ranks) -> None:
 def stale(rank: int, world: int) -> str:
     model = make_model("mlp")
     names = tuple(name for name, _ in model.named_parameters())
-    made = replace(plan(Case(), model, world), staleness=2)
+    made = replace(plan(Case(), model, world), extensions=late_by(2))
     try:
         attachment.attach(model, make_optimizer("sgd", model), made, names)
     except NotSupported as error:
@@ -152,4 +153,4 @@ def stale(rank: int, world: int) -> str:
 
 def test_a_stale_plan_is_refused_on_every_rank(pair: Ranks) -> None:
     for words in pair.run(stale):
-        assert "lag 2 iterations behind each other" in words
+        assert "this engine runs exact plans only" in words

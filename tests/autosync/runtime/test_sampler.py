@@ -19,7 +19,7 @@ SHARES = st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6).map(
 )
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True)
 @given(total=st.integers(0, 500), shares=SHARES)
 def test_sizes_add_up_and_keep_the_quota(total: int, shares: tuple[float, ...]) -> None:
     dealt = sizes(total, shares)
@@ -29,7 +29,7 @@ def test_sizes_add_up_and_keep_the_quota(total: int, shares: tuple[float, ...]) 
     )
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True)
 @given(
     samples=st.integers(1, 300), batch=st.integers(24, 90), shares=SHARES, epoch=st.integers(0, 3)
 )

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from autosync import TrainingState
 from autosync.errors import NotSupported
 from autosync.runtime.attachment import Attachment, attach
-from autosync.runtime.transport import state_exchange
+from autosync.runtime.transport import tensor_exchange
 from tests.autosync.runtime.cases import MODELS, Case, loss_of, make_model, plan
 from tests.autosync.runtime.distributing import largest_difference
 from tests.autosync.runtime.ranks import Ranks, ranks
@@ -340,7 +340,7 @@ def counted(rank: int, world: int, case: Case) -> tuple[dict[str, int], int, int
         "all": job.optimizer.state_dict,
     }
     made, received = {}, {}
-    with patch.object(state_exchange, "PIECE_BYTES", PIECE):
+    with patch.object(tensor_exchange, "CHUNK_BYTES", PIECE):
         for form, make in forms.items():
             made[form] = make()
             received[form] = sum(count.received)

@@ -1,5 +1,5 @@
 """Checkpoints in parts where the state is not one dense tensor a variable: several optimizers, rows
-of sparse tables, placed modules, PowerSGD's errors, other memory formats, unused variables."""
+of sparse tables, placed modules, other memory formats, unused variables."""
 
 import copy
 import os
@@ -19,8 +19,6 @@ import autosync
 from autosync import TrainingState
 from autosync.runtime.attachment import Attachment, attach, attachment_of
 from autosync.strategy import (
-    AllReduce,
-    Encoding,
     ParameterServer,
     ReduceScatter,
     Synchronizer,
@@ -29,7 +27,6 @@ from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import Case, loss_of, make_model, make_optimizer, plan
 from tests.autosync.runtime.distributing import largest_difference, placed_bundle_of
 from tests.autosync.runtime.ranks import Ranks
-from tests.autosync.runtime.training import OVERLAP
 
 Optimizers = Optimizer | list[Optimizer]
 Loss = Callable[[nn.Module, int, int], Tensor]
@@ -120,23 +117,6 @@ def placed(world: int) -> Job:
     return model, optimizer, made, loss_of
 
 
-def low_rank(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
-    return 1, AllReduce(0, encoding=Encoding("powersgd", 1))
-
-
-def powersgd(world: int) -> Job:
-    model = make_model("mlp")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return attached(model, optimizer, rows.plan(model, world, low_rank))
-
-
-def powersgd_of_adamw(world: int) -> Job:
-    model = make_model("mlp")
-    return attached(
-        model, make_optimizer("adamw", model), rows.plan(model, world, low_rank, OVERLAP)
-    )
-
-
 JOBS = (
     several,
     channels_last,
@@ -144,8 +124,6 @@ JOBS = (
     momentum_of_rows,
     sums_of_rows,
     placed,
-    powersgd,
-    powersgd_of_adamw,
 )
 
 

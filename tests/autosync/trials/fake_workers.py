@@ -68,9 +68,9 @@ class FakeWorker:
     slowdowns: list[float] = field(default_factory=list)
 
     def send(self, line: str) -> None:
-        self.answers.put(WorkerAnswer(self.rank, self.obey(read_command(line))))
+        self.answers.put(WorkerAnswer(self.rank, self.answer(read_command(line))))
 
-    def obey(self, command: Command) -> Answer:
+    def answer(self, command: Command) -> Answer:
         match command:
             case StartWorker():
                 gpu, host = self.group.gpus[self.rank], f"autosync-{self.rank}"
@@ -83,7 +83,7 @@ class FakeWorker:
 
     def run_pass(self, command: RunPass) -> Answer:
         self.trials += 1
-        self.slowdowns.append(command.swap_slowdown)
+        self.slowdowns.append(command.compute_slowdown)
         if self.rank in self.group.errors:
             kind = self.group.errors[self.rank]
             return CommandFailed(kind, f"{kind} on purpose")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.bundle import make_bundle
@@ -101,7 +101,6 @@ def assert_covered(plan: Plan, graph: ModelGraph) -> None:
     byte_scale=st.sampled_from(SCALES),
     rows=st.integers(7, 200),
 )
-@settings(max_examples=40, deadline=None)
 def test_cut_and_sliced_plans_cover_their_variables(
     parts: int, axis: int, slice_bytes: int, byte_scale: float, rows: int
 ) -> None:

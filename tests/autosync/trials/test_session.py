@@ -1,24 +1,27 @@
-"""A trial's plan and what it swaps come off a model, whatever has failed."""
+"""A trial's plan and what works beside it come off a model, whatever has failed."""
 
 import pytest
 
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.document import Offload
-from autosync.trials.session import TrialAttachment, _add_swapping
-from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make
+from autosync.extensions.seams import attach_beside
+from autosync.trials.session import TrialAttachment, _add_beside
+from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, train_step
 
 
 @pytest.mark.parametrize("end", ["detach", "abandon"])
-def test_where_values_have_no_room_to_come_back_the_plan_comes_off_all_the_same(end: str) -> None:
-    model, optimizer = make("broad", by_sgd=True)
+def test_where_state_has_no_room_to_come_back_the_plan_comes_off_all_the_same(end: str) -> None:
+    model, optimizer = make("wide")
     ended: list[str] = []
     attached = TrialAttachment(
         model, lambda: ended.append("detach"), lambda: ended.append("abandon")
     )
     with Arena(ROOMY) as arena:
-        _add_swapping(attached, model, [optimizer], Offload(ROOMY, values=True), keep_state=False)
-        model(batch_of(0))  # a pass on demand: values are away
+        swap = Offload(ROOMY, optimizer_state=True)
+        (swapper,) = attach_beside((swap,), model, [optimizer])
+        _add_beside(attached, swapper, keep_state=True)
+        train_step(model, optimizer, batch_of(0))  # the next pass is recorded: state is away
         arena.budget_bytes = arena.allocated_bytes()
         with pytest.raises(DeviceMemoryExceeded):
             getattr(attached, end)()

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch._C import _distributed_c10d as c10d
 
 from autosync.cluster import Cluster, Device, Node
@@ -43,7 +43,6 @@ def groups_of(strategy: Strategy) -> list[list[int]]:
     return [[shard.group for shard in choice.shards] for choice in strategy.choices]
 
 
-@settings(deadline=None, max_examples=30)
 @given(domains(), spaces)
 def test_hand_designed_strategies_verify_and_ddp_is_first(domain: Domain, space: Space) -> None:
     found = hand_designed(domain, space)

@@ -1,7 +1,7 @@
 """Searches by small edits improve what they begin with, whatever the threads."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from autosync.codes import Method, Order
 from autosync.domain import Domain
@@ -22,7 +22,6 @@ def predict(population: Population) -> np.ndarray:
     return TimelineSimulator().predict(DOMAIN, population)
 
 
-@settings(deadline=None, max_examples=30)
 @given(domains(), unconstrained, seeds)
 def test_a_child_without_edits_is_its_parent(domain: Domain, space: Space, seed: int) -> None:
     drawn = sample(domain, space, 0, 12, seed)
@@ -31,7 +30,6 @@ def test_a_child_without_edits_is_its_parent(domain: Domain, space: Space, seed:
     assert_same(make_edited(parents, base, none, 0, 0), parents.population)
 
 
-@settings(deadline=None, max_examples=30)
 @given(domains(elementwise=True), spaces, seeds)
 def test_groups_of_children_are_contiguous_in_gradient_ready_order(
     domain: Domain, space: Space, seed: int

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from autosync.codes import Method
 from autosync.domain import Domain
@@ -60,7 +60,6 @@ def changed(kind: int, name: str, space: Space = SMALL) -> tuple[Strategy, list[
     return same, [child for child in found if child.id != same.id]
 
 
-@settings(deadline=None, max_examples=25)
 @given(domains(), unconstrained, seeds)
 def test_every_child_verifies_and_lies_in_the_space(
     domain: Domain, space: Space, seed: int

@@ -15,10 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.errors import AutosyncError
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.trials.live import control_group, job_pool
+from autosync.trials.live import job as live_job
+from autosync.trials.live import job_pool
 from tests.autosync.runtime.cases import Case, attached
 from tests.autosync.runtime.ranks import Ranks, ranks
 
@@ -149,7 +150,7 @@ def losing(rank: int, world: int, way: str) -> tuple[str, bool]:
     """The error of a tuning that loses rank 1 in its first trial, and whether the model is what it
     was."""
     job_pool.LATE = timedelta(seconds=1)
-    control_group.LEAVING = timedelta(seconds=2 if way == "killed" else 10)
+    live_job.LEAVING = timedelta(seconds=2 if way == "killed" else 10)
     model, optimizer = small()
     calls = [0]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.population import Population, concatenate, encode
@@ -193,7 +193,6 @@ def test_a_copy_waits_for_something_new() -> None:
     assert select(scores, shares, 3, 0.5).tolist() == [0, 2, 1]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30), st.integers(0, 50))
 def test_picks_are_distinct_and_finite_scores_always_work(scores: list[float], k: int) -> None:
     picks = select(np.array(scores), DRAWN[: len(scores)], k, 0.5)

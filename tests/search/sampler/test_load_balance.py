@@ -10,7 +10,7 @@ from autosync.search.sampler.load_balance import (
     FEW_SERVERS,
     TEMPERATURE,
     Servers,
-    begin_placement,
+    begin_owners,
     draw_owner,
     place_on,
 )
@@ -28,7 +28,7 @@ def servers_with(weight: np.ndarray, load: np.ndarray, total: float) -> Servers:
     deficit = total * weight - load
     heap, place = np.empty((2, len(weight)), dtype=np.int64)
     found = Servers(weight, np.log(weight), chance, alias, load, deficit, heap, place)
-    begin_placement(found)
+    begin_owners(found)
     return found
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.cluster import Cluster, Device, Link, Node
@@ -44,7 +44,6 @@ def assert_same(left: Population, right: Population) -> None:
             assert a == b, field.name
 
 
-@settings(deadline=None, max_examples=60)
 @given(domains(), unconstrained, seeds)
 def test_every_sample_verifies(domain: Domain, space: Space, seed: int) -> None:
     drawn = sample(domain, space, 0, 20, seed)
@@ -52,7 +51,6 @@ def test_every_sample_verifies(domain: Domain, space: Space, seed: int) -> None:
         verify(decode(drawn, index, domain), domain)
 
 
-@settings(deadline=None, max_examples=30)
 @given(domains(), spaces, seeds)
 def test_lossy_encodings_verify_where_they_are_allowed(
     domain: Domain, space: Space, seed: int
@@ -62,7 +60,6 @@ def test_lossy_encodings_verify_where_they_are_allowed(
         verify(decode(drawn, index, domain), domain, allow_lossy=True)
 
 
-@settings(deadline=None, max_examples=40)
 @given(domains(), unconstrained, seeds, st.integers(0, 2**62), st.integers(0, 12))
 def test_a_row_depends_only_on_seed_and_index(
     domain: Domain, space: Space, seed: int, start: int, cut: int
@@ -95,7 +92,6 @@ def test_another_seed_draws_others() -> None:
     assert sum(same) < 10
 
 
-@settings(deadline=None, max_examples=40)
 @given(domains(), unconstrained, seeds)
 def test_encode_is_the_inverse_of_decode(domain: Domain, space: Space, seed: int) -> None:
     drawn = sample(domain, space, 0, 10, seed)
@@ -110,7 +106,6 @@ def test_encode_is_the_inverse_of_decode(domain: Domain, space: Space, seed: int
     assert [decode(again, index, domain) for index in range(len(again))] == strategies
 
 
-@settings(deadline=None, max_examples=60)
 @given(domains(elementwise=True), spaces, seeds)
 def test_load_is_proportional_to_bandwidth_within_one_largest_shard(
     domain: Domain, space: Space, seed: int
@@ -142,7 +137,6 @@ def shard_bytes(domain: Domain, drawn: Population, index: int) -> np.ndarray:
     return np.array(found)
 
 
-@settings(deadline=None, max_examples=60)
 @given(domains(), spaces, seeds)
 def test_groups_are_contiguous_in_gradient_ready_order(
     domain: Domain, space: Space, seed: int
@@ -165,7 +159,6 @@ def test_groups_are_contiguous_in_gradient_ready_order(
         assert seen == set(range(len(seen))), "groups are numbered without gaps"
 
 
-@settings(deadline=None, max_examples=40)
 @given(domains(), spaces, seeds)
 def test_no_more_groups_than_the_space_allows(domain: Domain, space: Space, seed: int) -> None:
     drawn = sample(domain, space, 0, 20, seed)
@@ -367,7 +360,6 @@ def test_no_proposals_are_an_empty_population() -> None:
     assert (len(drawn), drawn.rows) == (0, 0)
 
 
-@settings(deadline=None, max_examples=30)
 @given(unconstrained, seeds)
 def test_pins_are_kept_exactly(space: Space, seed: int) -> None:
     domain = domain_of()

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.cluster import Backend, Cluster, MessageCost, MessageKind
 from autosync.population import encode
 from autosync.simulator.cost.network import COST_KIND
 from autosync.simulator.fitting.message_costs import (
-    PROBED_OPERATION,
     fit_message_cost,
     link_seconds,
     with_message_costs,
@@ -20,6 +19,7 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import play_one
 from autosync.strategy import AllReduce, ParameterServer, ReduceScatter, Synchronizer
 from autosync.trials.probes import MessageSample, MessageSamples
+from autosync.trials.worker.timed_messages import PROBED_OPERATION
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import cluster_of, strategy_of
 
@@ -143,7 +143,6 @@ def test_costs_of_other_kinds_stay() -> None:
 
 
 @given(startup=st.floats(0, 1e-2), per_worker=st.floats(0, 1e-3), per_byte=st.floats(0, 1e-9))
-@settings(max_examples=50, deadline=None)
 def test_a_line_is_found_again(startup: float, per_worker: float, per_byte: float) -> None:
     samples = [
         MessageSample(

@@ -177,15 +177,7 @@ def test_nodes_hold_all_bytes_and_messages_of_a_strategy(sources: list[LabelledT
     assert np.isfinite(nodes.values).all()
 
 
-def test_variables_of_one_operation_are_one_node_and_neighbours_are_joined() -> None:
-    graph = chain_graph(((8, 4), (8,), (16, 8), (16,)))
-    node, edges = pruned_graph(graph)
+def test_neighbours_of_the_pruned_graph_are_joined() -> None:
+    node, edges = pruned_graph(chain_graph(((8, 4), (8,), (16, 8), (16,))))
     assert node.tolist() == [0, 1, 2, 3]
     assert edges.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [2, 3], [3, 2]]
-    layers = tuple(
-        replace(graph.operations[k], inputs=(k - 1,) if k else (), variables=(2 * k, 2 * k + 1))
-        for k in range(2)
-    )
-    node, edges = pruned_graph(replace(graph, operations=layers))
-    assert node.tolist() == [0, 0, 1, 1]
-    assert edges.T.tolist() == [[0, 1], [1, 0]]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from autosync.codes import Channel
 from autosync.domain import Domain
@@ -77,7 +77,6 @@ def flights(plans: PlanTable, population: Population, domain: Domain, index: int
     ]
 
 
-@settings(deadline=None, max_examples=40)
 @given(domains(), seeds)
 def test_the_timeline_keeps_them_back_until_the_wire_is_idle(domain: Domain, seed: int) -> None:
     population = sample(domain, Space(idle_gathers=True, whole_below_bytes=1000), 0, 16, seed)
@@ -86,7 +85,6 @@ def test_the_timeline_keeps_them_back_until_the_wire_is_idle(domain: Domain, see
         assert crowded(flights(plans, population, domain, int(index)), 1e-12) == ""
 
 
-@settings(deadline=None, max_examples=20)
 @given(domains(), seeds)
 def test_rows_follow_what_they_wait_for(domain: Domain, seed: int) -> None:
     """Issued in the order of their rows, messages cannot wait for each other."""

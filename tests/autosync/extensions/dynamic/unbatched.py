@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from autosync.extensions.dynamic.input_graphs import InputGraphs
-from autosync.extensions.dynamic.lstm import BinaryTreeLSTM, ChildSumTreeLSTM, SequenceLSTM
+from autosync.extensions.dynamic.lstm import ChildSumTreeLSTM, SequenceLSTM
 
 State = tuple[Tensor, Tensor]
 """h and c of a vertex, `(cells,)` each."""
@@ -23,16 +23,6 @@ def child_sum(model: ChildSumTreeLSTM, x: Tensor, children: list[State]) -> Stat
     return torch.sigmoid(show + o) * torch.tanh(c), c
 
 
-def binary(model: BinaryTreeLSTM, x: Tensor, children: list[State]) -> State:
-    absent = (x.new_zeros(model.cells), x.new_zeros(model.cells))
-    (left_h, left_c), (right_h, right_c) = [*children, absent, absent][:2]
-    write, show, new, forget = model.input(x).chunk(4)
-    i, o, u, left, right = model.recurrent(torch.cat((left_h, right_h))).chunk(5)
-    c = torch.sigmoid(write + i) * torch.tanh(new + u)
-    c = c + torch.sigmoid(forget + left) * left_c + torch.sigmoid(forget + right) * right_c
-    return torch.sigmoid(show + o) * torch.tanh(c), c
-
-
 def sequence(model: SequenceLSTM, x: Tensor, children: list[State]) -> State:
     zeros = x.new_zeros(model.state_size // 2)
     h, c = children[0] if children else (zeros, zeros)
@@ -45,7 +35,6 @@ def sequence(model: SequenceLSTM, x: Tensor, children: list[State]) -> State:
 
 CELLS: dict[type[nn.Module], Callable[..., State]] = {
     ChildSumTreeLSTM: child_sum,
-    BinaryTreeLSTM: binary,
     SequenceLSTM: sequence,
 }
 

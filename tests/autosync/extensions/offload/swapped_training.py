@@ -1,11 +1,14 @@
-"""Models whose activations are swapped in an arena, and the same training without."""
+"""Models whose activations, or state too, are swapped in an arena, the same training without, and
+what training scripts do between passes and updates."""
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autosync.extensions.offload.arena import Arena
@@ -97,30 +100,20 @@ def wide() -> nn.Module:
     )
 
 
-def broad() -> nn.Module:
-    """Many weights, and little that a batch of `BATCH` makes of them."""
-    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
-    return nn.Sequential(nn.Linear(WIDTH, 256), *layers, nn.Linear(256, WIDTH))
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks": blocks,
     "attention": lambda: nn.Sequential(*(Attention() for _ in range(3))),
     "checkpointed": Checkpointed,
     "convolutions": Convolutions,
 }
-OTHERS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "wide": wide, "broad": broad}
-
-Named = str | Callable[[], nn.Module]
-"""A model by its name, or what makes it."""
+OTHERS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "wide": wide}
 
 
-def make(name: Named, by_sgd: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """by_sgd: without state; else by AdamW."""
+def make(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """With AdamW."""
     torch.manual_seed(3)
-    model = (MODELS | OTHERS)[name]() if isinstance(name, str) else name()
-    kind = torch.optim.SGD if by_sgd else torch.optim.AdamW
-    return model, kind(model.parameters(), lr=1e-2)
+    model = (MODELS | OTHERS)[name]()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def batch_of(step: int, size: int = BATCH, rank: int = 0) -> Tensor:
@@ -148,22 +141,20 @@ class Trained:
 
 
 def trained(
-    name: Named,
+    name: str,
     budget_bytes: int | None = None,
     arena_bytes: int = ROOMY,
     sizes: tuple[int, ...] = (BATCH,) * 5,
     parts: int = 1,
     bytes_per_second: float = float("inf"),
     with_state: bool = False,
-    with_values: bool = False,
-    by_sgd: bool = False,
 ) -> Trained:
     """After a step for each size of a batch; budget_bytes: of swapping, None without."""
-    model, optimizer = make(name, by_sgd)
+    model, optimizer = make(name)
     peaks = []
     with Arena(arena_bytes, bytes_per_second) as arena:
         arena.count([*model.parameters(), *model.buffers()])
-        swapper = swapping(model, budget_bytes, optimizer, with_state, with_values)
+        swapper = swapping(model, budget_bytes, optimizer, with_state)
         torch.manual_seed(11)
         for step, size in enumerate(sizes):
             arena.take_peak_bytes()
@@ -178,19 +169,18 @@ def swapping(
     budget_bytes: int | None,
     optimizer: torch.optim.Optimizer | None = None,
     with_state: bool = True,
-    with_values: bool = False,
 ) -> HostSwapper | None:
-    """Of small tensors as well; without a budget nothing is swapped. with_state, with_values: of
-    the optimizer, if there is one, and of what it updates."""
+    """Of small tensors as well; without a budget nothing is swapped. with_state: of the optimizer,
+    if there is one."""
     if budget_bytes is None:
         return None
     optimizers = [] if optimizer is None else [optimizer]
-    swap = Offload(budget_bytes, with_state and optimizer is not None, with_values)
+    swap = Offload(budget_bytes, with_state and optimizer is not None)
     return swap_to_host(model, swap, optimizers, SMALLEST_BYTES)
 
 
 def moved_kinds(swapper: HostSwapper) -> set[str]:
-    """Of what its schedule moves: activation, state, value."""
+    """Of what its schedule moves: activation, state."""
     assert swapper.recorded is not None
     assert swapper.schedule is not None
     moved = swapper.schedule.spans.tensor[~swapper.schedule.kept].tolist()
@@ -203,7 +193,7 @@ def saved_count(swapper: HostSwapper) -> int:
     return sum(kind == "activation" for kind, _ in swapper.recorded.tensors)
 
 
-def least_bytes(name: Named, **how: Any) -> int:
+def least_bytes(name: str, **how: Any) -> int:
     """The smallest budget in which the model trains. how: as `trained` has it."""
     found = trained(name, ROOMY, **how).swapper
     assert found is not None
@@ -214,3 +204,95 @@ def least_bytes(name: Named, **how: Any) -> int:
 def same(first: list[Tensor], second: list[Tensor]) -> bool:
     """To the bit."""
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+DEEP = (DEEP_BATCH,) * 6
+
+
+def follows(swapper: HostSwapper | None) -> bool:
+    """The passes went by a schedule that moves state, and the next one, just begun, will."""
+    assert swapper is not None
+    going_on = swapper.is_following and swapper.deviations == 0
+    return going_on and "state" in moved_kinds(swapper)
+
+
+def state_of(optimizer: Optimizer) -> list[Tensor]:
+    return [
+        value.detach().clone()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+
+
+Between = Callable[[nn.Module, Optimizer, int], None]
+
+
+def with_script(
+    between: Between,
+    behind: Between,
+    budget: int | None,
+    steps: int = 7,
+) -> tuple[list[Tensor], int]:
+    """Values and state afterwards, where a script does something between backward and step, and
+    behind it; and the least budget for that."""
+    model, optimizer = make("deep")
+    with Arena(ROOMY):
+        swapper = swapping(model, budget, optimizer)
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(batch_of(step, DEEP_BATCH)).square().mean().backward()
+            between(model, optimizer, step)
+            optimizer.step()
+            behind(model, optimizer, step)
+        if swapper is not None:
+            swapper.remove()
+    values = [value.detach().clone() for value in model.parameters()]
+    recorded = swapper.recorded if swapper is not None else None
+    least = least_budget_bytes(recorded.moments) if recorded is not None else 0
+    return values + state_of(optimizer), least
+
+
+def nothing(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    pass
+
+
+def evaluates(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    with torch.no_grad():
+        model(batch_of(90 + step, 2 * DEEP_BATCH))
+
+
+def infers(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    """While state that the schedule keeps is on the device."""
+    if step > 3:
+        with torch.inference_mode():
+            model(batch_of(90 + step, 2 * DEEP_BATCH))
+
+
+def loads(model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    if step in (2, 4):
+        saved = io.BytesIO()
+        torch.save(optimizer.state_dict(), saved)
+        saved.seek(0)
+        optimizer.load_state_dict(torch.load(saved))
+
+
+def trained_on(
+    steps: range, saved: bytes | None, budget: int | None
+) -> tuple[bytes, list[Tensor], HostSwapper | None]:
+    """From a checkpoint, if there is one, to the next."""
+    model, optimizer = make("deep")
+    with Arena(budget or ROOMY) as arena:
+        arena.count(model.parameters())
+        if saved is not None:
+            with arena.host_memory():
+                checkpoint = torch.load(io.BytesIO(saved))
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            del checkpoint
+        swapper = swapping(model, budget, optimizer)
+        for step in steps:
+            train_step(model, optimizer, batch_of(step, DEEP_BATCH))
+        file = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    return file.getvalue(), [value.detach().clone() for value in model.parameters()], swapper

@@ -8,6 +8,7 @@ from torch import nn
 
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
+from autosync.extensions.offload.device import ThreadTransfers
 
 KIB = 1024
 
@@ -79,14 +80,7 @@ def test_a_storage_that_grows_counts_with_its_new_size() -> None:
         assert arena.allocated_bytes() == 0
 
 
-def test_what_is_forbidden_is_forgotten_when_it_is_freed() -> None:
-    """Other storages then lie at the same address."""
-    with Arena(1 << 20) as arena:
-        for _ in range(10):
-            tensor = torch.zeros(KIB)
-            tensor.sum()
-            arena.forbid(tensor.untyped_storage(), "it is away")
-            with pytest.raises(RuntimeError, match="it is away"):
-                tensor.sum()
-            del tensor
-            gc.collect()
+def test_a_default_device_of_the_script_does_not_make_host_buffers() -> None:
+    with torch.device("meta"):
+        assert torch.empty(8).device.type == "meta"
+        assert ThreadTransfers(float("inf")).host_buffer(8).device.type == "cpu"

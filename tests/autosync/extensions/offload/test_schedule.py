@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from autosync.errors import BudgetTooSmall
 from autosync.extensions.offload.schedule import (
-    HostLink,
     IdleSpans,
     Moments,
     SwapSchedule,
@@ -32,7 +31,7 @@ def layered() -> tuple[IdleSpans, Moments]:
     return spans_of(rows), Moments(np.ones(count), np.full(count, 10.0))
 
 
-SLOW = HostLink(10.0)
+SLOW = 10.0
 """An output a second: as fast as a layer."""
 
 
@@ -107,7 +106,7 @@ def test_the_host_has_a_tensor_once_however_often_it_is_used() -> None:
     # Used in moments 3 and 6; nothing else is on the device.
     spans = spans_of([(10.0, 0, 1, 1, 3), (10.0, 0, 3, 4, 6)])
     moments = Moments(np.ones(7), np.array([10.0, 0.0, 0.0, 10.0, 0.0, 0.0, 10.0]))
-    schedule = make_schedule(spans, moments, 10.0, HostLink(1e9))
+    schedule = make_schedule(spans, moments, 10.0, 1e9)
     kept = np.zeros(2, dtype=np.bool_)
     assert spans.copied(kept).tolist() == [True, False]
     assert spans.copied(np.array([True, False])).tolist() == [False, True]
@@ -150,7 +149,7 @@ def test_a_schedule_holds_what_it_says_and_never_more_than_the_budget(
     spans, moments, share = case
     least = least_budget_bytes(moments)
     budget = least + share * float(spans.size_bytes.sum())
-    schedule = make_schedule(spans, moments, budget, HostLink(rate))
+    schedule = make_schedule(spans, moments, budget, rate)
     assert np.allclose(schedule.held_bytes, held_by(schedule, moments))
     assert schedule.peak_bytes <= budget * (1 + 1e-12)
     away = ~schedule.kept
@@ -159,13 +158,13 @@ def test_a_schedule_holds_what_it_says_and_never_more_than_the_budget(
     assert (schedule.fetch[away] <= spans.end[away]).all()
     assert (schedule.copied <= away).all()
     assert set(spans.tensor[away]) == set(spans.tensor[schedule.copied])
-    stalled = stall_seconds(schedule, moments.seconds, HostLink(rate))
+    stalled = stall_seconds(schedule, moments.seconds, rate)
     assert 0 <= stalled <= schedule.moved_bytes / rate * (1 + 1e-9) + 1e-9
 
 
 @given(drawn())
 def test_an_infinitely_fast_link_costs_nothing(case: tuple[IdleSpans, Moments, float]) -> None:
     spans, moments, _ = case
-    link = HostLink(float("inf"))
+    link = float("inf")
     schedule = make_schedule(spans, moments, float(least_budget_bytes(moments)), link)
     assert stall_seconds(schedule, moments.seconds, link) == 0

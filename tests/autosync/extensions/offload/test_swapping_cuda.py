@@ -32,7 +32,6 @@ def trained(
     device: torch.device,
     budget_bytes: int | None,
     with_state: bool = False,
-    with_values: bool = False,
 ) -> tuple[list[Tensor], int, int, bool]:
     """Values afterwards, the peak of the last step, the least budget, and whether the last pass was
     scheduled with something moved."""
@@ -41,7 +40,7 @@ def trained(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     swapper: HostSwapper | None = None
     if budget_bytes:
-        swapper = swap_to_host(model, Offload(budget_bytes, with_state, with_values), [optimizer])
+        swapper = swap_to_host(model, Offload(budget_bytes, with_state), [optimizer])
     torch.manual_seed(11)
     for step in range(STEPS):
         torch.cuda.reset_peak_memory_stats(device)
@@ -56,45 +55,18 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("name", "with_state", "with_values"),
-    [
-        ("blocks", False, False),
-        ("attention", False, False),
-        ("wide", True, False),
-        ("wide", False, True),
-        ("wide", True, True),
-    ],
+    ("name", "with_state"), [("blocks", False), ("attention", False), ("wide", True)]
 )
-def test_a_gpu_holds_no_more_than_the_budget(
-    name: str, with_state: bool, with_values: bool
-) -> None:
+def test_a_gpu_holds_no_more_than_the_budget(name: str, with_state: bool) -> None:
     device = torch.device("cuda", 0)
     plain, plain_peak, _, _ = trained(name, device, None)
-    _, _, least, _ = trained(name, device, ROOMY, with_state, with_values)
-    budget = (
-        (7 * least + plain_peak) // 8 if with_state or with_values else (least + plain_peak) // 2
-    )
+    _, _, least, _ = trained(name, device, ROOMY, with_state)
+    budget = (7 * least + plain_peak) // 8 if with_state else (least + plain_peak) // 2
     assert least < budget
-    swapped, peak, _, followed = trained(name, device, budget, with_state, with_values)
+    swapped, peak, _, followed = trained(name, device, budget, with_state)
     assert all(torch.equal(one, other) for one, other in zip(plain, swapped, strict=True))
     assert followed
     assert peak <= budget
-
-
-def test_whoever_reads_a_value_that_is_away_is_told_so() -> None:
-    """And no kernel reads an address that is none."""
-    device = torch.device("cuda", 0)
-    model, _ = make("wide")
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    swap_to_host(model, Offload(ROOMY, values=True), [optimizer])
-    loss = model(batch_of(0, BATCH).to(device)).square().mean()
-    parameter = model.get_parameter("0.weight")
-    with pytest.raises(RuntimeError, match="are in host memory"):
-        parameter.sum()
-    loss.backward()
-    optimizer.step()
-    assert parameter.isfinite().all()
 
 
 @pytest.fixture(scope="module")

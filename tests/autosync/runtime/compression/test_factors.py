@@ -283,7 +283,7 @@ class Products(TorchDispatchMode):
 
 
 def products(rank: int, world: int) -> tuple[int, int]:
-    """Of a backward pass without the plan, and with it (the landing thread's not counted)."""
+    """Of a backward pass without the plan, and with it (the completion thread's not counted)."""
     counts = []
     for planned in (False, True):
         model = Net()

@@ -4,7 +4,7 @@ import warnings
 
 from autosync.errors import NotSupported
 from autosync.runtime.attachment import attach
-from autosync.runtime.device.model_device import UNVERIFIED, _warn_unverified, warn_of_backend
+from autosync.runtime.device.model_tensors import UNVERIFIED, _warn_unverified, warn_of_backend
 from tests.autosync.runtime.cases import Case, make_model, make_optimizer, plan
 from tests.autosync.runtime.device.gpus import on_real_gpus
 from tests.autosync.runtime.parts import linear

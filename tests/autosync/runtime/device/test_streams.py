@@ -76,11 +76,11 @@ def raced(rank: int, world: int, cases: list[Case], late: str) -> list[float]:
                     loss_of(model, iteration, rank).backward()
             else:
                 loss = loss_of(model, iteration, rank)
-                with streams.landing():
+                with streams.completing():
                     nap()
                 loss.backward()
             optimizer.step()
-            with streams.landing():
+            with streams.completing():
                 nap()
         attachment.detach()
         found.append(worst_difference(model, train_reference(case, world)))

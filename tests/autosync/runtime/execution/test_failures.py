@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autosync.runtime.attachment import Attachment
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, attached, loss_of
 from tests.autosync.runtime.parts import linear

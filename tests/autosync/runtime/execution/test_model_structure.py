@@ -7,15 +7,13 @@ from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 from torch.optim import SGD
 
 import autosync
 from autosync.errors import AutosyncError
-from autosync.runtime.attached_models import ATTACHED
-from tests.autosync.runtime.beside_ddp import PLANS, land_late
+from tests.autosync.runtime.beside_ddp import PLANS, complete_late
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -32,7 +30,6 @@ EVERY = {
     **PLANS,
     "mixed": Case(method="mixed", groups=4),
     "ddp": DDP,
-    "pipelined": Case(staleness=1),
     "clocks": Case(method="ps", staleness=1),
 }
 PATIENCE = timedelta(seconds=30)
@@ -138,40 +135,6 @@ def test_so_is_an_optimizer_of_what_is_new(pair: Ranks, plan: str) -> None:
             assert CHANGES[change] in found
 
 
-def on_one_rank(rank: int, world: int, case: Case, culprit: int, key: str) -> str:
-    """The culprit lives until the other one has been told."""
-    model = make_model("mlp")
-    assert isinstance(model, nn.Sequential)
-    optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
-    plan = ATTACHED.plan_of(model)
-    assert plan is not None
-    store = dist.distributed_c10d._get_default_store()
-
-    def go_on() -> None:
-        for iteration in range(6):
-            if (rank, iteration) == (culprit, 2):
-                replaced_layer(model)
-            train(rank, model, [optimizer], range(iteration, iteration + 1))
-        model.state_dict()
-
-    said = refusal(go_on)
-    if rank == culprit:
-        store.wait([key], PATIENCE)
-    store.set(key, "told")
-    with suppress(AutosyncError):
-        plan.detach(keep_state=False)
-    return said
-
-
-@pytest.mark.parametrize("plan", [*PLANS, "pipelined", "clocks"])
-def test_what_one_rank_changes_is_told_to_all(pair: Ranks, plan: str) -> None:
-    for culprit in (0, 1):
-        said = pair.run(on_one_rank, EVERY[plan], culprit, f"structure/{plan}/{culprit}")
-        assert LEFT in said[culprit]
-        assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"
-
-
 class Doubled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
@@ -206,7 +169,7 @@ def harmless(rank: int, world: int, case: Case) -> dict[str, float]:
     found = {}
     for change in (parametrized, pruned, other_activation, moved, frozen_beside):
         model, optimizer, attachment = attached(case, world)
-        land_late(attachment.engine)
+        complete_late(attachment.engine)
         alone = make_model(case.model)
         beside = make_optimizer(case.optimizer, alone)
         for iteration in range(4):

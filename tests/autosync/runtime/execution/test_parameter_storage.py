@@ -162,26 +162,3 @@ def test_what_does_not_fit_is_refused_by_name(pair: Ranks, plan: str) -> None:
         for name, (_, words) in CHANGES.items():
             assert words in said[name]
             assert "autosync.distribute" in said[name]
-
-
-def refused_by_one(rank: int, world: int, case: Case) -> str:
-    model, optimizer, attachment = attached(case, world)
-    for iteration in range(3):
-        if rank == 1 and iteration == 2:
-            model.bfloat16()
-        try:
-            model(torch.ones(4, 6, dtype=next(model.parameters()).dtype)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            model.state_dict()
-        except NotSupported as error:
-            attachment.detach()
-            return str(error)
-    return "nothing"
-
-
-@pytest.mark.parametrize("plan", ["all-reduce", "server"])
-def test_a_refusal_of_one_rank_is_named_on_all(pair: Ranks, plan: str) -> None:
-    other, mine = pair.run(refused_by_one, PLANS[plan])
-    assert mine.startswith("variable '0.weight' has type torch.bfloat16")
-    assert other == f"rank 1 stopped: {mine}"

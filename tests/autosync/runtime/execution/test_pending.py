@@ -125,7 +125,7 @@ def test_deferred_gradients_are_the_average_for_whoever_reads_them(
 
 
 class LandedOnly(Streams):
-    """A device on which nothing is done when the host has landed it. behind: what readers have
+    """A device on which nothing is done when the host has completed it. behind: what readers have
     stayed behind since backward returned."""
 
     asynchronous = True
@@ -375,12 +375,12 @@ def test_a_sparse_sum_that_completes_meanwhile_is_not_overwritten(call: str) -> 
     lock, local, target = Condition(RLock()), torch.zeros(2), torch.ones(2)
     parameter = LateShown(lock, target)
     variable = SimpleNamespace(
-        parameter=parameter, target=target, whole=True, deferred=True, apart=False
+        parameter=parameter, target=target, whole=True, deferred=True, held_by_some=False
     )
     engine = SimpleNamespace(
         variables=[variable],
         monitor=SimpleNamespace(condition=lock, wait=lambda condition: None),
-        streams=SimpleNamespace(keep_for_landing=lambda tensor: None),
+        streams=SimpleNamespace(keep_for_completion=lambda tensor: None),
     )
     gradients = ScriptGradients(cast(Engine, engine), lambda tensor: None, None)
     parameter._grad = PendingGradient.around(gradients, cast(VariableRecord, variable), local)

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel
 
 from autosync.runtime.layout.records import MessageRecord
-from tests.autosync.runtime.beside_ddp import PLANS, Script, beside_ddp, follow, land_late
+from tests.autosync.runtime.beside_ddp import PLANS, Script, beside_ddp, complete_late, follow
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -75,7 +75,7 @@ def average(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
         network, attachment = model, None
         if distributed:
             _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
-            land_late(attachment.engine)
+            complete_late(attachment.engine)
         else:
             network = DistributedDataParallel(model)
         averaged = AveragedModel(model)
@@ -130,7 +130,7 @@ def readings(rank: int, world: int, case: Case) -> dict[str, float]:
     found = {}
     for name, read in READS.items():
         model, optimizer, attachment = attached(case, world)
-        land_late(attachment.engine)
+        complete_late(attachment.engine)
         follow(model, optimizer, Case(iterations=1), rank, lambda *_: None)
         assert all(isinstance(p, nn.Parameter) for p in model.parameters())
         values = [read(p).detach().clone() for p in model.parameters()]

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import autosync
-from tests.autosync.runtime.beside_ddp import land_late
+from tests.autosync.runtime.beside_ddp import complete_late
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -165,7 +165,7 @@ def follow(
 
 def differences(rank: int, world: int, case: Case, script: Script) -> dict[str, float]:
     model, optimizer, attachment = attached(case, world)
-    land_late(attachment.engine)
+    complete_late(attachment.engine)
     mine = follow(model, model, optimizer, rank, script)
     attachment.detach()
     alone = make_model(case.model)
@@ -194,7 +194,7 @@ def saved_between(rank: int, world: int, case: Case) -> float:
     """A checkpoint right behind a change, before any step: it holds the change, and so does what
     loads it."""
     model, optimizer, attachment = attached(case, world)
-    land_late(attachment.engine)
+    complete_late(attachment.engine)
     train(model, optimizer, rank, range(2))
     zeroed(optimizer, model, [])
     saved = copy.deepcopy(optimizer.state_dict())
@@ -270,7 +270,7 @@ def of_two(rank: int, world: int, case: Case) -> float:
     model, alone = make_model("mlp"), make_model("mlp")
     pairs = [halves(model), halves(alone)]
     _, _, attachment = attached(case, world, model=model, optimizer=pairs[0])  # type: ignore[arg-type]
-    land_late(attachment.engine)
+    complete_late(attachment.engine)
     for place, optimizers in ((model, pairs[0]), (DistributedDataParallel(alone), pairs[1])):
         for iteration in range(4):
             loss_of(place, iteration, rank).backward()

@@ -33,7 +33,7 @@ from tests.autosync.runtime.distributing import (
 )
 from tests.autosync.runtime.ranks import Ranks
 
-CASES = {**PLANS, "pipelined": Case(staleness=1), "clocks": Case(method="ps", staleness=1)}
+CASES = {**PLANS, "clocks": Case(method="ps", staleness=1)}
 
 Use = Callable[[nn.Module, Optimizer], object]
 

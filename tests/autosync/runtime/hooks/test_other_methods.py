@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from autosync.errors import NotSupported
-from tests.autosync.runtime.beside_ddp import PLANS, land_late
+from tests.autosync.runtime.beside_ddp import PLANS, complete_late
 from tests.autosync.runtime.cases import Case, Cnn, attached, data, make_optimizer, worst_difference
 from tests.autosync.runtime.ranks import Ranks
 
@@ -85,7 +85,7 @@ def called(rank: int, world: int, case: Case) -> list[tuple[float, list[list[flo
         model, plain = kind(), kind()
         optimizer = make_optimizer(case.optimizer, model)
         _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
-        land_late(attachment.engine)
+        complete_late(attachment.engine)
         train(model, optimizer, rank, call)
         buffers = [b.flatten().tolist() for b in model.buffers()]
         attachment.detach()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autosync.runtime.device.strides import dense_strides, shares_places
+from autosync.runtime.device.model_tensors import dense_strides, shares_places
 from autosync.strategy import AllReduce, Encoding, Schedule, Synchronizer
 from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import (

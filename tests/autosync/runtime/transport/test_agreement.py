@@ -20,7 +20,7 @@ from autosync.errors import (
     NotSupported,
 )
 from autosync.runtime.transport.agreement import Refusals, reported
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, domain, make_model, make_optimizer, strategy
 from tests.autosync.runtime.ranks import Ranks
@@ -202,6 +202,15 @@ def test_what_a_rank_withdraws_is_found_no_more() -> None:
     assert third.find() is None
     second.post(OTHER)
     assert words(third.find()) == "rank 1 stopped: other."
+
+
+def test_what_ends_a_plan_stays_where_the_script_goes_on() -> None:
+    """A thread of the runtime may post it while the script enters its next call, which withdraws
+    what it has caught."""
+    first, second, _ = three()
+    first.post(FROZEN, final=True)
+    first.withdraw()
+    assert words(second.find()) == "rank 0 stopped: frozen."
 
 
 def test_errors_of_the_script_are_told_by_name() -> None:

@@ -18,8 +18,6 @@ from tests.autosync.runtime.cases import Case, data, make_optimizer, worst_diffe
 from tests.autosync.runtime.distributing import distributed
 from tests.autosync.runtime.ranks import Ranks, ranks
 
-CASES = {**PLANS, "stale": Case(staleness=1)}
-
 
 class Net(nn.Module):
     """kind: what reads a buffer. "table": a product, for which autograd saves it; "frozen": batch
@@ -125,11 +123,11 @@ def alone(
     return buffers.tolist(), weights.tolist()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLANS)
 def test_a_rank_runs_forward_passes_alone(pair: Ranks, name: str) -> None:
     for kind in ("statistics", "checkpointed"):
         for lonely in (0, 1):
-            first, second = pair.run(alone, CASES[name], lonely, kind)
+            first, second = pair.run(alone, PLANS[name], lonely, kind)
             assert first == second
 
 

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from autosync.runtime.attachment import Attachment, attach
 from autosync.runtime.transport import agreement
-from autosync.runtime.transport.failures import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed
 from tests.autosync.runtime.cases import (
     Case,
     attached,

@@ -7,13 +7,13 @@ import pytest
 
 from autosync.environment import PASSED_VARIABLE, REPEATS_VARIABLE, allowed_environment
 from autosync.errors import InvalidInput
+from autosync.trials.gpus import CudaMps, shared_gpu_environment
 from autosync.trials.launchers.command_launcher import CommandLauncher
 from autosync.trials.launchers.local_launcher import LocalLauncher, LocalPlace
 from autosync.trials.launchers.ray_launcher import RayLauncher
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_process import carried_environment
-from autosync.trials.shared_gpu import CudaMps, shared_gpu_environment
 
 SECRETS = ("AUTOSYNC_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "SLURM_JWT")
 """The last is of a family that is allowed."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from autosync.trials.launchers.ray_launcher import (
     alive_nodes,
     ray_addresses,
     ray_nodes,
+    refuse_unreachable,
 )
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import FAULTY, MARK
@@ -129,6 +131,18 @@ def test_ray_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(NotSupported, match="RAY_AUTH_MODE"):
         RayLauncher("127.0.0.2:1").open(workload_at(FIRST, SECOND))
+
+
+def test_a_port_where_nothing_listens_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(NotSupported, match=rf"'127\.0\.0\.1:{port}'.*Connection refused"):
+        refuse_unreachable(f"127.0.0.1:{port}")
+
+
+def test_an_impossible_port_is_refused() -> None:
+    with pytest.raises(NotSupported, match=r"127\.0\.0\.1:99999"):
+        refuse_unreachable("127.0.0.1:99999")
 
 
 def test_a_head_that_has_gone_leaves_a_pool_that_closes(monkeypatch: pytest.MonkeyPatch) -> None:

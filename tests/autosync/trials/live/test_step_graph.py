@@ -17,12 +17,11 @@ from autosync.extensions.placement.module_borders import borders_of, module_of
 from autosync.extensions.placement.proposals import modules_to_place
 from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
-from autosync.trials.live.control_group import ControlGroup
-from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job import ControlGroup, LiveJob
 from autosync.trials.live.recorded_step import (
     Call,
     Tape,
-    adopt_orphans,
+    assign_uncalled_variables,
     finish_order,
 )
 from autosync.trials.live.snapshot import take_snapshot
@@ -198,7 +197,7 @@ def test_orders_of_a_recorded_step() -> None:
         Call(str(i), "linear", own, 0, 0.0) for i, own in enumerate([(0,), (1, 2), (3,), (0,)])
     ]
     tape = Tape(0.0, calls, ready={3: 1.0, 4: 2.0, 2: 3.0, 1: 4.0, 0: 5.0})
-    adopt_orphans([tape])
+    assign_uncalled_variables([tape])
     assert calls[1].variables == (1, 2, 4)
     assert finish_order(tape) == [3, 2, 1, 0]
 
@@ -219,71 +218,23 @@ def wide_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def least_bytes(with_state: bool, with_values: bool) -> int:
+def least_bytes(with_state: bool) -> int:
     model, optimizer = wide()
     with Arena(ROOMY):
-        swapper = swap_to_host(model, Offload(ROOMY, with_state, with_values), [optimizer])
+        swapper = swap_to_host(model, Offload(ROOMY, with_state), [optimizer])
         for _ in range(4):
             wide_step(model, optimizer)
     assert swapper.recorded is not None
     return least_budget_bytes(swapper.recorded.moments)
 
 
-def rest_of(arena: Arena) -> Tensor:
-    return torch.empty(arena.budget_bytes - arena.allocated_bytes(), dtype=torch.uint8)
-
-
-def memory_for_values() -> int:
-    """Bytes of a device on which a step of `wide` has room with all swapped, and not with less."""
-    return int(least_bytes(True, True) * 1.02 / (1 - RESERVE))
-
-
-@pytest.mark.parametrize("held_by_script", [False, True])
-def test_a_step_that_fails_while_values_are_away_is_told_and_what_can_be_is_put_back(
-    held_by_script: bool,
-) -> None:
-    model, optimizer = wide()
-    values = [value.detach().clone() for value in model.parameters()]
-    kept: list[Tensor] = []
-
-    def fails(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        network.eval()
-        optimizer.zero_grad()
-        loss = network(torch.ones(ROWS, 256)).square().mean()
-        if not all(value.untyped_storage().nbytes() for value in network.parameters()):
-            if held_by_script:
-                del loss  # and what it refers to
-                kept.append(rest_of(arena))
-            else:
-                everything = rest_of(arena)  # noqa: F841  # which this frame holds
-            raise LookupError("no such sample")
-        loss.backward()
-        optimizer.step()
-
-    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
-    with Arena(memory_for_values()) as arena:
-        arena.count(model.parameters())
-        before = take_snapshot(model, [optimizer])
-        job = LiveJob(fails, model, optimizer, before, control, timedelta(seconds=1))
-        expected = RuntimeError if held_by_script else LookupError  # no room for values ever
-        with pytest.raises(expected, match=r"are in host memory|no such sample"):
-            record_job(job, None, "arena")
-    assert model.training
-    if not held_by_script:
-        assert all(map(torch.equal, values, model.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("with_state", "with_values"), [(False, False), (True, False), (True, True)]
-)
-def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(
-    with_state: bool, with_values: bool
-) -> None:
-    least = least_bytes(with_state, with_values)
+@pytest.mark.parametrize("with_state", [False, True])
+def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(with_state: bool) -> None:
+    least = least_bytes(with_state)
     memory = int(least * 1.02 / (1 - RESERVE))
     assert budget_within(memory) >= least
     if with_state:
-        assert budget_within(memory) < least_bytes(with_values, False)
+        assert budget_within(memory) < least_bytes(False)
     model, optimizer = wide()
     values = [value.detach().clone() for value in model.parameters()]
     control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
@@ -293,7 +244,6 @@ def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(
         job = LiveJob(wide_step, model, optimizer, before, control, timedelta(seconds=1))
         recorded = record_job(job, None, "arena")
     assert ("optimizer state" in recorded.profile.note) is with_state
-    assert ("and values" in recorded.profile.note) is with_values
     assert "swapped activations" in recorded.profile.note
     assert recorded.optimizer.state_tensors == 2
     assert all(map(torch.equal, values, model.parameters()))

@@ -13,11 +13,10 @@ from autosync.trials.commands import CommandFailed
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from autosync.trials.machine import process_start
 from autosync.trials.pool import fork_server
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_process import Answers, WorkerProcess
-from autosync.trials.testbed import namespaces
+from tests.autosync.trials.contract_suite import lives
 from tests.autosync.trials.strategies import small_domain
 
 WAIT_SECONDS = 200.0
@@ -68,9 +67,7 @@ def test_where_the_preloaded_process_is_lost_the_next_worker_gets_another(
             started(preload, answers)
         second = started(preload, answers)
         second.kill()
-        assert process_start(first.pid) is not None, (
-            "a worker lives without what it was forked from"
-        )
+        assert lives(first.pid), "a worker lives without what it was forked from"
     finally:
         first.kill()
     assert first.exit().status is None
@@ -89,7 +86,7 @@ def test_nothing_is_left_of_a_closed_one(answers: Answers) -> None:
     assert process is not None
     preload.close()
     preload.close()
-    assert process_start(process.pid) is None
+    assert not lives(process.pid)
 
 
 def test_one_that_dies_while_it_loads_is_refused_with_its_last_words(
@@ -113,10 +110,10 @@ def test_a_testbed_goes_down_whatever_its_preloaded_process_does(
     def failing(self: ForkServer) -> None:
         raise OSError("on purpose")
 
-    before = {testbed.id for testbed in namespaces.status()}
     pool = TestbedLauncher(check=False).open(Workload(small_domain()))
-    assert {testbed.id for testbed in namespaces.status()} > before
+    built = Path(pool.places[0].namespaces[-1])  # type: ignore[attr-defined]
+    assert built.exists()
     monkeypatch.setattr(ForkServer, "close", failing)
     with pytest.raises(OSError, match="on purpose"):
         pool.close()
-    assert {testbed.id for testbed in namespaces.status()} == before
+    assert not built.exists()

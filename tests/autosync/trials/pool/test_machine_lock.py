@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.errors import NotSupported
-from autosync.trials.contract import TrialRequest, TrialResult, Workload, reporting_waits
+from autosync.trials.contract import TrialRequest, TrialResult, reporting_waits
 from autosync.trials.launchers.command_launcher import CommandLauncher
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.machine import CpuTicks, wait_until_quiet
@@ -20,20 +21,18 @@ from autosync.trials.pool.machine_lock import (
     MEASURING,
     NEXT,
     MachineLock,
-    WaitCancelled,
     lock_holder,
     shared_machine_lock,
 )
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.fake_workers import FakeWorkers
-from tests.autosync.trials.strategies import ddp, small_domain
+from tests.autosync.trials.strategies import ddp
 
-NEVER = threading.Event()
 HOLDER = """
-import sys, threading
+import sys
 from pathlib import Path
 from autosync.trials.pool.machine_lock import MachineLock
-with MachineLock(Path(sys.argv[1])).held(threading.Event()):
+with MachineLock(Path(sys.argv[1])).held():
     print("mine", flush=True)
     sys.stdin.readline()
 """
@@ -42,13 +41,6 @@ with MachineLock(Path(sys.argv[1])).held(threading.Event()):
 @pytest.fixture
 def lock(tmp_path: Path) -> MachineLock:
     return MachineLock(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPool]:
-    with LocalLauncher(repeats=0).open(Workload(small_domain())) as opened:
-        opened.warm_up()
-        yield opened
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -89,7 +81,7 @@ def test_another_process_waits_until_the_holder_is_gone_killed_or_not(
     entered = threading.Event()
 
     def enter() -> None:
-        with lock.held(NEVER):
+        with lock.held():
             entered.set()
 
     waiting = threading.Thread(target=enter)
@@ -107,15 +99,15 @@ def test_who_has_measured_lets_the_next_go_first(lock: MachineLock) -> None:
     order = []
 
     def second() -> None:
-        with lock.held(NEVER):
+        with lock.held():
             order.append("b")
 
     waiting = threading.Thread(target=second)
-    with lock.held(NEVER):
+    with lock.held():
         order.append("a")
         waiting.start()
         until(lambda: locked(lock.folder / NEXT))
-    with lock.held(NEVER):
+    with lock.held():
         order.append("a")
     waiting.join()
     assert order == ["a", "b", "a"]
@@ -126,18 +118,18 @@ def test_a_removed_lock_file_is_locked_anew(lock: MachineLock) -> None:
     entered = threading.Event()
 
     def enter() -> None:
-        with lock.held(NEVER):
+        with lock.held():
             entered.set()
 
     waiting = threading.Thread(target=enter)
-    with lock.held(NEVER):
+    with lock.held():
         waiting.start()
         until(lambda: locked(lock.folder / NEXT))
         (lock.folder / MEASURING).unlink()
-        third = threading.Event()
-        third.set()
-        with pytest.raises(WaitCancelled):  # the one that waits is still the next
-            lock.held(third).__enter__()
+        third = CancellationToken()
+        third.cancel("by hand")
+        with pytest.raises(Cancelled), cancelled_by(third):  # the one that waits is still the next
+            lock.held().__enter__()
     waiting.join()
     assert entered.is_set()
     assert (lock.folder / MEASURING).exists()
@@ -145,14 +137,14 @@ def test_a_removed_lock_file_is_locked_anew(lock: MachineLock) -> None:
 
 def test_a_lock_file_that_cannot_be_opened_is_named(lock: MachineLock) -> None:
     (lock.folder / NEXT).symlink_to(lock.folder / "elsewhere")
-    with pytest.raises(NotSupported, match=NEXT), lock.held(NEVER):
+    with pytest.raises(NotSupported, match=NEXT), lock.held():
         pass
     assert not (lock.folder / "elsewhere").exists()
 
 
 def test_all_users_share_the_files_of_this_machine() -> None:
     lock = shared_machine_lock()
-    with lock.held(NEVER):
+    with lock.held():
         modes = {(lock.folder / name).stat().st_mode & 0o777 for name in (NEXT, MEASURING)}
     assert modes == {0o444}
 
@@ -173,7 +165,7 @@ def test_waiting_for_the_lock_is_no_part_of_a_trial(lock: MachineLock) -> None:
     pool.warm_up()
     results: list[TrialResult] = []
     runner = threading.Thread(target=run, args=(pool, "waits", results, 60.0))
-    with lock.held(NEVER):
+    with lock.held():
         runner.start()
         until(lambda: locked(lock.folder / NEXT))
         assert [worker.trials for worker in group.workers] == [0, 0]
@@ -187,7 +179,7 @@ def test_a_long_wait_says_for_whom(lock: MachineLock) -> None:
     pool = FakeWorkers([(0.01, 0.0)]).pool(machine_lock=lock, on_wait=told.append)
     results: list[TrialResult] = []
     runner = threading.Thread(target=run, args=(pool, "waits", results, 60.0))
-    with lock.held(NEVER):
+    with lock.held():
         runner.start()
         until(lambda: bool(told))
     runner.join()
@@ -216,32 +208,22 @@ def test_a_launcher_that_waits_for_nobody_stays_as_it_is() -> None:
     assert reporting_waits(launcher, print) is launcher
 
 
-def test_cancelled_while_it_waits_it_costs_no_worker(pool: ProcessPool, lock: MachineLock) -> None:
-    pool.machine_lock = lock
-    before = pool.worker_pids()
-    results: list[TrialResult] = []
-    runner = threading.Thread(target=run, args=(pool, "gives up", results, 60.0))
-    with lock.held(NEVER):
-        runner.start()
-        until(lambda: locked(lock.folder / NEXT))
-        pool.cancel()
-        runner.join()
-    assert results[0].error is not None
-    assert results[0].error.kind == "cancelled"
-    run(pool, "gives up", results, 60.0)  # a cancelled trial was not run: its key may be
-    assert results[1].error is None
-    assert pool.worker_pids() == before
+def test_cancelled_while_it_waits_it_costs_no_worker(lock: MachineLock) -> None:
+    group = FakeWorkers([(0.01, 0.0)])
+    pool = group.pool(machine_lock=lock)
+    token = CancellationToken()
+    token.cancel("by hand")
+    with lock.held(), cancelled_by(token), pytest.raises(Cancelled):
+        pool.run(TrialRequest("gives up", ddp(pool.workload.domain), 1, 3))
+    assert group.workers == []
 
 
 def test_a_burst_of_load_is_waited_out() -> None:
     readings = iter([CpuTicks(0, 0), CpuTicks(9, 10), CpuTicks(9.2, 20)])
-    assert wait_until_quiet(0.12, 60.0, NEVER, lambda: next(readings))
+    assert wait_until_quiet(0.12, 60.0, lambda: next(readings))
     assert next(readings, None) is None
 
 
-def test_load_that_stays_and_a_cancelled_wait_end_it() -> None:
+def test_load_that_stays_ends_the_wait() -> None:
     busy = (CpuTicks(tick, tick) for tick in range(10_000))
-    assert not wait_until_quiet(0.12, 0.6, NEVER, lambda: next(busy))
-    given_up = threading.Event()
-    given_up.set()
-    assert not wait_until_quiet(0.12, 3600.0, given_up, lambda: next(busy))
+    assert not wait_until_quiet(0.12, 0.6, lambda: next(busy))

@@ -3,23 +3,19 @@
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autosync.api.engine.registry import AutoLauncher
 from autosync.cluster import Cluster, Device, Node
-from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.trials.contract import Workload, reporting_waits
 from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from autosync.trials.machine import process_start
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.self_check import InaccurateLink
+from tests.autosync.trials.contract_suite import lives, until_gone
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
@@ -36,8 +32,7 @@ def test_a_namespace_a_node_with_shaped_links(unprivileged: bool) -> None:
     cluster = grid_cluster(3, 1, (0.8, 0.4, 0.2))
     testbed = namespaces.up(cluster, 0.5, 2.0, unprivileged=unprivileged)
     try:
-        assert testbed in namespaces.status()
-        assert namespaces.find(testbed.id) == testbed
+        assert testbed.alive
         for node, megabits in enumerate((200, 100, 50)):
             assert f"10.77.0.{node + 1}/16" in inside(testbed, node, "ip", "addr")
             shaped = inside(testbed, node, "tc", "class", "show", "dev", "eth0", "classid", "1:1")
@@ -50,9 +45,6 @@ def test_a_namespace_a_node_with_shaped_links(unprivileged: bool) -> None:
         namespaces.down(testbed)
     namespaces.down(testbed)  # twice is fine
     assert not testbed.alive
-    assert testbed not in namespaces.status()
-    with pytest.raises(NotFound, match=testbed.id):
-        namespaces.find(testbed.id)
 
 
 def test_nothing_shows_outside_and_two_never_collide() -> None:
@@ -61,7 +53,6 @@ def test_nothing_shows_outside_and_two_never_collide() -> None:
     second = namespaces.up(grid_cluster(2))
     try:
         assert outside_view() == before
-        assert {first.id, second.id} <= {testbed.id for testbed in namespaces.status()}
         command = [*first.prefix(0), "sh", "-c", "echo inside; exec sleep 600"]
         listener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         with listener, listener.stdout as output:  # type: ignore[union-attr]
@@ -94,11 +85,13 @@ def test_nccl_sends_over_the_interface_of_its_node() -> None:
 def test_links_that_are_off_are_no_reason_to_scale_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be scaled beside them: `auto` then takes the loopback."""
 
-    def too_slow(*given: object) -> None:
+    made: list[namespaces.Testbed] = []
+
+    def too_slow(testbed: namespaces.Testbed, cluster: Cluster) -> None:
+        made.append(testbed)
         raise InaccurateLink("the link carries 283 Mbit/s.", thing="link 0 -> 1", remedy="Scale.")
 
     monkeypatch.setattr("autosync.trials.launchers.testbed_launcher.check_testbed", too_slow)
-    before = namespaces.status()
     domain = domain_of(cluster=grid_cluster(2))
     with pytest.raises(InaccurateLink, match=r"Scale\."):
         TestbedLauncher().open(Workload(domain))
@@ -114,7 +107,7 @@ def test_links_that_are_off_are_no_reason_to_scale_kernels(monkeypatch: pytest.M
         "trials run over the loopback, whose links are not shaped: the link carries 283 Mbit/s. "
         "Beside kernels nothing can be scaled."
     ]
-    assert namespaces.status() == before
+    assert [testbed.alive for testbed in made] == [False] * 3
 
 
 def outside_view() -> tuple[str, str]:
@@ -124,87 +117,30 @@ def outside_view() -> tuple[str, str]:
     return interfaces, Path("/proc/self/mounts").read_text()
 
 
-@pytest.fixture
-def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime folder into which no other process looks: it would take down what is stale."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
 OWNER = """
-import subprocess, sys, time
+import time
 from autosync.trials.testbed import namespaces
-from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import grid_cluster
 made = namespaces.up(grid_cluster(2))
-if "heir" in sys.argv:
-    subprocess.Popen(["cat"], pass_fds=[namespaces._pipes[made.supervisor].stdin.fileno()])
-print(made.id, *made.supervisor, flush=True)
+print(made.supervisor.pid, flush=True)
 time.sleep(600)
 """
 
 
-@contextmanager
-def killed_owner(*arguments: str) -> Iterator[tuple[str, tuple[int, str]]]:
-    """Testbed and supervisor of a process that was killed. heir: another process has inherited
-    its end of the supervisor's pipe; it ends with the block."""
+def test_kill_minus_nine_leaves_no_testbed() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, *arguments],
+        [sys.executable, "-c", OWNER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[4],
     ) as owner:
         assert owner.stdout is not None
-        testbed_id, process, started = owner.stdout.readline().split()
+        supervisor = int(owner.stdout.readline())
+        assert lives(supervisor)
         owner.kill()
         owner.wait()
-        yield testbed_id, (int(process), started)
-
-
-@pytest.mark.usefixtures("own_records")
-def test_kill_minus_nine_leaves_no_testbed() -> None:
-    with killed_owner() as (testbed_id, supervisor):
-        wait_until(lambda: process_start(supervisor[0]) != supervisor[1])
-        assert namespaces.status() == ()
-        assert namespaces.remove_stale() == (testbed_id,)
-        assert namespaces._records() == []
-
-
-@pytest.mark.usefixtures("own_records")
-def test_a_testbed_that_outlives_its_owner_is_taken_down() -> None:
-    with killed_owner("heir") as (testbed_id, supervisor):
-        assert [left.id for left in namespaces.status()] == [testbed_id]
-        assert namespaces.remove_stale() == (testbed_id,)
-        wait_until(lambda: process_start(supervisor[0]) != supervisor[1])
-        assert namespaces._records() == []
-
-
-@pytest.mark.usefixtures("own_records")
-def test_what_cannot_be_recorded_is_taken_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = dict(namespaces._pipes)
-    monkeypatch.setattr(namespaces, "_record_path", lambda name: tmp_path / "missing" / name)
-    with pytest.raises(FileNotFoundError):
-        namespaces.up(grid_cluster(2))
-    assert namespaces._pipes == before
-
-
-def test_a_process_number_that_is_used_again_is_no_supervisor() -> None:
-    live = namespaces.up(grid_cluster(2))
-    try:
-        namespaces.down(replace(live, id="stale", supervisor=(live.supervisor[0], "0")))
-        assert live in namespaces.status()
-    finally:
-        namespaces.down(live)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(4000):
-        if true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came true")
+        until_gone([supervisor])
 
 
 def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
@@ -216,11 +152,11 @@ def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
     )
     launcher = TestbedLauncher(check=False)
     with launcher.open(Workload(domain_of(cluster=cluster))) as pool:
-        places = pool.places
-        prefixes = [place.prefix for place in places if isinstance(place, LocalPlace)]
+        places = [place for place in pool.places if isinstance(place, LocalPlace)]
+        prefixes = [place.prefix for place in places]
         assert prefixes[0] == prefixes[1] != prefixes[2] == prefixes[3]
         assert "intra-node links shaped" in pool.description
-    assert all(cluster.name != testbed.cluster for testbed in namespaces.status())
+    assert not any(Path(place.namespaces[-1]).exists() for place in places)
 
 
 def test_more_than_the_cores_carry_is_refused() -> None:

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -72,25 +73,30 @@ def test_a_step_that_a_processor_holds_up_does_not_count(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as listener:  # a ring of one
         address, port = listener.getsockname()
         command = {"address": address, "port": port, "rounds": [[100, 5]]}
-        assert payload_rates.go_round(command, listener)["arriving"] == [0.02]
+        assert payload_rates.run_ring(command, listener)["arriving"] == [0.02]
 
 
 def test_what_is_inaccurate_is_named() -> None:
     links = (LinkRate(0, 1, 1.01e6, 1e6), LinkRate(1, 0, 0.9e6, 1e6))
     with pytest.raises(InaccurateLink, match=r"from node 1 to node 0 carries 7\.2 .* says 8\.0"):
-        refuse_inaccurate(links, "t")
+        refuse_inaccurate(links)
     with pytest.raises(InaccurateLink, match=r"within node 2 carries 0\.0 .* says 8\.0"):
-        refuse_inaccurate((*links, LinkRate(2, 2, 0.0, 1e6)), "t")
+        refuse_inaccurate((*links, LinkRate(2, 2, 0.0, 1e6)))
     sound, slow = AllReduceTime(8000, 1.0, 0.01, (0, 1)), AllReduceTime(2000, 0.011, 0.1, (2, 0))
     with pytest.raises(
         InaccurateLink, match=r"of 2 KB takes 11\.0 ms .* say 10\.0; .* node 2 to node 0"
     ):
-        refuse_inaccurate((sound, slow), "t")
-    refuse_inaccurate((sound,), "t")
+        refuse_inaccurate((sound, slow))
+    refuse_inaccurate((sound,))
+
+
+def stated_testbed(time_scale: float) -> Testbed:
+    nowhere: Any = None
+    return Testbed(1.0, time_scale, ("a", "b"), nowhere, False, "unshaped")
 
 
 def test_the_description_tells_accuracy_and_latency() -> None:
-    testbed = Testbed("t", "grid", 1.0, 1.0, ("a", "b"), (1, ""), None, False, "unshaped")
+    testbed = stated_testbed(1.0)
     workload = Workload(domain_of(cluster=grid_cluster(2)))
     links = (LinkRate(0, 1, 0.99e6, 1e6, 50e-6), LinkRate(1, 0, 1e6, 1e6, 90e-6))
     assert description(testbed, workload, SelfCheck(links, ()), 4) == (
@@ -107,7 +113,7 @@ def test_the_description_tells_where_ranks_are_short_of_cores(
     cores: int, time_scale: float, words: str
 ) -> None:
     """Two for each rank are enough, on the machine or at the time scale's pace."""
-    testbed = Testbed("t", "grid", 1.0, time_scale, ("a", "b"), (1, ""), None, False, "unshaped")
+    testbed = stated_testbed(time_scale)
     workload = Workload(domain_of(cluster=grid_cluster(2)), time_scale=time_scale)
     told = description(testbed, workload, None, cores)
     assert f"links unmeasured, short of cores ({words} a rank), latency" in told

@@ -1,6 +1,5 @@
 """Trials that compute: on the CPU here, and marked `cuda` on a GPU. Only the device differs."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -87,7 +86,7 @@ def test_one_rank_starts_and_computes() -> None:
 
 def check_alone(workload: Workload) -> None:
     """A group of one meets itself, and computes."""
-    group = WorkerGroup(workload, (LocalPlace((), "lo", 0),), LOOPBACK, (), threading.Event())
+    group = WorkerGroup(workload, (LocalPlace((), "lo", 0),), LOOPBACK, ())
     try:
         group.start()
         (answer,) = group.ask(TimeStretches(2), StretchesTimed, 200.0)

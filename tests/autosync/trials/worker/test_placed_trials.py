@@ -13,13 +13,14 @@ from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.extensions.placement.document import PlacedModules, evenly, in_proportion
 from autosync.extensions.placement.proposals import with_placement
+from autosync.extensions.placement.replayed_passes import PlacedPasses
 from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.runtime.execution.execution_trace import SHORTEST_WAIT_SECONDS
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.worker.replay_compute import PlacedCompute, Stretch, WaitedCompute
+from autosync.trials.worker.replay_compute import Stretch, WaitedCompute
 from tests.autosync.trials.strategies import ddp
 from tests.placed_models import LAYERS, OUTPUT_BYTES, heavy_layers
 
@@ -125,24 +126,29 @@ class NotedExchange(RowExchange):
 def played(
     rank: int, placement: PlacedModules, shares: tuple[float, ...], byte_scale: float
 ) -> tuple[dict[tuple[int, bool], float], NotedExchange]:
-    """A forward and a backward pass, each one stretch, and a plain forward pass: the seconds of
-    every operation, forward and backward (True), and what was dealt."""
+    """A forward and a backward pass, and a plain forward pass: the seconds of every operation,
+    forward and backward (True), and what was dealt."""
     seconds: defaultdict[tuple[int, bool], float] = defaultdict(float)
+    operations = range(LAYERS)
+    compute, exchange = WaitedCompute(), NotedExchange(None, rank, shares)
+    passes = PlacedPasses(placement, exchange, heavy_layers(), byte_scale)
 
-    def summed(compute: WaitedCompute, stretch: Stretch) -> None:
-        for operation in stretch.operations:
-            seconds[operation, stretch.backward] += stretch.seconds / len(stretch.operations)
+    def run(operation: int, backward: bool) -> None:
+        def noted(_: WaitedCompute, waited_seconds: float) -> None:
+            seconds[operation, backward] += waited_seconds
 
-    exchange = NotedExchange(None, rank, shares)
-    compute = PlacedCompute(1.0, heavy_layers(), byte_scale)
-    operations = tuple(range(LAYERS))
+        patched.setattr(WaitedCompute, "wait", noted)
+        compute.run(Stretch(2e-3 if backward else 1e-3, (operation,), backward))
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(WaitedCompute, "run", summed)
-        compute.place(placement, exchange)
-        compute.run(Stretch(4e-3, operations))
-        compute.run(Stretch(8e-3, operations[::-1], backward=True))
-        compute.remove()
-        compute.run(Stretch(4e-3, operations))
+        compute.division = passes
+        for operation in operations:
+            run(operation, backward=False)
+        for operation in reversed(operations):
+            run(operation, backward=True)
+        compute.division = None
+        for operation in operations:
+            run(operation, backward=False)
     return seconds, exchange
 
 

@@ -1,24 +1,36 @@
-"""The replay behaves like the model it stands for, seen from hooks and parameters."""
+"""The replay behaves like the model it stands for, and spends the time that the model computes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from autosync.bundle import Bundle
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
+from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.runtime.torch_engines import bucket_limits_mebibytes
+from autosync.strategy import AllReduce
+from autosync.trials.contract import Workload
 from autosync.trials.scales import parameter_names
-from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value, replay_module
-from autosync.trials.worker.replay_compute import WaitedCompute
-from autosync.trials.worker.training_job import make_optimizer
-from tests.autosync.trials.strategies import small_domain
+from autosync.trials.worker import replay_compute
+from autosync.trials.worker.replay import Replay, ReplayOperation, gradient_value
+from autosync.trials.worker.replay_compute import (
+    TIMER_LATENESS_SECONDS,
+    ReplayCompute,
+    Stretch,
+    WaitedCompute,
+)
+from autosync.trials.worker.training_job import ReplayJob, build_replay, make_optimizer
+from tests.autosync.trials.strategies import ddp, lagging, small_domain
 from tests.domains import chain_graph, domain_of
 
 
 def replayed(domain: Domain, byte_scale: float = 1.0, rank: int = 0) -> Replay:
-    return replay_module(domain, byte_scale, rank, WaitedCompute(slowness=1e-6))
+    return Replay(domain, byte_scale, rank, WaitedCompute(slowness=1e-6))
 
 
 def ready_order(model: Replay) -> list[str]:
@@ -121,3 +133,123 @@ def test_ddp_keeps_its_small_first_bucket_at_its_default_size() -> None:
 def test_an_unknown_optimizer_is_named() -> None:
     with pytest.raises(InvalidInput, match="lion"):
         make_optimizer("lion", replayed(small_domain()))
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What was asked of sleep; no time passes."""
+    asked: list[float] = []
+    standing = SimpleNamespace(monotonic=lambda: 0.0, sleep=asked.append)
+    monkeypatch.setattr(replay_compute, "time", standing)
+    return asked
+
+
+def test_predicted_waits_for_swapped_activations_lengthen_compute(slept: list[float]) -> None:
+    compute = WaitedCompute(slowness=2.0)
+    compute.set_batch_factor(0.5)
+    compute.set_slowdown(1.5)
+    compute.start()
+    compute.run(Stretch(0.2))
+    assert slept == [pytest.approx(2.0 * 0.5 * 1.5 * 0.2 - TIMER_LATENESS_SECONDS)]
+
+
+def test_a_replay_takes_a_slowdown_on_and_off_with_its_trials(slept: list[float]) -> None:
+    domain = small_domain()
+    job = build_replay(Workload(domain), 0)
+    assert isinstance(job, ReplayJob)
+    assert isinstance(job.compute, WaitedCompute)
+    job.compute.slowness = 1.0
+    for slowdown in (1.5, 1.0):
+        job.begin("key", ddp(domain))
+        job.compute.set_slowdown(slowdown)
+        slept.clear()
+        job.compute.start()
+        job.compute.run(Stretch(0.2))
+        assert slept == [pytest.approx(slowdown * 0.2 - TIMER_LATENESS_SECONDS)]
+
+
+class MovingClock:
+    """Time passes while it sleeps, and where it is told to."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("of_the_replay", "left"), [(True, 0.04), (False, 0.05)])
+def test_only_a_models_own_gaps_are_stalls(
+    of_the_replay: bool, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device goes on while the replay does what no model does; it stands still for a wait."""
+    clock = MovingClock()
+    monkeypatch.setattr(replay_compute, "time", clock)
+    compute = WaitedCompute()
+    compute.start()
+    clock.now += 0.01
+    if of_the_replay:
+        compute.resume()
+    compute.run(Stretch(0.05))
+    assert clock.slept == [pytest.approx(left - TIMER_LATENESS_SECONDS)]
+
+
+def test_a_replay_resumes_between_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its autograd nodes are all made at the end of forward; a model's are made beside it."""
+    job = build_replay(Workload(small_domain()), 0)
+    assert isinstance(job.compute, WaitedCompute)
+    told: list[str] = []
+    for name in ("start", "run", "resume"):
+        monkeypatch.setattr(job.compute, name, lambda *args, name=name: told.append(name))
+    loss = job.model(torch.zeros((), requires_grad=True))
+    assert told[0] == "start"
+    assert told[-1] == "resume"
+    assert told.count("resume") == 1
+    loss.backward()
+    assert set(told[told.index("resume") + 1 :]) == {"run"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_a_request_is_made(name: str) -> None:
+    model = nn.Linear(2, 2)
+    assert make_optimizer(name, model).param_groups[0]["params"] == list(model.parameters())
+    if name in DENSE_OPTIMIZERS:
+        with pytest.raises(InvalidInput, match="no sparse gradients"):
+            make_optimizer(name, model, sparse=True)
+
+
+class Timed(ReplayCompute):
+    """A compute that notes at which batch factor each stretch runs."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.ran: list[float] = []
+
+    def set_batch_factor(self, factor: float) -> None:
+        self.factor = factor
+
+    def run(self, stretch: Stretch) -> None:
+        self.ran.append(self.factor)
+
+
+def test_a_plan_that_lags_is_filled_by_iterations_that_compute_nothing() -> None:
+    domain, compute = small_domain(), Timed()
+    model = Replay(domain, 1.0, 0, compute)
+    signal = torch.zeros((), requires_grad=True)
+    job = ReplayJob(model, make_optimizer("sgd", model), compute, signal, domain.world_size, 0)
+
+    def factors(bundle: Bundle) -> list[set[float]]:
+        job.begin("of two", bundle)
+        found = []
+        for _ in range(3):
+            compute.ran.clear()
+            job.loss(model).backward()
+            found.append(set(compute.ran))
+        return found
+
+    assert factors(lagging(domain, AllReduce(0), 2)) == [{0.0}, {0.0}, {1.0}]
+    assert factors(ddp(domain)) == [{1.0}] * 3

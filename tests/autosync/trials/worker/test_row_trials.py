@@ -25,7 +25,7 @@ from autosync.strategy import (
 from autosync.trials.contract import TrialRequest, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.pool.process_pool import ProcessPool
-from autosync.trials.worker.replay import replay_module
+from autosync.trials.worker.replay import Replay
 from autosync.trials.worker.replay_compute import WaitedCompute
 from autosync.trials.worker.training_job import make_optimizer
 from tests.autosync.trials.strategies import ddp
@@ -83,8 +83,8 @@ def test_factors_and_rows_run_beside_ddp(pool: ProcessPool) -> None:
 
 
 def test_adam_takes_no_sparse_gradients() -> None:
-    model = replay_module(domain(), 1.0, 0, WaitedCompute())
+    model = Replay(domain(), 1.0, 0, WaitedCompute())
     with pytest.raises(InvalidInput, match="adamw takes no sparse gradients"):
         make_optimizer("adamw", model, sparse=True)
     dense = replace(domain(), graph=chain_graph())
-    make_optimizer("adamw", replay_module(dense, 1.0, 0, WaitedCompute()))
+    make_optimizer("adamw", Replay(dense, 1.0, 0, WaitedCompute()))

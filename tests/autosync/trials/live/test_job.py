@@ -1,0 +1,212 @@
+"""A running job as a workload: its state is put back, its ranks' devices and answers."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from autosync.errors import InvalidInput, NotSupported
+from autosync.extensions.offload.arena import Arena
+from autosync.trials.commands import MeasuredIterations, PassDone
+from autosync.trials.contract import TrialFailed, TrialRequest
+from autosync.trials.iterations import peak_bytes, reset_peak
+from autosync.trials.live import job_cluster
+from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job_cluster import (
+    RankReport,
+    device_memory_gb,
+    device_of_report,
+    device_type_of,
+    gpu_sharing,
+    ranks_of_hosts,
+)
+from autosync.trials.live.job_pool import (
+    JobPool,
+    counted_nics,
+)
+from autosync.trials.live.snapshot import take_snapshot
+from autosync.trials.request_names import GPU_IN_TURNS
+from tests.autosync.trials.strategies import ddp, small_domain
+
+
+def test_a_scaler_whose_step_failed_half_way_begins_anew() -> None:
+    """It remembers, beside its state, which optimizer's gradients it has divided already."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=64.0)
+    before = take_snapshot(model, [optimizer], [scaler])
+    for _ in range(2):
+        scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+        scaler.unscale_(optimizer)  # torch refuses a second time before the next update()
+        before.restore()
+    assert scaler.get_scale() == 64.0
+
+
+def test_several_optimizers_are_put_back() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), lr=0.1),
+        torch.optim.SGD(model[1].parameters(), lr=0.2, momentum=0.9),
+    ]
+    before = take_snapshot(model, optimizers)
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.ones(1, 3)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 9.0
+    before.restore()
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.1, 0.2]
+    assert not any(optimizer.state for optimizer in optimizers)
+    pairs = zip(values, model.parameters(), strict=True)
+    assert all(torch.equal(value, parameter) for value, parameter in pairs)
+
+
+class Average:
+    """Keeps tensors of the device, as an average of weights does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values: list[Tensor] = [p.detach().clone() for p in model.parameters()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "shape": (2, self.values[0])}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values = state_dict["values"]
+        assert torch.equal(state_dict["shape"][1], self.values[0])
+
+
+def test_a_snapshot_takes_nothing_of_the_devices_memory() -> None:
+    with Arena(1_000_000) as device:
+        model = nn.Linear(30, 20)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        average = Average(model)
+
+        def step() -> None:
+            model(torch.ones(1, 30)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        held = device.allocated_bytes()
+        before = take_snapshot(model, [optimizer], [average])
+        assert device.allocated_bytes() == held
+        moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
+        for _ in range(2):
+            step()
+            average.values[0].zero_()
+            before.restore()
+            pairs = zip(moments, optimizer.state.values(), strict=True)
+            assert all(torch.equal(one, state["exp_avg"]) for one, state in pairs)
+            assert average.values[0].any()
+
+
+def test_an_unknown_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(name="NVIDIA L20", total_memory=48_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    gpu = torch.device("cuda", 0)
+    with pytest.raises(NotSupported, match="'NVIDIA L20' is of no known device type"):
+        device_type_of(gpu)
+    assert device_type_of(gpu, "rtx-3090") == "rtx-3090"
+    assert device_memory_gb(gpu) == 48.0
+
+
+@pytest.mark.parametrize(("others", "words"), [("x", f"2 ranks {GPU_IN_TURNS}"), ("y", "")])
+def test_ranks_of_a_job_that_share_a_gpu_are_told_of(
+    others: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="x"))
+    control = SimpleNamespace(gathered=lambda mine: [mine, (others, True)])
+    job = SimpleNamespace(device=torch.device("cuda", 0), control=control)
+    assert gpu_sharing(cast(LiveJob, job)) == words
+
+
+def test_a_cpu_is_a_cpu() -> None:
+    assert device_type_of(torch.device("cpu")) == "cpu"
+    assert device_memory_gb(torch.device("cpu")) is None
+
+
+def test_within_an_arena_the_cpu_stands_for_a_device_of_that_memory() -> None:
+    with Arena(48_000_000):
+        assert device_type_of(torch.device("cpu")) == "arena"
+        assert device_memory_gb(torch.device("cpu")) == 0.048
+    assert device_type_of(torch.device("cpu")) == "cpu"
+
+
+GPU = torch.device("cuda", 0)
+
+
+def test_the_peak_of_a_gpu_is_what_tensors_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what the process has of the host's memory."""
+    reset: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1234)
+    assert reset_peak(GPU)
+    assert reset == [GPU]
+    assert peak_bytes(GPU) == 1234
+    assert peak_bytes(torch.device("cpu")) > 1 << 20
+
+
+def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send over NCCL returns when it has been asked for."""
+    log: list[str] = []
+    clock = iter(range(1000))
+
+    def noting(what: str) -> Callable[..., Any]:
+        return lambda *given, **named: log.append(what)
+
+    def now() -> float:
+        log.append("clock")
+        return float(next(clock))
+
+    monkeypatch.setattr(torch.cuda, "synchronize", noting("done"))
+    monkeypatch.setattr(torch, "zeros", noting("made"))
+    monkeypatch.setattr(job_cluster, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "send", noting("send"))
+    monkeypatch.setattr(dist, "recv", noting("recv"))
+    control = SimpleNamespace(from_first=lambda told: told)
+    job: Any = SimpleNamespace(device=GPU, control=control, group=None)
+    assert job_cluster._latency_seconds(job) == 0.5
+    trip = ["done", "clock", "send", "recv", "done", "clock"]
+    assert log == ["made", *trip * job_cluster.LATENCY_TRIPS]
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "slowdown"), [(0.1, 1.0), (0.105, 1.0), (0.095, 1.0), (0.2, 2.0), (0.05, 0.5)]
+)
+def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
+    """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
+    assert device_of_report(RankReport("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
+
+
+def test_ranks_of_a_host_must_follow_one_another() -> None:
+    assert ranks_of_hosts(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
+    with pytest.raises(InvalidInput, match="one after another"):
+        ranks_of_hosts(["a", "b", "a"])
+
+
+def test_no_pass_begins_when_the_tunings_time_is_up() -> None:
+    """No rank is asked: all can go on."""
+    job: Any = None
+    pool = JobPool(job, "job (test)", until=10.0, clock=lambda: 10.0)
+    with pytest.raises(TrialFailed, match="the time of the tuning is up") as raised:
+        pool.run_pass(TrialRequest("late", ddp(small_domain())), after_load=False)
+    assert raised.value.ranks_usable
+    assert raised.value.error.kind == "timeout"
+
+
+def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
+    def answer(nic: str, host: str) -> PassDone:
+        return PassDone(MeasuredIterations((), 0.0, 0.0, 0.0, 0.0, 0), host, None, 0.0, nic=nic)
+
+    first, other = answer("a", "x"), answer("b", "y")
+    assert counted_nics([first, first, other]) == ["a", "a", "b"]
+    assert counted_nics([first, answer("b", "x")]) == []
+    assert counted_nics([first, first]) == []
+    assert counted_nics([answer("", "x"), answer("", "y")]) == []
