@@ -1,6 +1,6 @@
 """Evaluates simulators on measured domains; prints one table, and nothing is measured.
 
-    python -m benchmarks.evaluation.evaluate [datasets/runtimes] [--simulators timeline learned lstm ...]
+    python -m benchmarks.evaluation.evaluate [datasets/runtimes] [--simulators learned lstm ...]
         [--untransferred] [--seeds 3] [--domains "vgg16, example-4x1-40gbe" ...]
 
 Picks: what searches picked in each domain, ranked by simulators that learned from all other domains
