@@ -27,7 +27,7 @@ from autosync.simulator.learned.features.feature_names import (
     SUMMARY_COLUMNS,
 )
 from autosync.simulator.learned.features.node_features import NODE_COLUMNS
-from autosync.simulator.learned.gaussian_process import HIDDEN, Kernel, SourceTrials
+from autosync.simulator.learned.gaussian_process import HIDDEN, LIMITS, Kernel, SourceTrials
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 
 if TYPE_CHECKING:
@@ -262,8 +262,7 @@ def _field(arrays: Arrays, name: str) -> Any:
 
 
 SCALARS = ("level", "smooth", "reach", "noise", "power")
-POSITIVE = {"linear", "weights", "smooth", "level", "reach", "noise", "power"}
-"""Parts of a kernel."""
+"""Fields of a kernel that are one number."""
 
 
 def _check(arrays: Arrays, sources: int, network: "nn.Module | None", name: str) -> None:
@@ -291,8 +290,8 @@ def _check(arrays: Arrays, sources: int, network: "nn.Module | None", name: str)
         raise _damaged(name, f"tensor {min(missing)!r} is missing")
     if odd := arrays.keys() - shapes.keys():
         raise _damaged(name, f"tensor {min(odd)!r} belongs to no simulator")
-    types = {"source": np.dtype(np.int64)}
-    types |= dict.fromkeys(("columns", *weights), np.dtype(np.float32))
+    types: dict[str, np.dtype[Any]] = {"source": np.dtype(np.int64)}
+    types |= {part: np.dtype(np.float32) for part in ("columns", *weights)}
     for part, shape in shapes.items():
         array, dtype = arrays[part], types.get(part, np.dtype(np.float64))
         if (array.shape, array.dtype) != (shape, dtype):
@@ -311,12 +310,9 @@ def _wrong_values(part: str, array: NDArray[Any], sources: int) -> str:
         return "" if (array > 0).all() else "holds values that are not positive"
     if not np.isfinite(array).all():
         return "holds values that are not finite"
-    if part.removeprefix(KERNEL) in POSITIVE and not (array > 0).all():
-        return "holds values that are not positive"
-    if part == "slowness" and not (array >= 1).all():
-        return "holds values below 1"
-    if part == KERNEL + "correlations" and not ((array >= 0) & (array <= 1)).all():
-        return "holds no shares"
+    least, most = LIMITS.get(part.removeprefix(KERNEL), (-np.inf, np.inf))
+    if not ((array >= least) & (array <= most)).all():
+        return f"holds values that are not {least:g} to {most:g}"
     if part == "source" and not ((array >= 0) & (array < sources)).all():
         return "names a domain that is not there"
     return ""

@@ -60,7 +60,8 @@ class Encoder:
     @torch.no_grad()
     def _hidden(self, nodes: NodeFeatures) -> F64:
         check_cancelled()
-        return self.network(*self.tensors(nodes)).numpy().astype(np.float64)
+        state: Tensor = self.network(*self.tensors(nodes))
+        return state.numpy().astype(np.float64)
 
     def tensors(self, nodes: NodeFeatures) -> tuple[Tensor, Tensor]:
         """Standardised values and edges."""

@@ -42,6 +42,20 @@ Assumed: all measured domains use gloo. Their levels do not correlate."""
 UNSEEN_LEVEL = 0.035
 """Standard deviation of the level of a domain whose backend no trial has shown: the timeline's
 error in published rows of NCCL clusters that no constant was fitted to (docs/gpu-clusters.md)."""
+LIMITS = {
+    "linear": (1e-6, 1.0),
+    "weights": (1e-6, 1e3),
+    "level": (1e-4, 1.0),
+    "smooth": (1e-4, 1.0),
+    "reach": (1e-2, 1e4),
+    "noise": (1e-3, 1.0),
+    "power": (1e-3, 10.0),
+    "correlations": (0.0, 1.0),
+    "residual": (-10.0, 10.0),
+    "slowness": (1.0, 1e6),
+}
+"""Least and largest values of a kernel's fields and of kept trials: within them every covariance
+has a Cholesky factor, whoever wrote the checkpoint."""
 NCCL = DESCRIPTOR.index("nccl")
 HIDDEN = 8
 """Columns of an encoder's hidden state, behind the others; a group of their own."""
@@ -179,7 +193,7 @@ def source_trials(features: StrategyFeatures, step_seconds: F64) -> SourceTrials
         features.descriptor,
         features.summary.astype(np.float32),
         np.clip(residual, level - LARGEST, level + LARGEST),
-        features.base_seconds / features.base_seconds.min(),
+        np.minimum(features.base_seconds / features.base_seconds.min(), LIMITS["slowness"][1]),
     )
 
 
@@ -280,15 +294,17 @@ class Posterior:
         """Of trials, or strategies of the domain at hand, with themselves."""
         shared = self._correlations[:, domain[:, None], domain[None, :]]
         own = domain == len(self._descriptors) - 1
-        extra = self._extra_level * np.outer(own, own)
-        return covariance(self.kernel, rows, rows, shared) + extra
+        found = covariance(self.kernel, rows, rows, shared)
+        found += self._extra_level * np.outer(own, own)
+        return found
 
     def _to(self, rows: F64) -> F64:
         """Of the trials and strategies of the domain at hand, `(T, n)`."""
         shared = self._correlations[:, self._domain, -1:]
         own = self._domain == len(self._descriptors) - 1
-        extra = self._extra_level * own[:, None]
-        return covariance(self.kernel, self._known, rows, shared) + extra
+        found = covariance(self.kernel, self._known, rows, shared)
+        found += self._extra_level * own[:, None]
+        return found
 
 
 def _nearest(sources: Sequence[SourceTrials], descriptor: F64) -> list[SourceTrials]:

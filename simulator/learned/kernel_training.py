@@ -8,6 +8,7 @@ model left out in place of a trial).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from autosync.cancellation import check_cancelled
 from autosync.simulator.learned.gaussian_process import (
+    LIMITS,
     Kernel,
     SourceTrials,
     column_groups,
@@ -76,15 +78,11 @@ def values_of(kernel: Kernel) -> dict[str, Tensor]:
 
 def with_values(kernel: Kernel, values: dict[str, Tensor]) -> Kernel:
     """The inverse of `values_of`."""
-    found = {name: torch.exp(values[name]) for name in LEARNED}
-    found["correlations"] = torch.sigmoid(values["correlations"])
-    return replace(
-        kernel,
-        **{
-            name: value.numpy() if isinstance(getattr(kernel, name), np.ndarray) else float(value)
-            for name, value in found.items()
-        },
-    )
+    found: dict[str, Any] = {}
+    for name in LEARNED:
+        value = torch.exp(values[name]).clamp(*LIMITS[name])
+        found[name] = value.numpy() if value.ndim else float(value)
+    return replace(kernel, correlations=torch.sigmoid(values["correlations"]).numpy(), **found)
 
 
 class Grams:

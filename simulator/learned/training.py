@@ -87,10 +87,6 @@ class SplitTrials:
     def learned(self) -> LabelledTrials:
         return self.trials.take(np.flatnonzero(~self.held_out))
 
-    @property
-    def judging(self) -> LabelledTrials:
-        return self.trials.take(np.flatnonzero(self.held_out))
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:

@@ -29,9 +29,6 @@ DESCRIPTOR = (
     "nccl",
 )
 
-REACH = 2.0
-"""Distance between domains at which a source counts 1/e. A doubling of one figure is 1."""
-
 
 def describe_domain(domain: Domain) -> NDArray[np.float64]:
     """A `(len(DESCRIPTOR),)` array.
@@ -82,13 +79,4 @@ def distances(
 ) -> NDArray[np.float64]:
     """The Euclidean distance of each descriptor from the target's, `(domains,)`."""
     result: NDArray[np.float64] = np.linalg.norm(np.asarray(descriptors) - target, axis=1)
-    return result
-
-
-def importance(
-    target: NDArray[np.float64], descriptors: Sequence[ArrayLike] | NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """How much each source should count for a target, `(domains,)`, 1 for the most alike."""
-    far = distances(target, descriptors)
-    result: NDArray[np.float64] = np.exp(-(far - far.min()) / REACH)
     return result

@@ -53,7 +53,7 @@ def node_features(
     nodes, buckets = int(node.max()) + 1, len(plans.bucket_first) - 1
     compute = max(domain.timing.forward_seconds + domain.timing.backward_seconds, 1e-9)
     costs = network_of(domain.cluster, plans.teams)
-    kind = costs.kinds_of(plans)
+    kind = costs.classes_of(plans)
     wire = plans.wire_bytes.astype(np.float64)
     copies = costs.equation_seconds_per_byte[kind] + costs.copy_seconds_per_byte[kind]
     shared = {
@@ -75,7 +75,8 @@ def node_features(
     place = owner[bucket] * nodes + node[population.variable[row]]
 
     def at_nodes(weights: F64) -> F64:
-        return np.bincount(place, weights=weights, minlength=len(plans) * nodes)
+        sums = np.bincount(place, weights=weights, minlength=len(plans) * nodes)
+        return sums.astype(np.float64)
 
     size = at_nodes(elements)
     columns: dict[str, F64] = {"size": size / max(domain.variables.elements.sum(), 1)}
@@ -83,8 +84,8 @@ def node_features(
         of_buckets = np.bincount(plans.bucket, weights=values, minlength=buckets)
         columns[name] = at_nodes(share * of_buckets[bucket])
     for name, values in when.items():
-        of_buckets = np.bincount(plans.bucket, weights=values / compute, minlength=buckets)
-        of_buckets /= np.maximum(np.bincount(plans.bucket, minlength=buckets), 1)
+        sums = np.bincount(plans.bucket, weights=values / compute, minlength=buckets)
+        of_buckets = sums / np.maximum(np.bincount(plans.bucket, minlength=buckets), 1)
         columns[name] = at_nodes(elements * of_buckets[bucket]) / np.maximum(size, 1.0)
     table = np.column_stack([columns[name] for name in NODE_COLUMNS])
     return NodeFeatures(table.reshape(len(plans), nodes, -1).astype(np.float32), edges)

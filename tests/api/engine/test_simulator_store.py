@@ -148,8 +148,8 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "other shape": (with_tensor("kernel.center", 3), "shape"),
     "no number": (with_tensor("kernel.center", SUMMARY, value=np.nan), "not finite"),
     "a zero scale": (with_tensor("kernel.scale", SUMMARY), "not positive"),
-    "a negative noise": (with_tensor("kernel.noise", 1, value=-1.0), "not positive"),
-    "no share": (with_tensor("kernel.correlations", 3, value=1.5), "no shares"),
+    "a negative noise": (with_tensor("kernel.noise", 1, value=-1.0), "not 0.001 to 1"),
+    "no share": (with_tensor("kernel.correlations", 3, value=1.5), "not 0 to 1"),
 }
 
 
