@@ -36,7 +36,7 @@ install-test: .venv/.installed-test ## the same with the tools of tests and chec
 browser: ## Debian's chromium for the dashboard's tests, where apt can install it
 	@scripts/install_browser
 
-quickstart: .venv/.installed ## tune ResNet-50 for a small cluster, from nothing, with the service
+quickstart: .venv/.installed ## tune ResNet-50 for a small cluster, from nothing
 	$(BIN)/autosync quickstart
 
 test: .venv/.installed-test browser ## format, lint, types, import rule and the tests

@@ -9,8 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from autosync.domain import Optimizer, Profile, optimizer_named
 from autosync.errors import InvalidInput
 from autosync.optimizers import OptimizerName
+from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.settings import Acquisition, Settings
 from autosync.search.space import Space
+from autosync.strategy import Strategy
 from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
 LARGEST_COUNT = 10**9
@@ -19,6 +21,7 @@ SCALES = {"byte_scale": (1e-6, 1.0), "time_scale": (0.01, 1000.0)}
 """Least and most. Below a millionth every message of a model of 4 GB is smaller than a packet."""
 MOST_PROPOSALS = 30_000
 MOST_CLUSTERS = 8
+MOST_GIVEN = 64
 MOST_TAGS = 10
 LONGEST_TAG = 40
 LONGEST_NOTE = 2000
@@ -56,7 +59,7 @@ class ModelSpec(BaseModel):
     seed: int = Field(0, ge=0, lt=2**53, description="Of the whole search.")
 
 
-class DomainSpec(ModelSpec):
+class PlacedModelSpec(ModelSpec):
     """A model on a cluster."""
 
     cluster: str = Field(
@@ -65,6 +68,11 @@ class DomainSpec(ModelSpec):
     profile: Profile | None = Field(
         None, description="Measured compute seconds; without it they are estimated."
     )
+
+
+class DomainSpec(PlacedModelSpec):
+    """A model on a cluster, and what may be chosen."""
+
     space: Space = Field(
         Space(), description="Allowances (which choices may be taken) and pins (which must be)."
     )
@@ -83,7 +91,33 @@ class PredictionSpec(ModelSpec):
 class RankSpec(PredictionSpec, DomainSpec):
     """A model on a cluster, and how widely to look."""
 
-    top: int = Field(10, ge=1, le=100, description="Strategies answered.")
+    top: int = Field(10, ge=1, le=256, description="Strategies answered.")
+
+
+class PredictSpec(PlacedModelSpec):
+    """Given strategies on a cluster that one need not have."""
+
+    strategies: list[str | Strategy] = Field(
+        [],
+        max_length=MOST_GIVEN,
+        description="Names of hand-designed strategies or of published methods, or strategies "
+        "themselves; by default all hand-designed ones.",
+    )
+    engine: str | None = Field(
+        None,
+        max_length=40,
+        description="System whose time a message is added (`bytescheduler`), or `none`; by default "
+        "that of the published method.",
+    )
+    constants: str = Field(
+        "auto",
+        max_length=40,
+        description="Fitted constants: `auto` by the cluster's name, `none`, or a name.",
+    )
+    compute_is_known: bool = Field(
+        False, description="Whether the profile is of known seconds, where it was not measured."
+    )
+    simulator: str = Field("timeline", max_length=32, description="As in POST /v1/tunings.")
 
 
 class RentedCluster(BaseModel):
@@ -214,6 +248,9 @@ class TuningSpec(DomainSpec):
     compute_device: ComputeDevice = Field(
         "cpu",
         description="Where the worker's trials compute: `cuda` needs GPUs there, and kernels.",
+    )
+    earlier: EarlierTrials | None = Field(
+        None, description="What another tuning of the model measured, to begin from."
     )
     advanced: AdvancedSpec = Field(AdvancedSpec(), description="How the search chooses its trials.")
 

@@ -1,5 +1,6 @@
 """Cluster files: YAML in, a checked Cluster out, and back."""
 
+from dataclasses import fields
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 
 from autosync.atomic_write import replaced_atomically
 from autosync.bundled_data import data_file, data_folder
-from autosync.cluster import OPTIONAL_NUMBERS, Cluster
+from autosync.cluster import OPTIONAL_NUMBERS, Cluster, Device, Node
 from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput
 
@@ -31,17 +32,8 @@ MAX_NUMBER = 1e6
 LONGEST_SHOWN = 80
 """Characters of a wrong value that a refusal repeats."""
 
-NODE_FIELDS = (
-    "address",
-    "devices",
-    "bandwidth_gbps",
-    "intra_bandwidth_gbps",
-    "latency_us",
-    "server_only",
-    "nics",
-    "usd_per_hour",
-)
-DEVICE_FIELDS = ("type", "count", "memory_gb", "slowdown")
+NODE_FIELDS = tuple(each.name for each in fields(Node))
+DEVICE_FIELDS = tuple(each.name for each in fields(Device))
 
 
 @cache

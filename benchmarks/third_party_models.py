@@ -16,36 +16,123 @@ import argparse
 import importlib
 import json
 import logging
+import random
 import re
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, NotTraceable
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
+from autosync.importing.training_step import loss_of, module_arguments
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import assemble, collective
 from autosync.strategy import AllReduce, ReduceScatter, Schedule
 from benchmarks.emulated import cluster
-from benchmarks.third_party import beside_ddp
-from benchmarks.third_party.all_models import all_models
-from benchmarks.third_party.zoo import ThirdPartyModel
+from benchmarks.third_party_zoo import ThirdPartyModel, all_models
 from tests.autosync.runtime.ranks import Ranks, ranks
 
 OVERLAPPED = Schedule("fifo", overlap_forward=True)
 SHARDS_A_GROUP = 10
 MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
 STRATEGIES = ("all-reduce", "reduce-scatter, overlapped", "ZeRO-1, overlapped", "servers in turn")
+
+
+STEPS = 3
+RATE = 0.01
+
+
+Difference = tuple[float, str]
+"""How far a parameter or buffer is off, and its name."""
+
+
+def compare(rank: int, world: int, name: str, bundles: dict[str, Bundle]) -> dict[str, Difference]:
+    """For each bundle the largest difference from torch's DDP after `STEPS`."""
+    chosen = all_models()[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _seed(0)
+        begun = {name: value.clone() for name, value in chosen.build().state_dict().items()}
+        expected = _trained(chosen, rank, _in_ddp(chosen))
+        if not _largest_difference(begun, expected)[0]:
+            raise AssertionError("three steps changed nothing, so that nothing is compared")
+        return {
+            kind: _largest_difference(expected, _trained(chosen, rank, _under(bundle)))
+            for kind, bundle in bundles.items()
+        }
+
+
+Distribute = Callable[[nn.Module, Any], tuple[nn.Module, Any]]
+
+
+def _in_ddp(chosen: ThirdPartyModel) -> Distribute:
+    def distribute(model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+        return DistributedDataParallel(model, **chosen.ddp), optimizer
+
+    return distribute
+
+
+def _under(bundle: Bundle) -> Distribute:
+    def distribute(model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+        distributed, optimizer = autosync.distribute(model, optimizer, bundle)
+        if distributed is not model:
+            raise AssertionError("the bundle did not fit, and DDP ran in its place")
+        return distributed, optimizer
+
+    return distribute
+
+
+def _trained(chosen: ThirdPartyModel, rank: int, distribute: Distribute) -> dict[str, Tensor]:
+    """Parameters and buffers after the steps."""
+    _seed(0)
+    model = chosen.build()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    network, optimizer = distribute(model, optimizer)
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        inputs = chosen.batch(generator)
+        args, keywords = module_arguments(model, inputs, chosen.loss)
+        _seed(1000 * step + rank)  # dropout and the like: the same draws under DDP
+        optimizer.zero_grad()
+        loss_of(network(*args, **keywords), inputs, chosen.loss).backward()
+        optimizer.step()
+    if network is model:
+        autosync.detach(model)
+    else:
+        for buffer in model.buffers():  # as DDP does before its next forward pass
+            dist.broadcast(buffer, 0)
+    found = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return found
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # some models draw their masks with it
+    random.seed(seed)
+
+
+def _largest_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> Difference:
+    return max(
+        (float((value.double() - expected[name].double()).abs().max()), name)
+        for name, value in found.items()
+        if value.numel()
+    )
 
 
 def bundles_of(graph: ModelGraph) -> dict[str, Bundle]:
@@ -82,7 +169,7 @@ def tried(chosen: ThirdPartyModel, pool: Ranks) -> dict[str, Any]:
         return row
     row |= {"operations": len(graph.operations), "variables": len(graph.variables)}
     try:
-        answers = pool.run(beside_ddp.compare, chosen.name, bundles_of(graph))
+        answers = pool.run(compare, chosen.name, bundles_of(graph))
         largest = {kind: max(a[kind] for a in answers) for kind in answers[0]}
         row["differences"] = {kind: difference for kind, (difference, _) in largest.items()}
         row["differ"] = sorted({name for difference, name in largest.values() if difference})

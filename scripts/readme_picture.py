@@ -9,9 +9,8 @@ from typing import Any
 
 import matplotlib
 
-from autosync.api.cli.open_database import opened
+from autosync.api.cli.connection import connected
 from autosync.api.cli.tuning_lookup import find_tuning
-from autosync.api.views import reports
 from autosync.api.views.schemas import RankedStrategies, Trials, Tuning
 
 matplotlib.use("svg")
@@ -27,12 +26,9 @@ def main() -> None:
     parser.add_argument("tuning", help="its id, or the beginning of it")
     parser.add_argument("picture", type=Path, help="an .svg or .png file")
     given = parser.parse_args()
-    with opened(given.database) as database:
-        tuning_id = find_tuning(database, given.tuning).id
-        with database.reading() as session:
-            tuning = reports.tuning(session, tuning_id)
-            ranked = reports.ranked_strategies(session, tuning_id)
-            trials = reports.trials(session, tuning_id)
+    with connected(given.database, None) as at:
+        tuning, tunings = find_tuning(at.client, given.tuning), at.client.tunings
+        ranked, trials = tunings.strategies(tuning.id), tunings.trials(tuning.id)
     pyplot.rcParams.update({"font.size": 9, "svg.hashsalt": "autosync", "svg.fonttype": "none"})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2))
     draw_ranked(left, ranked, tuning.result.strategy_id if tuning.result else "")

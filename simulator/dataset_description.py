@@ -233,8 +233,7 @@ from autosync.simulator.dataset_description import trials_table  # one pandas ta
 table = trials_table(Path("datasets/runtimes"))
 ```
 
-`autosync dataset describe FOLDER` prints this page's figures; `autosync dataset export FOLDER OUT`
-writes the layout of AutoSync's public dataset.
+`autosync dataset describe FOLDER` prints this page's figures.
 """
 
 

@@ -48,10 +48,10 @@ def complete_design(incomplete: str) -> list[str]:
 def complete_tuning(ctx: typer.Context, incomplete: str) -> Offered:
     """Ids of the tunings of the database that --db or the environment names."""
     query = (
-        "SELECT tunings.id, graphs.name || ', ' || tunings.state FROM tunings "
-        "JOIN domains ON domains.id = tunings.domain_id "
+        "SELECT jobs.id, graphs.name || ', ' || jobs.state FROM jobs "
+        "JOIN domains ON domains.id = jobs.domain_id "
         "JOIN graphs ON graphs.id = domains.graph_id "
-        "WHERE tunings.id LIKE ? ORDER BY tunings.created_at DESC LIMIT ?"
+        "WHERE jobs.id LIKE ? ORDER BY jobs.created_at DESC LIMIT ?"
     )
     return [(each[:8], said) for each, said in _rows(ctx, query, _beginning(incomplete))]
 

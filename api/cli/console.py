@@ -12,6 +12,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
+from autosync import units
+
 PIPED_WIDTH = 200
 """Columns where the output is no terminal: tables then wrap late, lines never."""
 
@@ -60,11 +62,8 @@ def print_table(
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Seconds as ms with three or more significant digits; a dash for none."""
-    if seconds is None:
-        return "-"
-    value = seconds * 1e3
-    return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+    """For columns and sentences that name the unit; a dash for none."""
+    return "-" if seconds is None else units.milliseconds(seconds).removesuffix(" ms")
 
 
 def state_folder() -> Path:

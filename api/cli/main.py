@@ -54,6 +54,8 @@ Begin with one of these:
     autosync rank resnet50 example-4x1               # seconds, no trial
     autosync tune resnet50 example-4x1 -o best.json  # measured and confirmed
     autosync serve                                   # the same as a service with a dashboard
+
+Commands with --url can use a service in place of a database; all others work on this machine alone.
 """
 
 app = typer.Typer(

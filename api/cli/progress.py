@@ -1,9 +1,9 @@
 """Progress on stderr: a bar with the seconds left, or lines where stderr is no terminal."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -20,10 +20,13 @@ from rich.progress import (
 from rich.text import Text
 
 from autosync.api.cli.console import err, milliseconds, say
+from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
+    from autosync.api.client.rest_client import Client
+    from autosync.api.client.tuning_calls import ServiceEvent
+    from autosync.api.views.schemas import Tuning
     from autosync.api.views.time_left import TimeLeft
-    from autosync.search.loop.outcome import TuningEvent
 
 PHASE_WORDS = {
     "opening": "starting the workers",
@@ -47,19 +50,7 @@ RANKING_KERNELS = (
 """What a ranking compiles the first time it is run on a machine: what designs strategies and what
 draws them at the same time."""
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressEvent:
-    """One event of a tuning, as the database and the service's stream hold it. at: seconds since
-    1970, by the database's clock."""
-
-    kind: str
-    message: str
-    done: int = 0
-    total: int = 0
-    best_seconds: float | None = None
-    at: float = 0.0
+POLL_SECONDS = 0.5
 
 
 class TuningProgressBar:
@@ -72,7 +63,7 @@ class TuningProgressBar:
         self._best = ""
         self._task = bar.add_task(WAITING, total=None)
 
-    def see(self, event: ProgressEvent) -> None:
+    def see(self, event: "ServiceEvent") -> None:
         self._left.see(event.kind, event.done, event.total, self._clock())
         if event.best_seconds is not None:
             self._best = f", best {milliseconds(event.best_seconds)} ms"
@@ -88,7 +79,7 @@ class TuningProgressBar:
         """What the bar says until the next event; how far it is stays."""
         self._bar.update(self._task, description=escape(words))
 
-    def _print(self, event: ProgressEvent) -> None:
+    def _print(self, event: "ServiceEvent") -> None:
         count = f"{event.done:>3}/{event.total}" if event.total else ""
         left = self._left.words(self._clock()) if self._bar.disable else ""
         after = f" [dim]({left})[/]" if left else ""
@@ -120,22 +111,40 @@ def tuning_bar(
         yield TuningProgressBar(bar, left, clock)
 
 
+def events_until_end(
+    client: "Client", tuning_id: str, stop: threading.Event, after: int = 0
+) -> "Iterator[ServiceEvent]":
+    """The events of a tuning behind number `after`, until it has ended or `stop`."""
+    while True:
+        ended = client.tunings.get(tuning_id).state in ENDED or stop.is_set()
+        for event in client.tunings.events(tuning_id, after=after, follow=False):
+            after = event.id
+            yield event
+        if ended:
+            return
+        stop.wait(POLL_SECONDS)
+
+
+def show_progress(
+    client: "Client", tuning: "Tuning", stop: threading.Event, after: int = 0
+) -> "Tuning":
+    """Show how the tuning goes until it has ended or `stop`; the tuning then."""
+    with tuning_bar(tuning.settings["budget"], tuning.settings["repeats"]) as bar:
+        for event in events_until_end(client, tuning.id, stop, after):
+            bar.see(event)
+        if stop.is_set():
+            bar.say("stopping (Ctrl-C again: at once)")
+    return client.tunings.get(tuning.id)
+
+
 @contextmanager
-def ranking_bar(quiet: bool) -> "Iterator[Callable[[TuningEvent], None]]":
-    """A bar over sampled proposals; yields what takes the search's events."""
-    from autosync.api.views.time_left import TimeLeft
-
-    left = TimeLeft(budget=0, repeats=0)
-    with _progress_bar(left, time.monotonic) as bar:
-        if quiet:
-            bar.stop()
-        task = bar.add_task(PHASE_WORDS["ranking"], total=None)
-
-        def on_event(event: "TuningEvent") -> None:
-            left.see(event.kind, event.done, event.total, time.monotonic())
-            bar.update(task, completed=event.done, total=event.total)
-
-        yield on_event
+def working(words: str) -> Iterator[None]:
+    """A mark that turns while the block runs; it draws nothing where stderr is no terminal."""
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(words):
+        yield
 
 
 @contextmanager

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         RankedStrategies,
         RankedStrategy,
         Tuning,
-        TuningResult,
     )
 
 LONGEST_REASON = 120
@@ -42,7 +41,7 @@ def print_results(
     if tuning.profile_source == "estimated":
         out.print("Compute times are an estimate from the device's data sheet, not measured.")
     if tuning.result is not None:
-        _print_verdict(tuning.result)
+        _print_verdict(tuning)
 
 
 def _place(row: "RankedStrategy", winner: str) -> str:
@@ -75,7 +74,7 @@ def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None
     """Where it was measured, at which scales, and what of that is not as on the cluster."""
     out.print(f"\nMeasured on: {escape(measured_on)}")
     out.print(f"{scale_words(byte_scale, time_scale)}. Milliseconds are the cluster's own.")
-    from autosync.api.views.caveats import FEW_CORES, SHARED_BY_MPS, SHARED_IN_TURNS, UNSHAPED
+    from autosync.api.views.verdict import FEW_CORES, SHARED_BY_MPS, SHARED_IN_TURNS, UNSHAPED
     from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS, SHORT_OF_CORES
 
     if UNSHAPED in measured_on:
@@ -103,44 +102,11 @@ def warn_unshaped() -> None:
     )
 
 
-def _print_verdict(result: "TuningResult") -> None:
-    if result.ddp_seconds is None:
-        _print_verdict_without_ddp(result)
-        return
-    ddp = milliseconds(result.ddp_seconds)
-    if result.keep_ddp:
-        out.print(f"\n[bold]Keep DDP[/]: nothing beats its {ddp} ms beyond noise.")
-        _print_limit(result)
-        return
-    out.print(
-        f"\n[bold green]{milliseconds(result.best_seconds)} ms[/] an iteration against DDP's {ddp} "
-        f"ms: [bold]{result.speedup:.2f} times as fast[/] ({result.speedup_low:.2f} to "
-        f"{result.speedup_high:.2f} in {result.repeats} interleaved repeats)."
-    )
-    _print_limit(result)
+def _print_verdict(tuning: "Tuning") -> None:
+    from autosync.api.views.verdict import headline
 
-
-def _print_limit(result: "TuningResult") -> None:
-    if result.limit_seconds is not None:
-        out.print(
-            f"That is {result.percent_of_limit:.0f} % of the limit: no strategy of this space "
-            f"iterates in less than {milliseconds(result.limit_seconds)} ms."
-        )
-
-
-def _print_verdict_without_ddp(result: "TuningResult") -> None:
-    taken = f"[bold green]{milliseconds(result.best_seconds)} ms[/] an iteration"
-    does = "runs" if result.ddp_fits else "fits"
-    out.print(f"\nDDP {result.what_ddp_did}. The answer {does}: {taken}.")
-    if result.repeats:
-        out.print(
-            f"That is [bold]{result.speedup:.2f} times as fast[/] ({result.speedup_low:.2f} to "
-            f"{result.speedup_high:.2f} in {result.repeats} interleaved repeats) as "
-            f"{escape(result.baseline)}, the fastest known design that {does}."
-        )
-    else:
-        out.print(f"It was not confirmed: nothing that {does} could be repeated beside it.")
-    _print_limit(result)
+    said = headline(tuning, None, "")
+    out.print(f"\n[bold]{escape(said.sentence)}.[/] {escape(said.certainty)}")
 
 
 def print_two_lines(path: Path) -> None:

@@ -72,6 +72,17 @@ class ClusterCalls:
         return from_json(Cluster, answer.content)
 
 
+def posted(
+    connection: ServiceConnection, graph: ModelGraph | str, cluster: Cluster | str
+) -> dict[str, str]:
+    """Both as a request names them; documents are stored first."""
+    if isinstance(graph, ModelGraph):
+        graph = GraphCalls(connection).post(graph).id
+    if isinstance(cluster, Cluster):
+        cluster = ClusterCalls(connection).post(cluster).id
+    return {"graph": graph, "cluster": cluster}
+
+
 @dataclass(frozen=True, slots=True)
 class StrategyCalls:
     connection: ServiceConnection
@@ -118,9 +129,10 @@ class SimulatorCalls:
         path = f"/v1/simulators/versions/{number}/promote"
         return self.connection.post(path, SimulatorVersions)
 
-    def train(self) -> SimulatorTraining:
+    def train(self, *, seed: int = 0) -> SimulatorTraining:
         """Ask for the next version; one that waits already is answered."""
-        return self.connection.post("/v1/simulators/trainings", SimulatorTraining)
+        path, query = "/v1/simulators/trainings", {"seed": seed}
+        return self.connection.post(path, SimulatorTraining, params=query)
 
     def trainings(
         self, *, limit: int | None = LISTED, cursor: str | None = None

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import httpx
 
@@ -24,16 +24,24 @@ from autosync.api.client.calls import (
     RuntimeCalls,
     SimulatorCalls,
     StrategyCalls,
+    posted,
 )
 from autosync.api.client.service_connection import ServiceConnection, plain
 from autosync.api.client.tuning_calls import TuningCalls
 from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.views.schemas import ComparedClusters, PredictedStrategies
+from autosync.api.views.schemas import (
+    ComparedClusters,
+    GivenPredictions,
+    Health,
+    PredictedStrategies,
+    Readiness,
+)
+from autosync.cluster import Cluster
+from autosync.documents import to_data
 from autosync.environment import TOKEN_VARIABLE
 from autosync.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from autosync.api.views.service_health import Health, Readiness
+from autosync.graph import ModelGraph
+from autosync.strategy import Strategy
 
 ATTEMPTS = 5
 TIMEOUT_SECONDS = 90.0
@@ -56,17 +64,18 @@ class Client:
         timeout_seconds: float = TIMEOUT_SECONDS,
         attempts: int = ATTEMPTS,
         sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
     ):
         """token: sent as a bearer token; by default that of AUTOSYNC_TOKEN, if there is one.
         attempts: how often a request is sent that does nothing twice, while the service is away or
-        busy. sleep: waits between them.
+        busy. sleep: waits between them. transport: in place of the network.
 
         Raises:
             InvalidInput: the address is none.
         """
         token = os.environ.get(TOKEN_VARIABLE) if token is None else token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = _opened(address, headers, timeout_seconds)
+        self.http = _opened(address, headers, timeout_seconds, transport)
         connection = self._connection = ServiceConnection(self.http, max(1, attempts), sleep)
         self.address = connection.address
         self.graphs = GraphCalls(connection)
@@ -77,11 +86,28 @@ class Client:
         self.runtimes = RuntimeCalls(connection)
         self.keys = KeyCalls(connection)
 
-    def rank(self, graph: str, cluster: str, **options: Any) -> PredictedStrategies:
-        """The best strategies by prediction, without a trial. graph, cluster: ids of stored ones,
-        or names of bundled ones. options: other fields of `autosync.api.spec.RankSpec`."""
-        body = {"graph": graph, "cluster": cluster, **plain(options)}
+    def rank(
+        self, graph: ModelGraph | str, cluster: Cluster | str, **options: Any
+    ) -> PredictedStrategies:
+        """The best strategies by prediction, without a trial. graph, cluster: documents, which are
+        stored, or the ids of stored ones, or names of bundled ones. options: other fields of
+        `autosync.api.spec.RankSpec`."""
+        body = {**posted(self._connection, graph, cluster), **plain(options)}
         return self._connection.post("/v1/rank", PredictedStrategies, repeatable=True, json=body)
+
+    def predict(
+        self,
+        graph: ModelGraph | str,
+        cluster: Cluster | str,
+        strategies: Sequence[str | Strategy] = (),
+        **options: Any,
+    ) -> GivenPredictions:
+        """What given strategies take on a cluster one need not have. graph, cluster: as of `rank`.
+        strategies: names, or strategies; by default all hand-designed ones. options: other fields
+        of `autosync.api.spec.PredictSpec`."""
+        given = [each if isinstance(each, str) else to_data(each) for each in strategies]
+        body = {**posted(self._connection, graph, cluster), "strategies": given, **plain(options)}
+        return self._connection.post("/v1/predict", GivenPredictions, repeatable=True, json=body)
 
     def compare(
         self,
@@ -100,15 +126,11 @@ class Client:
         """What the operator of the service lets its clients ask for."""
         return self._connection.get("/v1/limits", ServiceLimits)
 
-    def health(self) -> "Health":
-        from autosync.api.views.service_health import Health  # loads SQLAlchemy
-
+    def health(self) -> Health:
         return self._connection.get("/v1/health", Health)
 
-    def ready(self) -> "Readiness":
+    def ready(self) -> Readiness:
         """How many workers live, and how old the queue is."""
-        from autosync.api.views.service_health import Readiness  # loads SQLAlchemy
-
         answer = self._connection.send("GET", "/v1/ready", accepted=503)  # where none lives
         return self._connection.parsed(answer, Readiness)
 
@@ -136,7 +158,12 @@ class Client:
         self.close()
 
 
-def _opened(address: str, headers: dict[str, str], timeout_seconds: float) -> httpx.Client:
+def _opened(
+    address: str,
+    headers: dict[str, str],
+    timeout_seconds: float,
+    transport: httpx.BaseTransport | None,
+) -> httpx.Client:
     try:
         url = httpx.URL(address)
     except httpx.InvalidURL as error:
@@ -150,4 +177,4 @@ def _opened(address: str, headers: dict[str, str], timeout_seconds: float) -> ht
             value=address,
             remedy="Give http://HOST:PORT or https://HOST.",
         )
-    return httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds)
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds, transport=transport)

@@ -1,15 +1,24 @@
-"""Tunings: start, follow, steer, read."""
+"""Tunings: start, follow, steer, read; their events as they happen."""
 
+import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosync.api.client.calls import ClusterCalls, GraphCalls
-from autosync.api.client.service_connection import ServiceConnection, given, plain
-from autosync.api.client.tuning_events import ServiceEvent, followed
+import httpx
+
+from autosync.api.client.calls import posted
+from autosync.api.client.service_connection import (
+    ServiceConnection,
+    given,
+    pause_seconds,
+    plain,
+    worth_another,
+)
+from autosync.api.client.service_errors import ServiceError, unreachable
 from autosync.api.views.schemas import (
     ChangedTuning,
     RankedStrategies,
@@ -21,11 +30,92 @@ from autosync.api.views.schemas import (
 from autosync.atomic_write import replaced_atomically
 from autosync.bundle import Bundle, read_bundle
 from autosync.cluster import Cluster
+from autosync.documents import from_json
+from autosync.domain import Domain
 from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.graph import ModelGraph
+from autosync.search.loop.earlier_document import EarlierTrials
 
 if TYPE_CHECKING:
     from autosync.api.views.timeline_schemas import Timeline
+
+
+SILENCE_SECONDS = 60.0
+"""The service comments on a silent stream every 15 s; after four of them missing it is gone."""
+FIELDS = ("kind", "message", "done", "total", "best_seconds", "state", "at")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEvent:
+    """id: counts up. done, total: steps of the phase `kind`. state: of the tuning. at: seconds
+    since 1970, by the database's clock."""
+
+    id: int
+    kind: str
+    message: str
+    done: int
+    total: int
+    best_seconds: float | None
+    state: str
+    at: float
+
+
+def followed(
+    connection: ServiceConnection, tuning_id: str, after: int, follow: bool
+) -> Iterator[ServiceEvent]:
+    """Events after number `after`, to the tuning's end; without `follow` those there are. Where a
+    connection is lost the next one goes on behind the last event.
+
+    Raises:
+        ServiceError: the service refused. ServiceUnreachable: it did not answer so many times that
+            nothing new came.
+    """
+    failures, why = 0, "the stream ended"
+    while failures < connection.attempts:
+        try:
+            for event in _received(connection, tuning_id, after, follow):
+                if event is None:
+                    return
+                after, failures = event.id, 0
+                yield event
+        except httpx.TransportError as error:
+            why = str(error) or "silence"
+        except ServiceError as refusal:
+            if not worth_another(refusal, repeatable=True):
+                raise
+            why = refusal.message
+        connection.sleep(pause_seconds(failures))
+        failures += 1
+    raise unreachable(connection.address, why)
+
+
+def _received(
+    connection: ServiceConnection, tuning_id: str, after: int, follow: bool
+) -> Iterator[ServiceEvent | None]:
+    """The events that one connection carries; None is the tuning's end."""
+    timeout, query = httpx.Timeout(SILENCE_SECONDS), {} if follow else {"follow": "false"}
+    path = f"/v1/tunings/{tuning_id}/events"
+    seen = {"Last-Event-ID": str(after)}
+    with connection.streamed(path, params=query, headers=seen, timeout=timeout) as response:
+        yield from _events(response.iter_lines())
+
+
+def _events(lines: Iterable[str]) -> Iterator[ServiceEvent | None]:
+    """Of a stream of server-sent events; every one has a single line of data."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+            continue
+        kind = fields.get("event", "")
+        if kind == "end":
+            yield None
+        elif kind == "progress":
+            data = json.loads(fields["data"])
+            yield ServiceEvent(int(fields["id"]), **{name: data[name] for name in FIELDS})
+        fields = {}
+
 
 ENDED = ("finished", "failed", "cancelled")
 LISTED = 50
@@ -52,15 +142,11 @@ class TuningCalls:
         Raises:
             ServiceError: as POST /v1/tunings refuses.
         """
-        if isinstance(graph, ModelGraph):
-            graph = GraphCalls(self.connection).post(graph).id
-        if isinstance(cluster, Cluster):
-            cluster = ClusterCalls(self.connection).post(cluster).id
         return self.connection.post(
             "/v1/tunings",
             Tuning,
             repeatable=True,
-            json={"graph": graph, "cluster": cluster, **plain(options)},
+            json={**posted(self.connection, graph, cluster), **plain(options)},
             headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex},
         )
 
@@ -73,10 +159,14 @@ class TuningCalls:
         tag: str | None = None,
         archived: bool | None = None,
         sort: str = "-created",
+        prefix: str | None = None,
+        recorded: str | None = None,
     ) -> Tunings:
-        """limit: None lists all."""
+        """limit: None lists all. prefix: only ids that begin so. recorded: only those with a
+        timeline of this strategy."""
         only = {"state": state, "tag": tag, "archived": archived, "sort": sort}
-        return self.connection.listed("/v1/tunings", Tunings, limit, cursor, **only)
+        some = {"prefix": prefix, "recorded": recorded}
+        return self.connection.listed("/v1/tunings", Tunings, limit, cursor, **only, **some)
 
     def get(self, tuning_id: str) -> Tuning:
         return self.connection.get(f"/v1/tunings/{tuning_id}", Tuning)
@@ -181,6 +271,16 @@ class TuningCalls:
         """
         path, query = f"/v1/tunings/{tuning_id}/settings", {"for": framework, "strategy": strategy}
         return self.connection.get(path, FrameworkSettings, **query)
+
+    def domain(self, tuning_id: str) -> Domain:
+        """What it is about, with what was measured of it."""
+        answer = self.connection.send("GET", f"/v1/tunings/{tuning_id}/domain")
+        return from_json(Domain, answer.content)
+
+    def measured(self, tuning_id: str) -> EarlierTrials:
+        """Its measured strategies, as far as it has come: `earlier` of another tuning."""
+        answer = self.connection.send("GET", f"/v1/tunings/{tuning_id}/measured")
+        return from_json(EarlierTrials, answer.content)
 
     def timeline(self, tuning_id: str, *, strategy: str | None = None) -> "Timeline":
         """One iteration of the answer or of any strategy, predicted and measured."""

@@ -1,16 +1,16 @@
 """Brings a database to the schema of this version, through the migrations."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, create_engine, event, inspect, text
 
 import autosync
-from autosync.api.db.database import BUSY_SECONDS, parse_url
+from autosync.api.db.database import BUSY_SECONDS, masked, parse_url
 from autosync.errors import NotFound, NotSupported
+
+if TYPE_CHECKING:  # what only looks at the revision needs no Alembic, which loads slowly
+    from alembic.config import Config
 
 MIGRATIONS = Path(autosync.__file__).parent / "migrations"
 """Of the package: a link in a clone, a folder when installed."""
@@ -41,11 +41,12 @@ def migrate(url: str, revision: str = "head") -> None:
         engine.dispose()
 
 
-def require_schema(url: str) -> None:
-    """Checks that the database has the schema of this version; an empty one gets it.
+def require_schema(url: str, create: bool = True) -> None:
+    """Checks that the database has the schema of this version. create: an empty one gets it.
 
     Raises:
-        NotSupported: it has an older schema. NotFound: it has one that this version does not know.
+        NotSupported: it has an older schema. NotFound: it has one that this version does not know,
+            or none.
     """
     engine = create_engine(parse_url(url))
     try:
@@ -53,14 +54,20 @@ def require_schema(url: str) -> None:
             current = current_revision(connection)
     finally:
         engine.dispose()
-    script = ScriptDirectory.from_config(alembic_config())
     if current is None:
+        if not create:
+            raise NotFound(
+                f"the database {masked(url)!r} is empty.",
+                thing="database",
+                value=masked(url),
+                remedy="`autosync tune` and `autosync serve` make its tables; name another: --db.",
+            )
         migrate(url)
-    elif current != script.get_current_head():
-        _check_known(current, script)
+    elif current != known_revisions()[-1]:
+        _check_known(current)
         raise NotSupported(
             f"the database is at schema revision {current}; this version needs "
-            f"{script.get_current_head()}.",
+            f"{known_revisions()[-1]}.",
             thing="database",
             value=current,
             remedy="Make a copy of it, then run `autosync db upgrade --db URL`.",
@@ -68,27 +75,28 @@ def require_schema(url: str) -> None:
 
 
 def _run(connection: Connection, revision: str) -> None:
+    from alembic import command
+
     config = alembic_config()
     config.attributes["connection"] = connection
     current = current_revision(connection)
-    script = ScriptDirectory.from_config(config)
     if current:
-        _check_known(current, script)
-    older = {step.revision for step in script.iterate_revisions(current, "base")} if current else ()
+        _check_known(current)
+    older = [each for each in known_revisions() if current and each <= current]
     if revision == "base" or revision.startswith("-") or revision in older:
         command.downgrade(config, revision)
     else:
         command.upgrade(config, revision)
 
 
-def _check_known(current: str, script: ScriptDirectory) -> None:
-    known = [step.revision for step in script.walk_revisions()]
-    if current < min(known):
+def _check_known(current: str) -> None:
+    known = known_revisions()
+    if current < known[0]:
         raise NotFound(
-            f"the database is at schema revision {current}; this version reads {min(known)} on.",
+            f"the database is at schema revision {current}; this version reads {known[0]} on.",
             thing="database",
             value=current,
-            remedy=f"Open it once with an autosync of schema {min(known)}, or name a new database.",
+            remedy=f"Open it once with an autosync of schema {known[0]}, or name a new database.",
         )
     if current not in known:
         raise NotFound(
@@ -99,12 +107,22 @@ def _check_known(current: str, script: ScriptDirectory) -> None:
         )
 
 
+def known_revisions() -> list[str]:
+    """From the oldest to the newest: files of migrations begin with their numbers."""
+    return sorted(file.name[:4] for file in (MIGRATIONS / "versions").glob("[0-9]*.py"))
+
+
 def current_revision(connection: Connection) -> str | None:
     """The schema revision that the database is at; None when it is empty."""
-    return MigrationContext.configure(connection).get_current_revision()
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
 
 
-def alembic_config() -> Config:
+def alembic_config() -> "Config":
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     return config

@@ -180,68 +180,95 @@ WAITING = ("queued", "paused")
 FINAL = ("finished", "failed", "cancelled")
 
 
-class TuningRow(Base):
-    """A tuning: what is asked, who works on it under which lease, how far it is.
+class JobRow(Base):
+    """What workers claim: a tuning or the training of a simulator (`kind`), who works on it under
+    which lease, and how it ended.
 
     fence: counts claims; a worker may write only under the number of its own claim.
-    lease_until: by the database's clock; after it anyone may take the tuning over.
-    simulator_version: which version of the trained simulator `simulator` stood for when it was
-        asked for; 0 is the bundled one, NULL where it names no trained one.
+    lease_until: by the database's clock; after it anyone may take the job over.
     client: who asked; empty where it was no request over HTTP. idempotency_key: of that request,
         with the digest of what it asked for.
     held_seconds: how long workers have had it; limit_seconds: the most, NULL where there is none.
-    earlier: what another tuning measured, as `EarlierTrials`; NULL where it begins anew.
-    ran_on: where its trials ran, in the launchers' words, in the order of their first trials.
-    tags: words between spaces. archived: left out of lists unless asked for.
-    hosts: a digest of those that its trials run on, where they are real ones: one tuning of them
-        runs at a time. Empty where trials run on the worker's machine, which has a lock of its own.
+    hosts: a digest of those that it runs on, where they are real ones: one job of them runs at a
+        time. Empty where it runs on the worker's machine, which has a lock of its own.
+
+    Columns of one kind alone are NULL in rows of the other.
     """
 
-    __tablename__ = "tunings"
+    __tablename__ = "jobs"
     __table_args__ = (
         CheckConstraint(f"state in {STATES}", name="state"),
+        CheckConstraint("kind = 'training' or domain_id is not null", name="kind"),
         Index(None, "hosts", "state"),
-        Index(None, "state", "created_at"),
-        Index("ix_tunings_client_idempotency_key", "client", "idempotency_key", unique=True),
-        Index(None, "created_at", "id"),
+        Index(None, "kind", "state", "created_at"),
+        Index("ix_jobs_client_idempotency_key", "client", "idempotency_key", unique=True),
+        Index(None, "kind", "created_at", "id"),
     )
+    __mapper_args__ = {"polymorphic_on": "kind"}  # noqa: RUF012  # as SQLAlchemy reads it
 
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
-    domain_id: Mapped[str] = mapped_column(ForeignKey("domains.id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(16), default="queued")
-    launcher: Mapped[str] = mapped_column(String(32))
-    byte_scale: Mapped[float]
-    time_scale: Mapped[float]
-    compute: Mapped[str] = mapped_column(String(16), default="waited")
-    compute_device: Mapped[str] = mapped_column(String(16), default="cpu")
-    simulator: Mapped[str] = mapped_column(String(32))
-    simulator_version: Mapped[int | None]
-    settings: Mapped[str]
-    space: Mapped[str]
     client: Mapped[str] = mapped_column(String(80), default="")
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     request_digest: Mapped[str | None] = mapped_column(Hash)
     limit_seconds: Mapped[float | None]
     held_seconds: Mapped[float] = mapped_column(default=0.0)
-    earlier: Mapped[str | None] = mapped_column(deferred=True)
     created_at: Mapped[float] = mapped_column(default=now_seconds())
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     worker: Mapped[str | None]
     fence: Mapped[int] = mapped_column(BigInteger, default=0)
     lease_until: Mapped[float | None]
-    phase: Mapped[str] = mapped_column(String(16), default="waiting")
+    hosts: Mapped[str] = mapped_column(Hash, default="")
     message: Mapped[str] = mapped_column(default="")
+    error: Mapped[str | None]
+
+
+class TuningRow(JobRow):
+    """A tuning: what is asked, and how far it is.
+
+    simulator_version: which version of the trained simulator `simulator` stood for when it was
+        asked for; 0 is the bundled one, NULL where it names no trained one.
+    earlier: what another tuning measured, as `EarlierTrials`; NULL where it begins anew.
+    ran_on: where its trials ran, in the launchers' words, in the order of their first trials.
+    tags: words between spaces. archived: left out of lists unless asked for.
+    """
+
+    __mapper_args__ = {"polymorphic_identity": "tuning"}  # noqa: RUF012
+
+    domain_id: Mapped[str] = mapped_column(ForeignKey("domains.id"), index=True, nullable=True)
+    launcher: Mapped[str] = mapped_column(String(32), nullable=True)
+    byte_scale: Mapped[float] = mapped_column(nullable=True)
+    time_scale: Mapped[float] = mapped_column(nullable=True)
+    compute: Mapped[str] = mapped_column(String(16), nullable=True)
+    compute_device: Mapped[str] = mapped_column(String(16), nullable=True)
+    simulator: Mapped[str] = mapped_column(String(32), nullable=True)
+    simulator_version: Mapped[int | None]
+    settings: Mapped[str] = mapped_column(nullable=True)
+    space: Mapped[str] = mapped_column(nullable=True)
+    earlier: Mapped[str | None] = mapped_column(deferred=True)
+    phase: Mapped[str] = mapped_column(String(16), default="waiting")
     done: Mapped[int] = mapped_column(default=0)
     total: Mapped[int] = mapped_column(default=0)
     ranked: Mapped[int] = mapped_column(BigInteger, default=0)
     best_seconds: Mapped[float | None]
     ran_on: Mapped[list[str]] = mapped_column(JSON, default=list)
-    error: Mapped[str | None]
     tags: Mapped[str] = mapped_column(default="")
     note: Mapped[str] = mapped_column(default="")
     archived: Mapped[bool] = mapped_column(default=False)
-    hosts: Mapped[str] = mapped_column(Hash, default="")
+
+
+class SimulatorTrainingRow(JobRow):
+    """A training of the next version of the simulator.
+
+    tuning_id: the tuning at whose end it began; NULL where somebody asked for it.
+    """
+
+    __mapper_args__ = {"polymorphic_identity": "training"}  # noqa: RUF012
+
+    tuning_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    seed: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class OutcomeRow(Base):
@@ -254,7 +281,7 @@ class OutcomeRow(Base):
 
     __tablename__ = "outcomes"
 
-    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"))
     best_seconds: Mapped[float]
     ddp_seconds: Mapped[float | None]
@@ -276,7 +303,7 @@ class EventRow(Base):
     __table_args__ = (Index(None, "tuning_id", "id"),)
 
     id: Mapped[int] = mapped_column(RowNumber, primary_key=True)
-    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"))
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     kind: Mapped[str] = mapped_column(String(16))
     message: Mapped[str]
     done: Mapped[int]
@@ -292,7 +319,7 @@ class ProposalRow(Base):
         Index(None, "tuning_id", "strategy_id"),
     )
 
-    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     key: Mapped[str] = mapped_column(String(200), primary_key=True)
     position: Mapped[int]
     phase: Mapped[str] = mapped_column(String(16))
@@ -362,7 +389,7 @@ class StrategySummaryRow(Base):
         Index(None, "tuning_id", "origin", "position"),
     )
 
-    tuning_id: Mapped[str] = mapped_column(ForeignKey("tunings.id"), primary_key=True)
+    tuning_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     strategy_id: Mapped[str] = mapped_column(Hash, primary_key=True)
     strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"))
     position: Mapped[int]
@@ -377,9 +404,6 @@ class StrategySummaryRow(Base):
     trials: Mapped[int]
     recorded: Mapped[bool]
     error: Mapped[str | None]
-
-
-TRAINING_STATES = ("queued", "running", "finished", "failed")
 
 
 class SimulatorRow(Base):
@@ -403,33 +427,6 @@ class SimulatorRow(Base):
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 
-class SimulatorTrainingRow(Base):
-    """A training of the next version: who works on it under which lease, as of a tuning.
-
-    tuning_id: the tuning at whose end it began; NULL where somebody asked for it.
-    """
-
-    __tablename__ = "simulator_trainings"
-    __table_args__ = (
-        CheckConstraint(f"state in {TRAINING_STATES}", name="state"),
-        Index(None, "state", "created_at"),
-        Index(None, "created_at", "id"),
-    )
-
-    id: Mapped[str] = mapped_column(Hash, primary_key=True)
-    state: Mapped[str] = mapped_column(String(16), default="queued")
-    tuning_id: Mapped[str | None] = mapped_column(ForeignKey("tunings.id"))
-    seed: Mapped[int] = mapped_column(BigInteger, default=0)
-    created_at: Mapped[float] = mapped_column(default=now_seconds())
-    started_at: Mapped[float | None]
-    finished_at: Mapped[float | None]
-    worker: Mapped[str | None]
-    fence: Mapped[int] = mapped_column(BigInteger, default=0)
-    lease_until: Mapped[float | None]
-    message: Mapped[str] = mapped_column(default="")
-    error: Mapped[str | None]
-
-
 class SimulatorVersionRow(Base):
     """A version of the trained simulator; its card and tensors are the simulator's of that name.
 
@@ -443,7 +440,7 @@ class SimulatorVersionRow(Base):
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     simulator: Mapped[str] = mapped_column(ForeignKey("simulators.name"))
-    training_id: Mapped[str] = mapped_column(ForeignKey("simulator_trainings.id"), unique=True)
+    training_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
     parent: Mapped[int]
     accuracy: Mapped[float | None]
     parent_accuracy: Mapped[float | None]

@@ -1,4 +1,4 @@
-"""The worker: claims tunings, runs the tuning loop, renews its lease meanwhile."""
+"""The worker: claims jobs, runs tunings and trainings, renews their leases meanwhile."""
 
 import logging
 import os
@@ -9,17 +9,15 @@ from collections.abc import Callable
 from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.api.engine.domain_measurement import with_measured_costs, with_measured_kernels
+from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.leases import LEASE_SECONDS, ClaimedWork, EndReason, leased
 from autosync.api.engine.registry import launcher_named
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
-from autosync.api.engine.training import training_queue
-from autosync.api.engine.training.training_queue import TrainingClaim
 from autosync.api.engine.tuning_answer import outcome_row
-from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.engine.worker_registry import registered
 from autosync.cancellation import Cancelled, check_cancelled
@@ -32,6 +30,8 @@ POLL_SECONDS = 1.0
 MOST_CLAIMS = 50
 """A tuning that was started this often, beyond once for each of its trials, and never ended takes
 its worker down with it."""
+MOST_TRAINING_CLAIMS = 3
+"""A training that was begun this often and never ended is given up: the next one has its trials."""
 log = logging.getLogger(__name__)
 
 
@@ -71,7 +71,7 @@ def _work(
     try:
         while not stop.is_set():
             try:
-                held = tuning_queue.claim(database, name, lease_seconds)
+                held = job_queue.claim(database, name, lease_seconds)
                 if held is not None:
                     run_claim(database, held, stop, launcher_of, lease_seconds)
                     continue
@@ -94,13 +94,13 @@ def _begin_training(
 ) -> threading.Thread | None:
     """A thread that runs the training that waits; None where there is none. It mostly waits for a
     process that stands still while trials run."""
-    held = training_queue.claim_training(database, worker, lease_seconds)
+    held = job_queue.claim(database, worker, lease_seconds, kind="training")
     if held is None:
         return None
 
     def run() -> None:
         try:
-            _run_training(database, held, stop, lease_seconds)
+            run_claim(database, held, stop, lease_seconds=lease_seconds)
         except OperationalError as error:  # its claim ends by its lease
             log.warning("database: %s", error)
 
@@ -117,38 +117,10 @@ def train_next(
     Raises:
         OperationalError: the database is away.
     """
-    held = training_queue.claim_training(database, worker, lease_seconds)
+    held = job_queue.claim(database, worker, lease_seconds, kind="training")
     if held is not None:
-        _run_training(database, held, stop, lease_seconds)
+        run_claim(database, held, stop, lease_seconds=lease_seconds)
     return held is not None
-
-
-def _run_training(
-    database: Database, held: TrainingClaim, stop: threading.Event, lease_seconds: float
-) -> None:
-    """To its end, or until the worker stops.
-
-    Raises:
-        OperationalError: the database is away.
-    """
-    from autosync.api.engine.training.version_training import run_training  # loads what trains
-
-    log.info("training %s: claimed (claim %d)", held.training_id, held.fence)
-    training = ClaimedWork(
-        renew=lambda seconds: training_queue.renew_training(database, held, seconds),
-        reason_to_end=lambda: "interrupted" if stop.is_set() else None,
-        give_up=lambda reason: training_queue.release_training(database, held),
-    )
-    try:
-        with leased(training, lease_seconds):
-            run_training(database, held)
-    except LeaseLost as error:
-        log.warning("%s", error)
-    except OperationalError:
-        raise
-    except Exception as error:  # process boundary: one broken training must not end the worker
-        log.exception("training %s failed", held.training_id)
-        training_queue.fail_training(database, held, f"{type(error).__name__}: {error}")
 
 
 def run_claim(
@@ -158,60 +130,67 @@ def run_claim(
     launcher_of: Callable[[str], Launcher] = launcher_named,
     lease_seconds: float = LEASE_SECONDS,
 ) -> None:
-    """Run one claimed tuning to one of its ends.
+    """Run one claimed job to one of its ends: its answer, what went wrong, or a request to stop.
 
     Raises:
         OperationalError: the database is away.
     """
 
     def reason_to_end() -> EndReason | None:
-        return "interrupted" if stop.is_set() else tuning_queue.reason_to_end(database, held)
+        return "interrupted" if stop.is_set() else job_queue.reason_to_end(database, held)
 
-    tuning = ClaimedWork(
-        renew=lambda seconds: tuning_queue.heartbeat(database, held, seconds),
+    work = ClaimedWork(
+        renew=lambda seconds: job_queue.heartbeat(database, held, seconds),
         reason_to_end=reason_to_end,
-        give_up=lambda reason: tuning_queue.give_up(database, held, reason),
+        give_up=lambda reason: job_queue.give_up(database, held, reason),
     )
-    log.info("tuning %s: claimed (claim %d)", held.tuning_id, held.fence)
+    log.info("%s %s: claimed (claim %d)", held.kind, held.job_id, held.fence)
     try:
-        with leased(tuning, lease_seconds):
-            _run(database, held, launcher_of, reason_to_end)
+        with leased(work, lease_seconds):
+            try:
+                check_cancelled()
+                if held.kind == "tuning":
+                    _tune(database, held, launcher_of)
+                else:
+                    _train(database, held)
+            except (LeaseLost, OperationalError):
+                raise
+            except AutosyncError as error:
+                _fail(database, held, str(error), reason_to_end())
+            except Exception as error:  # process boundary: one broken job must not end the worker
+                log.exception("%s %s failed", held.kind, held.job_id)
+                _fail(database, held, f"{type(error).__name__}: {error}", reason_to_end())
     except LeaseLost as error:
         log.warning("%s", error)
 
 
-def _run(
-    database: Database,
-    held: Claim,
-    launcher_of: Callable[[str], Launcher],
-    reason_to_end: Callable[[], EndReason | None],
-) -> None:
-    """To the answer, or to what went wrong. Raises Cancelled."""
-    store = DatabaseStore(database, held.tuning_id, held.fence)
-    try:
-        check_cancelled()
-        store.end_if_paused()
-        if held.fence > MOST_CLAIMS and held.fence > MOST_CLAIMS + len(store.trials()):
-            raise _keeps_dying(held)
-        with database.reading() as session:
-            request = load_request(session, held.tuning_id)
-        launcher = reporting_waits(
-            launcher_of(request.launcher),
-            lambda message: store.report(TuningEvent("waiting", message)),
-        )
-        request = with_measured_costs(request, store, launcher)
-        request = with_measured_kernels(request, store, launcher)
-        outcome = run_tuning(request, store, launcher)
-        ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
-        tuning_queue.finish(database, held, outcome_row(held.tuning_id, request, outcome, ran_on))
-        log.info("tuning %s: finished", held.tuning_id)
-    except (LeaseLost, OperationalError):
-        raise
-    except AutosyncError as error:
-        _fail(database, held, str(error), reason_to_end())
-    except Exception as error:  # process boundary: one broken tuning must not end the worker
-        log.exception("tuning %s failed", held.tuning_id)
-        _fail(database, held, f"{type(error).__name__}: {error}", reason_to_end())
+def _tune(database: Database, held: Claim, launcher_of: Callable[[str], Launcher]) -> None:
+    """To the answer. Raises Cancelled, LeaseLost, AutosyncError."""
+    store = DatabaseStore(database, held.job_id, held.fence)
+    store.end_if_paused()
+    if held.fence > MOST_CLAIMS and held.fence > MOST_CLAIMS + len(store.trials()):
+        raise _keeps_dying(held)
+    with database.reading() as session:
+        request = load_request(session, held.job_id)
+    launcher = reporting_waits(
+        launcher_of(request.launcher),
+        lambda message: store.report(TuningEvent("waiting", message)),
+    )
+    request = with_measured_costs(request, store, launcher)
+    request = with_measured_kernels(request, store, launcher)
+    outcome = run_tuning(request, store, launcher)
+    ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
+    job_queue.finish(database, held, outcome_row(held.job_id, request, outcome, ran_on))
+    log.info("tuning %s: finished", held.job_id)
+
+
+def _train(database: Database, held: Claim) -> None:
+    """To the next version of the simulator. Raises Cancelled, LeaseLost, AutosyncError."""
+    from autosync.api.engine.version_training import run_training  # loads what trains
+
+    if held.fence > MOST_TRAINING_CLAIMS:
+        raise _keeps_dying(held)
+    run_training(database, held)
 
 
 def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher) -> Outcome:
@@ -235,9 +214,9 @@ def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher)
 
 def _keeps_dying(held: Claim) -> AutosyncError:
     return AutosyncError(
-        f"the tuning was claimed {held.fence} times and never came to its end.",
-        thing="tuning",
-        value=held.tuning_id,
+        f"the {held.kind} was claimed {held.fence} times and never came to its end.",
+        thing=held.kind,
+        value=held.job_id,
         remedy="Its worker keeps dying: look at the worker's log and at free memory.",
     )
 
@@ -246,4 +225,4 @@ def _fail(database: Database, held: Claim, error: str, reason: EndReason | None)
     """What is to end anyhow did not fail: its error may come of that. Raises Cancelled."""
     if reason is not None:
         raise Cancelled(reason)
-    tuning_queue.fail(database, held, error)
+    job_queue.fail(database, held, error)

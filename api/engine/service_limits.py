@@ -15,6 +15,8 @@ OF_BODIES = {
     "/v1/clusters": "cluster_mib",
     "/v1/tunings": "tuning_mib",
     "/v1/simulators": "simulator_mib",
+    "/v1/rank": "prediction_mib",
+    "/v1/predict": "prediction_mib",
 }
 """The limit of what is posted, by the beginning of its path."""
 OF_FORMS = {"/models": "graph_mib", "/clusters": "cluster_mib"}
@@ -55,10 +57,12 @@ class ServiceLimits:
     graph_mib: int = _limit(32, "MiB of a graph that is posted")
     cluster_mib: int = _limit(1, "MiB of a cluster that is posted")
     tuning_mib: int = _limit(8, "MiB of a request for a tuning")
+    prediction_mib: int = _limit(1, "MiB of a request for a prediction")
     simulator_mib: int = _limit(32, "MiB of a trained simulator that is stored")
     reading_seconds: int = _limit(20, "processor seconds for reading what is posted")
     reading_mib: int = _limit(1_024, "MiB of memory for reading what is posted")
     requests: int = _limit(200, "requests a second of one client, where there are keys")
+    prediction_seconds: int = _limit(60, "seconds that the sampling of a prediction takes")
     wrong_tokens: int = _limit(1, "wrong keys and tokens a second from one address")
 
     def __post_init__(self) -> None:
@@ -66,6 +70,10 @@ class ServiceLimits:
             value = getattr(self, each.name)
             if not 1 <= value <= LARGEST_COUNT:
                 raise _no_limit(each.name, value, f"Give a whole number from 1 to {LARGEST_COUNT}.")
+
+
+UNLIMITED = ServiceLimits(**{each.name: LARGEST_COUNT for each in fields(ServiceLimits)})
+"""Of an application that only its operator uses."""
 
 
 def limits_from(given: Iterable[str]) -> ServiceLimits:

@@ -11,10 +11,11 @@ from sqlalchemy.orm import Session
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import domain_rows, insert_rows, load_domain
 from autosync.api.db.tables import TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.registry import TRAINED
 from autosync.api.engine.request_checks import check_request
 from autosync.api.engine.service_limits import (
+    UNLIMITED,
     ServiceLimits,
     TryLater,
     check_settings,
@@ -24,7 +25,7 @@ from autosync.api.engine.simulator_store import lock_simulator, version_in_use
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
-from autosync.search.loop.earlier_trials import EarlierTrials
+from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.trials.request_names import REAL_CLUSTERS, ComputeDevice, ComputeKind
@@ -36,7 +37,7 @@ QUEUE_RETRY_SECONDS = 60.0
 @dataclass(frozen=True, slots=True)
 class Submission:
     """Who asks over HTTP. idempotency_key: a request that comes again under it is the same one,
-    told by the digest of what it asks for."""
+    by the digest of what it asks for."""
 
     client: str
     limits: ServiceLimits
@@ -63,14 +64,14 @@ def enqueue(
     documents = domain_rows(request.domain)  # made before the database is locked
     with database.writing() as session:
         if submission is not None:
-            tuning_queue.lock_client(session, submission.client)
+            job_queue.lock_client(session, submission.client)
             if (before := submitted_before(session, submission)) is not None:
                 return before
             _check_queue(session, submission)
         simulator = lock_simulator(session, request.simulator, request.domain)
         insert_rows(session, documents)
         tuning_id = uuid.uuid4().hex
-        tuning_queue.insert(
+        job_queue.insert(
             session,
             id=tuning_id,
             simulator=simulator,
@@ -141,7 +142,9 @@ def _columns(request: TuningRequest, submission: Submission | None) -> dict[str,
             "client": submission.client,
             "idempotency_key": submission.idempotency_key,
             "request_digest": submission.digest,
-            "limit_seconds": 60.0 * submission.limits.minutes,
+            "limit_seconds": None
+            if submission.limits == UNLIMITED
+            else 60.0 * submission.limits.minutes,
         }
     return asked
 
@@ -157,7 +160,7 @@ def _hosts(request: TuningRequest) -> str:
 
 def _check_queue(session: Session, submission: Submission) -> None:
     waiting, most = (
-        tuning_queue.waiting_of(session, submission.client),
+        job_queue.waiting_of(session, submission.client),
         submission.limits.queued,
     )
     if waiting >= most:

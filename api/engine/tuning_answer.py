@@ -5,7 +5,6 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.bundle import Bundle
 from autosync.documents import content_hash, to_json
 from autosync.search.loop.outcome import Outcome, shipped_bundle
-from autosync.simulator.limit import iteration_limit
 
 
 def outcome_row(
@@ -13,6 +12,8 @@ def outcome_row(
 ) -> OutcomeRow:
     """Its strategy was proposed, so the database has it. ran_on: where trials really ran (`auto`
     names no place)."""
+    from autosync.simulator.limit import iteration_limit  # loads numba
+
     return OutcomeRow(
         tuning_id=tuning_id,
         strategy_hash=content_hash(outcome.best.strategy),

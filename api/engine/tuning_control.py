@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, FINAL, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
 from autosync.api.spec import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.errors import InvalidInput, NotSupported
@@ -48,7 +48,7 @@ def resume(database: Database, tuning_id: str) -> str:
             raise _impossible(tuning, "resumed", "Start another one.")
         if tuning.state not in ("queued", "running"):
             add_event(session, tuning_id, TuningEvent("waiting", "goes on"))
-    tuning_queue.reopen(database, tuning_id)
+    job_queue.reopen(database, tuning_id)
     with database.reading() as session:
         return session.get_one(TuningRow, tuning_id).state
 

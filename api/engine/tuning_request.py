@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from autosync.domain import Domain
-from autosync.search.loop.earlier_trials import EarlierTrials
+from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.trials.contract import Workload

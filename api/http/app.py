@@ -15,51 +15,52 @@ from fastapi.staticfiles import StaticFiles
 from uvicorn.config import STARTUP_FAILURE
 
 from autosync.api.db.database import Database, connect
-from autosync.api.db.schema_migration import migrate
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http import openapi, problems
 from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.access.authentication import Authentication
 from autosync.api.http.access.guard import Guard, authorized, scopes_of
-from autosync.api.http.body_limits import BodyLimit
 from autosync.api.http.dependencies import READERS, refuse_unknown_parameters
-from autosync.api.http.entity_tags import KeptAnswers
 from autosync.api.http.event_stream import EventFeed
-from autosync.api.http.http_protocol import ProblemProtocol
-from autosync.api.http.page_templates import error_page
-from autosync.api.http.request_log import RequestLog, RequestMetrics, show_requests
+from autosync.api.http.middleware import (
+    BodyLimit,
+    ProblemProtocol,
+    RequestLog,
+    RequestMetrics,
+    show_requests,
+)
+from autosync.api.http.page_templates import compile_templates, error_page
 from autosync.api.http.routes import (
     document_pages,
     document_routes,
-    health_routes,
-    key_routes,
-    metrics_routes,
     pages,
     prediction_routes,
     runtime_routes,
     service_routes,
-    session_pages,
-    simulator_pages,
     simulator_routes,
     tuning_pages,
     tuning_routes,
-    version_routes,
 )
-from autosync.api.http.uploading.uploads import Uploads
-from autosync.api.http.warm_up import warm_up
+from autosync.api.http.uploads import Uploads
+from autosync.api.views import documents, reports, service
+from autosync.api.views.reports import TuningFilter
 
 STATIC = Path(__file__).parent / "static"
-API = (  # versions before the names of simulators
-    document_routes,
-    tuning_routes,
-    version_routes,
-    simulator_routes,
-    runtime_routes,
-    prediction_routes,
-    service_routes,
-    key_routes,
+API = (
+    document_routes.router,
+    tuning_routes.router,
+    simulator_routes.router,
+    runtime_routes.router,
+    prediction_routes.router,
+    service_routes.router,
+    service_routes.keys_router,
 )
-PAGES = (pages, tuning_pages, document_pages, simulator_pages, metrics_routes)
+PAGES = (
+    pages.router,
+    tuning_pages.router,
+    document_pages.router,
+    service_routes.metrics_router,
+)
 GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
 
@@ -86,25 +87,38 @@ def create_app(
     app.state.database = database
     app.state.uploads = uploads
     app.state.feed = EventFeed(database)
-    app.state.kept_answers = KeptAnswers()
     app.state.metrics = RequestMetrics()
     app.state.predicting = threading.Lock()
     app.state.readers = asyncio.Semaphore(READERS)
-    for module in API:
+    for router in API:
         required = [Depends(authorized), Depends(refuse_unknown_parameters)]
-        app.include_router(module.router, dependencies=required)
+        app.include_router(router, dependencies=required)
     for shown in PAGES:
-        app.include_router(shown.router, dependencies=[Depends(authorized)])
-    app.include_router(health_routes.router, dependencies=[Depends(refuse_unknown_parameters)])
-    app.include_router(session_pages.router)
+        app.include_router(shown, dependencies=[Depends(authorized)])
+    known = [Depends(refuse_unknown_parameters)]
+    app.include_router(service_routes.open_router, dependencies=known)
+    app.include_router(pages.login_router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
-    scopes = {key: scope for module in API for key, scope in scopes_of(module.router).items()}
+    scopes = {key: scope for router in API for key, scope in scopes_of(router).items()}
     openapi.install(app, scopes)
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Guard, authentication=app.state.authentication)
     app.add_middleware(RequestLog, metrics=app.state.metrics)
     return app
+
+
+def warm_up(database: Database) -> None:
+    """Compile templates and queries, for which the first requests would wait otherwise: reads one
+    row of each list that dashboards and clients begin with."""
+    compile_templates()
+    with database.reading() as session:
+        service.health(session)
+        documents.graphs(session, 1)
+        documents.clusters(session, 1)
+        for tuning in reports.tunings(session, 1, None, TuningFilter(archived=False)).items:
+            reports.ranked_strategies(session, tuning.id, 1)
+            reports.trials(session, tuning.id, 1)
 
 
 class ServiceServer(uvicorn.Server):
@@ -138,6 +152,8 @@ def serve(
     Raises:
         InvalidInput: no access is given, and others can reach `host`.
     """
+    from autosync.api.db.schema_migration import migrate  # loads alembic
+
     access = access or access_on(host)
     migrate(url)
     if log_requests:

@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request, params
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
-from autosync.api.http.access.caller import Caller
+from autosync.api.http.access.access_rules import Caller
 from autosync.api.http.event_stream import EventFeed
-from autosync.api.http.uploading.uploads import Uploads
+from autosync.api.http.uploads import Uploads
 from autosync.api.views.paging import LONGEST_CURSOR
 from autosync.errors import InvalidInput
 
@@ -47,9 +49,9 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def _known(request: Request) -> list[str]:
-    paths = request.app.openapi()["paths"]
-    operation = paths[request.scope["route"].path][request.method.lower()]
-    return [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+    route: APIRoute = request.scope["route"]
+    fields = get_flat_params(route.dependant)
+    return [each.alias for each in fields if isinstance(each.field_info, params.Query)]
 
 
 RETRY_SECONDS = 5
@@ -103,7 +105,7 @@ def _one_at_a_time(request: Request) -> Iterator[None]:
 
 
 async def _body(request: Request) -> bytes:
-    return await request.body()  # limited by `autosync.api.http.body_limits.BodyLimit`
+    return await request.body()  # limited by `autosync.api.http.middleware.BodyLimit`
 
 
 async def uploads_of(request: Request) -> Uploads:

@@ -1,8 +1,6 @@
 """ETags: an answer that a client has already is not sent again (RFC 9110, 13.1.2)."""
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -12,43 +10,6 @@ from sqlalchemy.orm import Session
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import FINAL, TuningRow
 from autosync.environment import own_version
-from autosync.units import MIB
-
-KEPT_BYTES = 32 * MIB
-LARGEST_PART = 8
-"""An answer above this part of what may be kept would drive out too many others."""
-
-
-class KeptAnswers:
-    """Bodies by their tags; of more than `most_bytes` those go that nobody asked for longest.
-
-    Safe to share between threads: two of them may make one answer twice, which changes nothing.
-    """
-
-    def __init__(self, most_bytes: int = KEPT_BYTES):
-        self.most_bytes = most_bytes
-        self.size_bytes = 0
-        self._bodies: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def body(self, tag: str, make: Callable[[], str]) -> bytes:
-        """What lies under the tag, made if it is not there."""
-        with self._lock:
-            if tag in self._bodies:
-                self._bodies.move_to_end(tag)
-                return self._bodies[tag]
-        made = make().encode()
-        if len(made) <= self.most_bytes // LARGEST_PART:
-            self._keep(tag, made)
-        return made
-
-    def _keep(self, tag: str, body: bytes) -> None:
-        with self._lock:
-            self.size_bytes += len(body) - len(self._bodies.pop(tag, b""))
-            self._bodies[tag] = body
-            while self.size_bytes > self.most_bytes:
-                self.size_bytes -= len(self._bodies.popitem(last=False)[1])
-
 
 SeenTags = Annotated[
     str | None,
@@ -59,9 +20,9 @@ SeenTags = Annotated[
     ),
 ]
 FOREVER = "private, max-age=31536000, immutable"
-"""Of what lies under the hash of its content."""
+"""For documents whose address is the hash of their content."""
 ASK_AGAIN = "private, no-cache"
-"""Kept by the client, and asked for again with its tag."""
+"""The client may keep the answer, and asks again with its tag."""
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "As `If-None-Match` has it."}}
 
 
@@ -99,16 +60,12 @@ def tagged_once_ended(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """As `tagged`, of what a request asks about a tuning. Once that has ended the tag is known
-    before, and what was answered is kept.
+    before the answer is made.
 
     Raises:
         NotFound: no such tuning.
     """
-    tag = tag_of_ended(session, tuning_id, request)
-    if tag is None:
-        return tagged(body, seen, headers=headers)
-    kept: KeptAnswers = request.app.state.kept_answers
-    return tagged(lambda: kept.body(tag, body), seen, tag, headers=headers)
+    return tagged(body, seen, tag_of_ended(session, tuning_id, request), headers=headers)
 
 
 def tag_of(content: bytes) -> str:
@@ -116,8 +73,8 @@ def tag_of(content: bytes) -> str:
 
 
 def tag_of_ended(session: Session, tuning_id: str, request: Request) -> str | None:
-    """The tag of what this request asks about a tuning; None while the tuning goes on, since then
-    the answer changes. Another version may word it otherwise.
+    """The tag of the answer to this request about a tuning; None while the tuning goes on, since
+    then the answer changes. It holds the version, which may word the answer otherwise.
 
     Raises:
         NotFound: no such tuning.

@@ -95,13 +95,18 @@ def tuning_request(database: Database, spec: TuningSpec) -> TuningRequest:
     """
     Raises:
         NotFound: no such graph or cluster.
-        InvalidInput: the profile is for another graph, or has no effect on kernels.
+        InvalidInput: the profile is for another graph, or has no effect on kernels; nothing that
+            was measured before runs on the domain.
         NotSupported: no worker has the GPUs that are asked for.
     """
+    from autosync.search.loop.earlier_trials import usable  # loads numba
+
     refuse_unused(spec.compute, {"profile": spec.profile})
     with database.reading() as session:
+        domain = domain_named(session, spec, spec.cluster, spec.profile)
         request = TuningRequest(
-            domain=domain_named(session, spec, spec.cluster, spec.profile),
+            domain=domain,
+            earlier=spec.earlier and usable(spec.earlier, domain, spec.space),
             settings=spec.settings,
             space=spec.space,
             simulator=spec.simulator,

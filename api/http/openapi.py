@@ -8,7 +8,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
 from autosync.api.engine.api_keys import KeyScope
-from autosync.api.http.access.browser_cookies import FORM_HEADER, SESSION_COOKIE
+from autosync.api.http.access.browser import FORM_HEADER, SESSION_COOKIE
+from autosync.api.http.problems import STATUSES
 from autosync.api.spec import TuningSpec
 from autosync.api.views.schemas import Problem
 from autosync.bundle import Bundle
@@ -55,18 +56,6 @@ with 404. Lists come in pages: `next` of one is the `cursor` of the following on
 
 A key has a scope: `read`, `tune`, which is also `read`, or `admin`, which is all. Each path says
 which it needs. A service on loopback whose database has no key asks for none."""
-TITLES = {
-    400: "No JSON",
-    401: "Not authorized: a key is missing or wrong",
-    403: "Not allowed: a scope that is too low, an unknown host, or a page of another site",
-    404: "Not found",
-    409: "Not possible",
-    413: "Too large",
-    422: "Invalid input",
-    429: "Too many requests",
-    500: "A defect of autosync",
-    503: "The database does not answer",
-}
 EVERYWHERE = (401, 403, 422, 429, 500, 503)
 WITH_BODY = (400, 413)
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
@@ -110,7 +99,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     every one."""
     schema = {"$ref": "#/components/schemas/Problem"}
     content = {"application/problem+json": {"schema": schema}}
-    return {status: {"description": TITLES[status], "content": content} for status in statuses}
+    return {status: {"description": STATUSES[status], "content": content} for status in statuses}
 
 
 def install(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> None:

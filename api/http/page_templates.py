@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.templating import Jinja2Templates
 
-from autosync.api.http.access.browser_cookies import (
+from autosync.api.http.access.browser import (
     FORM_FIELD,
     FORM_HEADER,
     form_key,
@@ -18,10 +18,10 @@ from autosync.api.http.access.browser_cookies import (
     new_cookie,
     send_form_key,
 )
-from autosync.api.http.charts.chart import bytes_in_words
-from autosync.api.views.dashboard.tuning_list import TuningFilter
+from autosync.api.views.reports import TuningFilter
 from autosync.environment import own_version
 from autosync.exports.settings import TITLES
+from autosync.units import bytes_in_words, milliseconds
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -54,14 +54,6 @@ def error_page(request: Request, problem: dict[str, Any]) -> Response:
     return show(request, "error.html", {"problem": problem}, problem["status"])
 
 
-def _milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    value = seconds * 1e3
-    digits = 2 if value < 10 else 1 if value < 1000 else 0
-    return f"{value:,.{digits}f} ms"
-
-
 def _times(ratio: float) -> str:
     return f"{ratio:.2f}×"
 
@@ -83,8 +75,8 @@ def _share(share: float | None) -> str:
 
 
 def _query(wanted: TuningFilter) -> str:
-    """The filter as part of an address, but its page; ends in `&`."""
-    given = asdict(wanted) | {"archived": "true" if wanted.archived else "", "page": ""}
+    """The filter as part of an address; ends in `&`."""
+    given = asdict(wanted) | {"archived": "true" if wanted.archived else ""}
     return "".join(f"{name}={quote(value)}&" for name, value in given.items() if value)
 
 
@@ -95,12 +87,13 @@ def _environment() -> Jinja2Templates:
     others = {name: title for name, title in TITLES.items() if name != "autosync"}
     templates.env.globals["frameworks"] = others
     filters = {
-        "ms": _milliseconds,
+        "ms": milliseconds,
         "times": _times,
         "ago": _ago,
         "fraction": _fraction,
         "share": _share,
         "bytes": bytes_in_words,
+        "plain": asdict,
         "query": _query,
     }
     templates.env.filters |= filters

@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from autosync.search.loop.outcome import TuningEvent
     from autosync.search.loop.tuning_store import Candidate
 
-LONGEST_SECONDS = 60.0
-"""Of the sampling of one request, and of its search for placements beside it; the rest takes one or
-two more."""
-
 
 class TimeLimit:
-    """Of one request. placements_cut: it ended before all placements were looked at."""
+    """Of the sampling of one request, and of its search for placements beside it; the rest takes
+    one or two seconds more. placements_cut: it ended before all placements were looked at."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.seconds = seconds
         self._clock = clock
-        self._until = clock() + LONGEST_SECONDS
+        self._until = clock() + seconds
         self.placements_cut = False
 
     def is_over(self) -> bool:
@@ -45,7 +43,7 @@ class TimeLimit:
         return self.placements_cut
 
 
-def predicted_strategies(session: Session, body: RankSpec) -> PredictedStrategies:
+def predicted_strategies(session: Session, body: RankSpec, limit: TimeLimit) -> PredictedStrategies:
     """
     Raises:
         NotFound, InvalidInput: as `ranked_domain`. NotSupported: it takes too long.
@@ -54,7 +52,6 @@ def predicted_strategies(session: Session, body: RankSpec) -> PredictedStrategie
     from autosync.simulator.memory.memory_check import most_peak_bytes
 
     domain = ranked_domain(session, body)
-    limit = TimeLimit()
     ranked, ddp = _ranked(session, body, domain, body.space, limit)
     shown = ranked[: body.top]
     peaks = most_peak_bytes(domain, [candidate.strategy for candidate in shown])
@@ -82,12 +79,11 @@ def predicted_strategies(session: Session, body: RankSpec) -> PredictedStrategie
     )
 
 
-def compared_clusters(session: Session, body: CompareSpec) -> ComparedClusters:
+def compared_clusters(session: Session, body: CompareSpec, limit: TimeLimit) -> ComparedClusters:
     """
     Raises:
         NotFound, InvalidInput: as `domain_named`. NotSupported: it takes too long.
     """
-    limit = TimeLimit()
     items = [_compared(session, body, rented, limit) for rented in body.clusters]
     if all(item.cost_per_million_samples is not None for item in items):
         items.sort(key=lambda item: item.cost_per_million_samples or 0.0)
@@ -137,7 +133,7 @@ def _ranked(
         if not limit.placements_cut:
             raise
         raise NotSupported(
-            f"no strategy without placements fits the devices' memory, and {LONGEST_SECONDS:g} s "
+            f"no strategy without placements fits the devices' memory, and {limit.seconds:g} s "
             "have found no placement that does.",
             thing="space.placement",
             value=True,
@@ -150,7 +146,7 @@ def _stops_at(limit: TimeLimit, proposals: int) -> "Callable[[TuningEvent], None
     def check(event: "TuningEvent") -> None:
         if limit.is_over():
             raise NotSupported(
-                f"{event.done} of {event.total} proposals took longer than {LONGEST_SECONDS:g} s.",
+                f"{event.done} of {event.total} proposals took longer than {limit.seconds:g} s.",
                 thing="proposals",
                 value=proposals,
                 remedy="Ask for fewer, or start a tuning (POST /v1/tunings), which has the time.",

@@ -15,7 +15,7 @@ from starlette.routing import Match
 
 from autosync.api.db.database import database_trouble
 from autosync.api.engine.service_limits import TryLater
-from autosync.api.http.access.caller import NotAllowed, NotAuthorized
+from autosync.api.http.access.access_rules import NotAllowed, NotAuthorized
 from autosync.api.views.schemas import Problem
 from autosync.documents import further_problems
 from autosync.errors import AutosyncError, NotFound, NotSupported
@@ -29,15 +29,19 @@ REMEDIES = {
     429: "Try again after the seconds that `Retry-After` says.",
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
-TITLES = {
-    401: "Not authorized",
-    403: "Not allowed",
+STATUSES = {
+    400: "Refused: the body is no JSON",
+    401: "Not authorized: a key is missing or wrong",
+    403: "Not allowed: a scope that is too low, an unknown host, or a page of another site",
     404: "Not found",
     409: "Not possible",
     413: "Too large",
     422: "Invalid input",
     429: "Too many requests",
+    500: "A defect of autosync",
+    503: "The database does not answer",
 }
+"""As OpenAPI describes them; a problem's title is what is before the colon."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 log = logging.getLogger(__name__)
 
@@ -108,7 +112,7 @@ def problem(
     return Response(body.model_dump_json(), status, dict(headers or {}), MEDIA_TYPE)
 
 
-STATUSES: tuple[tuple[type[AutosyncError], int], ...] = (
+STATUS_OF: tuple[tuple[type[AutosyncError], int], ...] = (
     (NotAuthorized, 401),
     (NotAllowed, 403),
     (NotFound, 404),
@@ -118,7 +122,11 @@ STATUSES: tuple[tuple[type[AutosyncError], int], ...] = (
 
 
 def status_of(error: AutosyncError) -> int:
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), 422)
+    return next((status for kind, status in STATUS_OF if isinstance(error, kind)), 422)
+
+
+def _title(status: int) -> str:
+    return STATUSES.get(status, "Refused").partition(":")[0]
 
 
 def _refused(request: Request, error: Exception) -> Response:
@@ -129,7 +137,7 @@ def _refused(request: Request, error: Exception) -> Response:
         headers["Retry-After"] = str(math.ceil(error.retry_seconds))
     return problem(
         status,
-        TITLES[status],
+        _title(status),
         error.message,
         thing=error.thing,
         value=error.value,
@@ -168,7 +176,7 @@ def _http(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(_allowed(request))
     return problem(
         error.status_code,
-        TITLES.get(error.status_code, "Refused"),
+        _title(error.status_code),
         str(error.detail),
         thing=request.url.path,
         remedy=REMEDIES.get(error.status_code, ""),

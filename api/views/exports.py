@@ -3,17 +3,24 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.document_store import load_domain
+from autosync.api.db.document_store import load_domain, load_strategies
 from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
+from autosync.api.engine.database_store import (
+    proposal_of,
+    read_proposals,
+    read_trials,
+    trial_of,
+)
 from autosync.api.engine.tuning_answer import measured_on
 from autosync.api.views.rankings import ddp_strategy, ranked_strategy
 from autosync.api.views.schemas import RankedStrategy
 from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
-from autosync.exports.framework_table import settings_for
+from autosync.exports import settings_for
 from autosync.exports.settings import FrameworkName
+from autosync.search.loop.outcome import rank_measured
 from autosync.strategy import Strategy
 
 
@@ -47,6 +54,23 @@ def settings_document(
         strategy = _strategy(session, strategy_id)
     domain = load_domain(session, tuning.domain_id)
     return to_json(settings_for(framework, strategy, domain))
+
+
+def domain_document(session: Session, tuning_id: str) -> str:
+    """What the tuning is about, as JSON; raises NotFound."""
+    return to_json(load_domain(session, stored(session, TuningRow, tuning_id, "tuning").domain_id))
+
+
+def measured_document(session: Session, tuning_id: str) -> str:
+    """What the tuning has measured, as `EarlierTrials` in JSON; raises NotFound."""
+    from autosync.search.loop.earlier_trials import trials_of  # loads numba
+
+    tuning = stored(session, TuningRow, tuning_id, "tuning")
+    rows = read_proposals(session, tuning.id)
+    strategies = load_strategies(session, {row.strategy_hash for row in rows})
+    proposals = [proposal_of(row, strategies[row.strategy_hash]) for row in rows]
+    trials = [trial_of(row) for row in read_trials(session, tuning.id)]
+    return to_json(trials_of(rank_measured(proposals, trials)))
 
 
 def _answer(session: Session, tuning: TuningRow, thing: str) -> OutcomeRow:

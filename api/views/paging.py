@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import SQLColumnExpression, func, tuple_
+from sqlalchemy import SQLColumnExpression, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from autosync.errors import InvalidInput
@@ -80,6 +80,20 @@ def _other_sort(used: str, sort: str) -> InvalidInput:
         value=used[:40],
         remedy="Give the same sort on every page, or no cursor for the first one.",
     )
+
+
+NEWEST_FIRST = "-created"
+
+
+def newest(
+    session: Session, table: Any, limit: int | None, cursor: str | None
+) -> tuple[Sequence[Any], str | None]:
+    """Rows of a table with `created_at` and `id`, the newest first, and the next page's cursor."""
+    keys = {"created": SortKey(table.created_at)}
+    rows, following = sorted_page(
+        session, select(table), keys, NEWEST_FIRST, table.id, limit, cursor
+    )
+    return [row for row, *_ in rows], following
 
 
 Row = TypeVar("Row")

@@ -1,6 +1,7 @@
 """The ranked strategies of a tuning, a page at a time, from what `strategy_summaries` keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ScalarSelect, Select, SQLColumnExpression, func, literal, select, tuple_
@@ -8,14 +9,22 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
-from autosync.api.views.answer_columns import shared_columns
 from autosync.api.views.paging import one_page, read_cursor
-from autosync.api.views.schemas import RankedStrategies, RankedStrategy, Tuning
+from autosync.api.views.schemas import RankedStrategies, RankedStrategy, Tuning, columns_of
 from autosync.search.loop.outcome import DDP, paired_speedup
 
-Speedup = tuple[float, float, float]
-"""Percentile 10, median, percentile 90 of the baseline's time by a strategy's."""
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedSpeedup:
+    """Of one finalist: percentile 10, median and percentile 90. repeats: the baseline's seconds by
+    its own, in each repeat."""
+
+    low: float
+    median: float
+    high: float
+    repeats: tuple[float, ...]
 
 
 def ranked_strategies(
@@ -23,19 +32,17 @@ def ranked_strategies(
     tuning_id: str,
     limit: int | None = None,
     cursor: str | None = None,
-    ahead: int = 0,
 ) -> RankedStrategies:
     """Proposed strategies: measured ones first, the fastest on top, then those that wait or
     failed. The same judgement as `autosync.search.loop.outcome.rank_measured`.
 
-    limit: how many, at most; by default all. cursor: `next` of the page before; without one `ahead`
-        strategies are passed over.
+    limit: how many, at most; by default all. cursor: `next` of the page before.
 
     Raises:
         NotFound: no such tuning. InvalidInput: the cursor is none of this list.
     """
     tuning = stored(session, TuningRow, tuning_id, "tuning")
-    query = _of(tuning_id).order_by(*_KEY).offset(0 if cursor else ahead)
+    query, ahead = _of(tuning_id).order_by(*_KEY), 0
     if cursor:
         ahead, *key = read_cursor(cursor, int, float, str, int)
         query = query.where(tuple_(*_KEY) > tuple(key))
@@ -151,15 +158,16 @@ def _ranked(
 ) -> list[RankedStrategy]:
     """rows: of `_of`."""
     base = baseline_strategy(session, tuning_id)
-    confirmed = [row.strategy_id for row, _ in rows if row.confirmed]
-    repeats: dict[str, dict[int, float]] = {}
-    if base and base.confirmed and confirmed:
-        repeats = _repeats(session, tuning_id, [base.strategy_id, *confirmed])
+    shown = [row.strategy_id for row, _ in rows if row.confirmed]
+    confirmed: dict[str, ConfirmedSpeedup] = {}
+    if base and base.confirmed and shown:
+        repeats = _repeats(session, tuning_id, [base.strategy_id, *shown])
+        confirmed = confirmed_speedups(repeats, base.strategy_id)
     return [
         RankedStrategy.model_validate(
             {
-                **shared_columns(row, RankedStrategy),
-                **_speedup(row, base, repeats),
+                **columns_of(row, RankedStrategy),
+                **_speedup(row, base, confirmed.get(row.strategy_id)),
                 "rank": rank,
                 "words": words,
                 "is_ddp": row.origin == DDP,
@@ -171,32 +179,22 @@ def _ranked(
 
 
 def _speedup(
-    row: StrategySummaryRow, base: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
+    row: StrategySummaryRow, base: StrategySummaryRow | None, confirmed: ConfirmedSpeedup | None
 ) -> dict[str, float | None]:
     """Over the baseline: repeat by repeat where both were confirmed, else of the medians of the
     search (percentiles alike)."""
-    low, median, high = _percentiles(row, base, repeats) or (None, None, None)
+    low = median = high = None
+    if confirmed is not None:
+        low, median, high = confirmed.low, confirmed.median, confirmed.high
+    elif base and base.strategy_id != row.strategy_id and base.search_seconds and row.step_seconds:
+        low = median = high = base.search_seconds / row.step_seconds
     return {"speedup_low": low, "speedup": median, "speedup_high": high}
-
-
-def _percentiles(
-    row: StrategySummaryRow, base: StrategySummaryRow | None, repeats: dict[str, dict[int, float]]
-) -> Speedup | None:
-    if base is None or row.strategy_id == base.strategy_id or row.step_seconds is None:
-        return None
-    ours, theirs = repeats.get(row.strategy_id, {}), repeats.get(base.strategy_id, {})
-    if both := sorted(ours.keys() & theirs.keys()):
-        return paired_speedup([theirs[i] for i in both], [ours[i] for i in both])
-    if base.search_seconds is None:
-        return None
-    ratio = base.search_seconds / row.step_seconds
-    return ratio, ratio, ratio
 
 
 def _repeats(
     session: Session, tuning_id: str, strategy_ids: list[str]
-) -> dict[str, dict[int, float]]:
-    """Step seconds by strategy and repeat of the confirmation."""
+) -> Iterable[tuple[str, int, float]]:
+    """Strategy, repeat and step seconds of the confirmation's trials."""
     query = (
         select(ProposalRow.strategy_id, ProposalRow.round, TrialRow.step_seconds)
         .join(
@@ -206,7 +204,24 @@ def _repeats(
         .where(ProposalRow.tuning_id == tuning_id, ProposalRow.strategy_id.in_(strategy_ids))
         .where(ProposalRow.phase == "confirm", TrialRow.step_seconds > 0.0)
     )
-    found: dict[str, dict[int, float]] = {}
-    for strategy_id, repeat, seconds in session.execute(query):
-        found.setdefault(strategy_id, {})[repeat] = seconds or 0.0
+    return [(strategy_id, n, seconds or 0.0) for strategy_id, n, seconds in session.execute(query)]
+
+
+def confirmed_speedups(
+    repeats: Iterable[tuple[str, int, float]], baseline_id: str
+) -> dict[str, ConfirmedSpeedup]:
+    """By strategy; what has no repeat in common with the baseline is left out.
+
+    repeats: strategy, repeat and step seconds of trials of a confirmation.
+    """
+    seconds: dict[str, dict[int, float]] = {}
+    for strategy_id, repeat, step_seconds in repeats:
+        seconds.setdefault(strategy_id, {})[repeat] = step_seconds
+    base = seconds.pop(baseline_id, {})
+    found = {}
+    for strategy_id, mine in seconds.items():
+        if both := sorted(mine.keys() & base.keys()):
+            theirs, ours = [base[i] for i in both], [mine[i] for i in both]
+            ratios = tuple(t / o for t, o in zip(theirs, ours, strict=True))
+            found[strategy_id] = ConfirmedSpeedup(*paired_speedup(theirs, ours), ratios)
     return found

@@ -1,7 +1,8 @@
 """Reading a tuning: its state, its ranked strategies and its trials. No documents are parsed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
@@ -10,7 +11,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db.database import now_seconds
 from autosync.api.db.lookup import found, stored
 from autosync.api.db.tables import (
-    Base,
+    STATES,
     ClusterRow,
     DomainRow,
     EventRow,
@@ -18,31 +19,38 @@ from autosync.api.db.tables import (
     OutcomeRow,
     ProposalRow,
     StrategyRow,
+    StrategySummaryRow,
     TrialRow,
     TuningRow,
 )
-from autosync.api.views.answer_columns import shared_columns, shared_names
+from autosync.api.engine.simulator_store import NAME_OF_VERSION
 from autosync.api.views.paging import SortKey, sorted_page
 from autosync.api.views.rankings import ddp_error_of
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
 from autosync.api.views.schemas import (
-    ResponseModel,
     Trial,
+    TrialDetail,
     Trials,
     Tuning,
     TuningProgress,
     TuningResult,
     Tunings,
+    columns_of,
 )
 from autosync.api.views.time_left import TimeLeft
+from autosync.errors import InvalidInput
 
 LATEST_EVENTS = 500
-"""So many tell how long a trial takes; a tuning may have ten thousands."""
+"""Events from which the duration of a trial is estimated; a tuning may have tens of thousands."""
+MOST_TAGS = 200
 TUNING_SORTS = {
     "created": SortKey(TuningRow.created_at),
     "finished": SortKey(TuningRow.finished_at, nullable=True),
     "best_seconds": SortKey(TuningRow.best_seconds, nullable=True),
     "speedup": SortKey(OutcomeRow.speedup, nullable=True),
+    "model": SortKey(GraphRow.name, str),
+    "cluster": SortKey(ClusterRow.name, str),
+    "state": SortKey(TuningRow.state, str),
 }
 TRIAL_SORTS = {
     "position": SortKey(TrialRow.position, int, unique=True),
@@ -50,38 +58,112 @@ TRIAL_SORTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class TuningFilter:
+    """Which tunings, and in which order. Empty fields take all.
+
+    text: words in the names of model or cluster, in the note, in a tag, or the beginning of an id.
+    simulator: name of the trained one that ranked, `version-N` for a version. archived: None takes
+    both. prefix: of the id. recorded: the id of a strategy whose timeline it
+    recorded. sort: one of TUNING_SORTS, with `-` before it for the largest first.
+    """
+
+    text: str = ""
+    state: str = ""
+    tag: str = ""
+    graph_id: str = ""
+    cluster_id: str = ""
+    simulator: str = ""
+    archived: bool | None = None
+    prefix: str = ""
+    recorded: str = ""
+    sort: str = "-created"
+
+    def __post_init__(self) -> None:
+        if self.state not in ("", *STATES):
+            raise InvalidInput(
+                f"state is {self.state[:40]!r}.",
+                thing="state",
+                value=self.state[:40],
+                remedy=f"There are: {', '.join(STATES)}.",
+            )
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        for column, value in (
+            (TuningRow.state, self.state),
+            (GraphRow.id, self.graph_id),
+            (ClusterRow.id, self.cluster_id),
+        ):
+            if value:
+                yield column == value
+        if self.archived is not None:
+            yield TuningRow.archived.is_(self.archived)
+        if self.tag:
+            yield (" " + TuningRow.tags + " ").contains(f" {self.tag} ", autoescape=True)
+        if self.simulator:
+            number = self.simulator.removeprefix(NAME_OF_VERSION.format(""))
+            if number != self.simulator and number.isdecimal():
+                yield TuningRow.simulator_version == int(number)
+            else:
+                yield TuningRow.simulator == self.simulator
+        if self.prefix:
+            yield TuningRow.id.startswith(self.prefix, autoescape=True)
+        if self.recorded:
+            found_in = select(StrategySummaryRow.tuning_id).where(
+                StrategySummaryRow.strategy_id == self.recorded, StrategySummaryRow.recorded
+            )
+            yield TuningRow.id.in_(found_in)
+        for word in self.text.lower().replace("\0", " ").split():
+            said = func.lower(
+                GraphRow.name + " " + ClusterRow.name + " " + TuningRow.note + " " + TuningRow.tags
+            )
+            begins = TuningRow.id.startswith(word, autoescape=True)
+            yield said.contains(word, autoescape=True) | begins
+
+    @property
+    def needs_documents(self) -> bool:
+        """Whether it looks at names of models and clusters, whose tables are joined then."""
+        return bool(
+            self.text
+            or self.graph_id
+            or self.cluster_id
+            or self.sort.removeprefix("-") in ("model", "cluster")
+        )
+
+
+ALL = TuningFilter()
+
+
 def tunings(
-    session: Session,
-    limit: int,
-    cursor: str | None = None,
-    state: str | None = None,
-    tag: str | None = None,
-    archived: bool | None = None,
-    sort: str = "-created",
+    session: Session, limit: int, cursor: str | None = None, wanted: TuningFilter = ALL
 ) -> Tunings:
-    """A page of all tunings, or of those in a state, with a tag, (not) archived. cursor: `next` of
-    the page before. sort: one of TUNING_SORTS, with `-` for the largest first.
+    """A page of tunings, and how many there are in all. cursor: `next` of the page before.
 
     Raises:
-        InvalidInput: there is no such sort, or the cursor is none of this list.
+        InvalidInput: there is no such sort, or the cursor is of another list.
     """
-    only: list[ColumnElement[bool]] = []
-    if state is not None:
-        only.append(TuningRow.state == state)
-    if tag is not None:
-        only.append(has_tag(tag))
-    if archived is not None:
-        only.append(TuningRow.archived.is_(archived))
-    query = select(TuningRow.id).where(*only)
-    if sort.endswith("speedup"):
+
+    def joined(query: Any) -> Any:
+        if wanted.needs_documents:
+            query = query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
+            query = query.join(GraphRow, GraphRow.id == DomainRow.graph_id)
+            query = query.join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+        return query.where(*wanted.conditions())
+
+    query = joined(select(TuningRow.id))
+    if wanted.sort.endswith("speedup"):
         query = query.outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
-    rows, following = sorted_page(session, query, TUNING_SORTS, sort, TuningRow.id, limit, cursor)
-    total = session.scalar(select(func.count()).select_from(TuningRow).where(*only)) or 0
+    rows, following = sorted_page(
+        session, query, TUNING_SORTS, wanted.sort, TuningRow.id, limit, cursor
+    )
+    total = session.scalar(joined(select(func.count()).select_from(TuningRow))) or 0
     return Tunings(items=tunings_of(session, [row[0] for row in rows]), total=total, next=following)
 
 
-def has_tag(tag: str) -> ColumnElement[bool]:
-    return (" " + TuningRow.tags + " ").contains(f" {tag} ", autoescape=True)
+def tags(session: Session) -> list[str]:
+    """All that tunings have, up to those of MOST_TAGS tunings."""
+    query = select(TuningRow.tags).where(TuningRow.tags != "").distinct().limit(MOST_TAGS)
+    return sorted({tag for tags in session.scalars(query) for tag in tags.split()})
 
 
 def tuning(session: Session, tuning_id: str) -> Tuning:
@@ -98,11 +180,7 @@ def tunings_of(session: Session, tuning_ids: Sequence[str]) -> list[Tuning]:
     return [known[each] for each in tuning_ids if each in known]
 
 
-def _named(table: type[Base], answer: type[ResponseModel]) -> dict[str, Any]:
-    return {name: getattr(table, name) for name in shared_names(table, answer)}
-
-
-_OWN = _named(TuningRow, Tuning) | {
+_OWN = columns_of(TuningRow, Tuning) | {
     "graph_id": GraphRow.id,
     "graph": GraphRow.name,
     "batch_size": GraphRow.batch_size,
@@ -111,12 +189,12 @@ _OWN = _named(TuningRow, Tuning) | {
     "world_size": ClusterRow.world_size,
     "profile_source": DomainRow.profile_source,
 }
-_PROGRESS = _named(TuningRow, TuningProgress) | {
+_PROGRESS = columns_of(TuningRow, TuningProgress) | {
     "trials": select(func.coalesce(func.max(TrialRow.position) + 1, 0))  # positions have no gaps
     .where(TrialRow.tuning_id == TuningRow.id)
     .scalar_subquery()
 }
-_RESULT = _named(OutcomeRow, TuningResult) | {
+_RESULT = columns_of(OutcomeRow, TuningResult) | {
     "words": StrategyRow.words,
     "strategy_id": StrategyRow.strategy_id,
     "ddp_error": ddp_error_of(TuningRow.id),
@@ -167,18 +245,36 @@ def trials(
     limit: int | None = None,
     cursor: str | None = None,
     sort: str = "position",
+    *,
+    strategy_id: str = "",
+    failed: bool = False,
 ) -> Trials:
     """Finished trials, oldest first. limit: how many, at most; by default all. cursor: `next` of
-    the page before. sort: one of TRIAL_SORTS, with `-` for the largest first.
+    the page before. sort: one of TRIAL_SORTS, with `-` for the largest first. strategy_id: only
+    trials of this one. failed: only those that did.
 
     Raises:
-        NotFound: no such tuning. InvalidInput: there is no such sort, or the cursor is none of this
+        NotFound: no such tuning. InvalidInput: there is no such sort, or the cursor is of another
             list.
     """
     stored(session, TuningRow, tuning_id, "tuning")
     query = _TRIALS.where(TrialRow.tuning_id == tuning_id)
+    if strategy_id:
+        query = query.where(TrialRow.strategy_id == strategy_id)
+    if failed:
+        query = query.where(TrialRow.error_kind.is_not(None))
     rows, following = sorted_page(session, query, TRIAL_SORTS, sort, TrialRow.key, limit, cursor)
-    return Trials(tuning_id=tuning_id, items=[_trial(*row[:-2]) for row in rows], next=following)
+    items = [Trial.model_validate(_trial(*row[:-2])) for row in rows]
+    return Trials(tuning_id=tuning_id, items=items, next=following)
+
+
+def trial(session: Session, tuning_id: str, position: int) -> TrialDetail:
+    """Raises NotFound."""
+    stored(session, TuningRow, tuning_id, "tuning")
+    query = _TRIALS.where(TrialRow.tuning_id == tuning_id, TrialRow.position == position)
+    remedy = f"GET /v1/tunings/{tuning_id}/trials lists them."
+    row = found(session.execute(query).first(), "trial", str(position), remedy)
+    return TrialDetail.model_validate(_trial(*row))
 
 
 _TRIALS = (
@@ -191,13 +287,11 @@ _TRIALS = (
 )
 
 
-def _trial(trial: TrialRow, proposal: ProposalRow, words: str, recorded: bool) -> Trial:
-    return Trial.model_validate(
-        {
-            **shared_columns(proposal, Trial),
-            **shared_columns(trial, Trial),
-            "words": words,
-            "recorded": recorded,
-            "versions": dict(trial.versions),
-        }
-    )
+def _trial(trial: TrialRow, proposal: ProposalRow, words: str, recorded: bool) -> dict[str, Any]:
+    return {
+        **columns_of(proposal, TrialDetail),
+        **columns_of(trial, TrialDetail),
+        "words": words,
+        "recorded": recorded,
+        "versions": dict(trial.versions),
+    }

@@ -15,16 +15,17 @@ from sqlalchemy import func, select
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import load_domain
 from autosync.api.db.tables import ProposalRow, StrategyRow, TrialRow
-from autosync.api.views.runtime_rows import (
+from autosync.api.views.runtimes import (
     COLUMNS,
     NUMBER,
     TEXT,
     WHOLE,
+    PartsSink,
     RuntimeFilter,
+    row_groups,
     runtime_query,
     runtime_rows,
 )
-from autosync.api.views.runtime_tables import PartsSink, row_groups
 from autosync.documents import to_json
 from autosync.errors import NotSupported
 

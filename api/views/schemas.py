@@ -25,6 +25,12 @@ class ResponseModel(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
+def columns_of(row: Any, answer: type[ResponseModel]) -> dict[str, Any]:
+    """Of a row of a table, or of the table, what the answer has under the same name."""
+    columns = row.__table__.columns
+    return {name: getattr(row, name) for name in answer.model_fields if name in columns}
+
+
 class Page(ResponseModel):
     """A part of a list."""
 
@@ -253,7 +259,7 @@ class Clusters(Page):
 
 class TrainedSimulator(ResponseModel):
     """domains, trials: what it learned from. accuracy: pairs of strategies it had not seen that it
-    ranked rightly; `unseen` says which. feature_version: of what it reads; a service uses only
+    ranked correctly; `unseen` says which. feature_version: of what it reads; a service uses only
     those of its own version."""
 
     name: str
@@ -296,7 +302,7 @@ class MadeKey(ApiKey):
 
 
 class SimulatorVersion(ResponseModel):
-    """Shares of pairs ranked rightly, of strategies that no version learns from; `parent_...` are
+    """Shares of pairs ranked correctly, of strategies that no version learns from; `parent_...` are
     those of the version it was judged beside, on the same."""
 
     number: int
@@ -382,6 +388,37 @@ class PredictedStrategies(BaseModel):
     items: list[PredictedStrategy]
 
 
+class GivenPrediction(BaseModel):
+    """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
+    which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
+    engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the rank that
+    needs most. fits: whether every device has what its rank needs. warnings: why the interval is
+    wide."""
+
+    strategy: str
+    predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    samples_per_second: float
+    limit_seconds: float
+    percent_of_limit: float
+    engine_seconds: float
+    constants: str | None
+    predicted_peak_bytes: int
+    fits: bool
+    warnings: list[str]
+
+
+class GivenPredictions(BaseModel):
+    """In the order of the request. constants: the name of the fitted ones in use, with how they
+    were fitted and what of them was measured; null where there are none."""
+
+    constants: str | None
+    constants_fitted: str
+    constants_measured: str
+    items: list[GivenPrediction]
+
+
 class ComparedCluster(BaseModel):
     """A cluster with its best strategy by prediction; samples_per_second: over all devices.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""
@@ -401,6 +438,25 @@ class ComparedClusters(BaseModel):
     graph: str
     simulator: str
     items: list[ComparedCluster]
+
+
+class Health(ResponseModel):
+    status: Literal["ok"]
+    version: str
+    database: str
+    schema_revision: str
+    queued: int
+    running: int
+
+
+class Readiness(ResponseModel):
+    """Whether what is queued will be worked on. oldest_queued_seconds: how long the tuning that
+    has waited longest has waited; 0 where none waits."""
+
+    status: Literal["ready", "no worker lives"]
+    workers: int
+    queued: int
+    oldest_queued_seconds: float
 
 
 class Problem(BaseModel):

@@ -1,5 +1,5 @@
 """What every export shares: the answer, the refusal, and the messages of strategies that other
-frameworks may know, which are whole gradients of equal weight."""
+frameworks may know: whole gradients of equal weight."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -20,14 +20,13 @@ from autosync.strategy import (
     VariableChoice,
 )
 
-FrameworkName = Literal["autosync", "ddp", "fsdp2", "deepspeed", "horovod"]
+FrameworkName = Literal["autosync", "ddp", "fsdp2", "deepspeed"]
 
 TITLES: dict[FrameworkName, str] = {
     "autosync": "AutoSync",
     "ddp": "torch's DDP",
     "fsdp2": "torch's FSDP2",
     "deepspeed": "DeepSpeed",
-    "horovod": "Horovod",
 }
 SHARE_TOLERANCE = 1e-9
 SYNCHRONIZER_WORDS = {
@@ -64,7 +63,7 @@ class FrameworkSettings:
 def refused(
     framework: FrameworkName, why: str, *, thing: str = "strategy", value: object = None
 ) -> NotSupported:
-    """why: ends no sentence."""
+    """why: without a full stop."""
     return NotSupported(
         f"{TITLES[framework]} cannot run this strategy: {why}.",
         thing=thing,
@@ -117,10 +116,10 @@ def whole_messages(
 
 
 def all_reduced_messages(
-    strategy: Strategy, domain: Domain, framework: FrameworkName, *, hierarchical: bool = False
+    strategy: Strategy, domain: Domain, framework: FrameworkName
 ) -> list[GradientMessage]:
     """As `whole_messages`, where every dense gradient is all-reduced in the backend's own way and
-    sparse ones are gathered. hierarchical: whether the framework can add up inside nodes first.
+    sparse ones are gathered.
 
     Raises:
         InvalidStrategy, NotSupported: names the variable and why.
@@ -140,7 +139,7 @@ def all_reduced_messages(
                     thing=f"variable {choice.variable}",
                     value=shard.device_order,
                 )
-            if shard.algorithm == "tree" or (shard.algorithm != "ring" and not hierarchical):
+            if shard.algorithm != "ring":
                 raise refused(
                     framework,
                     f"variable {choice.variable!r} is added up by a {shard.algorithm} all-reduce, "

@@ -275,5 +275,5 @@ def check_arguments(module: nn.Module, inputs: Inputs, loss: Loss | None, name: 
             value=len(inputs),
             remedy=order,
         ) from None
-    except ValueError:  # a forward without a readable signature: calling it will tell
+    except ValueError:  # a forward without a readable signature: calling it will show
         return

@@ -1,5 +1,4 @@
-"""AutoDist's graph items: the variables of a TensorFlow graph and the order of its gradients, read
-and written.
+"""AutoDist's graph items: the variables of a TensorFlow graph and the order of its gradients.
 
 A graph item knows the variables (name, shape, type, whether the gradient is sparse) and how nodes
 depend on each other. It does not know shapes of activations, the batch size, how many rows a
@@ -7,23 +6,193 @@ lookup touches, or how long anything takes: the batch size and the touched rows 
 state, FLOPs are a lower bound, and compute seconds come with a profile or a known step time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import InvalidInput
 from autosync.graph import DType, ModelGraph, Operation, Variable
+from autosync.interop import refused_file
 from autosync.interop.autodist_strategy import variable_name
-from autosync.interop.dataflow import Dataflow, read_dataflow
-from autosync.interop.protobuf_messages import new_message, parse_message
+from autosync.interop.protobuf_messages import parse_message
+
+MAX_PATHS = 5_000_000
+"""Entries of the sets of operations upstream of each node; edges walked from variables to their
+first uses."""
+
+PASS_THROUGH = frozenset({"ReadVariableOp", "Identity", "Cast", "Enter", "Switch"})
+"""Types of nodes that only pass a variable on to its use."""
+
+CONSTANT = frozenset({"Const", "VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"})
+
+UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "Scatter")
+"""Beginnings of the types that write a variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A node of the forward pass that is the first to use these variables.
+
+    inputs: indices of the uses before it, from which a path leads here past no other use.
+    """
+
+    node: str
+    type: str
+    variables: tuple[str, ...]
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """uses: in forward order. gradient_order: variables, as their gradients get ready."""
+
+    uses: tuple[Use, ...]
+    gradient_order: tuple[str, ...]
+
+
+def read_dataflow(nodes: Sequence[Any], gradients: Mapping[str, str], source: str) -> Dataflow:
+    """The dataflow of a graph whose variable `name` has the gradient tensor `gradients[name]`.
+
+    Nodes count in the order of the file where that is topological, as TensorFlow writes them: in
+    the order in which the program made them. Otherwise breadth-first from those without inputs.
+    A variable's first use is its first consumer that sees data (a weight penalty sees none); uses
+    of the backward pass come later. The gradient of a tied embedding is a sum, so it comes last.
+
+    Raises:
+        InvalidInput: a tensor names no node, or the graph is too tangled.
+    """
+    graph = _Graph(nodes, source)
+    first = {name: graph.first_use(graph.index(name)) for name in gradients}
+    ready = {name: graph.index(tensor) for name, tensor in gradients.items()}
+    place = sorted(first, key=lambda name: graph.position[first[name]])
+    used: dict[int, list[str]] = {}
+    for name in place:
+        used.setdefault(first[name], []).append(name)
+    users = list(used)
+    upstream = graph.upstream(users)
+    number = {user: i for i, user in enumerate(users)}
+    uses = tuple(
+        Use(
+            nodes[user].name,
+            nodes[user].op,
+            tuple(used[user]),
+            tuple(sorted(i for other in upstream[user] if (i := number[other]) < number[user])),
+        )
+        for user in users
+    )
+    late = {name: -i for i, name in enumerate(place)}
+    order = sorted(place, key=lambda name: (graph.position[ready[name]], late[name]))
+    return Dataflow(uses, tuple(order))
+
+
+class _Graph:
+    """Nodes by index, with their data edges, a topological order, and whether data reaches them."""
+
+    def __init__(self, nodes: Sequence[Any], source: str) -> None:
+        self.nodes, self.source = nodes, source
+        self.by_name = {node.name: i for i, node in enumerate(nodes)}
+        self.inputs = [
+            [self.index(tensor) for tensor in node.input if not tensor.startswith("^")]
+            for node in nodes
+        ]
+        self.outputs: list[list[int]] = [[] for _ in nodes]
+        for node, read in enumerate(self.inputs):
+            for other in read:
+                self.outputs[other].append(node)
+        self.order = self._topological()
+        self.position = [0] * len(nodes)
+        for place, node in enumerate(self.order):
+            self.position[node] = place
+        self.fed = self._fed()
+        self.walked = 0
+
+    def index(self, tensor: str) -> int:
+        name = tensor.partition(":")[0]
+        if name not in self.by_name:
+            raise InvalidInput(
+                f"{self.source}: {tensor[:80]!r} names no node of the graph.",
+                thing=self.source,
+                value=tensor[:80],
+                remedy="The file is incomplete.",
+            )
+        return self.by_name[name]
+
+    def _topological(self) -> list[int]:
+        """Inputs first; nodes on a cycle (TensorFlow's loops) come last, as they were given."""
+        if all(other < node for node, read in enumerate(self.inputs) for other in read):
+            return list(range(len(self.nodes)))
+        waiting = [len(read) for read in self.inputs]
+        order = [node for node, count in enumerate(waiting) if not count]
+        for node in order:
+            for other in self.outputs[node]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    order.append(other)
+        return order + [node for node, count in enumerate(waiting) if count]
+
+    def _fed(self) -> list[bool]:
+        """Data comes from what has no input and is no constant: placeholders, iterators."""
+        pairs = zip(self.nodes, self.inputs, strict=True)
+        fed = [not read and node.op not in CONSTANT for node, read in pairs]
+        for node in self.order:
+            fed[node] = fed[node] or any(fed[other] for other in self.inputs[node])
+        return fed
+
+    def first_use(self, variable: int) -> int:
+        """The variable's own node, where nothing uses it."""
+        seen, open_nodes = {variable}, [variable]
+        consumers: list[int] = []
+        for node in open_nodes:  # grows meanwhile
+            self.walked += len(self.outputs[node])
+            self._check_paths(self.walked)
+            for other in self.outputs[node]:
+                if other in seen or self.nodes[other].op.startswith(UPDATES):
+                    continue
+                seen.add(other)
+                (open_nodes if self.nodes[other].op in PASS_THROUGH else consumers).append(other)
+        fed = [node for node in consumers if self.fed[node]]
+        return min(fed or consumers or [variable], key=self.position.__getitem__)
+
+    def upstream(self, users: Sequence[int]) -> dict[int, frozenset[int]]:
+        """For each user, the users before it from which a way leads past no other."""
+        mine = set(users)
+        last = max(self.position[user] for user in users)
+        reached: list[frozenset[int]] = [frozenset()] * len(self.nodes)
+        found: dict[int, frozenset[int]] = {}
+        entries = 0
+        for node in self.order[: last + 1]:
+            sets = {reached[other] for other in self.inputs[node]}
+            joined = frozenset().union(*sets) if len(sets) > 1 else next(iter(sets), frozenset())
+            entries += len(joined) if len(sets) > 1 else 0
+            self._check_paths(entries)
+            if node in mine:
+                found[node] = joined
+                joined = frozenset({node})
+            reached[node] = joined
+        return found
+
+    def _check_paths(self, paths: int) -> None:
+        if paths > MAX_PATHS:
+            raise InvalidInput(
+                f"{self.source}: its {len(self.nodes)} nodes are too tangled.",
+                thing=self.source,
+                value=len(self.nodes),
+                remedy="Import a graph without its optimizer.",
+            )
+
+
+_refused = partial(
+    refused_file,
+    remedy="A graph item holds a GraphDef, the gradients and the variables' definitions.",
+)
+
 
 MAX_GRAPH_BYTES = 64_000_000
 MAX_ELEMENTS = 1 << 40
-DATA_TYPES: dict[DType, int] = {"float32": 1, "float64": 2, "bfloat16": 14, "float16": 19}
-"""TensorFlow's DataType numbers of the types that a variable can have here."""
-DTYPES = {number: name for name, number in DATA_TYPES.items()}
+DTYPES: dict[int, DType] = {1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"}
+"""By TensorFlow's DataType, the types that a variable can have here."""
 
-BATCH = "batch"
 SPARSE_UPDATES = ("ResourceSparseApply", "SparseApply")
 """Beginnings of the types that update single rows of a variable, their first input."""
 
@@ -184,98 +353,3 @@ def _graph(name: str, batch_size: int, variables: list[Variable], flow: Dataflow
     after = tuple(operation_of[variable.name] for variable in variables)
     backward = tuple(dict.fromkeys(after[i] for i in order))
     return ModelGraph(name, batch_size, tuple(operations), tuple(variables), backward, order, after)
-
-
-def write_graph_item(graph: ModelGraph) -> bytes:
-    """The graph with its variables, uses and the order in which gradients get ready.
-
-    Operations keep their PyTorch types: TensorFlow reads such a GraphDef but cannot run it.
-
-    What a graph item cannot hold is left out: batch size, FLOPs, output bytes, touched rows and
-    factor rows. A tied variable's uses are all there. Gradients form a chain after the forward
-    pass, since only their order is known.
-
-    Raises:
-        NotSupported: a variable's name has a sign that means something in names of tensors.
-    """
-    for variable in graph.variables:
-        if any(sign in variable.name for sign in ":;^"):
-            raise NotSupported(
-                f"variable {variable.name!r} cannot be named in a graph item, where ':', ';' and "
-                "'^' have a meaning.",
-                thing=f"variable {variable.name}",
-                value="has a name that a graph item cannot hold",
-            )
-    nodes = [new_message("NodeDef", name=BATCH, op="Placeholder")]
-    nodes += [node for variable in graph.variables for node in _variable_nodes(variable)]
-    nodes += _forward_nodes(graph)
-    backward, pairs = _gradient_nodes(graph, nodes[-1].name)
-    item = new_message("GraphItem", grad_target_pairs=pairs)
-    item.graph_def.CopyFrom(_wrapped("GraphDef", node=[*nodes, *backward]))
-    for variable in graph.variables:
-        named = _wrapped("VariableDef", variable_name=f"{variable.name}:0")
-        item.info.variables.append(named)
-    data: bytes = item.SerializeToString()
-    return data
-
-
-def _wrapped(kind: str, **fields: Any) -> Any:
-    message = new_message(kind, **fields)
-    url = f"type.googleapis.com/tensorflow.{kind}"
-    return new_message("Any", type_url=url, value=message.SerializeToString())
-
-
-def _read_name(variable: Variable) -> str:
-    return f"{variable.name}/Read/ReadVariableOp"
-
-
-def _variable_nodes(variable: Variable) -> Iterator[Any]:
-    handle = new_message("NodeDef", name=variable.name, op="VarHandleOp")
-    handle.attr.add(key="dtype").value.type = DATA_TYPES[variable.dtype]
-    shape = handle.attr.add(key="shape").value.shape
-    shape.SetInParent()  # a number has a shape, too
-    for size in variable.shape:
-        shape.dim.add(size=size)
-    yield handle
-    name = _read_name(variable)
-    read = new_message("NodeDef", name=name, op="ReadVariableOp", input=[variable.name])
-    read.attr.add(key="dtype").value.type = DATA_TYPES[variable.dtype]
-    yield read
-
-
-def _forward_nodes(graph: ModelGraph) -> list[Any]:
-    """One node an operation, after all it reads; the first ones read the batch."""
-    names = [
-        f"forward/{i}/{operation.name.replace(':', '_')}"
-        for i, operation in enumerate(graph.operations)
-    ]
-    nodes = []
-    for name, operation in zip(names, graph.operations, strict=True):
-        data = [names[i] for i in operation.inputs] or [BATCH]
-        reads = [_read_name(graph.variables[i]) for i in operation.variables]
-        nodes.append(new_message("NodeDef", name=name, op=operation.type, input=data + reads))
-    return nodes
-
-
-def _gradient_nodes(graph: ModelGraph, last: str) -> tuple[list[Any], list[Any]]:
-    """The chain of gradients, and which belongs to which variable."""
-    nodes: list[Any] = []
-    pairs: list[Any] = []
-    for index in graph.gradient_order:
-        variable = graph.variables[index]
-        parts = ("indices", "values", "dense_shape") if variable.sparse else ("dense",)
-        names = [f"gradients/{variable.name}/{part}" for part in parts]
-        nodes += [new_message("NodeDef", name=name, op="Gradient", input=[last]) for name in names]
-        key = ";".join(f"{name}:0" for name in names)
-        pairs.append(new_message("Pair", key=key, value=f"{variable.name}:0"))
-        last = names[-1] if not variable.sparse else names[1]
-    return nodes, pairs
-
-
-def _refused(source: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"{source}: {why}.",
-        thing=source,
-        value=why,
-        remedy="A graph item holds a GraphDef, the gradients and the variables' definitions.",
-    )

@@ -2,10 +2,15 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from autosync.cluster_file import MAX_BYTES
 from autosync.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput
+from autosync.interop import refused_file
+
+_refused = partial(refused_file, remedy="Give it what `nvidia-smi topo -m` prints, whole.")
+
 
 MAX_GPUS = 64
 NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
@@ -205,12 +210,3 @@ def _serving_ports(ports: list[str], rows: list[list[str]]) -> tuple[int, list[s
             "are counted, storage and management among them; --nics states another count"
         )
     return len(serving), notes
-
-
-def _refused(where: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"{where}: {why}.",
-        thing=where,
-        value=why,
-        remedy="Give it what `nvidia-smi topo -m` prints, whole.",
-    )

@@ -7,6 +7,7 @@ from typing import Any
 from autosync.cluster import Cluster, Device, Node
 from autosync.devices import DEVICE_TYPES, device_type_of_gpu, gpu_types
 from autosync.errors import InvalidInput
+from autosync.interop import refused_file
 from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_list import MAX_HOSTS, Host
 
@@ -91,7 +92,7 @@ def cluster_of_hosts(
 
 
 def notes_on_hosts(hosts: Sequence[Host], hardware: HostHardware) -> tuple[str, ...]:
-    """What of the list, the topology and the options is not used or was assumed, a sentence each.
+    """What of the list and the topology is not used or was assumed, a sentence each.
 
     They concern hosts of which `cluster_of_hosts` has made a cluster.
     """
@@ -117,45 +118,25 @@ def notes_on_hosts(hosts: Sequence[Host], hardware: HostHardware) -> tuple[str, 
 
 
 def _overruled(hosts: Sequence[Host], hardware: HostHardware) -> list[str]:
-    """A sentence for each option that replaces what the list says, or that is not used."""
+    """A sentence for each option, or count of the list, that replaces what something else says."""
+    workers = [host for host in hosts if not host.server_only]
+    stated: dict[str, tuple[object, set[object]]] = {
+        "--per-host": (hardware.slots, {host.slots for host in workers}),
+        "--device": (
+            hardware.device_type,
+            {host.device_type for host in workers if host.on_gpus is not False},
+        ),
+        "--port-gbps": (hardware.port_gbps, {host.port_gbps for host in hosts}),
+    }
     notes = []
-    listed = sorted({host.slots for host in hosts if host.slots and not host.server_only})
-    other = [each for each in listed if hardware.slots not in (None, each)]
-    if other:
-        notes.append(f"--per-host {hardware.slots} is used, not the list's {_numbers(other)} slots")
-    gpus = hardware.topology.gpus if hardware.topology else None
-    used = [hardware.slots] if hardware.slots else listed
-    if gpus and any(each != gpus for each in used):
-        by = "--per-host" if hardware.slots else "the list"
-        notes.append(
-            f"the topology shows {gpus} GPUs a host, {by} has {_numbers(used)}: "
-            f"{_numbers(used)} are used"
-        )
-    rates = sorted({host.port_gbps for host in hosts if host.port_gbps})
-    if other_rates := [rate for rate in rates if hardware.port_gbps not in (None, rate)]:
-        notes.append(
-            f"--port-gbps {hardware.port_gbps:g} is used, not the list's {_numbers(other_rates)}"
-        )
-    kinds = {host.device_type for host in hosts if host.device_type and host.on_gpus is not False}
-    if (stated := hardware.device_type) is not None:
-        if other_kinds := sorted(kinds - {stated}):
-            notes.append(f"--device {stated} is used, not the list's {', '.join(other_kinds)}")
-        if all(host.on_gpus is False for host in hosts):
-            notes.append(f"--device {stated} is not used: the list has no GPU")
-    if hardware.intra_bandwidth_gbps is not None:
-        counts = [hardware.slots_of(host) for host in hosts if not host.server_only]
-        if all(count == 1 for count in counts):
-            notes.append("--intra-gbps is not used: each host has one device")
-        elif hardware.topology:
-            notes.append(
-                f"--intra-gbps {hardware.intra_bandwidth_gbps:g} is used, no estimate from the "
-                "topology"
-            )
-    if hardware.transport is not None and hardware.latency_us is not None:
-        notes.append(
-            f"--latency-us {hardware.latency_us:g} is used, not the "
-            f"{TRANSPORT_LATENCY_US[hardware.transport]:g} us of --transport {hardware.transport}"
-        )
+    for option, (value, listed) in stated.items():
+        other = ", ".join(sorted(map(str, listed - {None, value}))[:8])
+        if value is not None and other:
+            notes.append(f"{option} {value} is used, not the list's {other}")
+    counts = {hardware.slots_of(host) for host in workers}
+    if hardware.topology is not None and (other_counts := counts - {hardware.topology.gpus}):
+        used = ", ".join(sorted(map(str, other_counts)))
+        notes.append(f"the topology shows {hardware.topology.gpus} GPUs a host: {used} are used")
     return notes
 
 
@@ -166,11 +147,6 @@ def _estimated_between(host: Host, hardware: HostHardware) -> str | None:
     if stated or host.server_only or (hardware.slots_of(host) or 1) < 2:
         return None
     return hardware.device_type_of(host)
-
-
-def _numbers(values: Sequence[float]) -> str:
-    shown = [f"{value:g}" for value in values[:4]]
-    return ", ".join(shown) + (", ..." if len(values) > 4 else "")
 
 
 def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
@@ -187,12 +163,14 @@ def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
     for node, count in zip(alive, gpus, strict=True):
         address = str(node.get("NodeManagerAddress", ""))
         if count != int(count) or not 0 <= count <= MAX_RAY_GPUS:
-            raise _refused(address, f"has {count:g} GPUs", "Ray must state a whole number.")
+            raise refused_file(address, f"has {count:g} GPUs", "Ray must state a whole number.")
         if count or not any(gpus):
             device_type = _ray_device(node) if count else "cpu"
             hosts.append(Host(address, int(count) or None, device_type))
     if not hosts or len(hosts) > MAX_HOSTS:
-        raise _refused("the Ray cluster", f"has {len(hosts)} hosts alive", "See `ray list nodes`.")
+        raise refused_file(
+            "the Ray cluster", f"has {len(hosts)} hosts alive", "See `ray list nodes`."
+        )
     return tuple(sorted(hosts, key=lambda host: host.address))
 
 
@@ -209,7 +187,7 @@ def _node(host: Host, hardware: HostHardware, source: str) -> Node:
     where = f"{source}, host {host.address!r}"
     rate = hardware.port_gbps or host.port_gbps
     if rate is None:
-        raise _refused(
+        raise refused_file(
             where,
             "the rate of its port is not stated",
             "State the rate on the wire in Gbit/s (--port-gbps; in a specification of AutoDist's "
@@ -223,14 +201,14 @@ def _node(host: Host, hardware: HostHardware, source: str) -> Node:
     known = gpu_types() if host.on_gpus else tuple(DEVICE_TYPES)
     if kind not in known:
         given = f"is {kind!r}, which is none" if kind else "is not stated"
-        raise _refused(
+        raise refused_file(
             where,
             f"the type of its {'GPUs' if host.on_gpus else 'devices'} {given}",
             f"State it (--device; gpu_type in a file of facts): {', '.join(known)}.",
         )
     slots = hardware.slots_of(host)
     if slots is None:
-        raise _refused(where, "how many devices it has is not stated", "State it (--per-host).")
+        raise refused_file(where, "how many devices it has is not stated", "State it (--per-host).")
     return Node(
         host.address,
         (Device(kind, slots),),
@@ -247,13 +225,9 @@ def _between(host: Host, slots: int, hardware: HostHardware, where: str) -> floa
         return None if slots == 1 else hardware.intra_bandwidth_gbps
     estimated = _estimated_between(host, hardware)
     if estimated is None or hardware.topology is None:
-        raise _refused(
+        raise refused_file(
             where,
             f"has {slots} devices, but the bandwidth between them is not stated",
             "State a payload rate in Gbit/s (--intra-gbps), or give `nvidia-smi topo -m` (--topo).",
         )
     return hardware.topology.intra_bandwidth_gbps(device_type_of_gpu(estimated, estimated))
-
-
-def _refused(where: str, why: str, remedy: str) -> InvalidInput:
-    return InvalidInput(f"{where}: {why}.", thing=where, value=why, remedy=remedy)

@@ -2,9 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from autosync.cluster_file import MAX_BYTES, MAX_DEVICES
-from autosync.errors import InvalidInput
+from autosync.interop import refused_file
+
+_refused = partial(refused_file, remedy="`autosync import-cluster --help` shows what can be read.")
+
 
 MAX_HOSTS = 4096
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:%-]{0,252}")
@@ -15,22 +19,13 @@ USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,63}")
 BRACKETED = re.compile(r"\[([0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\](?::(.*))?")
 """An IPv6 address, and slots behind it."""
 
-LOGS_IN = "state it in the launcher's command or in ssh's configuration"
-_LIMIT = "the most that mpirun starts there"
-_FOR_MPI = "only MPI's launcher uses it"
-NOT_READ = {
-    "max_slots": _LIMIT,
-    "max-slots": _LIMIT,
-    "port": LOGS_IN,
-    "user": LOGS_IN,
-    "username": LOGS_IN,
-    "user_name": LOGS_IN,
-    "user-name": LOGS_IN,
-    "ifhn": "the interface that MPI's messages take: NCCL_SOCKET_IFNAME or NCCL_IB_HCA state it",
-    "binding": _FOR_MPI,
-    "map": _FOR_MPI,
-}
-"""Keys of a host's line that say nothing of the cluster, and why they are left out."""
+NOT_READ = frozenset(
+    (
+        *("port", "user", "username", "user_name", "user-name"),
+        *("max_slots", "max-slots", "ifhn", "binding", "map"),
+    )
+)
+"""Keys of a host's line that say how to log in, or what MPI's launcher alone uses."""
 
 SLURM_PART = re.compile(r"\[([^\][]*)\]|([^\][,]+)")
 COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
@@ -64,7 +59,7 @@ def read_hostfile(text: str, source: str) -> tuple[tuple[Host, ...], tuple[str, 
         raise _refused(source, f"is larger than {MAX_BYTES // 1000} kB")
     found: dict[str, int | None] = {}
     bare: set[str] = set()
-    left_out: dict[str, str] = {}
+    left_out: dict[str, None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if not words:
@@ -82,20 +77,22 @@ def read_hostfile(text: str, source: str) -> tuple[tuple[Host, ...], tuple[str, 
         if len(found) > MAX_HOSTS:
             raise _refused(where, f"more than {MAX_HOSTS} hosts")
     if not found:
-        raise _refused(source, "names no host", "Write one a line: `host slots=4` or `host:4`.")
-    notes = (f"{source}: {key} is left out ({why})" for key, why in left_out.items())
+        raise _refused(
+            source, "names no host", remedy="Write one a line: `host slots=4` or `host:4`."
+        )
+    notes = (f"{source}: {key} is left out (of use to the launcher alone)" for key in left_out)
     return tuple(Host(address, slots) for address, slots in found.items()), tuple(notes)
 
 
 def _host_and_slots(
-    words: list[str], where: str, left_out: dict[str, str]
+    words: list[str], where: str, left_out: dict[str, None]
 ) -> tuple[str, int | None]:
-    """left_out: filled with what is not read, and why."""
+    """left_out: filled with what is not read."""
     user, at, host = words[0].rpartition("@")
     if at:
         if not USER_NAME.fullmatch(user):
             raise _refused(where, f"{_short(user)} is no user's name")
-        left_out["the user in user@host"] = LOGS_IN
+        left_out["the user in user@host"] = None
     address, slots = host, None
     if bracketed := BRACKETED.fullmatch(host):
         address, count = bracketed.groups()
@@ -106,13 +103,13 @@ def _host_and_slots(
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if equals and value and key in NOT_READ:
-            left_out[f"{key}="] = NOT_READ[key]
+            left_out[f"{key}="] = None
             continue
         if key != "slots" or slots is not None:
             raise _refused(
                 where,
                 f"cannot read {_short(word)}",
-                "Write `host slots=4` or `host:4`; an IPv6 address with slots is `[fe80::1]:4`.",
+                remedy="Write `host slots=4` or `host:4`; an IPv6 address stands in brackets.",
             )
         slots = _slots(value, where)
     return _checked_name(address, where), slots
@@ -168,7 +165,7 @@ def expand_counts(counts: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple[in
     for entry in counts.strip()[:MAX_BYTES].split(","):
         match = COUNT.fullmatch(entry)
         if match is None:
-            raise _refused(source, f"cannot read {_short(entry)}", "Slurm writes 4(x2),3.")
+            raise _refused(source, f"cannot read {_short(entry)}", remedy="Slurm writes 4(x2),3.")
         times = int(match[2] or 1)
         if times > MAX_HOSTS or len(found) + times > MAX_HOSTS:
             raise _refused(source, f"it counts more than {MAX_HOSTS} hosts")
@@ -216,12 +213,3 @@ def _checked_name(name: str, where: str) -> str:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:
-    return InvalidInput(
-        f"{where}: {why}.",
-        thing=where,
-        value=why,
-        remedy=remedy or "`autosync import-cluster --help` shows what can be read.",
-    )

@@ -2,7 +2,7 @@
 
 A file holds the forward pass. Trainable are its floating-point initializers, but for running
 statistics and single numbers, and constants that nodes make where weights stand; a constant table
-that an operation reads cannot be told from a parameter. Views and whole numbers that only say
+that an operation reads looks like a parameter. Views and whole numbers that only say
 shapes are no operations here, as in a recorded module.
 """
 
@@ -10,11 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from autosync.errors import InvalidInput
 from autosync.extras import needs
 from autosync.graph import MAX_OPERATIONS, MAX_SHAPE, DType, ModelGraph, Operation, Variable
+from autosync.interop import refused_file
 from autosync.interop.onnx_values import (
     TYPE_NAMES,
     OnnxValues,
@@ -27,6 +29,11 @@ from autosync.interop.onnx_values import (
 with needs("onnx", "an ONNX file"):
     from google.protobuf.message import DecodeError
     from onnx import ModelProto, TensorProto
+
+_refused = partial(
+    refused_file, remedy="Give an ONNX file of a whole model, as torch.onnx.export writes it."
+)
+
 
 MAX_ONNX_BYTES = 1 << 31
 """Protobuf's own limit: larger models keep their weights in files beside, which are not read."""
@@ -351,13 +358,4 @@ def _no_size(source: str, name: str, dimension: int | str) -> InvalidInput:
         thing="length",
         value=dimension,
         remedy="State it (--length), or export the model with fixed sizes.",
-    )
-
-
-def _refused(source: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"{source}: {why}.",
-        thing=source,
-        value=why,
-        remedy="Give an ONNX file of a whole model, as torch.onnx.export writes it.",
     )

@@ -1,4 +1,4 @@
-"""Messages of AutoDist, TensorFlow and Chakra, declared to the protobuf library from one table.
+"""Messages of AutoDist and TensorFlow, declared to the protobuf library from one table.
 
 Field numbers as the published .proto files give them; fields that are not read are left out, and
 parsing skips them. Enums are int32 on the wire, and a map is repeated messages of key and value.
@@ -11,7 +11,7 @@ from typing import Any
 from autosync.errors import InvalidInput
 from autosync.extras import needs
 
-with needs("protobuf", "a file of AutoDist or Chakra"):
+with needs("protobuf", "a file of AutoDist"):
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     from google.protobuf.message import DecodeError
     from google.protobuf.unknown_fields import UnknownFieldSet
@@ -37,14 +37,6 @@ MESSAGES: dict[str, str] = {
     "Attr": "key=1:string value=2:AttrValue",
     "NodeDef": "name=1:string op=2:string input=3:string* device=4:string attr=5:Attr*",
     "GraphDef": "node=1:NodeDef* version=3:int32",
-    # Chakra 1.0: et_def.proto
-    "Attribute": "name=1:string int32_val=7:int32 int64_val=9:int64 uint32_val=11:uint32 "
-    "uint64_val=13:uint64 bool_val=27:bool string_val=29:string",
-    "Metadata": "version=1:string attr=2:Attribute*",
-    "Values": "values=1:string shapes=2:string types=3:string",
-    "ChakraNode": "id=1:uint64 name=2:string type=3:int32 ctrl_deps=4:uint64* data_deps=5:uint64* "
-    "start_time_micros=6:uint64 duration_micros=7:uint64 inputs=8:Values outputs=9:Values "
-    "attr=10:Attribute*",
 }
 """By message, its fields as `name=number:type`; * stands behind a repeated one."""
 
@@ -104,28 +96,6 @@ def _unknown_fields(message: Any) -> Iterator[str]:
         if descriptor.message_type is not None:
             for inner in value if descriptor.is_repeated else (value,):
                 yield from _unknown_fields(inner)
-
-
-def split_delimited(data: bytes, source: str) -> Iterator[bytes]:
-    """Messages one after another, the length of each before it as a varint.
-
-    Raises:
-        InvalidInput: a length is damaged, or more than is left.
-    """
-    at = 0
-    while at < len(data):
-        length = shift = 0
-        for byte in data[at : at + 5]:
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        begin = at + shift // 7
-        if data[begin - 1] >= 0x80 or begin + length > len(data):
-            why = f"claims {length} bytes at byte {at}, but {len(data) - begin} are left"
-            raise _refused(source, "message", why)
-        at = begin + length
-        yield data[begin:at]
 
 
 def _refused(source: str, kind: str, why: str) -> InvalidInput:

@@ -2,22 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
-import yaml
 from pydantic import ConfigDict
 
 from autosync.cluster import Cluster, Node
 from autosync.cluster_file import MAX_DEVICES, strict_yaml
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import STRICT
-from autosync.errors import InvalidInput, NotSupported
-from autosync.interop.host_clusters import PAYLOAD_SHARE, HostHardware, cluster_of_hosts
+from autosync.errors import InvalidInput
+from autosync.interop import refused_file
+from autosync.interop.host_clusters import HostHardware, cluster_of_hosts
 from autosync.interop.host_list import Host
 
 NODE_FIELDS = ("address", "chief", "gpus", "cpus", "network_bandwidth")
 SSH_FIELDS = ("ssh_config", "ssh")
 """How AutoDist logs in: nothing that a prediction needs."""
+
+_refused = partial(refused_file, remedy=f"A node has {', '.join(NODE_FIELDS)}.")
 
 
 Numbers = Mapping[str, tuple[int, ...]]
@@ -158,7 +161,7 @@ def _stated_nodes(yaml_text: str, source: str) -> "list[_StatedNode]":
     data = strict_yaml(yaml_text, source)
     listed = data.get("nodes") if isinstance(data, dict) else None
     if not isinstance(listed, list) or not listed:
-        raise _refused(source, "lists no nodes", "A specification has them under `nodes:`.")
+        raise _refused(source, "lists no nodes", remedy="A specification has them under `nodes:`.")
     extra = [key for key in data if key not in ("nodes", *SSH_FIELDS)]
     if extra:
         raise _refused(source, f"has an unknown field {str(extra[0])!r}")
@@ -180,66 +183,6 @@ def _hosts(nodes: "list[_StatedNode]") -> tuple[Host, ...]:
     return tuple(
         Host(node.address, len(node.cpus), "cpu", node.port_gbps, on_gpus=False) for node in nodes
     )
-
-
-def write_resource_spec(cluster: Cluster) -> str:
-    """The cluster as a resource specification. What the format cannot express is
-    written into its comments.
-
-    Raises:
-        NotSupported: a node could not be told apart from one of another kind.
-    """
-    with_gpus = any(gpu_count(node) for node in cluster.nodes)
-    nodes: list[dict[str, Any]] = []
-    for position, node in enumerate(cluster.nodes):
-        gpus = gpu_count(node)
-        if gpus not in (0, node.ranks) or (not gpus and node.server_only is not with_gpus):
-            raise NotSupported(
-                f"node {node.address!r} has {gpus} GPUs for {node.ranks} replicas"
-                f"{' and is a server host' if node.server_only else ''}: in a resource "
-                "specification replicas run on all GPUs, or on CPUs where there is no GPU at all.",
-                thing=f"node {node.address}",
-                value="mixes CPU and GPU devices",
-            )
-        stated: dict[str, Any] = {"address": node.address}
-        if position == 0:
-            stated["chief"] = True
-        if gpus:
-            stated["gpus"] = list(range(gpus))
-        stated["cpus"] = list(range(1 if gpus or node.server_only else node.ranks))
-        stated["network_bandwidth"] = round(node.bandwidth_gbps / PAYLOAD_SHARE, 9)
-        nodes.append(stated)
-    comments = "".join(f"# {sentence}\n" for sentence in left_out_of_spec(cluster))
-    return comments + yaml.safe_dump({"nodes": nodes}, sort_keys=False, allow_unicode=True)
-
-
-def left_out_of_spec(cluster: Cluster) -> tuple[str, ...]:
-    """What a resource specification cannot express of this cluster, a sentence each."""
-    sentences = []
-    for node in cluster.nodes:
-        for device in node.devices:
-            memory = "" if device.memory_gb is None else f", {device.memory_gb:g} GB"
-            slow = "" if device.slowdown == 1 else f", {device.slowdown:g} times slower"
-            sentences.append(f"{node.address}: {device.count} x {device.type}{memory}{slow}")
-        inside = node.intra_bandwidth_gbps
-        within = "" if inside is None else f", {inside:g} Gbit/s inside the node"
-        sentences.append(f"{node.address}: latency {node.latency_us:g} us{within}")
-    sentences += [
-        f"{link.nodes[0]} to {link.nodes[1]}: {link.bandwidth_gbps:g} Gbit/s of payload"
-        for link in cluster.links
-    ]
-    if cluster.costs:
-        sentences.append(f"{len(cluster.costs)} fitted message costs, backend {cluster.backend}")
-    if cluster.overlap_slowdown is not None:
-        sentences.append(f"compute takes {cluster.overlap_slowdown:.1%} longer beside messages")
-    if cluster.transfer_slowdown:
-        sentences.append(f"transfers take {cluster.transfer_slowdown:.0%} longer during backward")
-    if cluster.connection_gbps:
-        sentences.append(f"one connection carries {cluster.connection_gbps:g} Gbit/s of payload")
-    if cluster.link_seconds_per_send:
-        each = cluster.link_seconds_per_send * 1e6
-        sentences.append(f"each send holds its links for {each:.1f} us besides its bytes")
-    return tuple(sentences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +221,3 @@ def _device_numbers(data: Any, kind: str, where: str) -> tuple[int, ...]:
             where, f"{kind} must be a list of different numbers below {MAX_DEVICES}, got {data!r}"
         )
     return tuple(given)
-
-
-def _refused(where: str, why: str, remedy: str = "") -> InvalidInput:
-    return InvalidInput(
-        f"{where}: {why}.",
-        thing=where,
-        value=why,
-        remedy=remedy or f"A node has {', '.join(NODE_FIELDS)}.",
-    )

@@ -11,15 +11,29 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from autosync.devices import DEVICE_TYPES, device_type_of_gpu
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
-from autosync.interop.chakra_trace import is_chakra_file, read_chakra_file, read_chakra_json
-from autosync.interop.kineto_trace import BACKWARD, TracedCall, TracedSteps, read_kineto
+from autosync.interop import refused_file
+from autosync.interop.training_traces import (
+    BACKWARD,
+    TracedCall,
+    TracedSteps,
+    read_chakra,
+    read_kineto,
+)
 from autosync.profiling import estimate_profile
+
+_refused = partial(
+    refused_file,
+    remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) writes (.json or "
+    ".json.gz), or chakra_trace_link.",
+)
+
 
 PREFIX = "aten::"
 MAX_TRACE_BYTES = 400_000_000
@@ -56,8 +70,7 @@ def read_trace_profile(
     for step in traced.steps:
         for index, call, nodes in _matched(step, graph):
             forward[index].append(call.seconds(traced.by_kernels))
-            if nodes or traced.whole_backward:
-                backward[index].append(sum(node.seconds(traced.by_kernels) for node in nodes))
+            backward[index].append(sum(node.seconds(traced.by_kernels) for node in nodes))
     missing = Counter(
         o.type for o, found in zip(graph.operations, forward, strict=True) if not found
     )
@@ -94,15 +107,13 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
         data = _decompressed(data, source)
     if len(data) > MAX_TRACE_BYTES:
         raise _refused(source, f"has more than {MAX_TRACE_BYTES} bytes")
-    if is_chakra_file(data):
-        return read_chakra_file(data, source)
     try:
         trace = json.loads(data)
     except (ValueError, RecursionError):
-        raise _refused(source, "is no JSON, nor a Chakra trace") from None
+        raise _refused(source, "is no JSON") from None
     if not isinstance(trace, dict) or not trace.keys() & {"traceEvents", "nodes"}:
         raise _refused(source, "has neither 'traceEvents' (Kineto) nor 'nodes' (Chakra)")
-    return read_kineto(trace, source) if "traceEvents" in trace else read_chakra_json(trace, source)
+    return read_kineto(trace, source) if "traceEvents" in trace else read_chakra(trace, source)
 
 
 def _decompressed(data: bytes, source: str) -> bytes:
@@ -150,16 +161,6 @@ def _device_type(traced: TracedSteps, stated: str | None, source: str) -> str:
             else "Trace on that device with ProfilerActivity.CUDA, or state --device cpu.",
         )
     return stated
-
-
-def _refused(source: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"{source}: it {why}.",
-        thing=source,
-        value=why,
-        remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) writes (.json or "
-        ".json.gz), or chakra_trace_link and chakra_converter.",
-    )
 
 
 def _medians(samples: list[list[float]], otherwise: Sequence[float]) -> tuple[float, ...]:

@@ -3,7 +3,13 @@
 Imports the graph document and `importing`. Importing this loads no torch.
 """
 
-from autosync.models.bundled_graphs import bundled, graph_file, is_bundled, spec_of
-from autosync.models.model_specs import BUNDLED, ModelSpec
+from autosync.models.bundled_models import (
+    BUNDLED,
+    ModelSpec,
+    bundled,
+    graph_file,
+    is_bundled,
+    spec_of,
+)
 
 __all__ = ["BUNDLED", "ModelSpec", "bundled", "graph_file", "is_bundled", "spec_of"]

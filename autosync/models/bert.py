@@ -8,8 +8,7 @@ published measurements of "BERT-base" (110.1 M) count.
 import torch
 from torch import nn
 
-from autosync.models.attention import Attention
-from autosync.models.example_batches import TrainingExample, tokens
+from autosync.models.building_blocks import Attention, TrainingExample, tokens
 
 VOCABULARY = 30_522
 POSITIONS = 512

@@ -3,8 +3,13 @@
 import torch
 from torch import nn
 
-from autosync.models.attention import attention_weights, join_heads, split_heads
-from autosync.models.example_batches import TrainingExample, tokens
+from autosync.models.building_blocks import (
+    TrainingExample,
+    attention_weights,
+    join_heads,
+    split_heads,
+    tokens,
+)
 
 VOCABULARY = 50_257
 POSITIONS = 1024

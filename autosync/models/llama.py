@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from autosync.models.attention import join_heads, split_heads
-from autosync.models.example_batches import TrainingExample, tokens
+from autosync.models.building_blocks import TrainingExample, join_heads, split_heads, tokens
 
 NORM_EPS = 1e-5
 

@@ -6,8 +6,7 @@ import math
 import torch
 from torch import nn
 
-from autosync.models.attention import Attention
-from autosync.models.example_batches import TrainingExample, tokens
+from autosync.models.building_blocks import Attention, TrainingExample, tokens
 
 VOCABULARY = 33_708
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autosync.api.db import Database, connect
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.submission import load_request
-from autosync.api.engine.tuning_queue import Claim
 from autosync.bundle import Bundle
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import run_pending
@@ -106,7 +106,7 @@ def say(**fields: str) -> None:
 
 def claim_anew(database: Database, tuning_id: str) -> Claim:
     """The tuning, whose last claim was not given back; under a lease that ends at once."""
-    held = tuning_queue.claim(database, "soak", lease_seconds=0.0, tuning_id=tuning_id)
+    held = job_queue.claim(database, "soak", lease_seconds=0.0, tuning_id=tuning_id)
     if held is None:
         raise SystemExit(f"tuning {tuning_id} cannot be claimed")
     return held

@@ -5,26 +5,26 @@ from dataclasses import asdict
 
 from autosync.domain import Domain
 from autosync.importing.transformers_config import load_transformers_config
-from autosync.interop.autodist_graph import read_graph_item, write_graph_item
+from autosync.interop.autodist_graph import read_graph_item
 from autosync.interop.autodist_strategy import export_strategy, import_strategy
 from autosync.interop.gpu_topology import read_topology
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts
 from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
 from autosync.interop.onnx_graph import read_onnx_graph
-from autosync.interop.resource_spec import Hardware, read_resource_spec, write_resource_spec
+from autosync.interop.resource_spec import Hardware, read_resource_spec
 from autosync.interop.trace_profile import read_trace_profile
 from autosync.search.designs.known_designs import all_reduce_chunk128, ps_load_balanced
 from autosync.simulator.published_dataset import read_facts
 from benchmarks.fuzz.document_parsers import DOMAIN, file_of, use_graph
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, used
-from tests.autosync.interop.chakra_files import chakra_file, linear_step
+from tests.autosync.interop.chakra_files import linear_step
 from tests.autosync.interop.onnx_files import model, node, value, weight
 from tests.autosync.interop.onnx_files import numbers as constant
 from tests.autosync.interop.test_gpu_topology import DGX_A100
 from tests.autosync.interop.test_graph_items import Written
 from tests.autosync.interop.test_kineto import of_linear
 from tests.autosync.interop.test_resource_specs import TWO_NODES
-from tests.domains import chain_graph, grid_cluster
+from tests.domains import grid_cluster
 from tests.torchvision_operators import declare_operators
 
 T4 = Hardware("t4", 48.0)
@@ -48,7 +48,7 @@ CONFIG = {
 
 def read_specification(data: bytes) -> None:
     cluster = read_resource_spec(as_text(data), "spec", T4).cluster
-    used(cluster.id, write_resource_spec(cluster))
+    used(cluster.id)
 
 
 def read_hosts(data: bytes) -> None:
@@ -103,28 +103,25 @@ def file_parsers() -> list[FuzzedParser]:
         profile = read_trace_profile(data, graph, "v100").profile
         used(Domain(graph, grid_cluster(), profile).timing)
 
-    item, ours = Written().bytes(), write_graph_item(chain_graph(sparse=(2,)))
     designs = (all_reduce_chunk128, ps_load_balanced)
     strategies = [export_strategy(design(DOMAIN), DOMAIN) for design in designs]
-    specification = write_resource_spec(grid_cluster(3)).encode()
     facts = json.dumps({"models": {"m": {"batch_size": 8}}, "clusters": {"cluster-A": asdict(T4)}})
     return [
         FuzzedParser(
             "autodist-resource-spec",
             "lines",
-            [TWO_NODES.encode(), specification],
+            [TWO_NODES.encode()],
             read_specification,
         ),
         FuzzedParser("hostfile", "lines", [HOSTFILE], read_hosts),
         FuzzedParser("slurm-nodelist", "bytes", NODELISTS, read_nodelist),
         FuzzedParser("slurm-counts", "bytes", [b"4(x2),3", b"1,2,3"], read_counts),
         FuzzedParser("gpu-topology", "lines", [DGX_A100.encode()], read_topo),
-        FuzzedParser("autodist-graph-item", "protobuf", [item, ours], read_item),
+        FuzzedParser("autodist-graph-item", "protobuf", [Written().bytes()], read_item),
         FuzzedParser("autodist-strategy", "protobuf", strategies, read_autodist_strategy),
         FuzzedParser("onnx", "protobuf", onnx_files(), read_onnx),
         FuzzedParser("kineto-trace", "json", [kineto], read_trace),
         FuzzedParser("chakra-json", "json", [json.dumps(chakra).encode()], read_trace),
-        FuzzedParser("chakra-file", "delimited", [chakra_file(chakra)], read_trace),
         FuzzedParser("config-json", "json", [json.dumps(CONFIG).encode()], read_config, share=0.05),
         FuzzedParser("dataset-facts", "json", [facts.encode()], read_published_facts),
     ]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from autosync.errors import LONGEST_MESSAGE, AutosyncError
 
-Form = Literal["bytes", "delimited", "json", "lines", "protobuf", "safetensors"]
+Form = Literal["bytes", "json", "lines", "protobuf", "safetensors"]
 Outcome = Literal["read", "refused", "finding"]
 
 MOST_SECONDS = 3.0

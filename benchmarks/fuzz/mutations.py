@@ -10,9 +10,6 @@ from google.protobuf.internal import encoder
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from autosync.errors import InvalidInput
-from autosync.interop.protobuf_messages import split_delimited
-
 Change = Callable[[bytes, random.Random], bytes]
 
 NUMBERS = (0, 1, -1, 2, 7, 63, 64, 255, 256, 1023, 65_535, 65_536, 2**31 - 1, 2**31, 2**32)
@@ -226,25 +223,6 @@ def _varint(value: int) -> bytes:
     return written
 
 
-def change_delimited(data: bytes, rng: random.Random) -> bytes:
-    """One of the messages that follow each other, each behind its length."""
-    try:
-        messages = list(split_delimited(data, "seed"))
-    except InvalidInput:
-        messages = []
-    if not messages:
-        return change_bytes(data, rng)
-    at = rng.randrange(len(messages))
-    match rng.randrange(4):
-        case 0:
-            messages.insert(rng.randint(0, len(messages)), messages[at])
-        case 1 if len(messages) > 1:
-            del messages[at]
-        case _:
-            messages[at] = change_protobuf(messages[at], rng)
-    return b"".join(_varint(len(message)) + message for message in messages)
-
-
 def change_safetensors(data: bytes, rng: random.Random) -> bytes:
     """The header (a length, then JSON) or the numbers behind it."""
     size = int.from_bytes(data[:8], "little")
@@ -261,7 +239,6 @@ def change_safetensors(data: bytes, rng: random.Random) -> bytes:
 
 FORMS: dict[str, Change] = {
     "bytes": change_bytes,
-    "delimited": change_delimited,
     "json": change_json,
     "lines": change_lines,
     "protobuf": change_protobuf,

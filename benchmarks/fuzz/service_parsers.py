@@ -16,7 +16,7 @@ from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.api.http.named_documents import ranked_domain, tuning_request
-from autosync.api.http.uploading.upload_storage import read_tuning
+from autosync.api.http.uploads import read_tuning
 from autosync.api.spec import RankSpec, TuningSpec
 from autosync.api.views.paging import read_cursor, written_cursor
 from autosync.documents import from_json

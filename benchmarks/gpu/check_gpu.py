@@ -214,7 +214,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> str:
 def write_records(setting: Setting) -> None:
     """The tuning's trials as Parquet, also of one that was stopped."""
     from autosync.api.db import connect
-    from autosync.api.views.runtime_tables import runtimes_parquet
+    from autosync.api.views.runtimes import runtimes_parquet
 
     if (setting.folder / DATABASE).is_file():
         database = connect(f"sqlite:///{setting.folder / DATABASE}")

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample, classification_loss, images
+from autosync.models.building_blocks import TrainingExample, classification_loss, images
 
 
 class DenseLayer(nn.Module):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample
+from autosync.models.building_blocks import TrainingExample
 
 DENSE_INPUTS = 13
 

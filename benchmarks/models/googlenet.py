@@ -3,7 +3,7 @@ normalization, no batch normalization; without the two auxiliary classifiers."""
 
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample, classification_loss, images
+from autosync.models.building_blocks import TrainingExample, classification_loss, images
 from benchmarks.models.convolution_blocks import Branches, ImageClassifier
 
 WIDTHS = (

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample, classification_loss, images
+from autosync.models.building_blocks import TrainingExample, classification_loss, images
 from benchmarks.models.convolution_blocks import Branches, ConvNorm, ImageClassifier
 
 IMAGE_SIZE = 299

@@ -5,7 +5,7 @@ sampled softmax. Gradients of the word embedding and of the softmax touch rows o
 import torch
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample, tokens
+from autosync.models.building_blocks import TrainingExample, tokens
 from benchmarks.models.lstm import LSTMLayer
 
 VOCABULARY = 793_470

@@ -5,7 +5,7 @@ sizes."""
 import torch
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample, classification_loss, images
+from autosync.models.building_blocks import TrainingExample, classification_loss, images
 from benchmarks.models.convolution_blocks import ConvNorm, ImageClassifier
 
 IMAGE_SIZE = 331

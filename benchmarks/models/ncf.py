@@ -4,7 +4,7 @@ times the users and 32 times the movies; 8 factors and an MLP of 64-32-16-8."""
 import torch
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample
+from autosync.models.building_blocks import TrainingExample
 
 USERS = 138_493 * 16
 ITEMS = 26_744 * 32

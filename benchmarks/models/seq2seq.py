@@ -4,7 +4,7 @@ cells read a sentence, four write its translation; vocabularies of 160,000 and 8
 import torch
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample, tokens
+from autosync.models.building_blocks import TrainingExample, tokens
 from benchmarks.models.lstm import LSTMLayer
 
 SOURCE_VOCABULARY = 160_000

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from autosync.models.attention import Attention
-from autosync.models.example_batches import TrainingExample, classification_loss, images
+from autosync.models.building_blocks import Attention, TrainingExample, classification_loss, images
 
 IMAGE_SIZE = 224
 PATCH = 16

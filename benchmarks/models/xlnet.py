@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from autosync.models.example_batches import TrainingExample, tokens
+from autosync.models.building_blocks import TrainingExample, tokens
 
 VOCABULARY = 32_000
 PREDICTED = 85

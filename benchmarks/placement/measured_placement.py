@@ -33,7 +33,7 @@ from autosync.bundle import load_bundle, make_bundle, save_bundle
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.extensions.placement.document import modules_of
-from autosync.extensions.placement.proposals import PlacementJudge, place_greedily
+from autosync.extensions.placement.proposals import PlacementEvaluator, place_greedily
 from autosync.importing import import_module
 from autosync.population import encode
 from autosync.search.designs import known_designs
@@ -125,17 +125,17 @@ def domain() -> Domain:
     return Domain(graph, Cluster("two-speeds", nodes), profile, Optimizer("sgd"))
 
 
-def ways(where: Domain) -> dict[str, Strategy]:
+def strategies_of(where: Domain) -> dict[str, Strategy]:
     """With what the timeline predicts of each, printed."""
     even = known_designs.all_reduce_5mb(where)
     layouts = replica_layouts(where, Space(uneven_shares=True))
     fair = replace(even, replicas=layouts[-1])
-    judge = PlacementJudge(where, TimelineSimulator())
+    evaluator = PlacementEvaluator(where, TimelineSimulator())
     return {
         "even": even,
         "proportional": fair,
-        "even, placed": place_greedily(judge, even).strategy,
-        "proportional, placed": place_greedily(judge, fair).strategy,
+        "even, placed": place_greedily(evaluator, even).strategy,
+        "proportional, placed": place_greedily(evaluator, fair).strategy,
     }
 
 
@@ -199,7 +199,7 @@ def main() -> None:
         run_rank(given.rank, given.folder, given.iterations)
         return
     where = domain()
-    strategies = ways(where)
+    strategies = strategies_of(where)
     predicted = TimelineSimulator().predict(where, encode(list(strategies.values()), where))
     testbed = namespaces.up(where.cluster)
     found: dict[str, list[float]] = {name: [] for name in strategies}
@@ -213,14 +213,14 @@ def main() -> None:
                 found[name].append(seconds)
     finally:
         namespaces.down(testbed)
+    print("| | measured ms | predicted ms | elements held |\n|---|---|---|---|")
     for (name, seconds_of), prediction in zip(found.items(), predicted, strict=True):
-        rounds = ", ".join(f"{seconds * 1e3:.1f}" for seconds in seconds_of)
-        middle = median(seconds_of)
+        low, middle, high = (1e3 * f(seconds_of) for f in (min, median, max))
+        held = ", ".join(f"{each:,}" for each in elements[name])
+        placed = " ".join(f"{each.module}@{each.ranks}" for each in modules_of(strategies[name]))
         print(
-            f"{name:20} measured {middle * 1e3:.1f} ms ({rounds}; spread "
-            f"{(max(seconds_of) - min(seconds_of)) / middle:.0%}), predicted "
-            f"{prediction * 1e3:.1f}, elements held {elements[name]}; "
-            f"{modules_of(strategies[name])}"
+            f"| {name} {placed} | {middle:.1f} ({low:.1f} to {high:.1f}) | {prediction * 1e3:.1f} "
+            f"| {held} |"
         )
 
 

@@ -1,139 +1,165 @@
 """HeteroG's comparisons in the timeline, in the form of its tables 4 and 7: even and proportional
-replicas by servers and by all-reduce, the search without placements, and with them.
+replicas by servers and by all-reduce, the search without placements, and placements.
 
 python -m benchmarks.placement.predicted_placement [--cluster NAME] [--models NAME ...]
-    [--proposers NAME ...] [--evaluations N] [--seeds N] [--large]
+    [--evaluations N] [--seeds N] [--missing SHARE]
 
-Predictions only (`placement_domains`). Every proposer begins from the best hand-designed strategy
-that modules can be placed in and has the same number of evaluations; `both` has half of them for
-the plain proposer and half for the policy, as the search takes the better answer. `chance` is the
-policy's draws without its learning. --large: models that no device holds whole.
+Predictions only, in milliseconds an iteration. Compute is a roofline of a V100's, every replica has
+the model's usual batch at an even share, the optimizer is Adam. Proposers begin from the best
+hand-designed strategy that modules can be placed in (the base), with equal numbers of evaluations;
+`prior` is the policy with a learning rate of 0. Of what does not fit, the share of all memory that
+it lacks. --missing: devices lack so much of the values, gradients and optimizer state of a replica.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from autosync.domain import Domain
-from autosync.extensions.placement.document import modules_of
+from autosync.cluster_file import load_cluster
+from autosync.domain import Domain, Optimizer
 from autosync.extensions.placement.policy import PolicySettings, learned_placement
-from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge, place_greedily
+from autosync.extensions.placement.proposals import (
+    EvaluatedPlacement,
+    PlacementEvaluator,
+    may_be_placed,
+    place_greedily,
+)
+from autosync.models import bundled
+from autosync.population import decode, encode
+from autosync.profiling import estimate_profile
+from autosync.search.designs import known_designs
+from autosync.search.designs.design_table import hand_designed
+from autosync.search.domain_facts import replica_layouts
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
+from autosync.simulator.memory.memory_check import fitting_rows
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Schedule, Strategy
-from autosync.strategy_description import describe
-from benchmarks.placement.placement_domains import (
-    LARGE,
-    MODELS,
-    baselines,
-    domain_of,
-    without_placement,
+
+MODELS = ("vgg19", "resnet200", "inception_v3", "mobilenet_v2", "transformer", "bert_large")
+UNEVEN = Space(uneven_shares=True)
+SAMPLES = 2048
+COLUMNS = (
+    *("model", "EV-PS", "EV-AR", "CP-PS", "CP-AR", "search without", "base"),
+    *("greedy", "prior", "policy", "fastest in its order", "FIFO"),
 )
 
-PROPOSERS = ("plain", "chance", "policy", "both")
 
-Proposer = Callable[[Strategy, int, int], JudgedPlacement]
-"""Of a base, a budget of evaluations and a seed."""
-
-
-def proposers(domain: Domain) -> dict[str, Proposer]:
-    simulator = TimelineSimulator()
-
-    def greedy(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        return place_greedily(PlacementJudge(domain, simulator), base, budget)
-
-    def chance(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        settings = PolicySettings(seed=seed, chance=1.0)
-        return learned_placement(domain, simulator, base, budget, settings=settings)
-
-    def policy(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        settings = PolicySettings(seed=seed)
-        return learned_placement(domain, simulator, base, budget, settings=settings)
-
-    def both(base: Strategy, budget: int, seed: int) -> JudgedPlacement:
-        found = [proposer(base, budget // 2, seed) for proposer in (greedy, policy)]
-        return min(found, key=lambda each: each.rank)
-
-    return {"plain": greedy, "chance": chance, "policy": policy, "both": both}
+def domain_of(model: str, cluster: str, missing: float | None) -> Domain:
+    graph = bundled(model)
+    profile = estimate_profile(graph, "v100")
+    domain = Domain(graph, load_cluster(cluster), profile, Optimizer("adam", True, 2))
+    return domain if missing is None else _with_memory(domain, missing)
 
 
-def shown(found: Sequence[JudgedPlacement]) -> str:
+def _with_memory(domain: Domain, missing: float) -> Domain:
+    """Devices in proportion to their own memory, the smallest without room for so much."""
+    population = encode([known_designs.all_reduce_25mb(domain)], domain)
+    peaks = memory_of(domain).peak_bytes(compile_plans_fast(population, domain), population)
+    held = domain.graph.size_bytes * (2 + domain.optimizer.state_tensors)
+    scale = float(((peaks[0] - missing * held) / device_memory_bytes(domain)).max())
+    nodes = tuple(
+        replace(
+            node,
+            devices=tuple(
+                replace(each, memory_gb=each.memory_bytes * scale / 1e9) for each in node.devices
+            ),
+        )
+        for node in domain.cluster.nodes
+    )
+    return replace(domain, cluster=replace(domain.cluster, nodes=nodes))
+
+
+def baselines(domain: Domain) -> list[Strategy]:
+    """HeteroG's four, section 6.1: even shares, then shares by speed."""
+    designs = known_designs.ps_load_balanced(domain), known_designs.all_reduce_25mb(domain)
+    layouts = replica_layouts(domain, UNEVEN)
+    return [
+        replace(each, replicas=shares) for shares in (layouts[0], layouts[-1]) for each in designs
+    ]
+
+
+def without_placement(
+    evaluator: PlacementEvaluator,
+) -> tuple[EvaluatedPlacement, EvaluatedPlacement]:
+    """The best of the hand-designed strategies and of 2,048 samples; and the best hand-designed one
+    that modules can be placed in."""
+    domain = evaluator.domain
+    found = evaluator.evaluate([each for _, each in hand_designed(domain, UNEVEN)])
+    base = min((each for each in found if may_be_placed(each.strategy)), key=lambda each: each.rank)
+    population = sample(domain, UNEVEN, 0, SAMPLES, 0)
+    rows = fitting_rows(domain, population)
+    if len(rows):
+        seconds = evaluator.simulator.predict(domain, population)[rows]
+        best = decode(population, int(rows[np.argmin(seconds)]), domain)
+        found += evaluator.evaluate([best])
+    return min(found, key=lambda each: each.rank), base
+
+
+def shown(found: list[EvaluatedPlacement]) -> str:
     """The middle one, with the best and the worst where they differ."""
     ordered = sorted(found, key=lambda each: each.rank)
     middle, best, worst = (_text(ordered[i]) for i in (len(ordered) // 2, 0, -1))
     return middle if best == worst else f"{middle} ({best} to {worst})"
 
 
-def _text(found: JudgedPlacement) -> str:
-    return f"{found.step_seconds * 1e3:.1f}" if found.fits else f"OOM by {found.excess:.0%}"
+def _text(found: EvaluatedPlacement) -> str:
+    return f"{found.step_seconds * 1e3:.1f}" if found.fits else f"lacks {found.excess:.1%}"
 
 
-def compare(model: str, cluster: str, names: Sequence[str], budget: int, seeds: int) -> None:
-    domain = domain_of(model, cluster)
-    judge = PlacementJudge(domain, TimelineSimulator())
-    named = baselines(domain)
-    rows = {
-        name: [found] for name, found in zip(named, judge.judge(list(named.values())), strict=True)
+def compare(domain: Domain, budget: int, seeds: int) -> tuple[list[str], dict[str, float]]:
+    """The row of the table, and CPU seconds of each proposer."""
+    evaluator = PlacementEvaluator(domain, TimelineSimulator())
+    row = [[each] for each in evaluator.evaluate(baselines(domain))]
+    best, base = without_placement(evaluator)
+    row += [[best], [base]]
+
+    def learned(seed: int, rate: float) -> EvaluatedPlacement:
+        settings = PolicySettings(seed=seed, learning_rate=rate)
+        return learned_placement(evaluator, base.strategy, budget, settings)
+
+    proposers: dict[str, Callable[[int], EvaluatedPlacement]] = {
+        "greedy": lambda seed: place_greedily(evaluator, base.strategy, budget),
+        "prior": lambda seed: learned(seed, 0.0),
+        "policy": lambda seed: learned(seed, PolicySettings().learning_rate),
     }
-    best, base = without_placement(judge)
-    rows["search without"] = [best]
-    spent: dict[str, float] = {}
-    for name, proposer in proposers(domain).items():
-        if name not in names:
-            continue
+    spent = {}
+    for name, propose in proposers.items():
         started = time.process_time()
-        runs = 1 if name == "plain" else seeds
-        rows[name] = [proposer(base.strategy, budget, seed) for seed in range(runs)]
-        spent[name] = (time.process_time() - started) / runs
-    print(f"{model} on {cluster}, ms an iteration (base {_text(base)}):", flush=True)
-    for name, found in rows.items():
-        took = f"; {spent[name]:.1f} CPU seconds" if name in spent else ""
-        print(f"  {name:15} {shown(found)}{took}", flush=True)
-    print(f"  | {model} | " + " | ".join(shown(found) for found in rows.values()) + " |")
-    for name in spent:
-        middle = sorted(rows[name], key=lambda each: each.rank)[len(rows[name]) // 2]
-        print(f"  {name}: {describe(middle.strategy, domain)}", flush=True)
-        print(f"    {where(middle)}", flush=True)
-    winner = min((each for found in rows.values() for each in found), key=lambda each: each.rank)
-    order_matters(model, judge, winner)
-
-
-def where(found: JudgedPlacement) -> str:
-    return ", ".join(
-        f"{placed.module} on {placed.ranks[0] if len(placed.ranks) == 1 else placed.ranks}"
-        for placed in modules_of(found.strategy)
-    )
-
-
-def order_matters(model: str, judge: PlacementJudge, found: JudgedPlacement) -> None:
-    """Table 7's form: the order of the best beside messages as gradients get ready."""
-    schedule = Schedule("fifo", found.strategy.schedule.slice_bytes)
-    if found.strategy.schedule.order in ("fifo", "ddp") or found.strategy.engine is not None:
-        print(f"  order: {found.strategy.schedule.order} already", flush=True)
-        return
-    fifo = judge.judge([replace(found.strategy, schedule=schedule)])[0]
-    gain = fifo.step_seconds / found.step_seconds - 1
-    print(
-        f"  order: | {model} | {found.step_seconds * 1e3:.1f} | {fifo.step_seconds * 1e3:.1f} | "
-        f"{gain:.1%} |",
-        flush=True,
-    )
+        runs = range(1 if name == "greedy" else seeds)
+        row.append([propose(seed) for seed in runs])
+        spent[name] = (time.process_time() - started) / len(runs)
+    fastest = min((each for found in row for each in found), key=lambda each: each.rank)
+    schedule = fastest.strategy.schedule
+    if schedule.order != "ddp" and fastest.strategy.engine is None:
+        fifo = replace(fastest.strategy, schedule=Schedule("fifo", schedule.slice_bytes))
+        row += [[fastest], evaluator.evaluate([fifo])]
+    return [shown(found) for found in row], spent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cluster", default="heterog-8-gpus")
-    parser.add_argument("--models", nargs="+")
-    parser.add_argument("--proposers", nargs="+", default=list(PROPOSERS), choices=PROPOSERS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cluster", default="heterog-12-gpus")
+    parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--evaluations", type=int, default=256)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--missing", type=float)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for model in given.models or (LARGE if given.large else MODELS):
-        compare(model, given.cluster, given.proposers, given.evaluations, given.seeds)
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    for model in given.models:
+        domain = domain_of(model, given.cluster, given.missing)
+        row, spent = compare(domain, given.evaluations, given.seeds)
+        seconds = ", ".join(f"{name} {each:.1f}" for name, each in spent.items())
+        print(f"| {model} | {' | '.join(row)} |  <!-- CPU seconds: {seconds} -->", flush=True)
 
 
 if __name__ == "__main__":

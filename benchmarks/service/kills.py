@@ -30,7 +30,7 @@ from sqlalchemy import func, select
 
 from autosync.api.db import Database, connect, migrate
 from autosync.api.db.tables import FINAL, OutcomeRow, TrialRow, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore, read_trials
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue
@@ -200,10 +200,10 @@ def keep_busy(database: Database, count: int) -> None:
 def asked_for(database: Database) -> str:
     """A tuning whose first round is proposed; its id."""
     tuning_id = enqueue(database, REQUEST)
-    held = tuning_queue.claim(database, "proposes", tuning_id=tuning_id)
+    held = job_queue.claim(database, "proposes", tuning_id=tuning_id)
     assert held is not None
     DatabaseStore(database, tuning_id, held.fence).propose(first_round())
-    tuning_queue.release(database, held)
+    job_queue.release(database, held)
     return tuning_id
 
 

@@ -37,13 +37,8 @@ from autosync.search.live.time_budget import (
     with_fewer_iterations,
     with_fewer_proposals,
 )
-from autosync.search.loop.earlier_trials import (
-    EarlierTrials,
-    known_from,
-    read_earlier,
-    trials_of,
-    usable,
-)
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import known_from, read_earlier, trials_of, usable
 from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning

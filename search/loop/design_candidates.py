@@ -13,7 +13,8 @@ from autosync.population import encode
 from autosync.search.designs.design_table import hand_designed, torch_designs
 from autosync.search.edits.local_search import refined
 from autosync.search.extension_proposals import fitting_forms
-from autosync.search.loop.earlier_trials import EarlierTrials, designs_again
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import designs_again
 from autosync.search.loop.outcome import DDP
 from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate

@@ -7,20 +7,19 @@ first (canaries), and the seconds of all others count times what these have chan
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict
 
 from autosync.bundle import Bundle, read_bundle
-from autosync.documents import STRICT, from_data
+from autosync.documents import from_data
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import lies_in
+from autosync.search.loop.earlier_document import EarlierTrial, EarlierTrials
 from autosync.search.loop.outcome import DDP, MeasuredRow, is_ddp
 from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate, Store
@@ -33,34 +32,6 @@ from autosync.verification import check_runnable, verify
 
 FASTEST = 3
 """Canaries beside DDP and a middling strategy: the answer is likely near the old one."""
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierTrial:
-    """step_seconds: the median then. origin: as a `Candidate`'s."""
-
-    strategy: Strategy
-    step_seconds: float
-    origin: str
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def __post_init__(self) -> None:
-        if not self.step_seconds > 0:
-            raise InvalidInput(
-                f"an earlier trial took {self.step_seconds} seconds.",
-                thing="step_seconds",
-                value=self.step_seconds,
-                remedy="Leave out what was not measured.",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierTrials:
-    """Measured strategies, each once."""
-
-    trials: tuple[EarlierTrial, ...]
-    version: Literal[1] = 1
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
 def trials_of(ranked: Sequence[MeasuredRow]) -> EarlierTrials:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from autosync.domain import Domain
 from autosync.search.extension_proposals import extension_candidates, retries
 from autosync.search.loop.design_candidates import earned_designs, known_designs, with_refined
-from autosync.search.loop.earlier_trials import EarlierTrials, canaries, designs_again
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import canaries, designs_again
 from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.outcome import DDP, MeasuredRow, OnEvent, rank_measured
 from autosync.search.loop.settings import Settings

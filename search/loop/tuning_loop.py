@@ -10,7 +10,8 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.loop.confirm import conclude, confirmation
-from autosync.search.loop.earlier_trials import EarlierTrials, since_then
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import since_then
 from autosync.search.loop.outcome import OnEvent, Outcome, TuningEvent
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings

@@ -13,6 +13,7 @@ from tests.api.databases import (
     postgresql_database,
     postgresql_server,
 )
+from tests.api.real_tuning import RealTuning, killed_and_resumed
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,12 @@ def postgresql_template(postgresql: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return migrated_file(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture(scope="session")
+def real_tuning(tmp_path_factory: pytest.TempPathFactory) -> RealTuning:
+    """Finished; whoever changes it works on a copy."""
+    return killed_and_resumed(tmp_path_factory.mktemp("tune"))
 
 
 @pytest.fixture(scope="module")

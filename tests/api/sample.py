@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from autosync.api.db.database import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_answer import outcome_row
-from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.population import encode
@@ -102,9 +102,9 @@ def result(
 def claimed(database: Database, request: TuningRequest) -> tuple[Claim, DatabaseStore]:
     """The requested tuning under a claim, and its store."""
     enqueue(database, request)
-    held = tuning_queue.claim(database, "test")
+    held = job_queue.claim(database, "test")
     assert held is not None
-    return held, DatabaseStore(database, held.tuning_id, held.fence)
+    return held, DatabaseStore(database, held.job_id, held.fence)
 
 
 def run_search(
@@ -148,7 +148,7 @@ def run_confirmation(
             measured = replace(measured, timeline=timeline(strategy, request.domain, rng))
         store.record(measured)
         store.report(TuningEvent("confirm", "confirming", done, len(finalists)))
-    tuning_queue.finish(database, held, outcome_row(held.tuning_id, request, conclude(store)))
+    job_queue.finish(database, held, outcome_row(held.job_id, request, conclude(store)))
 
 
 def finished(database: Database, request: TuningRequest | None = None) -> str:
@@ -157,7 +157,7 @@ def finished(database: Database, request: TuningRequest | None = None) -> str:
     held, store = claimed(database, request)
     run_search(store, request)
     run_confirmation(database, store, held, request)
-    return held.tuning_id
+    return held.job_id
 
 
 def finished_without_ddp(database: Database, request: TuningRequest) -> str:
@@ -174,4 +174,4 @@ def finished_without_ddp(database: Database, request: TuningRequest) -> str:
             measured = replace(measured, error=error)
         store.record(measured)
     run_confirmation(database, store, held, request)
-    return held.tuning_id
+    return held.job_id

@@ -1,7 +1,6 @@
 """Versions of the simulator as trainings leave them, without the minutes that trainings take."""
 
 from autosync.api.db import Database
-from autosync.api.db.document_store import insert_new
 from autosync.api.db.tables import (
     SimulatorPromotionRow,
     SimulatorTrainingRow,
@@ -36,7 +35,8 @@ def store_versions(database: Database, tuning_id: str | None = None) -> None:
             at_end = tuning_id if number == len(ACCURACIES) else None
             training_id = f"{number}" * 32
             training = {"id": training_id, "tuning_id": at_end, "state": "finished"}
-            insert_new(session, SimulatorTrainingRow, **training)
+            session.add(SimulatorTrainingRow(**training))
+            session.flush()
             row = SimulatorVersionRow(
                 number=number,
                 simulator=name,

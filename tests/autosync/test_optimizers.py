@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
 from autosync.domain import Optimizer, optimizer_named, usual_optimizer
 from autosync.errors import InvalidInput
 from autosync.importing import import_module

@@ -13,16 +13,14 @@ from benchmarks.fuzz.fuzz_parsers import fuzz, fuzz_in_process, input_of
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, try_input
 from benchmarks.fuzz.mutations import FORMS, changed
 from benchmarks.fuzz.service_parsers import service_parsers
-from tests.autosync.interop.chakra_files import chakra_file, linear_step
+from tests.autosync.interop.test_graph_items import Written
 
 SEED = 20
-DELIMITED = chakra_file(linear_step(1))
 SEEDS = {
     "bytes": b"gpu[01-04],login",
-    "delimited": DELIMITED,
     "json": b'{"name": "a", "nodes": [{"rate": 1.5, "count": 3}], "note": null}',
     "lines": b"name: a\nnodes:\n  - {rate: 1.5, count: 3}\n",
-    "protobuf": DELIMITED[1 : 1 + DELIMITED[0]],
+    "protobuf": Written().bytes(),
     "safetensors": b"\x08\0\0\0\0\0\0\0" + b'{"a": 1}' + b"1234",
 }
 

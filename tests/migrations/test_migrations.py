@@ -15,7 +15,7 @@ from sqlalchemy import inspect, text
 from autosync.api.db import Database, migrate, schema_migration
 from autosync.api.db.schema_migration import alembic_config, current_revision, require_schema
 from autosync.api.db.tables import Base
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.submission import load_request
 from autosync.api.views import reports
@@ -82,9 +82,9 @@ def test_a_stored_database_of_an_earlier_day_is_read_and_goes_on(tmp_path: Path)
             assert reports.tuning(session, tunings["finished"]).progress.trials == 8 + 12
             assert load_request(session, tunings["queued"]).settings == small_request().settings
         assert sum(row.step_seconds is not None for row in ranked) == 7  # one failed
-        held = tuning_queue.claim(database, "here:1")
+        held = job_queue.claim(database, "here:1")
         assert held is not None
-        run_search(DatabaseStore(database, held.tuning_id, held.fence), small_request())
+        run_search(DatabaseStore(database, held.job_id, held.fence), small_request())
 
 
 def test_a_database_of_an_older_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -114,8 +114,10 @@ def test_only_an_upgrade_and_a_service_change_the_schema(
 
 
 def test_the_schema_is_made_where_there_is_none(empty_url: str) -> None:
+    with pytest.raises(NotFound, match="is empty"):
+        require_schema(empty_url, create=False)
     require_schema(empty_url)
-    require_schema(empty_url)
+    require_schema(empty_url, create=False)
     with opened(empty_url) as database:
         assert tables(database) == set(Base.metadata.tables)
 

@@ -19,7 +19,8 @@ from tests.autosync.interop.test_gpu_topology import DGX_A100
 from tests.autosync.interop.test_resource_specs import TWO_NODES
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.packaging.test_documentation import ROOT, pages
-from tests.simulator.measurements import write_small
+from tests.simulator.measurements import two_domains, write_small
+from tests.simulator.test_published_dataset import write_published
 from tests.torchvision_operators import declare_operators
 
 declare_operators()  # transformers imports torchvision where it is installed
@@ -42,7 +43,7 @@ ELSEWHERE = {
     "cancel ID": "tests/api/cli/test_stored_tunings.py",
     "export 3f2a90c1 --for ddp": "tests/api/cli/test_stored_tunings.py",
     "export 3f2a90c1 --for deepspeed -o deepspeed.json": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for horovod --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for ddp --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
     "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": "tests/api/cli/test_tune.py",
     "serve": "tests/api/cli/test_serve.py",
     "worker": "tests/api/cli/test_serve.py",
@@ -50,7 +51,9 @@ ELSEWHERE = {
 """What needs more than one command: the test in which it runs."""
 
 INSTEAD = {
-    "dataset import PUBLISHED OUT --facts FILE": "dataset import OUT AGAIN --facts facts.yaml",
+    "dataset import PUBLISHED OUT --facts FILE": (
+        "dataset import published OUT --facts facts.yaml"
+    ),
     "dataset export-strategy best.json MODEL CLUSTER -o strategy": (
         "dataset export-strategy ours.json chain.json pair.yaml -o strategy"
     ),
@@ -133,6 +136,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "facts.yaml").write_text(FACTS)
     write_small(made / "FOLDER")
     write_small(made / "measured")
+    write_published(made / "published" / "chain" / "cluster-A", two_domains()[0])
     small_inputs(made)
     (made / "ours.json").write_text(
         to_json(all_reduce_25mb(domain_of(chain_graph(), grid_cluster(2))))

@@ -52,7 +52,7 @@ def clusters(
         autosync clusters --device h100 --ranks 32
         autosync clusters example-4x1 > my-cluster.yaml
     """
-    from autosync.api.cli.arguments.domain_arguments import load_named_cluster
+    from autosync.api.cli.domain_arguments import load_named_cluster
     from autosync.cluster_file import bundled_clusters
     from autosync.documents import to_data
 
@@ -90,7 +90,7 @@ def _matches(cluster: "Cluster", device: str | None, ranks: int | None, find: st
 
 
 def _check_device(device: str | None) -> None:
-    from autosync.api.cli.arguments.domain_arguments import unknown_name
+    from autosync.api.cli.domain_arguments import unknown_name
     from autosync.devices import DEVICE_TYPES
 
     if device is not None and device not in DEVICE_TYPES:
@@ -115,7 +115,7 @@ def _show(name: str, json: bool) -> None:
 
     import yaml
 
-    from autosync.api.cli.arguments.domain_arguments import load_named_cluster
+    from autosync.api.cli.domain_arguments import load_named_cluster
     from autosync.documents import to_data
 
     data = to_data(load_named_cluster(name))

@@ -85,28 +85,6 @@ def describe(
     print_table(("model", "cluster", *numbers, "s", "k"), rows, right=numbers)
 
 
-@app.command("export")
-def export_folder(
-    folder: Folder,
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new folder.", show_default=False)
-    ],
-) -> None:
-    """Write a dataset in the layout of AutoSync's public one: graphs, clusters, strategies, times.
-
-    Example: `autosync dataset export datasets/runtimes published`
-    """
-    from autosync.simulator.published_dataset import export_dataset
-
-    done = export_dataset(folder, target)
-    for place, domain in done.places.items():
-        out.print(f"{place}: {domain}")
-    out.print(f"[bold]{done.written}[/] strategies written to {target}")
-    _print_left_out(done.left_out)
-    if done.left_out_of_specs:
-        say("[dim]What its cluster files cannot say stands in their comments.[/]")
-
-
 @app.command("import")
 def import_folder(
     folder: Annotated[
@@ -166,7 +144,7 @@ def export_one(
 
     Example: `autosync dataset export-strategy best.json resnet50 example-4x1 -o strategy`
     """
-    from autosync.api.cli.arguments.domain_arguments import (
+    from autosync.api.cli.domain_arguments import (
         ProfileChoice,
         load_domain,
         load_strategy,
@@ -197,7 +175,7 @@ def import_one(
 
     Example: `autosync dataset import-strategy strategy resnet50 example-4x1 -o mine.json`
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain, read_bytes
+    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain, read_bytes
     from autosync.documents import to_json
     from autosync.interop.autodist_strategy import import_strategy
     from autosync.strategy_description import describe as sentence

@@ -3,8 +3,8 @@
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.connection import refuse_missing
 from autosync.api.cli.console import say
-from autosync.api.cli.open_database import refuse_missing
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
 
 db = typer.Typer(no_args_is_help=True, help="The database's schema.")

@@ -1,21 +1,23 @@
 """`autosync explain`: a strategy, a bundle or a tuning's answer in words."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from autosync.api.cli.completion import complete_tuning
 from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
-from autosync.errors import InvalidInput, NotFound
+from autosync.errors import InvalidInput
 from autosync.units import MIB
 
 if TYPE_CHECKING:
-    from autosync.api.views.timeline_views import RecordedTimelines
+    from autosync.api.client.rest_client import Client
+    from autosync.api.views.timeline_schemas import Timeline
     from autosync.bundle import Bundle
     from autosync.domain import Domain
     from autosync.plan import Message, Plan
@@ -29,23 +31,23 @@ def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     from autosync.simulator.backends import backend_of
     from autosync.simulator.explanation import explain
 
-    told = explain(domain, strategy)
-    out.print(f"\n[bold]Predicted[/] {told}")
-    out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
-    for extension, words in told.extensions:
+    found = explain(domain, strategy)
+    out.print(f"\n[bold]Predicted[/] {found}")
+    out.print(f"[bold]Peak memory[/] {_memory_words(found)}")
+    for extension, words in found.extensions:
         out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
     if caveat := backend_of(domain.cluster).caveat(strategy, domain.cluster):
         warn(caveat)
 
 
-def _memory_words(told: "Explanation") -> str:
-    gigabytes = sorted({f"{peak / 1e9:.2f}" for peak in told.peak_memory_bytes}, key=float)
+def _memory_words(found: "Explanation") -> str:
+    gigabytes = sorted({f"{peak / 1e9:.2f}" for peak in found.peak_memory_bytes}, key=float)
     words = f"{gigabytes[0]} GB a rank"
     if len(gigabytes) > 1:
-        peaks = told.peak_memory_bytes
+        peaks = found.peak_memory_bytes
         words = f"{gigabytes[0]} to {gigabytes[-1]} GB a rank, most on {peaks.index(max(peaks))}"
     words += ", predicted"
-    if short := told.ranks_out_of_memory:
+    if short := found.ranks_out_of_memory:
         words += f"; more than the devices of ranks {', '.join(map(str, short))} have"
     return words
 
@@ -63,28 +65,25 @@ COLUMNS = (
 )
 
 
-def print_timeline(recorded: "RecordedTimelines") -> None:
+def print_timeline(timeline: "Timeline") -> None:
     """Both periods, and where measured and predicted differ most."""
-    from autosync.api.views.timeline_views import compared
-
-    both = compared(recorded)
-    predicted, measured = both.predicted, both.measured
+    predicted, measured = timeline.predicted, timeline.measured
     words = f"\n[bold]Timeline[/] predicted {milliseconds(predicted.step_seconds)} ms"
     if measured is None:
         out.print(f"{words}, not recorded: the finalists' and DDP's first repeats are")
     else:
-        key = escape(recorded.key or "")
+        key = escape(timeline.trial or "")
         out.print(f"{words}, measured {milliseconds(measured.step_seconds)} ms in trial {key}")
         if not measured.messages:
             out.print("torch's own DDP does not say when its messages travel.")
-    if both.differences:
-        shown = [_cells(each) for each in both.differences[:SHOWN_CELLS]]
+    if timeline.differences:
+        shown = [_cells(each) for each in timeline.differences[:SHOWN_CELLS]]
         print_table(COLUMNS, shown, right=[name for name in COLUMNS if name != "operation"])
         out.print(
             "[dim]The messages that differ most: from their turn in their channel to their "
             "arrival, and when that was, from the start of forward.[/]"
         )
-    if recorded.timeline is not None and recorded.timeline.clock == "by host":
+    if timeline.clock == "by host":
         out.print(
             "Hosts have clocks of their own: their times are aligned at each host's latest "
             "forward start."
@@ -131,84 +130,87 @@ def explain(
         ),
     ] = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
     json: Json = False,
 ) -> None:
     """Say in words what a strategy does, and where measured and predicted differ.
 
-    The timeline is of the tuning that found the bundle, where the database has it.
+    The timeline is of the tuning that found the bundle, where the database or service has it.
 
     Examples:
 
         autosync explain best.json
         autosync explain 3f2a90c1 --trace trace.json
     """
-    from autosync.api.cli.arguments.domain_arguments import load_strategy_or_bundle
+    from autosync.api.cli.connection import connected, is_missing
+    from autosync.api.cli.domain_arguments import load_strategy_or_bundle
+    from autosync.api.cli.tuning_lookup import find_tuning
     from autosync.bundle import Bundle
     from autosync.documents import to_data
-    from autosync.strategy import Strategy
 
     loaded: Strategy | Bundle
-    recorded: RecordedTimelines | None = None
+    recorded: Recorded | None = None
     if TUNING_ID.fullmatch(document) and not Path(document).exists():
-        loaded, recorded = _answer(document, db)
+        with connected(db, url) as at:
+            tuning_id = find_tuning(at.client, document).id
+            loaded = at.client.tunings.bundle(tuning_id)
+            recorded = _recorded(at.client, loaded, tuning_id)
     else:
         loaded = load_strategy_or_bundle(Path(document))
-        recorded = None if isinstance(loaded, Strategy) else _recorded(loaded, db)
+        nowhere = url is None and db == DEFAULT_DATABASE and is_missing(db)
+        if isinstance(loaded, Bundle) and not nowhere:
+            with connected(db, url) as at:
+                recorded = _recorded(at.client, loaded)
     if trace is not None:
-        _write_trace(recorded, trace, document, db)
+        _write_trace(recorded, trace, document)
     if json:
         print_json(to_data(loaded))
         return
-    if isinstance(loaded, Strategy):
-        _print_strategy(loaded, every)
-    else:
+    if isinstance(loaded, Bundle):
         _print_strategy(loaded.strategy, every)
         _print_bundle(loaded)
-    if recorded is not None:
-        print_prediction(recorded.strategy, recorded.domain)
-        print_timeline(recorded)
+    else:
+        _print_strategy(loaded, every)
+    if recorded is not None and isinstance(loaded, Bundle):
+        print_prediction(loaded.strategy, recorded.domain)
+        print_timeline(recorded.timeline)
 
 
-def _answer(tuning: str, db: str) -> "tuple[Bundle, RecordedTimelines]":
-    from autosync.api.cli.open_database import opened
-    from autosync.api.cli.tuning_lookup import bundle_text, find_tuning
-    from autosync.api.views.timeline_views import recorded
-    from autosync.bundle import read_bundle
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a tuning has of a bundle's strategy. trace: of its timeline, for ui.perfetto.dev."""
 
-    with opened(db) as database:
-        found = find_tuning(database, tuning)
-        shipped = read_bundle(bundle_text(database, found.id))
-        with database.reading() as session:
-            return shipped, recorded(session, found.id)
+    domain: "Domain"
+    timeline: "Timeline"
+    trace: dict[str, Any]
 
 
-def _recorded(shipped: "Bundle", db: str) -> "RecordedTimelines | None":
-    """What the database has of the bundle; None without a database or a recorded trial."""
-    from autosync.api.cli.open_database import opened
-    from autosync.api.views.timeline_views import newest_recorded
+def _recorded(client: "Client", bundle: "Bundle", tuning_id: str | None = None) -> Recorded | None:
+    """Of the tuning, or of the newest that recorded the bundle's strategy in its domain; None where
+    there is none."""
+    tunings, strategy_id = client.tunings, bundle.strategy.id
+    if tuning_id is None:
+        there = tunings.list(recorded=strategy_id, limit=None).items
+        tuning_id = next((each.id for each in there if each.domain_id == bundle.domain_id), None)
+    if tuning_id is None:
+        return None
+    timeline = tunings.timeline(tuning_id, strategy=strategy_id)
+    trace = tunings.trace(tuning_id, strategy=strategy_id)
+    return Recorded(tunings.domain(tuning_id), timeline, trace)
 
-    try:
-        with opened(db) as database, database.reading() as session:
-            return newest_recorded(session, shipped.domain_id, shipped.strategy.id)
-    except NotFound:
-        if db == DEFAULT_DATABASE:
-            return None
-        raise
 
+def _write_trace(recorded: Recorded | None, trace: Path, document: str) -> None:
+    import json
 
-def _write_trace(recorded: "RecordedTimelines | None", trace: Path, document: str, db: str) -> None:
     if recorded is None:
-        from autosync.api.db.database import masked
-
         raise InvalidInput(
-            f"{masked(db)} has no timeline of {document}.",
+            f"there is no timeline of {document}.",
             thing="--trace",
             value=document,
-            remedy="Give the id of a finished tuning or its bundle; name its database with --db.",
+            remedy="Give the id of a finished tuning or its bundle; name its database with --db, "
+            "or its service with --url.",
         )
-    from autosync.api.views.timeline_views import compared
-
-    write_text(trace, compared(recorded).chrome())
+    write_text(trace, json.dumps(recorded.trace))
     say(f"Trace for ui.perfetto.dev: {escape(str(trace))}")
 
 

@@ -6,19 +6,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.completion import complete_strategy, complete_tuning
 from autosync.api.cli.console import out, print_json
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
+from autosync.api.cli.options import Json
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput, NotSupported
 from autosync.exports.settings import TITLES, FrameworkName
 
 if TYPE_CHECKING:
+    from autosync.api.cli.connection import Connection
     from autosync.exports.settings import FrameworkSettings
 
 BUNDLE_FILE = Path("best.json")
 
 
+@uses_service
 def export(
     tuning: Annotated[
         str,
@@ -75,16 +78,15 @@ def export(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where its trials go, for `--from` and `autosync.tune(since=...)`; of a tuning of "
-            "the database alone.",
+            help="Where its trials go, for `--from` and `autosync.tune(since=...)`.",
             show_default=False,
         ),
     ] = None,
-    db: DatabaseUrl = DEFAULT_DATABASE,
-    url: ServiceUrl = None,
+    *,
+    at: "Connection",
     json: Json = False,
 ) -> None:
-    """Write the bundle that a tuning found, or its settings for DDP, FSDP2, DeepSpeed or Horovod.
+    """Write the bundle that a tuning found, or its settings for DDP, FSDP2 or DeepSpeed.
 
     Settings come with what the framework does otherwise, or with the reason why there are none.
 
@@ -98,10 +100,9 @@ def export(
         autosync export 3f2a90c1 --strategy 9b41d07e -o second.json
         autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
     """
-    from autosync.api.cli.tuning_lookup import the_strategy
+    from autosync.api.cli.tuning_lookup import find_strategy, find_tuning
     from autosync.api.cli.tuning_report import print_two_lines
-    from autosync.api.cli.tuning_sources import tuning_source
-    from autosync.documents import to_data
+    from autosync.documents import to_data, to_json
 
     if swap_gb is not None and framework is not None:
         raise NotSupported(
@@ -117,22 +118,21 @@ def export(
             value=True,
             remedy="Give --swap-gb as well.",
         )
+    tunings, tuning_id = at.client.tunings, find_tuning(at.client, tuning).id
     if trials is not None:
-        _write_trials(trials, tuning, db, url)
-    with tuning_source(db, url) as source:
-        tuning_id = source.find(tuning)
-        if strategy is not None:
-            strategy = the_strategy(strategy, source.strategies(tuning_id).items)
-        if framework is not None:
-            found = source.settings(tuning_id, framework, strategy)
-            if output is not None:
-                write_text(output, settings_text(found))
-            if json:
-                print_json(to_data(found))
-            else:
-                _print_settings(found, output)
-            return
-        bundle = source.bundle(tuning_id, strategy)
+        write_text(trials, to_json(tunings.measured(tuning_id)))
+    if strategy is not None:
+        strategy = find_strategy(strategy, tunings.strategies(tuning_id).items)
+    if framework is not None:
+        found = tunings.settings(tuning_id, framework, strategy=strategy)
+        if output is not None:
+            write_text(output, settings_text(found))
+        if json:
+            print_json(to_data(found))
+        else:
+            _print_settings(found, output)
+        return
+    bundle = tunings.bundle_text(tuning_id, strategy=strategy)
     if swap_gb is not None:
         bundle = _with_swap(bundle, swap_gb, swap_state)
     path = output or BUNDLE_FILE
@@ -155,22 +155,6 @@ def _with_swap(bundle: str, swap_gb: float, swap_state: bool) -> str:
         )
     offload = Offload(int(swap_gb * 1e9), swap_state)
     return to_json(with_extension(read_bundle(bundle), offload))
-
-
-def _write_trials(file: Path, tuning: str, db: str, url: str | None) -> None:
-    from autosync.api.cli.open_database import opened
-    from autosync.api.cli.tuning_start import measured_trials
-    from autosync.documents import to_json
-
-    if url is not None:
-        raise NotSupported(
-            "a service's trials are exported as tables, not as a file to begin from.",
-            thing="--trials",
-            value=url,
-            remedy="Name the service's database with --db, or leave --trials out.",
-        )
-    with opened(db) as database:
-        write_text(file, to_json(measured_trials(database, tuning)))
 
 
 def settings_text(settings: "FrameworkSettings") -> str:

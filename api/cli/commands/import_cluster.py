@@ -197,7 +197,7 @@ def _notes_on_model(cluster: "Cluster", transport: Transport | None) -> list[str
 
 def _text(path: Path) -> str:
     """Of a small file; more than that is not read."""
-    from autosync.api.cli.arguments.domain_arguments import read_bytes
+    from autosync.api.cli.domain_arguments import read_bytes
     from autosync.cluster_file import MAX_BYTES
 
     if path.is_file() and path.stat().st_size > MAX_BYTES:

@@ -39,7 +39,7 @@ def import_model(
         autosync import timm:convnext_base --batch 64 -o convnext.json
         autosync import exported.onnx --batch 32 -o exported.json
     """
-    from autosync.api.cli.arguments.model_arguments import RecordingChoice, load_graph
+    from autosync.api.cli.model_arguments import RecordingChoice, load_graph
     from autosync.documents import to_data, to_json
     from autosync.graph import seen_by_count
 

@@ -1,4 +1,4 @@
-"""`autosync keys`: who may use the service, as the database has it."""
+"""`autosync keys`: who may use a service."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -6,31 +6,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.console import print_json, print_table, say
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.api.cli.options import Json
 
 if TYPE_CHECKING:
+    from autosync.api.cli.connection import Connection
     from autosync.api.views.schemas import ApiKey
 
 app = typer.Typer(
     name="keys",
     no_args_is_help=True,
-    help="Make, list and revoke keys to the service, in its database.\n\n"
-    "With the first one the service asks everyone for a key.",
+    help="Make, list and revoke keys to the service, in its database or as its administrator.\n\n"
+    "With the first one, which is made in the database, the service asks everyone for a key.",
 )
 
 
 @app.command("list")
-def list_keys(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
+@uses_service
+def list_keys(*, at: "Connection", json: Json = False) -> None:
     """List keys, the newest first, with those that were revoked or have expired.
 
     Example: `autosync keys list`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.views.api_keys_view import api_keys
-
-    with opened(db) as database, database.reading() as session:
-        found = api_keys(session).items
+    found = at.client.keys.list(limit=None).items
     if json:
         print_json([each.model_dump(mode="json") for each in found])
         return
@@ -38,6 +37,7 @@ def list_keys(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
 
 
 @app.command()
+@uses_service(create=True)
 def add(
     name: Annotated[
         str,
@@ -58,37 +58,32 @@ def add(
         int | None,
         typer.Option(help="After which it expires.", min=1, max=3650, show_default="never"),
     ] = None,
-    db: DatabaseUrl = DEFAULT_DATABASE,
+    *,
+    at: "Connection",
 ) -> None:
     """Make a key, and print it: this one time, since only its hash is kept.
 
     Example: `autosync keys add alice --scope tune --days 90`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.api_keys import make_key
-
-    with opened(db, create=True) as database:
-        made = make_key(database, name, scope, days)
+    made = at.client.keys.add(name, scope, days)
     say(f"[dim]key {made.id} of {escape(name)}, scope {scope}; it is shown this one time:[/]")
-    typer.echo(made.text)
+    typer.echo(made.key)
 
 
 @app.command()
+@uses_service
 def revoke(
     key: Annotated[
         str, typer.Argument(metavar="ID", help="As `keys list` has it.", show_default=False)
     ],
-    db: DatabaseUrl = DEFAULT_DATABASE,
+    *,
+    at: "Connection",
 ) -> None:
     """Revoke a key, at once, with the browsers that logged in with it.
 
     Example: `autosync keys revoke 3f2a90c1d4e5`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.api_keys import revoke_key
-
-    with opened(db) as database:
-        revoke_key(database, key)
+    at.client.keys.revoke(key)
     say(f"Key {escape(key)} lets nobody in any more.")
 
 

@@ -38,7 +38,7 @@ def models(
         autosync models bert_base
         autosync models resnet50 --json > graph.json
     """
-    from autosync.api.cli.arguments.model_arguments import load_graph
+    from autosync.api.cli.model_arguments import load_graph
     from autosync.models import BUNDLED
 
     if name is not None:

@@ -41,7 +41,7 @@ def probe(
 
     Example: `autosync probe example-4x1 -o probed.yaml`
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
     from autosync.api.cli.tuning_report import print_scales, scale_words
     from autosync.api.engine.registry import launcher_named
     from autosync.api.engine.tuning_request import usual_scales

@@ -50,7 +50,7 @@ def profile(
         autosync profile resnet50 --device v100               # a roofline, marked as an estimate
         autosync profile resnet50 --device v100 --step-seconds 0.105 -o v100.json
         autosync profile mine.json --device v100 --trace trace.json -o v100.json
-        autosync profile mine.json --device v100 --trace chakra.0.et -o v100.json
+        autosync profile mine.json --device v100 --trace chakra.json -o v100.json
     """
     from autosync.documents import to_data, to_json
 
@@ -77,8 +77,8 @@ def _found(
     step_seconds: float | None,
     iterations: int,
 ) -> "tuple[ModelGraph, Profile]":
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, estimated_profile
-    from autosync.api.cli.arguments.model_arguments import (
+    from autosync.api.cli.domain_arguments import ProfileChoice, estimated_profile
+    from autosync.api.cli.model_arguments import (
         foreign_name,
         is_foreign_module,
         load_graph,
@@ -111,8 +111,8 @@ def _found(
 def _traced(
     model: str, batch: int | None, device: str | None, trace: Path
 ) -> "tuple[ModelGraph, Profile]":
-    from autosync.api.cli.arguments.domain_arguments import read_bytes
-    from autosync.api.cli.arguments.model_arguments import load_graph
+    from autosync.api.cli.domain_arguments import read_bytes
+    from autosync.api.cli.model_arguments import load_graph
     from autosync.interop.trace_profile import MAX_TRACE_BYTES, read_trace_profile
 
     graph = load_graph(model, batch)

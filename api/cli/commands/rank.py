@@ -1,6 +1,10 @@
-"""`autosync rank`: the best strategies by prediction, without a trial."""
+"""`autosync rank`: the best strategies by prediction, without a trial; those that hardly differ
+share a row, in which what differs in their words is a range."""
 
 import gc
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,19 +21,18 @@ from autosync.api.cli.options import (
     Model,
     Optimizer,
     ProfileFile,
+    ServiceUrl,
     SimulatorName,
     StepSeconds,
 )
 
 if TYPE_CHECKING:
-    from autosync.domain import Domain
-    from autosync.search.loop.tuning_store import Candidate
-    from autosync.search.space import Space
-    from autosync.simulator.simulator_contract import Simulator
+    from autosync.api.views.schemas import PredictedStrategy
 
 PROPOSALS = 16_384
 """Their first place is at most 0.08 % slower than that of 30,000, on four domains by three seeds
 (`benchmarks.search.rank_quality`); seeds of 30,000 are up to 0.4 % apart."""
+MOST_ROWS = 256
 GARBAGE_OBJECTS = 100_000
 """Made before Python looks for circles among them: by default 700, ever again in the imports and
 strategies of a ranking, which are all needed to its end."""
@@ -47,7 +50,7 @@ def rank(
     ] = PROPOSALS,
     top: Annotated[
         int,
-        typer.Option(min=1, max=256, help="Rows listed; strategies that hardly differ share one."),
+        typer.Option(min=1, max=MOST_ROWS, help="Rows; strategies that hardly differ share one."),
     ] = 10,
     simulator: SimulatorName = "learned",
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
@@ -62,6 +65,7 @@ def rank(
     step_seconds: StepSeconds = None,
     profile: ProfileFile = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
     json: Json = False,
 ) -> None:
     """Rank strategies by prediction alone: seconds, nothing runs.
@@ -75,101 +79,49 @@ def rank(
         autosync rank bert_base my-cluster.yaml --step-seconds 0.18
         autosync rank vgg16 my-cluster.yaml --placement
     """
-    from autosync.api.cli.arguments.domain_arguments import (
+    from autosync.api.cli.connection import connected
+    from autosync.api.cli.domain_arguments import (
         ProfileChoice,
+        describe_domain,
         load_domain,
-        load_simulator,
+        warn_of_memory,
     )
-    from autosync.api.cli.domain_summary import describe_domain, warn_of_memory
-    from autosync.api.cli.progress import compilation_lines
-    from autosync.api.engine.prediction_ranking import one_blas_thread
-    from autosync.search.space import Space
+    from autosync.api.cli.progress import compilation_lines, working
     from autosync.simulator.backends import backend_of
 
     gc.set_threshold(GARBAGE_OBJECTS)
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice, optimizer)
     describe_domain(domain)
-    with compilation_lines(), one_blas_thread():
-        predictor = load_simulator(simulator, db, domain)
-        space = Space(placement=placement)
-        ranked = best_by_prediction(domain, predictor, proposals, seed, space, quiet=json)
-    ddp = next(candidate for candidate in ranked if candidate.origin == "ddp")
+    with connected(db, url, temporary=True) as at, compilation_lines(), working("ranking"):
+        answer = at.client.rank(
+            domain.graph,
+            domain.cluster,
+            profile=domain.profile,
+            optimizer=domain.optimizer,
+            space={"placement": placement},
+            proposals=proposals,
+            seed=seed,
+            simulator=simulator,
+            top=MOST_ROWS,
+        )
+    ranked = answer.items
+    ddp = next(each for each in ranked if each.origin == "ddp")
     backend = backend_of(domain.cluster)
     caveats = [backend.caveat(each.strategy, domain.cluster) for each in ranked[:top]]
     for caveat in dict.fromkeys(filter(None, caveats)):
         warn(caveat)
-    warn_of_memory(domain, peak_bytes_of(domain, [ddp])[0])
+    warn_of_memory(domain, ddp.predicted_peak_bytes)
     if json:
-        seconds = ddp.predicted_seconds
-        both = zip(ranked[:top], peak_bytes_of(domain, ranked[:top]), strict=True)
-        print_json([_data(place, c, seconds, peak) for place, (c, peak) in enumerate(both, 1)])
+        print_json([each.model_dump(mode="json") for each in ranked[:top]])
     else:
-        _print(domain, ranked, top, ddp)
+        _print(ranked, top, ddp)
 
 
-def best_by_prediction(
-    domain: "Domain",
-    predictor: "Simulator",
-    proposals: int,
-    seed: int,
-    space: "Space",
-    quiet: bool = True,
-) -> "list[Candidate]":
-    """As `prediction_ranking.best_by_prediction`, with a bar."""
-    from autosync.api.cli.progress import ranking_bar
-    from autosync.api.engine import prediction_ranking
-
-    with ranking_bar(quiet) as on_event:
-        return prediction_ranking.best_by_prediction(
-            domain, predictor, proposals, seed, on_event, space
-        )
-
-
-def peak_bytes_of(domain: "Domain", candidates: "list[Candidate]") -> list[float]:
-    """Predicted peak of each, of the rank that needs most."""
-    from autosync.simulator.memory.memory_check import most_peak_bytes
-
-    return most_peak_bytes(domain, [each.strategy for each in candidates])
-
-
-def _data(
-    place: int, candidate: "Candidate", ddp_seconds: float, peak_bytes: float
-) -> dict[str, object]:
-    from autosync.documents import to_data
-    from autosync.strategy_description import describe
-
-    return {
-        "rank": place,
-        "words": describe(candidate.strategy),
-        "predicted_seconds": candidate.predicted_seconds,
-        "predicted_speedup": ddp_seconds / candidate.predicted_seconds,
-        "predicted_peak_bytes": int(peak_bytes),
-        "origin": candidate.origin,
-        "strategy_id": candidate.strategy.id,
-        "strategy": to_data(candidate.strategy),
-    }
-
-
-def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidate") -> None:
+def _print(ranked: "list[PredictedStrategy]", top: int, ddp: "PredictedStrategy") -> None:
     """A row for strategies that hardly differ; DDP's own is always among them."""
-    from autosync.api.cli.alike_strategies import RankedWords, grouped
-    from autosync.strategy_description import describe
-
-    groups = grouped(
-        [
-            RankedWords(
-                place,
-                describe(each.strategy, domain),
-                each.origin,
-                each.predicted_seconds,
-                each is ddp,
-            )
-            for place, each in enumerate(ranked, 1)
-        ]
-    )
+    groups = grouped(ranked)
     shown = groups[:top] + [group for group in groups[top:] if group.is_ddp]
-    peaks = peak_bytes_of(domain, [ranked[group.place - 1] for group in shown])
     rows = [
         (
             str(group.place),
@@ -178,9 +130,9 @@ def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidat
             group.made_by,
             _between(*map(milliseconds, group.predicted_seconds)),
             _between(*(f"{ddp.predicted_seconds / each:.2f}" for each in group.predicted_seconds)),
-            f"{peak / 1e9:.2f}",
+            f"{ranked[group.place - 1].predicted_peak_bytes / 1e9:.2f}",
         )
-        for group, peak in zip(shown, peaks, strict=True)
+        for group in shown
     ]
     print_table(COLUMNS, rows, right=(COLUMNS[0], COLUMNS[1], *COLUMNS[4:]))
     out.print("[dim]Predictions, nothing was run: `autosync tune` measures and confirms.[/]")
@@ -188,3 +140,61 @@ def _print(domain: "Domain", ranked: "list[Candidate]", top: int, ddp: "Candidat
 
 def _between(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"
+
+
+NEAR = 0.01
+"""Predictions that differ by less tell nothing: so well do trials repeat (1 %, the median of quiet
+trials on the testbed)."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@dataclass(slots=True)
+class AlikeStrategies:
+    """Strategies whose words differ in numbers alone and whose predictions are near; fastest
+    first."""
+
+    members: "list[PredictedStrategy]" = field(default_factory=list)
+
+    @property
+    def place(self) -> int:
+        return self.members[0].rank
+
+    @property
+    def predicted_seconds(self) -> tuple[float, float]:
+        """Of the fastest and of the slowest."""
+        return self.members[0].predicted_seconds, self.members[-1].predicted_seconds
+
+    @property
+    def words(self) -> str:
+        """Those of all members; a number that differs stands as `2 to 6`."""
+        numbers = zip(*(NUMBER.findall(each.words) for each in self.members), strict=True)
+        ranges = iter([_range(column) for column in numbers])
+        return NUMBER.sub(lambda found: next(ranges), self.members[0].words)
+
+    @property
+    def made_by(self) -> str:
+        return ", ".join(dict.fromkeys(each.origin for each in self.members))
+
+    @property
+    def is_ddp(self) -> bool:
+        return any(each.origin == "ddp" for each in self.members)
+
+
+def grouped(ranked: "Sequence[PredictedStrategy]") -> list[AlikeStrategies]:
+    """Every strategy in one group, the groups by their fastest. ranked: fastest first."""
+    groups: list[AlikeStrategies] = []
+    last: dict[str, AlikeStrategies] = {}
+    for each in ranked:
+        kind = NUMBER.sub("#", each.words)
+        group = last.get(kind)
+        if group is None or each.predicted_seconds > (1 + NEAR) * group.predicted_seconds[0]:
+            group = last[kind] = AlikeStrategies()
+            groups.append(group)
+        group.members.append(each)
+    return groups
+
+
+def _range(numbers: Sequence[str]) -> str:
+    """`2 to 6`, each as it was written; one number where all are alike."""
+    ordered = sorted(set(numbers), key=float)
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"

@@ -33,7 +33,7 @@ def schema(
 
     Example: `autosync schema Strategy > strategy.schema.json`
     """
-    from autosync.api.cli.arguments.domain_arguments import unknown_name
+    from autosync.api.cli.domain_arguments import unknown_name
     from autosync.api.http.openapi import schema_of
 
     spelled = {known.lower(): known for known in NAMES}

@@ -86,7 +86,7 @@ def serve(
         autosync keys add me --scope admin
         autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
-    from autosync.api.cli.open_database import has_keys
+    from autosync.api.cli.connection import has_keys
     from autosync.api.cli.stop_signals import left_at_once, unwind_on_sigterm
     from autosync.api.cli.worker_processes import started_workers
     from autosync.api.db.database import masked

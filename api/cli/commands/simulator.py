@@ -1,15 +1,20 @@
-"""`autosync simulator`: trained simulators in a database."""
+"""`autosync simulator`: trained simulators of a database or a service."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.console import out, print_json, print_table, say
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import check_writable, write_bytes, write_text
 from autosync.errors import InvalidInput
 from autosync.simulator.learned.models.recipe import ModelKind
+
+if TYPE_CHECKING:
+    from autosync.api.cli.connection import Connection
+    from autosync.api.views.schemas import SimulatorVersions
 
 app = typer.Typer(
     name="simulator",
@@ -24,17 +29,13 @@ Name = Annotated[
 
 
 @app.command("list")
-def list_all(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
+@uses_service
+def list_all(*, at: "Connection", json: Json = False) -> None:
     """List trained simulators.
 
     Example: `autosync simulator list`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import LISTED
-    from autosync.api.views.stored_documents import simulators
-
-    with opened(db) as database, database.reading() as session:
-        found = simulators(session, LISTED).items
+    found = at.client.simulators.list(limit=None).items
     if json:
         print_json([each.model_dump(mode="json") for each in found])
         return
@@ -70,6 +71,7 @@ def train(
     model: Annotated[ModelKind, typer.Option(help="What corrects the timeline.")] = "ensemble",
     seed: Annotated[int, typer.Option(min=0, help="Of networks and trees.")] = 0,
     db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
 ) -> None:
     """Train a simulator: on a dataset, into a file, or on all that a database's tunings measured.
 
@@ -83,7 +85,7 @@ def train(
         autosync simulator train --db sqlite:///autosync.db
     """
     if folder is None and output is None:
-        return _train_version(db, seed)
+        return _train_version(db, url, seed)
     if folder is None or output is None:
         raise InvalidInput(
             "a checkpoint needs FOLDER and FILE.",
@@ -116,38 +118,39 @@ def train(
     )
 
 
-def _train_version(db: str, seed: int) -> None:
-    """Here and now; a worker that has begun the training already is left to it."""
-    import os
-    import socket
+def _train_version(db: str, url: str | None, seed: int) -> None:
+    """Here and now, or by a worker of the service; one that has begun already is left to it."""
     import threading
 
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.queue_worker import train_next
-    from autosync.api.engine.training.training_queue import enqueue_training
+    from autosync.api.cli.connection import connected, this_worker
 
-    with opened(db) as database:
-        with database.writing() as session:
-            enqueue_training(session, seed=seed)
+    with connected(db, url) as at:
+        training = at.client.simulators.train(seed=seed)
+        if at.database is None:
+            say(f"training {training.id[:8]} is {training.state}: a worker of the service runs it")
+            return
+        from autosync.api.engine.queue_worker import train_next
+
         say("training on all that was measured")
-        train_next(database, f"{socket.gethostname()}:{os.getpid()}", threading.Event())
-    versions(db)
+        train_next(at.database, this_worker(), threading.Event())
+        _print_versions(at.client.simulators.versions(limit=None))
 
 
 @app.command()
-def versions(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
+@uses_service
+def versions(*, at: "Connection", json: Json = False) -> None:
     """List the versions of the trained simulator, and which is in use.
 
     Example: `autosync simulator versions`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.views.simulator_versions_view import simulator_versions
-
-    with opened(db) as database, database.reading() as session:
-        found = simulator_versions(session)
+    found = at.client.simulators.versions(limit=None)
     if json:
         print_json(found.model_dump(mode="json", exclude={"next"}))
-        return
+    else:
+        _print_versions(found)
+
+
+def _print_versions(found: "SimulatorVersions") -> None:
     columns = ("version", "", "held out", "before", "picks", "before", "trials")
     rows = [
         (
@@ -171,23 +174,22 @@ def versions(db: DatabaseUrl = DEFAULT_DATABASE, json: Json = False) -> None:
 
 
 @app.command()
+@uses_service
 def promote(
     number: Annotated[int, typer.Argument(min=0, help="0 is the bundled one.")],
-    db: DatabaseUrl = DEFAULT_DATABASE,
+    *,
+    at: "Connection",
 ) -> None:
     """Use a version of the trained simulator from now on.
 
     Example: `autosync simulator promote 3`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import promote as use
-
-    with opened(db) as database:
-        use(database, number)
+    at.client.simulators.promote(number)
     out.print(f"Version {number} is in use.")
 
 
 @app.command()
+@uses_service(create=True)
 def add(
     name: Name,
     checkpoint: Annotated[
@@ -196,72 +198,60 @@ def add(
             metavar="FILE", help="The .safetensors, its card beside it.", show_default=False
         ),
     ],
-    db: DatabaseUrl = DEFAULT_DATABASE,
+    *,
+    at: "Connection",
 ) -> None:
     """Store a checkpoint under a name.
 
     Example: `autosync simulator add five-clusters trained.safetensors`
     """
-    from autosync.api.cli.arguments.domain_arguments import read_bytes
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import store_simulator
+    from autosync.api.cli.domain_arguments import read_bytes
 
     card = read_bytes(checkpoint.with_suffix(".json"), "card")
     weights = read_bytes(checkpoint.with_suffix(".safetensors"), "checkpoint")
-    with opened(db, create=True) as database:
-        new = store_simulator(database, name, card, weights)
-    say(
-        f"Use it: autosync tune MODEL CLUSTER --simulator {name}" if new else "It was here already."
-    )
+    at.client.simulators.put(name, card, weights)
+    say(f"Use it: autosync tune MODEL CLUSTER --simulator {name}")
 
 
 @app.command()
-def show(name: Name, db: DatabaseUrl = DEFAULT_DATABASE) -> None:
+@uses_service
+def show(name: Name, *, at: "Connection") -> None:
     """Print a simulator's card: what it learned from and how well it ranks, as JSON.
 
     Example: `autosync simulator show five-clusters`
     """
-    from json import loads
-
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import checkpoint_files
-
-    with opened(db) as database, database.reading() as session:
-        print_json(loads(checkpoint_files(session, name)[0]))
+    print_json(at.client.simulators.card(name))
 
 
 @app.command()
+@uses_service
 def save(
     name: Name,
     output: Annotated[
         Path,
         typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors."),
     ],
-    db: DatabaseUrl = DEFAULT_DATABASE,
+    *,
+    at: "Connection",
 ) -> None:
     """Write a simulator as a checkpoint: FILE and its card beside it.
 
     Example: `autosync simulator save five-clusters -o copy.safetensors`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import checkpoint_files
+    from json import dumps
 
-    with opened(db) as database, database.reading() as session:
-        card, weights = checkpoint_files(session, name)
-    write_text(output.with_suffix(".json"), card + "\n")
+    card, weights = at.client.simulators.card(name), at.client.simulators.weights(name)
+    write_text(output.with_suffix(".json"), dumps(card, ensure_ascii=False) + "\n")
     write_bytes(output.with_suffix(".safetensors"), weights)
     out.print(f"[dim]written to {output.with_suffix('.safetensors')}[/]")
 
 
 @app.command()
-def remove(name: Name, db: DatabaseUrl = DEFAULT_DATABASE) -> None:
+@uses_service
+def remove(name: Name, *, at: "Connection") -> None:
     """Remove a simulator, unless a tuning that is not at its end uses it.
 
     Example: `autosync simulator remove five-clusters`
     """
-    from autosync.api.cli.open_database import opened
-    from autosync.api.engine.simulator_store import remove_simulator
-
-    with opened(db) as database:
-        remove_simulator(database, name)
+    at.client.simulators.delete(name)
     out.print(f"{name} is gone.")

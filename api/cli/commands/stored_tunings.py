@@ -1,16 +1,20 @@
 """`autosync tunings`, `show`, `logs`, `cancel`, `pause`, `resume`: of a database or a service."""
 
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.completion import complete_tuning
 from autosync.api.cli.console import milliseconds, out, print_json, print_table
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
+from autosync.api.cli.options import Json
+from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
+    from autosync.api.cli.connection import Connection
     from autosync.api.views.schemas import Tuning
 
 TuningId = Annotated[
@@ -22,13 +26,13 @@ TuningId = Annotated[
         autocompletion=complete_tuning,
     ),
 ]
-ENDED = ("finished", "failed", "cancelled")
 
 
+@uses_service
 def list_tunings(
     count: Annotated[int, typer.Option("--last", min=1, max=500, help="How many.")] = 20,
-    db: DatabaseUrl = DEFAULT_DATABASE,
-    url: ServiceUrl = None,
+    *,
+    at: "Connection",
     json: Json = False,
 ) -> None:
     """List tunings, the newest first.
@@ -40,10 +44,7 @@ def list_tunings(
         autosync tunings
         autosync tunings --url http://tuner.example.com:8080 --last 5
     """
-    from autosync.api.cli.tuning_sources import tuning_source
-
-    with tuning_source(db, url) as source:
-        found = source.latest(count)
+    found = at.client.tunings.list(limit=count).items
     if json:
         print_json([each.model_dump(mode="json") for each in found])
         return
@@ -51,11 +52,12 @@ def list_tunings(
     print_table(columns, [_row(each) for each in found], right=("trials", "best ms", "times DDP"))
 
 
+@uses_service
 def show_tuning(
     tuning: TuningId,
     top: Annotated[int, typer.Option(min=1, help="Strategies listed.")] = 12,
-    db: DatabaseUrl = DEFAULT_DATABASE,
-    url: ServiceUrl = None,
+    *,
+    at: "Connection",
     json: Json = False,
 ) -> None:
     """Show a tuning: how far it is, its strategies ranked, its answer.
@@ -67,13 +69,12 @@ def show_tuning(
         autosync show 3f2a90c1
         autosync show 3f2a90c1 --json --url http://localhost:8080
     """
+    from autosync.api.cli.tuning_lookup import find_tuning
     from autosync.api.cli.tuning_report import print_results, results_data
-    from autosync.api.cli.tuning_sources import tuning_source
 
-    with tuning_source(db, url) as source:
-        tuning_id = source.find(tuning)
-        found, ranked = source.tuning(tuning_id), source.strategies(tuning_id)
-        measured_on = ", ".join(found.ran_on)
+    found = find_tuning(at.client, tuning)
+    ranked = at.client.tunings.strategies(found.id)
+    measured_on = ", ".join(found.ran_on)
     if json:
         print_json(results_data(found, ranked, measured_on))
         return
@@ -82,9 +83,8 @@ def show_tuning(
         print_results(found, ranked, measured_on or "nothing yet", top)
 
 
-def cancel_tuning(
-    tuning: TuningId, db: DatabaseUrl = DEFAULT_DATABASE, url: ServiceUrl = None
-) -> None:
+@uses_service
+def cancel_tuning(tuning: TuningId, *, at: "Connection") -> None:
     """Cancel a tuning. What was measured stays, and `autosync tune --resume ID` goes on with it.
 
     What runs for it is broken off within some two seconds.
@@ -94,12 +94,11 @@ def cancel_tuning(
         autosync cancel 3f2a90c1
         autosync cancel 3f2a90c1 --url http://localhost:8080
     """
-    _change(tuning, db, url, "cancel")
+    _change(at, tuning, "cancel")
 
 
-def pause_tuning(
-    tuning: TuningId, db: DatabaseUrl = DEFAULT_DATABASE, url: ServiceUrl = None
-) -> None:
+@uses_service
+def pause_tuning(tuning: TuningId, *, at: "Connection") -> None:
     """Pause a tuning: it stops after the trial that runs, until it is resumed.
 
     What it measured stays, and no worker takes it meanwhile.
@@ -109,12 +108,11 @@ def pause_tuning(
         autosync pause 3f2a90c1
         autosync pause 3f2a90c1 --url http://localhost:8080
     """
-    _change(tuning, db, url, "pause")
+    _change(at, tuning, "pause")
 
 
-def resume_tuning(
-    tuning: TuningId, db: DatabaseUrl = DEFAULT_DATABASE, url: ServiceUrl = None
-) -> None:
+@uses_service
+def resume_tuning(tuning: TuningId, *, at: "Connection") -> None:
     """Put a tuning that is paused, failed or was cancelled back into the queue.
 
     What it measured counts. A worker goes on with it; `autosync tune --resume ID` does so here.
@@ -124,28 +122,24 @@ def resume_tuning(
         autosync resume 3f2a90c1
         autosync resume 3f2a90c1 --url http://localhost:8080
     """
-    _change(tuning, db, url, "resume")
+    _change(at, tuning, "resume")
 
 
-def _change(
-    tuning: str, db: str, url: str | None, verb: Literal["cancel", "pause", "resume"]
-) -> None:
-    from autosync.api.cli.tuning_sources import tuning_source
+def _change(at: "Connection", prefix: str, verb: Literal["cancel", "pause", "resume"]) -> None:
+    from autosync.api.cli.tuning_lookup import find_tuning
 
-    with tuning_source(db, url) as source:
-        tuning_id = source.find(tuning)
-        change = {"cancel": source.cancel, "pause": source.pause, "resume": source.resume}[verb]
-        state = change(tuning_id)
-    out.print(f"Tuning {tuning_id[:8]} is {state}.")
+    changed = getattr(at.client.tunings, verb)(find_tuning(at.client, prefix).id)
+    out.print(f"Tuning {changed.id[:8]} is {changed.state}.")
 
 
+@uses_service
 def print_events(
     tuning: TuningId,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Wait for more until the tuning has ended.")
     ] = False,
-    db: DatabaseUrl = DEFAULT_DATABASE,
-    url: ServiceUrl = None,
+    *,
+    at: "Connection",
 ) -> None:
     """Print what a tuning has reported, a line each: when, in which phase, what.
 
@@ -156,15 +150,18 @@ def print_events(
         autosync logs 3f2a90c1
         autosync logs -f 3f2a90c1 --url http://localhost:8080
     """
-    from autosync.api.cli.tuning_sources import tuning_source
+    from autosync.api.cli.progress import events_until_end
+    from autosync.api.cli.tuning_lookup import find_tuning
 
-    with tuning_source(db, url) as source:
-        tuning_id = source.find(tuning)
-        for event in source.events(tuning_id, follow):
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-            done = f" ({event.done} of {event.total})" if event.total else ""
-            out.print(f"{at}  {event.kind:8} {escape(event.message)}{done}")
-        state = source.tuning(tuning_id).state
+    once = threading.Event()
+    if not follow:
+        once.set()
+    tuning_id = find_tuning(at.client, tuning).id
+    for event in events_until_end(at.client, tuning_id, once):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        done = f" ({event.done} of {event.total})" if event.total else ""
+        out.print(f"{when}  {event.kind:8} {escape(event.message)}{done}")
+    state = at.client.tunings.get(tuning_id).state
     if state in ENDED:
         out.print(f"[dim]Tuning {tuning_id[:8]} is {state}.[/]")
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.added_options import Advanced, advanced_from, spec_options
 from autosync.api.cli.completion import complete_cluster, complete_model, complete_tuning
-from autosync.api.cli.console import print_json, warn
+from autosync.api.cli.console import print_json, say, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     BackendName,
@@ -21,19 +22,22 @@ from autosync.api.cli.options import (
     Prefix,
     ProfileFile,
     RayAddress,
+    ServiceUrl,
     ShareGpus,
     StepSeconds,
     WorkerPython,
     set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable, write_text
-from autosync.api.cli.spec_options import Advanced, advanced_from, spec_options
 from autosync.api.spec import TuningSpec, checked
 from autosync.errors import AutosyncError, InvalidInput
 
 if TYPE_CHECKING:
-    from autosync.api.db.database import Database
-    from autosync.api.engine.tuning_request import TuningRequest
+    from autosync.api.cli.connection import Connection
+    from autosync.api.client.rest_client import Client
+    from autosync.api.views.schemas import Tuning
+    from autosync.domain import Domain
+    from autosync.search.loop.earlier_document import EarlierTrials
 
 ASKED = (
     "budget",
@@ -107,6 +111,7 @@ def tune(
     python: WorkerPython = None,
     ray_address: RayAddress = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
+    url: ServiceUrl = None,
     json: Json = False,
     **asked: Any,
 ) -> None:
@@ -114,7 +119,8 @@ def tune(
 
     Tries hand-designed strategies and the most promising of many sampled ones, then runs the
     best three against torch's DDP in interleaved repeats. "Keep DDP" is an answer. Everything
-    is stored as it happens: after Ctrl-C or a crash the same command with --resume goes on.
+    is stored as it happens: after Ctrl-C or a crash the same command with --resume goes on. With
+    --url the workers of a service run it, and this command shows how it goes.
 
     Examples:
 
@@ -124,16 +130,12 @@ def tune(
         autosync tune resnet50 pair.yaml --launcher local --compute kernels --compute-device cuda
         autosync tune resnet50 four.yaml --compute kernels --compute-device cuda --share-gpus
         autosync tune --resume 3f2a90c1
+        autosync tune resnet50 example-4x1 --url http://tuner.example.com:8080
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
     """
-    from autosync.api.cli.arguments.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.cli.open_database import opened
-    from autosync.api.cli.tuning_start import (
-        beginning_from,
-        requested,
-        resumed_tuning,
-        started_tuning,
-    )
+    from autosync.api.cli.connection import connected
+    from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
+    from autosync.api.db.database import masked
     from autosync.api.engine.request_checks import refuse_unused
 
     check_writable(output)
@@ -141,7 +143,7 @@ def tune(
     spec = checked(
         TuningSpec, {"graph": "", "cluster": "", **asked, "advanced": advanced_from(advanced)}
     )
-    request: TuningRequest | None = None
+    domain: Domain | None = None
     if model is not None and cluster is not None:
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
         refuse_unused(spec.compute, {"--profile": profile or None, **estimate})
@@ -149,7 +151,8 @@ def tune(
         domain = load_domain(model, cluster, batch, choice, optimizer)
         if backend is not None:
             domain = replace(domain, cluster=domain.cluster.on_backend(backend))
-        request = requested(domain, spec)
+        if url is None:
+            _check_here(domain, spec)
     elif resume is None:
         raise InvalidInput(
             "MODEL and CLUSTER are missing.",
@@ -163,53 +166,138 @@ def tune(
             value=since,
             remedy="Give one of them.",
         )
-    with opened(db, create=resume is None) as database:
-        if since is not None and request is not None:
-            request = beginning_from(database, since, request)
-        tuning_id = (
-            resumed_tuning(database, resume, request)
-            if resume
-            else started_tuning(database, request, db)
-        )
-        _run(database, tuning_id, resumed=resume is not None, db=db)
-        _report(database, tuning_id, output, top, json)
+    with connected(db, url, create=resume is None) as at:
+        if resume is not None:
+            tuning = _resumed(at.client, resume, domain, spec)
+        else:
+            assert domain is not None  # MODEL and CLUSTER were required
+            tuning = _started(at.client, domain, spec, since, url or db)
+        where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {masked(db)}"
+        run_tuning(at, tuning, resume is not None, where)
+        report(at.client, tuning.id, output, top, json)
 
 
-def _run(database: "Database", tuning_id: str, resumed: bool, db: str) -> None:
-    from autosync.api.cli.console import log_to_file
-    from autosync.api.cli.in_process_tuning import run_here
-    from autosync.api.cli.progress import compilation_lines
-    from autosync.api.cli.stop_signals import leave_when_overdue, stopped_by_signals
+def _check_here(domain: "Domain", spec: TuningSpec) -> None:
+    """Before anything is made.
+
+    Raises:
+        InvalidInput: fields do not go together. NotSupported: trials are to compute on GPUs of this
+            machine, and it has none.
+    """
+    from autosync.api.engine.tuning_request import TuningRequest, at_scales
+    from autosync.trials.request_names import REAL_CLUSTERS
+
+    asked = TuningRequest(
+        domain, launcher=spec.launcher, compute=spec.compute, device=spec.compute_device
+    )
+    workload = at_scales(asked, spec.byte_scale, spec.time_scale).workload
+    if workload.device == "cuda" and spec.launcher not in REAL_CLUSTERS:
+        from autosync.trials.gpus import refuse_without_gpu
+
+        refuse_without_gpu()
+
+
+def _started(
+    client: "Client", domain: "Domain", spec: TuningSpec, since: str | None, place: str
+) -> "Tuning":
+    """Queue a new tuning, and say what it is."""
+    from autosync.api.cli.domain_arguments import describe_domain
+    from autosync.api.cli.tuning_report import scale_words, warn_unshaped
     from autosync.api.db.database import masked
-    from autosync.api.db.tables import FINAL
+
+    describe_domain(domain)
+    options = spec.model_dump(exclude={"graph", "cluster", "earlier", "space"}, exclude_unset=True)
+    options |= {"optimizer": domain.optimizer}
+    if spec.compute == "waited":  # of kernels it is measured
+        options["profile"] = domain.profile
+    if since is not None:
+        options["earlier"] = _earlier(client, since, domain)
+    tuning = client.tunings.start(domain.graph, domain.cluster, **options)
+    scales = scale_words(tuning.byte_scale, tuning.time_scale)
+    say(f"{scales}, budget {spec.budget} strategies")
+    if spec.compute == "kernels":
+        say(f"Trials compute kernels on {spec.compute_device}; what they take is measured first")
+    if tuning.launcher == "local":
+        warn_unshaped()
+    say(f"[dim]Tuning {tuning.id[:8]} in {escape(masked(place))}[/]")
+    return tuning
+
+
+def _earlier(client: "Client", given: str, domain: "Domain") -> "EarlierTrials":
+    """What is known from a file, or from the tuning whose id begins so.
+
+    Raises:
+        InvalidInput: a file that is neither a bundle nor trials. NotFound: neither a file nor a
+            tuning.
+    """
+    from autosync.api.cli.tuning_lookup import find_tuning
+    from autosync.search.loop.earlier_trials import known_from, read_earlier
+
+    if Path(given).is_file():
+        return known_from(read_earlier(given), domain)
+    return client.tunings.measured(find_tuning(client, given).id)
+
+
+def _resumed(client: "Client", resume: str, domain: "Domain | None", spec: TuningSpec) -> "Tuning":
+    """The tuning to go on with.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain.
+    """
+    from autosync.api.cli.tuning_lookup import find_tuning
+    from autosync.api.engine.tuning_request import same_tuning
+
+    tuning = find_tuning(client, resume)
+    stored = None if domain is None else client.tunings.domain(tuning.id)
+    if domain is not None and stored and not same_tuning(domain, stored, spec.compute):
+        raise InvalidInput(
+            f"tuning {tuning.id[:8]} is for another model, cluster, batch or profile.",
+            thing="--resume",
+            value=resume,
+            remedy=f"Give the same MODEL, CLUSTER and options, or only --resume {tuning.id[:8]}.",
+        )
+    return tuning
+
+
+def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) -> None:
+    """Run it here, or follow the service that does. where: the options that name it."""
+    from autosync.api.cli.connection import embedded_worker
+    from autosync.api.cli.console import log_to_file
+    from autosync.api.cli.progress import compilation_lines, show_progress
+    from autosync.api.cli.stop_signals import leave_when_overdue, stopped_by_signals
+    from autosync.api.cli.tuning_lookup import ENDED
 
     log = log_to_file("tune")
     with compilation_lines(), stopped_by_signals() as stop:
         leave_when_overdue(stop)
-        tuning = run_here(database, tuning_id, resumed, stop)
-    if stop.is_set() and tuning.state not in FINAL:
-        where = "" if db == DEFAULT_DATABASE else f" --db {escape(masked(db))}"
-        warn(f"stopped. Nothing is lost; go on with: autosync tune --resume {tuning_id[:8]}{where}")
+        with embedded_worker(at, tuning.id, stop):
+            seen = 0
+            if resumed:  # an earlier run has printed them
+                for event in at.client.tunings.events(tuning.id, follow=False):
+                    seen = event.id
+                if tuning.state != "finished":
+                    at.client.tunings.resume(tuning.id)
+            tuning = show_progress(at.client, tuning, stop, seen)
+    if stop.is_set() and tuning.state not in ENDED:
+        again = f"autosync tune --resume {tuning.id[:8]}{escape(where)}"
+        goes_on = "Nothing is lost" if at.database else "The service goes on with it"
+        warn(f"stopped. {goes_on}; follow it or go on with: {again}")
         raise typer.Exit(stop.exit_code)
     if tuning.state == "failed":
         raise AutosyncError(
-            f"tuning {tuning_id[:8]} failed: {tuning.error}",
+            f"tuning {tuning.id[:8]} failed: {tuning.error}",
             thing="tuning",
-            value=tuning_id,
-            remedy=f"Details: {log}. --resume {tuning_id[:8]} keeps what was measured.",
+            value=tuning.id,
+            remedy=f"Details: {log}. --resume {tuning.id[:8]} keeps what was measured.",
         )
 
 
-def _report(database: "Database", tuning_id: str, output: Path, top: int, json: bool) -> None:
+def report(client: "Client", tuning_id: str, output: Path, top: int, json: bool) -> None:
     """The table, and the bundle whole or not at all."""
-    from autosync.api.cli.tuning_lookup import bundle_text
     from autosync.api.cli.tuning_report import print_results, print_two_lines, results_data
-    from autosync.api.views import reports
 
-    text = bundle_text(database, tuning_id)
-    with database.reading() as session:
-        tuning = reports.tuning(session, tuning_id)
-        ranked = reports.ranked_strategies(session, tuning_id)
+    text = client.tunings.bundle_text(tuning_id)
+    tuning, ranked = client.tunings.get(tuning_id), client.tunings.strategies(tuning_id)
     measured_on = ", ".join(tuning.ran_on)
     if json:
         print_json(results_data(tuning, ranked, measured_on))

@@ -30,7 +30,7 @@ def verify(
 
     Example: `autosync verify best.json resnet50 example-4x1`
     """
-    from autosync.api.cli.arguments.domain_arguments import (
+    from autosync.api.cli.domain_arguments import (
         ProfileChoice,
         load_domain,
         load_strategy,

@@ -36,7 +36,7 @@ def worker(
 
     Example: `autosync worker --db postgresql://tuner@db.internal/autosync`
     """
-    from autosync.api.cli.open_database import refuse_missing
+    from autosync.api.cli.connection import refuse_missing
     from autosync.api.cli.stop_signals import (
         leave_when_overdue,
         stop_on_signals,

@@ -1,4 +1,4 @@
-"""What an operator decides about who may come: tokens, hosts, whether a key is asked for."""
+"""Who may come, by which token, host or key, and what they may do."""
 
 import ipaddress
 import re
@@ -6,11 +6,12 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit
 
-from autosync.api.engine.api_keys import CLIENT_NAME, KEY
+from autosync.api.engine.api_keys import CLIENT_NAME, KEY, KeyScope, allows
 from autosync.environment import TOKEN_VARIABLE
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput
 
 NAMED = re.compile(f"({CLIENT_NAME}):(.*)")
 USUAL_REMEDY = f"Set {TOKEN_VARIABLE} to a long random text, or leave it out on 127.0.0.1."
@@ -139,3 +140,35 @@ def hostname(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:  # of brackets around what is no IPv6 address
         return ""
+
+
+Way = Literal["key", "browser", "open"]
+
+
+class NotAuthorized(AutosyncError):
+    """Nobody knows who sends this: 401."""
+
+
+class NotAllowed(AutosyncError):
+    """They are known, or need not be, and may not do this: 403."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """client: whose tunings and limits these are: a name, or an address where there is none.
+
+    way: by which they came: with a key or token, as a browser that logged in, or to a service that
+    asks nobody.
+    """
+
+    client: str
+    scope: KeyScope
+    way: Way
+
+    @property
+    def may_tune(self) -> bool:
+        return allows(self.scope, "tune")
+
+    @property
+    def may_administer(self) -> bool:
+        return allows(self.scope, "admin")

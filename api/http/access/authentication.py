@@ -25,10 +25,8 @@ from autosync.api.engine.api_keys import (
     token_proof_of_session,
 )
 from autosync.api.engine.service_limits import ServiceLimits, TryLater, how_to_raise
-from autosync.api.http.access.access_rules import Access, NamedToken
-from autosync.api.http.access.browser_cookies import new_cookie, session_cookie
-from autosync.api.http.access.caller import Caller, NotAuthorized, Way
-from autosync.api.http.access.origin_checks import address_of
+from autosync.api.http.access.access_rules import Access, Caller, NamedToken, NotAuthorized, Way
+from autosync.api.http.access.browser import address_of, new_cookie, session_cookie
 
 MOST_CLIENTS = 10_000
 """Remembered at once; the one that was seen least recently is forgotten first."""
@@ -110,7 +108,7 @@ class Authentication:
         address = address_of(request)
         if await self.is_open():
             return Caller(address, "admin", "open")
-        if shown := _shown(request.headers.get("authorization", "")):
+        if shown := _bearer(request.headers.get("authorization", "")):
             caller: Caller | None = await self._of_secret(shown, address)
         else:
             cookie = session_cookie(request, self.access)
@@ -211,7 +209,7 @@ def _is_of(token: NamedToken, cookie: str, proof: str | None) -> bool:
     return proof is not None and hmac.compare_digest(proof_of(cookie, token.token), proof)
 
 
-def _shown(header: str) -> str:
-    """Of `Bearer KEY`; empty where it is another scheme."""
+def _bearer(header: str) -> str:
+    """The key of `Bearer KEY`; empty for another scheme."""
     scheme, _, value = header.partition(" ")
     return value.strip() if scheme.lower() == "bearer" else ""

@@ -11,12 +11,12 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autosync.api.engine.api_keys import KeyScope, allows
+from autosync.api.http.access.access_rules import Caller, NotAllowed, NotAuthorized
 from autosync.api.http.access.authentication import Authentication
-from autosync.api.http.access.browser_cookies import check_form_token
-from autosync.api.http.access.caller import Caller, NotAllowed, NotAuthorized
-from autosync.api.http.access.origin_checks import (
+from autosync.api.http.access.browser import (
     SAFE_METHODS,
     address_of,
+    check_form_token,
     check_origin,
     local_address,
     parsed_url,
@@ -130,18 +130,18 @@ class Guard:
                 caller = await self.authentication.caller_of(request)
                 request.state.caller, request.state.client = caller, caller.client
         except NotAuthorized as error:
-            return _way_to_login(request, error) or _told(request, error)
+            return _to_login(request, error) or _refusal(request, error)
         except (AutosyncError, DatabaseError) as error:
-            return _told(request, error)
+            return _refusal(request, error)
         return None
 
 
-def _told(request: Request, error: AutosyncError | DatabaseError) -> Response:
+def _refusal(request: Request, error: AutosyncError | DatabaseError) -> Response:
     answer = refusal(request, error)
     return error_page(request, json.loads(bytes(answer.body))) if is_for_reader(request) else answer
 
 
-def _way_to_login(request: Request, error: NotAuthorized) -> Response | None:
+def _to_login(request: Request, error: NotAuthorized) -> Response | None:
     """For a browser without a session; None for everyone else."""
     headers = request.headers
     if headers.get("hx-request"):  # of a page that is shown already

@@ -1,23 +1,40 @@
-"""Pages of models and clusters, and the forms that take their files."""
+"""Pages of models, clusters and trained simulators, and the forms that take their files."""
 
+from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from autosync.api.http.charts.cluster_picture import cluster_picture
-from autosync.api.http.charts.model_chart import OperationCost, model_chart
-from autosync.api.http.dependencies import ClientName, Cursor, Id, Reading, UploadsDep
+from autosync.api.engine.job_queue import enqueue_training
+from autosync.api.engine.simulator_store import promote
+from autosync.api.http.access.guard import NEEDS_ADMIN
+from autosync.api.http.dependencies import (
+    ClientName,
+    Cursor,
+    DatabaseDep,
+    Id,
+    Number,
+    Reading,
+    UploadsDep,
+)
 from autosync.api.http.named_documents import cluster_named
 from autosync.api.http.page_templates import show
-from autosync.api.views import stored_documents
-from autosync.api.views.dashboard.model_views import model_account
-from autosync.api.views.dashboard.tuning_list import TuningFilter, tuning_list
+from autosync.api.http.routes.pages import listed_tunings
+from autosync.api.views import documents, simulators
+from autosync.api.views.charts import Chart, OperationCost, model_chart, version_chart
+from autosync.api.views.reports import TuningFilter
+from autosync.cluster import Cluster, Node
 from autosync.errors import AutosyncError
 
 ON_A_PAGE = 50
-Page = Annotated[int, Query(ge=1, le=10**6)]
+LISTED = 500
+"""Simulators under names of their own."""
+CHARTED = 60
+"""Versions of the chart, the newest."""
+Place = Annotated[int, Query(ge=0, le=10**7)]
 Upload = Annotated[bytes, File()]
 
 router = APIRouter(include_in_schema=False)
@@ -41,9 +58,10 @@ def upload_model(
 
 @router.get("/models/{name}")
 def model_page(
-    name: Id, request: Request, session: Reading, operations: Page = 1, variables: Page = 1
+    name: Id, request: Request, session: Reading, operations: Place = 0, variables: Place = 0
 ) -> Response:
-    account = model_account(session, name)
+    """operations, variables: places of the first ones that are shown."""
+    account = documents.model_account(session, name)
     costs = [
         OperationCost(line.operation.name, line.share, line.gradient_bytes)
         for line in account.operations
@@ -52,13 +70,12 @@ def model_page(
         "name": name,
         "model": account,
         "chart": model_chart(costs, account.shares_of),
-        "operations": _part(account.operations, operations),
-        "variables": _part(account.variables, variables),
-        "operations_page": operations,
-        "variables_page": variables,
-        "operations_pages": _pages(len(account.operations)),
-        "variables_pages": _pages(len(account.variables)),
-        "listed": tuning_list(session, TuningFilter(graph_id=account.graph_id)),
+        "operations": account.operations[operations : operations + ON_A_PAGE],
+        "variables": account.variables[variables : variables + ON_A_PAGE],
+        "first_operation": operations,
+        "first_variable": variables,
+        "on_a_page": ON_A_PAGE,
+        **listed_tunings(session, TuningFilter(graph_id=account.graph_id, archived=False)),
     }
     return show(request, "documents/model.html", shown)
 
@@ -85,29 +102,72 @@ def cluster_page(name: Id, request: Request, session: Reading) -> Response:
     shown = {
         "name": name,
         "cluster": cluster,
-        "picture": cluster_picture(cluster),
-        "listed": tuning_list(session, TuningFilter(cluster_id=cluster.id)),
+        "groups": cluster_groups(cluster),
+        **listed_tunings(session, TuningFilter(cluster_id=cluster.id, archived=False)),
     }
     return show(request, "documents/cluster.html", shown)
+
+
+@router.get("/simulators")
+def simulators_page(request: Request, session: Reading, cursor: Cursor = None) -> Response:
+    shown = {
+        "versions": simulators.simulator_versions(session, ON_A_PAGE, cursor),
+        "cursor": cursor,
+        "bundled_name": simulators.BUNDLED_NAME,
+        "named": simulators.simulators(session, LISTED, versions=False).items,
+        "trainings": simulators.simulator_trainings(session, ON_A_PAGE),
+        "charts": _charts(session, None),
+    }
+    return show(request, "home/simulators.html", shown)
+
+
+@router.get("/simulators/{name}")
+def simulator_page(name: Id, request: Request, session: Reading) -> Response:
+    account = simulators.simulator_account(session, name)
+    shown: dict[str, Any] = {
+        "simulator": account,
+        "charts": [] if account.number is None else _charts(session, account.number),
+        **listed_tunings(session, TuningFilter(simulator=name, archived=False)),
+    }
+    return show(request, "documents/simulator.html", shown)
+
+
+@router.post("/simulators/trainings", dependencies=[NEEDS_ADMIN])
+def train(database: DatabaseDep) -> Response:
+    with database.writing() as session:
+        enqueue_training(session)
+    return RedirectResponse("/simulators", 303)
+
+
+@router.post("/simulators/{number}/promote", dependencies=[NEEDS_ADMIN])
+def use_version(number: Number, database: DatabaseDep) -> Response:
+    promote(database, number)
+    return RedirectResponse("/simulators", 303)
+
+
+def cluster_groups(cluster: Cluster) -> list[list[Node]]:
+    """Its nodes; consecutive ones that differ in their address only are a group."""
+    return [
+        list(nodes) for _, nodes in groupby(cluster.nodes, lambda node: replace(node, address=""))
+    ]
 
 
 def _models(
     session: Session, cursor: str | None, refused: AutosyncError | None = None
 ) -> dict[str, Any]:
-    graphs = stored_documents.graphs(session, ON_A_PAGE, cursor)
-    return {"graphs": graphs, "refused": refused}
+    graphs = documents.graphs(session, ON_A_PAGE, cursor)
+    return {"graphs": graphs, "cursor": cursor, "refused": refused}
 
 
 def _clusters(
     session: Session, cursor: str | None, refused: AutosyncError | None = None
 ) -> dict[str, Any]:
-    clusters = stored_documents.clusters(session, ON_A_PAGE, cursor)
-    return {"clusters": clusters, "refused": refused}
+    clusters = documents.clusters(session, ON_A_PAGE, cursor)
+    return {"clusters": clusters, "cursor": cursor, "refused": refused}
 
 
-def _part(lines: tuple[Any, ...], page: int) -> tuple[Any, ...]:
-    return lines[(page - 1) * ON_A_PAGE : page * ON_A_PAGE]
-
-
-def _pages(count: int) -> int:
-    return max(1, -(-count // ON_A_PAGE))
+def _charts(session: Session, shown: int | None) -> list[Chart]:
+    """None before the first version."""
+    known = simulators.simulator_versions(session, CHARTED)
+    versions = list(reversed(known.items))
+    return [version_chart(versions, known.in_use, shown)] if versions else []

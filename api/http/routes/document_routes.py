@@ -8,8 +8,8 @@ from autosync.api.db.lookup import found
 from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, Reading, UploadsDep
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
-from autosync.api.http.uploading.upload_storage import StoredRow
-from autosync.api.views import stored_documents
+from autosync.api.http.uploads import StoredRow
+from autosync.api.views import documents
 from autosync.api.views.schemas import Clusters, Graphs, StoredDocument
 
 router = APIRouter(prefix="/v1", tags=["documents"])
@@ -41,7 +41,7 @@ def get_graphs(
     session: Reading, limit: Limit = 100, cursor: Cursor = None, sort: GraphSort = "-created"
 ) -> Graphs:
     """Posted graphs, and the bundled models."""
-    return stored_documents.graphs(session, limit, cursor, sort)
+    return documents.graphs(session, limit, cursor, sort)
 
 
 @router.get(
@@ -50,7 +50,7 @@ def get_graphs(
     responses={**document_answer("ModelGraph", "The graph."), **UNCHANGED, **refusals(404)},
 )
 def get_graph(graph_id: Id, session: Reading, seen: SeenTags = None) -> Response:
-    return _document(stored_documents.graph_document(session, graph_id), seen)
+    return _document(documents.graph_document(session, graph_id), seen)
 
 
 @router.post(
@@ -71,7 +71,7 @@ def get_clusters(
     session: Reading, limit: Limit = 100, cursor: Cursor = None, sort: ClusterSort = "-created"
 ) -> Clusters:
     """Posted clusters, and the bundled ones."""
-    return stored_documents.clusters(session, limit, cursor, sort)
+    return documents.clusters(session, limit, cursor, sort)
 
 
 @router.get(
@@ -80,7 +80,7 @@ def get_clusters(
     responses={**document_answer("Cluster", "The cluster."), **UNCHANGED, **refusals(404)},
 )
 def get_cluster(cluster_id: Id, session: Reading, seen: SeenTags = None) -> Response:
-    return _document(stored_documents.cluster_document(session, cluster_id), seen)
+    return _document(documents.cluster_document(session, cluster_id), seen)
 
 
 @router.get(
@@ -90,7 +90,7 @@ def get_cluster(cluster_id: Id, session: Reading, seen: SeenTags = None) -> Resp
 )
 def get_strategy(strategy_id: Id, session: Reading, seen: SeenTags = None) -> Response:
     """A strategy that some tuning proposed."""
-    return _document(stored_documents.strategy_document(session, strategy_id), seen)
+    return _document(documents.strategy_document(session, strategy_id), seen)
 
 
 @router.get("/schemas")

@@ -1,25 +1,52 @@
-"""The dashboard's home: tunings as one looks for them, and the form that starts one."""
+"""The dashboard's home: the list of tunings, the form that starts one, and the log-in."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import STATES
+from autosync.api.engine.job_queue import places
 from autosync.api.engine.registry import SIMULATORS
-from autosync.api.http.dependencies import ClientName, Reading, UploadsDep
+from autosync.api.http.access.access_rules import NotAuthorized
+from autosync.api.http.access.authentication import Authentication
+from autosync.api.http.access.browser import (
+    check_form_token,
+    local_address,
+    send_session,
+    take_session,
+)
+from autosync.api.http.dependencies import ClientName, Cursor, Reading, UploadsDep
 from autosync.api.http.page_templates import show
 from autosync.api.spec import TuningSpec, checked
-from autosync.api.views import stored_documents
+from autosync.api.views import documents, reports, simulators
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
-from autosync.api.views.dashboard.tuning_list import NEWEST as NEWEST_FIRST
-from autosync.api.views.dashboard.tuning_list import ORDERS, TuningFilter, tuning_list
+from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import Simulators
+from autosync.api.views.verdict import caveats_of
 from autosync.errors import AutosyncError
 from autosync.optimizers import OPTIMIZERS
 
+ON_A_PAGE = 25
 NEWEST = 50
+"""Stored models and clusters that the form offers."""
+ORDERS = {
+    "-created": "newest first",
+    "created": "oldest first",
+    "-speedup": "most speed-up first",
+    "speedup": "least speed-up first",
+    "best_seconds": "shortest step first",
+    "-best_seconds": "longest step first",
+    "model": "model, A to Z",
+    "-model": "model, Z to A",
+    "cluster": "cluster, A to Z",
+    "-cluster": "cluster, Z to A",
+    "state": "state, A to Z",
+    "-state": "state, Z to A",
+}
+"""Of each column the first is what a click on its heading asks for, and then the other one."""
 SCALES = (
     ("", "automatic"),
     ("1", "1 (all bytes)"),
@@ -37,7 +64,12 @@ BUNDLED_SIMULATORS = Simulators(items=[], bundled=list(SIMULATORS), next=None)
 
 Words = Annotated[str, Query(max_length=200)]
 
+LONGEST_KEY, LONGEST_ADDRESS = 1000, 2000
+HOME = "/"
+
 router = APIRouter(include_in_schema=False)
+login_router = APIRouter(include_in_schema=False)
+"""For who has no key yet."""
 
 
 async def _filled(request: Request) -> dict[str, str]:
@@ -55,10 +87,9 @@ def _wanted(
     state: Words = "",
     tag: Words = "",
     archived: bool = False,
-    sort: Words = NEWEST_FIRST,
-    page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+    sort: Words = "-created",
 ) -> TuningFilter:
-    return TuningFilter(text, state, tag, archived=archived, sort=sort, page=page)
+    return TuningFilter(text, state, tag, archived=archived, sort=sort)
 
 
 Wanted = Annotated[TuningFilter, Depends(_wanted)]
@@ -66,22 +97,30 @@ Wanted = Annotated[TuningFilter, Depends(_wanted)]
 
 @router.get("/")
 def index(
-    request: Request, session: Reading, wanted: Wanted, graph: Words = "", cluster: Words = ""
+    request: Request,
+    session: Reading,
+    wanted: Wanted,
+    cursor: Cursor = None,
+    graph: Words = "",
+    cluster: Words = "",
 ) -> Response:
     """graph, cluster: chosen in the form beforehand."""
     chosen = {k: v for k, v in (("graph", graph), ("cluster", cluster)) if v}
-    return show(request, "home/index.html", _index(session, FORM | chosen, wanted, bool(chosen)))
+    shown = _index(session, FORM | chosen, wanted, cursor, bool(chosen))
+    return show(request, "home/index.html", shown)
 
 
 @router.get("/fragments/tunings")
-def tunings_fragment(request: Request, session: Reading, wanted: Wanted) -> Response:
-    return show(request, "home/tunings.html", _tunings(session, wanted))
+def tunings_fragment(
+    request: Request, session: Reading, wanted: Wanted, cursor: Cursor = None
+) -> Response:
+    return show(request, "home/tunings.html", _tunings(session, wanted, cursor))
 
 
 @router.get("/fragments/simulators")
 def simulators_fragment(request: Request, session: Reading, simulator: Words = "") -> Response:
     """All that the form offers; asked for when somebody looks."""
-    shown = {"simulators": stored_documents.every_simulator(session), "chosen": simulator}
+    shown = {"simulators": simulators.simulators(session, None), "chosen": simulator}
     return show(request, "home/simulator_options.html", shown)
 
 
@@ -94,14 +133,14 @@ def start(
         asked = checked(TuningSpec, given).model_dump_json(exclude_unset=True)
         tuning_id = uploads.tuning(asked.encode(), client)
     except AutosyncError as error:
-        shown = _index(session, form, TuningFilter(), True, error)
+        shown = _index(session, form, TuningFilter(archived=False), None, True, error)
         return show(request, "home/index.html", shown, 422)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
 @router.get("/compare")
 def compare_tunings(request: Request, session: Reading, left: Words, right: Words) -> Response:
-    from autosync.api.http.tuning_charts import compared_convergence  # loads numba
+    from autosync.api.views.dashboard.tuning_charts import compared_convergence  # loads numba
 
     compared = compared_tunings(session, left, right)
     shown = {"compared": compared, "charts": compared_convergence(session, compared.tunings)}
@@ -113,26 +152,50 @@ def docs(request: Request) -> Response:
     return show(request, "docs.html", {})
 
 
-def _tunings(session: Session, wanted: TuningFilter) -> dict[str, Any]:
+def listed_tunings(
+    session: Session, wanted: TuningFilter, cursor: str | None = None
+) -> dict[str, Any]:
+    """What the table of tunings shows."""
+    listed = reports.tunings(session, ON_A_PAGE, cursor, wanted)
+    waiting = any(tuning.state == "queued" for tuning in listed.items)
     return {
-        "listed": tuning_list(session, wanted),
-        "wanted": wanted,
-        "orders": ORDERS,
-        "states": STATES,
+        "listed": listed,
+        "caveats": caveats_of(listed.items),
+        "places": places(session) if waiting else {},
     }
+
+
+def _tunings(session: Session, wanted: TuningFilter, cursor: str | None) -> dict[str, Any]:
+    return {
+        **listed_tunings(session, wanted, cursor),
+        "wanted": wanted,
+        "narrows": replace(wanted, sort="-created") != TuningFilter(archived=False),
+        "cursor": cursor,
+        "orders": ORDERS,
+        "next_sort": next_sort,
+        "states": STATES,
+        "tags": reports.tags(session),
+    }
+
+
+def next_sort(wanted: TuningFilter, column: str) -> TuningFilter:
+    """What a click on the column's heading asks for."""
+    first, second = (name for name in ORDERS if name.removeprefix("-") == column)
+    return replace(wanted, sort=second if wanted.sort == first else first)
 
 
 def _index(
     session: Session,
     form: dict[str, Any],
     wanted: TuningFilter,
+    cursor: str | None,
     start_open: bool,
     refused: AutosyncError | None = None,
 ) -> dict[str, Any]:
     return {
-        **_tunings(session, wanted),
-        "graphs": stored_documents.offered_graphs(session, NEWEST, form["graph"]),
-        "clusters": stored_documents.offered_clusters(session, NEWEST, form["cluster"]),
+        **_tunings(session, wanted, cursor),
+        "graphs": documents.graphs(session, NEWEST, chosen=form["graph"]),
+        "clusters": documents.clusters(session, NEWEST, chosen=form["cluster"]),
         "simulators": BUNDLED_SIMULATORS,
         "scales": SCALES,
         "optimizers": OPTIMIZERS,
@@ -140,3 +203,49 @@ def _index(
         "start_open": start_open,
         "refused": refused,
     }
+
+
+async def _authentication(request: Request) -> Authentication:
+    found: Authentication = request.app.state.authentication
+    return found
+
+
+AuthenticationDep = Annotated[Authentication, Depends(_authentication)]
+Shown = Annotated[str, Form(max_length=LONGEST_KEY)]
+
+
+@login_router.get("/login")
+async def login_page(
+    request: Request,
+    authentication: AuthenticationDep,
+    following: Annotated[str, Query(alias="next", max_length=LONGEST_ADDRESS)] = HOME,
+) -> Response:
+    if await authentication.is_open():
+        return RedirectResponse(local_address(following), 303)
+    return show(request, "login.html", {"next": local_address(following)})
+
+
+@login_router.post("/login", dependencies=[Depends(check_form_token)])
+async def log_in(
+    request: Request,
+    authentication: AuthenticationDep,
+    key: Shown = "",
+    following: Annotated[str, Form(alias="next", max_length=LONGEST_ADDRESS)] = HOME,
+) -> Response:
+    try:
+        cookie = await authentication.log_in(request, key.strip())
+    except NotAuthorized as error:
+        return show(
+            request, "login.html", {"next": local_address(following), "refused": error}, 401
+        )
+    response = RedirectResponse(local_address(following), 303)
+    send_session(request, authentication.access, response, cookie)
+    return response
+
+
+@login_router.post("/logout", dependencies=[Depends(check_form_token)])
+async def log_out(request: Request, authentication: AuthenticationDep) -> Response:
+    await authentication.log_out(request)
+    response = RedirectResponse("/login", 303)
+    take_session(request, authentication.access, response)
+    return response

@@ -9,8 +9,12 @@ from fastapi.responses import StreamingResponse
 from autosync.api.http.dependencies import DatabaseDep
 from autosync.api.http.openapi import refusals
 from autosync.api.views.runtime_dataset import runtimes_zip
-from autosync.api.views.runtime_rows import RuntimeFilter
-from autosync.api.views.runtime_tables import runtimes_csv, runtimes_jsonl, runtimes_parquet
+from autosync.api.views.runtimes import (
+    RuntimeFilter,
+    runtimes_csv,
+    runtimes_jsonl,
+    runtimes_parquet,
+)
 
 router = APIRouter(prefix="/v1", tags=["runtimes"])
 PARQUET, JSONL = "application/vnd.apache.parquet", "application/jsonl"

@@ -1,19 +1,33 @@
-"""Trained simulators: store, list, fetch, remove."""
+"""Trained simulators: the versions, their trainings, and those that are stored by name."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Response
+from fastapi import APIRouter, File, Query, Response
 
-from autosync.api.engine.simulator_store import checkpoint_files, remove_simulator, store_simulator
+from autosync.api.engine.job_queue import enqueue_training
+from autosync.api.engine.simulator_store import (
+    checkpoint_files,
+    promote,
+    remove_simulator,
+    store_simulator,
+)
 from autosync.api.http.access.guard import NEEDS_ADMIN
-from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Reading
+from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Limit, Number, Reading
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import refusals
-from autosync.api.views import stored_documents
-from autosync.api.views.schemas import Simulators, TrainedSimulator
+from autosync.api.views import simulators
+from autosync.api.views.schemas import (
+    Simulators,
+    SimulatorTraining,
+    SimulatorTrainings,
+    SimulatorVersions,
+    TrainedSimulator,
+)
 
 router = APIRouter(prefix="/v1/simulators", tags=["simulators"])
 
+PROMOTED_SHOWN = 100
+"""Versions in the answer to a promotion, the newest first."""
 Card = Annotated[bytes, File(description="The checkpoint's .json.")]
 Weights = Annotated[bytes, File(description="The checkpoint's .safetensors.")]
 STORED: dict[int | str, dict[str, Any]] = {
@@ -32,10 +46,52 @@ WEIGHTS: dict[int | str, dict[str, Any]] = {
 }
 
 
+@router.get("/versions")
+def get_versions(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> SimulatorVersions:
+    """Versions of the trained simulator, the newest first, and which is in use: what `learned`,
+    `ensemble` and its members stand for."""
+    return simulators.simulator_versions(session, limit, cursor)
+
+
+@router.post("/versions/{number}/promote", responses=refusals(404, 409), dependencies=[NEEDS_ADMIN])
+def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
+    """Use this version from now on; tunings that have begun keep theirs."""
+    promote(database, number)
+    with database.reading() as session:
+        return simulators.simulator_versions(session, PROMOTED_SHOWN)
+
+
+@router.post("/trainings", status_code=202, dependencies=[NEEDS_ADMIN])
+def post_training(
+    database: DatabaseDep,
+    response: Response,
+    seed: Annotated[int, Query(ge=0, lt=2**53, description="Of networks and trees.")] = 0,
+) -> SimulatorTraining:
+    """Train the next version on all that was measured. A worker takes it up when no tuning waits;
+    one that waits already is answered."""
+    with database.writing() as session:
+        training_id = enqueue_training(session, seed=seed)
+    response.headers["Location"] = f"/v1/simulators/trainings/{training_id}"
+    with database.reading() as session:
+        return simulators.simulator_training(session, training_id)
+
+
+@router.get("/trainings")
+def get_trainings(session: Reading, limit: Limit = 50, cursor: Cursor = None) -> SimulatorTrainings:
+    """The newest first."""
+    return simulators.simulator_trainings(session, limit, cursor)
+
+
+@router.get("/trainings/{training_id}", responses=refusals(404))
+def get_training(training_id: Id, session: Reading) -> SimulatorTraining:
+    """How far it is, and what came of it."""
+    return simulators.simulator_training(session, training_id)
+
+
 @router.get("")
 def get_simulators(session: Reading, limit: Limit = 100, cursor: Cursor = None) -> Simulators:
     """Trained simulators by name, and the bundled ones. A tuning takes any of them."""
-    return stored_documents.simulators(session, limit, cursor)
+    return simulators.simulators(session, limit, cursor)
 
 
 @router.put("/{name}", status_code=201, responses=STORED, dependencies=[NEEDS_ADMIN])
@@ -48,7 +104,7 @@ def put_simulator(
     new = store_simulator(database, name, card, weights)
     response.status_code = 201 if new else 200
     with database.reading() as session:
-        return stored_documents.simulator(session, name)
+        return simulators.simulator(session, name)
 
 
 @router.get("/{name}", response_class=Response, responses=CARD)

@@ -2,19 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Path, Query, Request, Response
+from fastapi import APIRouter, Form, Path, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from autosync.api.engine import tuning_control, tuning_queue
-from autosync.api.http.dependencies import DatabaseDep, Id, Reading
+from autosync.api.engine import job_queue, tuning_control
+from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import reports
-from autosync.api.views.caveats import caveats_of
-from autosync.api.views.dashboard.headline import headline
-from autosync.api.views.dashboard.simulator_account import simulator_page
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
-from autosync.api.views.dashboard.trial_views import trial_detail, trial_page
 from autosync.api.views.rankings import (
     baseline_strategy,
     measured_ddp_seconds,
@@ -23,9 +19,11 @@ from autosync.api.views.rankings import (
     ranked_strategy,
 )
 from autosync.api.views.schemas import RankedStrategy, Tuning
+from autosync.api.views.simulators import simulator_page
+from autosync.api.views.verdict import caveats_of, headline
 
 RANKED_ON_A_PAGE = 25
-Page = Annotated[int, Query(ge=1, le=10**6)]
+TRIALS_ON_A_PAGE = 50
 Position = Annotated[int, Path(ge=0, lt=2**31)]
 Text = Annotated[str, Form(max_length=10_000)]
 
@@ -33,8 +31,10 @@ router = APIRouter(prefix="/tunings/{tuning_id}", include_in_schema=False)
 
 
 @router.get("")
-def tuning_page(tuning_id: Id, request: Request, session: Reading, page: Page = 1) -> Response:
-    shown = _status(session, tuning_id) | _ranked(session, tuning_id, page)
+def tuning_page(
+    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None
+) -> Response:
+    shown = _status(session, tuning_id) | _ranked(session, tuning_id, cursor)
     return show(request, "tuning/tuning.html", shown)
 
 
@@ -44,14 +44,16 @@ def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response
 
 
 @router.get("/ranked")
-def ranked_fragment(tuning_id: Id, request: Request, session: Reading, page: Page = 1) -> Response:
-    shown = {"tuning": reports.tuning(session, tuning_id)} | _ranked(session, tuning_id, page)
+def ranked_fragment(
+    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None
+) -> Response:
+    shown = {"tuning": reports.tuning(session, tuning_id)} | _ranked(session, tuning_id, cursor)
     return show(request, "tuning/ranked.html", shown)
 
 
 @router.get("/charts")
 def charts_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
-    from autosync.api.http.tuning_charts import tuning_charts  # loads numba: only when asked for
+    from autosync.api.views.dashboard.tuning_charts import tuning_charts  # loads numba
 
     tuning = reports.tuning(session, tuning_id)
     charts, limit = tuning_charts(session, tuning)
@@ -69,9 +71,7 @@ def why_fragment(
     tuning_id: Id, request: Request, session: Reading, strategy: str | None = None
 ) -> Response:
     """What differs from DDP: of the answer, or of any strategy."""
-    from autosync.api.views.dashboard.strategy_accounts import (
-        ddp_id,
-    )  # loads numba: only when asked for
+    from autosync.api.views.dashboard.strategy_accounts import ddp_id  # loads numba
 
     reports.tuning(session, tuning_id)
     if ddp_id(session, tuning_id) is None:  # the first that a tuning proposes
@@ -81,14 +81,16 @@ def why_fragment(
 
 @router.get("/strategies/{strategy_id}")
 def strategy_page(
-    tuning_id: Id, strategy_id: Id, request: Request, session: Reading, page: Page = 1
+    tuning_id: Id, strategy_id: Id, request: Request, session: Reading, cursor: Cursor = None
 ) -> Response:
     shown = {
         **_why(session, tuning_id, strategy_id),
         "row": ranked_strategy(session, tuning_id, strategy_id),
         "ranked_total": ranked_count(session, tuning_id),
-        "trials": trial_page(session, tuning_id, page, strategy_id),
-        "page": page,
+        "trials": reports.trials(
+            session, tuning_id, TRIALS_ON_A_PAGE, cursor, strategy_id=strategy_id
+        ),
+        "cursor": cursor,
     }
     return show(request, "tuning/strategy.html", shown)
 
@@ -103,13 +105,13 @@ def compare_strategies(
 
 @router.get("/trials")
 def trials_page(
-    tuning_id: Id, request: Request, session: Reading, page: Page = 1, failed: bool = False
+    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None, failed: bool = False
 ) -> Response:
-    trials = trial_page(session, tuning_id, page, failed=failed)
+    trials = reports.trials(session, tuning_id, TRIALS_ON_A_PAGE, cursor, failed=failed)
     shown = {
         "tuning": reports.tuning(session, tuning_id),
         "trials": trials,
-        "page": page,
+        "cursor": cursor,
         "failed": failed,
         "labels": strategy_labels(session, [each.strategy_id for each in trials.items]),
     }
@@ -120,7 +122,7 @@ def trials_page(
 def trial_details_page(
     tuning_id: Id, position: Position, request: Request, session: Reading
 ) -> Response:
-    trial = trial_detail(session, tuning_id, position)
+    trial = reports.trial(session, tuning_id, position)
     shown = {
         "tuning": reports.tuning(session, tuning_id),
         "trial": trial,
@@ -131,7 +133,7 @@ def trial_details_page(
 
 @router.post("/cancel")
 def cancel(tuning_id: Id, database: DatabaseDep) -> Response:
-    tuning_queue.cancel(database, tuning_id)
+    job_queue.cancel(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
@@ -151,7 +153,7 @@ def resume(tuning_id: Id, database: DatabaseDep) -> Response:
 @router.post("/retry")
 def retry(tuning_id: Id, database: DatabaseDep) -> Response:
     """What it measured stays."""
-    tuning_queue.retry(database, tuning_id)
+    tuning_control.resume(database, tuning_id)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
@@ -173,7 +175,7 @@ def _status(session: Session, tuning_id: str) -> dict[str, Any]:
     tuning = reports.tuning(session, tuning_id)
     ddp = measured_ddp_seconds(session, tuning)
     ran_on = ", ".join(tuning.ran_on)
-    place = tuning_queue.places(session).get(tuning_id) if tuning.state == "queued" else None
+    place = job_queue.places(session).get(tuning_id) if tuning.state == "queued" else None
     return {
         "tuning": tuning,
         "headline": headline(tuning, ddp, ran_on, place),
@@ -194,15 +196,14 @@ def _answer(session: Session, tuning: Tuning) -> Any:
     return found[tuning.result.strategy_id]
 
 
-def _ranked(session: Session, tuning_id: str, page: int) -> dict[str, Any]:
-    ahead, total = (page - 1) * RANKED_ON_A_PAGE, ranked_count(session, tuning_id)
-    shown = ranked_strategies(session, tuning_id, RANKED_ON_A_PAGE, ahead=ahead).items
-    shown = _with_baseline(session, tuning_id, shown)
+def _ranked(session: Session, tuning_id: str, cursor: str | None) -> dict[str, Any]:
+    page = ranked_strategies(session, tuning_id, RANKED_ON_A_PAGE, cursor)
+    shown = _with_baseline(session, tuning_id, page.items)
     return {
         "ranked": shown,
-        "ranked_total": total,
-        "page": page,
-        "pages": max(1, -(-total // RANKED_ON_A_PAGE)),
+        "ranked_total": ranked_count(session, tuning_id),
+        "cursor": cursor,
+        "next": page.next,
         "labels": strategy_labels(session, [row.strategy_id for row in shown]),
     }
 
@@ -222,16 +223,14 @@ def _with_baseline(
 
 def _why(session: Session, tuning_id: str, strategy_id: str | None) -> dict[str, Any]:
     """The strategy beside DDP, if that was proposed."""
-    from autosync.api.views.dashboard.strategy_accounts import (
-        ddp_id,
-    )  # loads numba: only when asked for
+    from autosync.api.views.dashboard.strategy_accounts import ddp_id  # loads numba
 
     return _compared(session, tuning_id, [strategy_id, ddp_id(session, tuning_id)])
 
 
 def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) -> dict[str, Any]:
-    from autosync.api.http.tuning_charts import account_charts  # loads numba: only when asked for
     from autosync.api.views.dashboard.strategy_accounts import compared_facts, strategy_account
+    from autosync.api.views.dashboard.strategy_charts import account_charts  # loads numba
 
     tuning = reports.tuning(session, tuning_id)
     accounts = [strategy_account(session, tuning_id, each) for each in strategy_ids]

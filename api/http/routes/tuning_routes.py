@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from autosync.api.engine import tuning_control, tuning_queue
+from autosync.api.engine import job_queue, tuning_control
 from autosync.api.http.dependencies import (
     Body,
     ClientName,
@@ -24,7 +24,13 @@ from autosync.api.http.event_stream import stream
 from autosync.api.http.openapi import document_answer, posted, refusals
 from autosync.api.spec import NotesSpec
 from autosync.api.views import reports
-from autosync.api.views.exports import bundle_document, settings_document
+from autosync.api.views.exports import (
+    bundle_document,
+    domain_document,
+    measured_document,
+    settings_document,
+)
+from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import (
     ChangedTuning,
     RankedStrategies,
@@ -48,6 +54,12 @@ TuningSort = Literal[
     "best_seconds",
     "-speedup",
     "speedup",
+    "-model",
+    "model",
+    "-cluster",
+    "cluster",
+    "-state",
+    "state",
 ]
 TrialSort = Literal["position", "-position", "step_seconds", "-step_seconds"]
 SORT = "With - the largest first; those without a value come last."
@@ -58,6 +70,12 @@ SETTINGS = {
     **document_answer("FrameworkSettings", "The settings, and a snippet that applies them."),
     **UNCHANGED,
     **refusals(404, 409),
+}
+DOMAIN = {**document_answer("Domain", "The domain."), **UNCHANGED, **refusals(404)}
+MEASURED = {
+    **document_answer("EarlierTrials", "Measured strategies."),
+    **UNCHANGED,
+    **refusals(404),
 }
 READ = {**UNCHANGED, **refusals(404)}
 TRACE: dict[int | str, dict[str, Any]] = {
@@ -101,14 +119,28 @@ def get_tunings(
         str | None, Query(pattern=r"^[^\s,\x00-\x1f]{1,40}$", description="Only those with it.")
     ] = None,
     archived: Annotated[bool | None, Query(description="Only those that are, or are not.")] = None,
+    prefix: Annotated[
+        str | None, Query(pattern="^[0-9a-f]{1,32}$", description="Only ids that begin so.")
+    ] = None,
+    recorded: Annotated[
+        str | None,
+        Query(pattern="^[0-9a-f]{32}$", description="Only those with a timeline of this strategy."),
+    ] = None,
     sort: Annotated[TuningSort, Query(description=SORT)] = "-created",
     seen: SeenTags = None,
 ) -> Response:
     """The newest first, unless they are sorted otherwise. A cursor is good for one sort."""
 
     def page() -> str:
-        found = reports.tunings(session, limit, cursor, state, tag, archived, sort)
-        return found.model_dump_json()
+        wanted = TuningFilter(
+            state=state or "",
+            tag=tag or "",
+            prefix=prefix or "",
+            recorded=recorded or "",
+            archived=archived,
+            sort=sort,
+        )
+        return reports.tunings(session, limit, cursor, wanted).model_dump_json()
 
     return tagged(page, seen)
 
@@ -214,14 +246,32 @@ def get_trace(
     return tagged_once_ended(session, tuning_id, request, document, seen, headers)
 
 
+@router.get("/{tuning_id}/domain", response_class=Response, responses=DOMAIN)
+def get_domain(tuning_id: Id, session: Reading, seen: SeenTags = None) -> Response:
+    """The model, the cluster and the compute seconds that it is about, with what was measured of
+    them."""
+    return tagged(lambda: domain_document(session, tuning_id), seen)
+
+
+@router.get("/{tuning_id}/measured", response_class=Response, responses=MEASURED)
+def get_measured(tuning_id: Id, session: Reading, seen: SeenTags = None) -> Response:
+    """Its measured strategies with their seconds, as far as it has come: `earlier` of another
+    tuning."""
+    return tagged(lambda: measured_document(session, tuning_id), seen)
+
+
 @router.get("/{tuning_id}/events", response_class=Response, responses=EVENTS)
 def get_events(
-    tuning_id: Id, session: Reading, feed: FeedDep, last: LastEvent = 0
+    tuning_id: Id,
+    session: Reading,
+    feed: FeedDep,
+    last: LastEvent = 0,
+    follow: Annotated[bool, Query(description="Wait for more, until the tuning has ended.")] = True,
 ) -> StreamingResponse:
     """Progress as it happens (`progress`), and the end (`end`). Goes on after `Last-Event-ID`; a
     comment every 15 s keeps a silent connection."""
     reports.tuning(session, tuning_id)
-    return StreamingResponse(stream(feed, tuning_id, last), media_type="text/event-stream")
+    return StreamingResponse(stream(feed, tuning_id, last, follow), media_type="text/event-stream")
 
 
 REFUSED = refusals(404, 409)
@@ -239,7 +289,7 @@ def patch_tuning(tuning_id: Id, body: NotesSpec, database: DatabaseDep) -> Tunin
 @router.post("/{tuning_id}/cancel", responses=REFUSED)
 def cancel_tuning(tuning_id: Id, database: DatabaseDep) -> ChangedTuning:
     """What runs for it is broken off within some two seconds. What was measured stays."""
-    return _changed(tuning_id, tuning_queue.cancel(database, tuning_id))
+    return _changed(tuning_id, job_queue.cancel(database, tuning_id))
 
 
 @router.post("/{tuning_id}/pause", responses=REFUSED)

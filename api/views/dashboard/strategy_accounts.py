@@ -10,17 +10,25 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from autosync.api.db.document_store import load_domain
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
 from autosync.api.views import timeline_views
-from autosync.api.views.dashboard.domain_limits import limit_of
-from autosync.api.views.dashboard.remembered import remembered
-from autosync.api.views.dashboard.strategy_labels import ORDERS, StrategyLabel, label_of
+from autosync.api.views.dashboard.strategy_labels import (
+    ORDERS,
+    StrategyLabel,
+    label_of,
+    remembered,
+)
 from autosync.api.views.dashboard.tuning_comparison import ComparedFact
 from autosync.api.views.timeline_schemas import Timeline
+from autosync.documents import from_json
 from autosync.search.loop.outcome import DDP, is_ddp
+from autosync.search.space import Space
 from autosync.simulator.explanation import Explanation, explain
+from autosync.simulator.limit import Limit, iteration_limit
 from autosync.strategy import Strategy
-from autosync.units import MIB
+from autosync.units import MIB, bytes_in_words, milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,19 @@ class StrategyAccount:
     peak_memory_bytes: int | None
 
 
-_KNOWN: dict[tuple[str, str], Explanation] = {}
+_LIMITS: dict[tuple[str, str], Limit] = {}
+_PREDICTIONS: dict[tuple[str, str], Explanation] = {}
+
+
+def limit_of(session: Session, tuning_id: str) -> Limit:
+    """No strategy that the tuning may take iterates in fewer seconds; raises NotFound."""
+    row = stored(session, TuningRow, tuning_id, "tuning")
+    domain_id, space = row.domain_id, row.space
+    return remembered(
+        _LIMITS,
+        (domain_id, space),
+        lambda: iteration_limit(load_domain(session, domain_id), from_json(Space, space)),
+    )
 
 
 def strategy_account(
@@ -54,7 +74,7 @@ def strategy_account(
     limit = limit_of(session, tuning_id)
     key = of.strategy.id
     prediction = remembered(
-        _KNOWN, (of.domain.id, key), lambda: explain(of.domain, of.strategy, limit)
+        _PREDICTIONS, (of.domain.id, key), lambda: explain(of.domain, of.strategy, limit)
     )
     sent, memory = _measured(session, tuning_id, key)
     return StrategyAccount(
@@ -83,21 +103,25 @@ def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
     named: dict[str, Callable[[StrategyAccount], str]] = {
         "Methods": _methods,
         "Messages an iteration": lambda a: f"{a.prediction.messages:,}",
-        "Bytes of all messages": lambda a: _megabytes(a.prediction.wire_bytes),
-        "Sent in the order": _order,
+        "Bytes of all messages": lambda a: bytes_in_words(a.prediction.wire_bytes),
+        "Order of messages": _order,
         "Slices": _slices,
-        "Reaches into the next forward": lambda a: _yes(a.strategy.schedule.overlap_forward),
-        "Gathers while the wire is idle": lambda a: _yes(a.strategy.schedule.gather == "when_idle"),
-        "Variables cut": lambda a: str(sum(len(c.shards) > 1 for c in a.strategy.choices)),
-        "Compute": lambda a: _step(a.prediction.compute_seconds),
-        "Update": lambda a: _step(a.prediction.update_seconds),
-        "Transfer that shows": lambda a: _step(a.prediction.transfer_seconds),
-        "Startups that show": lambda a: _step(a.prediction.startup_seconds),
-        "Compute slowed by messages": lambda a: _step(a.prediction.slowed_seconds),
-        "Predicted in all": lambda a: _step(a.prediction.step_seconds),
+        "Communicates during the next forward pass": lambda a: _yes(
+            a.strategy.schedule.overlap_forward
+        ),
+        "All-gathers wait for an idle link": lambda a: _yes(
+            a.strategy.schedule.gather == "when_idle"
+        ),
+        "Partitioned variables": lambda a: str(sum(len(c.shards) > 1 for c in a.strategy.choices)),
+        "Compute": lambda a: milliseconds(a.prediction.compute_seconds),
+        "Update": lambda a: milliseconds(a.prediction.update_seconds),
+        "Transfer not hidden by compute": lambda a: milliseconds(a.prediction.transfer_seconds),
+        "Startups not hidden by compute": lambda a: milliseconds(a.prediction.startup_seconds),
+        "Compute slowed by messages": lambda a: milliseconds(a.prediction.slowed_seconds),
+        "Predicted in all": lambda a: milliseconds(a.prediction.step_seconds),
         "Busiest link": _busiest,
         "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
-        "Peak memory, measured": lambda a: _megabytes(a.peak_memory_bytes),
+        "Peak memory, measured": lambda a: bytes_in_words(a.peak_memory_bytes),
     }
     carried = {key for account in accounts for key, _ in account.prediction.extensions}
     named |= {key.capitalize(): partial(_extension, key) for key in sorted(carried)}
@@ -146,16 +170,6 @@ def _busiest(account: StrategyAccount) -> str:
 
 def _extension(key: str, account: StrategyAccount) -> str:
     return "; ".join(words for own, words in account.prediction.extensions if own == key) or "none"
-
-
-def _megabytes(size: float | None) -> str:
-    if size is None:
-        return "–"
-    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
-
-
-def _step(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
 
 
 def _yes(value: bool) -> str:

@@ -1,15 +1,15 @@
 """Strategies in a few words: a short name, and chips for what differs from torch's DDP."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import StrategyRow
-from autosync.api.views.dashboard.remembered import remembered
 from autosync.documents import from_json
 from autosync.extensions.registry import verification_of
 from autosync.search.loop.outcome import is_ddp
@@ -21,9 +21,29 @@ from autosync.strategy_description import (
 )
 from autosync.units import MIB
 
+Key = TypeVar("Key", bound=Hashable)
+Answer = TypeVar("Answer")
+
+
+def remembered(
+    answers: dict[Key, Answer], key: Key, make: Callable[[], Answer], most: int = 1000
+) -> Answer:
+    """The answer under `key`, made if it is not there; of `most` the oldest goes.
+
+    Two threads may make one answer twice, which changes nothing.
+    """
+    known = answers.get(key)
+    if known is None:
+        known = make()
+        while len(answers) >= most:
+            answers.pop(next(iter(answers)), None)
+        answers[key] = known
+    return known
+
+
 ORDERS = {
-    "fifo": "as gradients get ready",
-    "priority": "next use first",
+    "fifo": "as gradients become ready",
+    "priority": "first needed first",
     "explicit": "explicit order",
 }
 IN_NAME = 2
@@ -122,9 +142,9 @@ def _schedule(strategy: Strategy) -> list[Chip]:
     if schedule.slice_bytes:
         chips.append(Chip("slices", f"slices of {schedule.slice_bytes / MIB:.3g} MiB"))
     if schedule.overlap_forward:
-        chips.append(Chip("overlap", "into the next forward"))
+        chips.append(Chip("overlap", "overlaps the next forward"))
     if schedule.gather == "when_idle":
-        chips.append(Chip("gather", "gathers while idle"))
+        chips.append(Chip("gather", "all-gathers wait for idle links"))
     return chips
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from autosync.api.views import reports
-from autosync.api.views.caveats import Caveat, caveats_of
-from autosync.api.views.dashboard.headline import Headline, headline
 from autosync.api.views.rankings import measured_ddp_seconds
 from autosync.api.views.schemas import Tuning
+from autosync.api.views.verdict import Caveat, Headline, caveats_of, headline
 
 
 @dataclass(frozen=True, slots=True)

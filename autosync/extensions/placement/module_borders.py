@@ -38,7 +38,7 @@ class Deal:
 
     operation: at whose edge. is_backward: in its backward pass. is_after: behind it, else before.
     inward: to the module's ranks, else back to the replicas. size_bytes: of the samples of one
-    replica at an even share. counted: ranks first tell each other how many samples they have.
+    replica at an even share. counted: ranks first exchange how many samples they have.
     """
 
     operation: int
@@ -97,7 +97,7 @@ def borders_of(graph: ModelGraph, module: str) -> ModuleBorders:
 
 def data_bytes(graph: ModelGraph, index: int) -> int:
     """Bytes of the batch that an operation reads: an embedding's row numbers; of any other as many
-    as its output, for the graph does not tell them."""
+    as its output, for the graph does not state them."""
     operation = graph.operations[index]
     if operation.type not in LOOKUPS or not operation.variables:
         return operation.output_bytes
@@ -109,17 +109,17 @@ def data_bytes(graph: ModelGraph, index: int) -> int:
 def deals_of(graph: ModelGraph, borders: ModuleBorders, trained: Sequence[bool]) -> Iterator[Deal]:
     """What is dealt in an iteration where the module is placed; the same on every rank. trained: of
     each operation, whether backward passes through it (`profiling.reach_variables`)."""
-    told: set[int] = set()
+    counted: set[int] = set()
     for source, reader in borders.entering:
         size_bytes = graph.operations[source].output_bytes
-        yield Deal(reader, False, False, True, size_bytes, counted=reader not in told)
-        told.add(reader)
+        yield Deal(reader, False, False, True, size_bytes, counted=reader not in counted)
+        counted.add(reader)
         if trained[source]:
             yield Deal(reader, True, True, False, size_bytes)
     for reader in borders.from_data:
         size_bytes = data_bytes(graph, reader)
-        yield Deal(reader, False, False, True, size_bytes, counted=reader not in told)
-        told.add(reader)
+        yield Deal(reader, False, False, True, size_bytes, counted=reader not in counted)
+        counted.add(reader)
     for index in borders.leaving:
         size_bytes = graph.operations[index].output_bytes
         yield Deal(index, False, True, False, size_bytes)

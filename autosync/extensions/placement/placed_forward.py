@@ -26,7 +26,7 @@ UNUSABLE = -1
 """In place of a number of rows: this rank's arguments cannot be dealt."""
 
 REFUSED = "!"
-"""Begins what a rank tells in place of a form."""
+"""Prefix of a refusal that a rank reports in place of an output form."""
 
 
 class PlacedForward:

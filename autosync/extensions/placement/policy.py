@@ -1,50 +1,41 @@
-"""HeteroG's policy: graph attention over operations, a sum over each group, attention among groups,
-and a score of each choice (section 4.1). Imported only where it is used: torch-geometric takes
-seconds to load.
+"""HeteroG's policy (Yi et al. 2020, section 4.1), trained by REINFORCE on predicted seconds: each
+heavy module lives on one device, or is data parallel.
 
-Sets of devices are scored by what they are, not by their number, so that one policy serves clusters
-of any size. Smaller than the paper's (12 layers of 8 heads, 8 layers of Transformer-XL): it trains
-on two processor cores.
+Operations are grouped around the heaviest modules. Graph attention encodes the operations, each
+group is the sum of its operations, attention runs among groups, and each group's actions get
+scores. Devices are scored by what they are, not by their number. It is smaller than the paper's (12
+layers of 8 heads, 8 layers of Transformer-XL), so that it trains on two processor cores; and draws
+keep most groups as in the best placement found so far, so that hundreds of predictions do.
 
-A policy learned by REINFORCE with a moving baseline (HeteroG, section 4.1.3): one more proposer,
-with a budget of predictions.
-
-What differs from the paper, so that hundreds of predictions do and not tens of thousands: a round
-draws around the best that was found, where most groups stay as they are, and nothing twice; how
-many change follows how often that is better; rewards are measured by their spread, so that the
-weight of the entropy means the same for every model; and the policy sees what memory is left.
+Imported only where it is used: torch-geometric takes seconds to load.
 """
 
 import warnings
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import log
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
-from autosync.extensions.placement.policy_actions import (
-    GROUP_FEATURES,
-    NODE_FEATURES,
-    PLACE_FEATURES,
-    SCHEMES,
-    OperationGroups,
-    PlacementActions,
-    group_operations,
-    placement_actions,
-    strategy_of_actions,
-)
+from autosync.extensions.placement.document import PlacedModule, evenly
+from autosync.extensions.placement.module_borders import borders_of
 from autosync.extensions.placement.proposals import (
-    JudgedPlacement,
-    PlacementJudge,
+    EvaluatedPlacement,
+    PlaceableModule,
+    PlacementEvaluator,
+    modules_to_place,
+    with_placement,
 )
-from autosync.search.extension_proposals import Stop, no_stop
-from autosync.simulator.simulator_contract import Simulator
-from autosync.strategy import Strategy
+from autosync.search.designs.wire_estimates import wire_seconds
+from autosync.search.domain_facts import rank_speeds, sent_bytes, server_weights
+from autosync.strategy import AllReduce, Strategy
 from autosync.verification import verify
 
 with warnings.catch_warnings():
@@ -52,327 +43,286 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch_geometric.nn import GATConv
 
-MEMORY_FEATURES = 2
-"""Of a group and of a set of devices: room that is left, which changes with what is placed."""
+OPERATION_FEATURES, DEVICE_FEATURES = 6, 3
 
+INFEASIBLE_REWARD = -20.0
+"""Of actions that no strategy can have, such as every variable on some ranks only."""
 
-@dataclass(frozen=True, slots=True)
-class PolicyInput:
-    """Tensors of `OperationGroups` and `PlacementActions`. group_memory, set_memory: f32[groups or
-    sets, MEMORY_FEATURES]."""
-
-    nodes: Tensor
-    edges: Tensor
-    group: Tensor
-    groups: Tensor
-    sets: Tensor
-    group_memory: Tensor
-    set_memory: Tensor
-
-    @classmethod
-    def of(cls, groups: OperationGroups, actions: PlacementActions) -> "PolicyInput":
-        """Of devices without limits."""
-        return cls(
-            torch.from_numpy(groups.nodes),
-            torch.from_numpy(groups.edges),
-            torch.from_numpy(groups.group),
-            torch.from_numpy(groups.features),
-            torch.from_numpy(actions.features),
-            torch.zeros(groups.count, MEMORY_FEATURES),
-            torch.zeros(len(actions.sets), MEMORY_FEATURES),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySizes:
-    """width: of embeddings, divisible by heads. layers: of graph attention. among: of attention
-    among groups."""
-
-    width: int = 64
-    heads: int = 4
-    layers: int = 2
-    among: int = 1
-
-
-class PlacementPolicy(nn.Module):
-    """All scores of a new one are zero: what it draws is what is drawn around, and chance."""
-
-    def __init__(self, sizes: PolicySizes | None = None) -> None:
-        super().__init__()
-        self.sizes = sizes or PolicySizes()
-        width, heads = self.sizes.width, self.sizes.heads
-        self.encoder = nn.Linear(NODE_FEATURES, width)
-        self.attention = nn.ModuleList(
-            GATConv(width, width // heads, heads, add_self_loops=False)
-            for _ in range(self.sizes.layers)
-        )
-        self.pool = nn.Linear(width, width)
-        self.own = nn.Linear(GROUP_FEATURES + MEMORY_FEATURES, width)
-        block = nn.TransformerEncoderLayer(width, heads, 2 * width, 0.0, batch_first=True)
-        self.among = nn.TransformerEncoder(block, self.sizes.among, enable_nested_tensor=False)
-        self.query = nn.Linear(width, width)
-        self.place = nn.Linear(PLACE_FEATURES + MEMORY_FEATURES, width)
-        self.score = nn.Linear(width, 1)
-        self.schemes = nn.Linear(width, SCHEMES)
-        for last in (self.score, self.schemes):
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
-
-    def forward(self, given: PolicyInput) -> Tensor:
-        """Scores of each group's actions, `(groups, sets + SCHEMES)`."""
-        states = torch.relu(self.encoder(given.nodes))
-        for layer in self.attention:
-            states = states + nn.functional.elu(layer(states, given.edges))
-        count = len(given.groups)
-        sizes = torch.bincount(given.group, minlength=count).clamp(min=1)
-        pooled = states.new_zeros(count, states.shape[1])
-        pooled = pooled.index_add(0, given.group, self.pool(states)) / sizes.sqrt()[:, None]
-        own = self.own(torch.cat([given.groups, given.group_memory], 1))
-        embedded = self.among(torch.relu(pooled + own)[None])[0]
-        sets = self.place(torch.cat([given.sets, given.set_memory], 1))
-        met = torch.relu(self.query(embedded)[:, None] + sets[None])
-        return torch.cat([self.score(met)[..., 0], self.schemes(embedded)], dim=1)
-
-
-INFEASIBLE = -20.0
-"""Reward of choices that no strategy can have, such as every variable on some ranks only: that of
-twice the devices' memory."""
-
-REDRAWN = 4
-"""Times the samples of a round that are drawn for some that were not drawn before."""
-
-SUCCESSES, WIDER, NARROWER = 0.2, 1.5, 0.9
-"""Where more than a fifth of a round's samples are better than the best before it, the next changes
-more groups, else fewer (Rechenberg's rule for evolution strategies)."""
-
-MOST_ROOM = 2.0
-"""In a replica's bytes of variables: more memory, left or lacking, says no more to the policy."""
-
-MOST_ADVANTAGE = 3.0
-"""Spreads from the baseline, beyond which a sample weighs no more: one that runs out of memory does
-not drown the others."""
+MAX_ADVANTAGE = 3.0
+"""In standard deviations: a sample that runs out of memory does not outweigh all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """groups: the most; the paper's 2,000 are for graphs of TensorFlow operations. samples: of each
-    round. changes: groups that chance alone changes in a sample of the first round. chance: the
-    share of draws that it is left with whatever the policy has learned. entropy: its weight in the
-    objective, at the beginning; it falls to zero with the budget. decay: of the moving baseline,
-    and of the spread around it. uneven_shares: samples may be dealt by speed. servers: may hold
-    variables.
+    """groups: at most. samples: of each round. changes: groups that a sample changes by the prior
+    alone. learning_rate: 0 draws from the prior, without learning. entropy: its weight in the
+    objective. decay: of the moving baseline. layers: of graph attention. width: of embeddings,
+    divisible by heads.
     """
 
     groups: int = 64
     samples: int = 8
     changes: float = 2.0
-    chance: float = 0.2
     learning_rate: float = 2e-3
     entropy: float = 0.02
     decay: float = 0.8
+    layers: int = 2
+    width: int = 64
+    heads: int = 4
     seed: int = 0
-    uneven_shares: bool = True
-    servers: bool = True
 
 
-@dataclass(slots=True)
-class PolicyTask:
-    """A domain to place, and what has been found so far. chosen: the actions of the best. changes:
-    groups that chance alone changes in a sample. drawn: all that were tried. curve: after each
-    round, evaluations and the best."""
+@dataclass(frozen=True, slots=True)
+class GroupedGraph:
+    """n operations in G groups, each around a module, on R devices.
 
-    judge: PlacementJudge
-    base: JudgedPlacement
-    groups: OperationGroups
-    actions: PlacementActions
-    given: PolicyInput
-    settings: PolicySettings
-    best: JudgedPlacement
-    chosen: tuple[int, ...]
-    changes: float
-    drawn: set[tuple[int, ...]] = field(default_factory=set)
-    baseline: float | None = None
-    spread: float = 0.0
-    curve: list[tuple[int, JudgedPlacement]] = field(default_factory=list)
+    operations: `(n, OPERATION_FEATURES)` float32. edges: `(2, E)` int64, both directions, and each
+    operation to itself. group: `(n,)` int64. devices: `(R, DEVICE_FEATURES)` float32. modules: the
+    G modules, in the graph's order. blocks: all modules that may be placed, outer ones before those
+    inside.
+    """
+
+    operations: Tensor
+    edges: Tensor
+    group: Tensor
+    devices: Tensor
+    modules: tuple[str, ...]
+    blocks: tuple[str, ...]
 
     @property
-    def domain(self) -> Domain:
-        return self.judge.domain
+    def data_parallel(self) -> int:
+        """The action behind those of the devices."""
+        return len(self.devices)
 
 
-def policy_task(
-    domain: Domain,
-    simulator: Simulator,
-    base: Strategy,
-    settings: PolicySettings,
-    stop: Stop = no_stop,
-) -> PolicyTask:
-    """base: a strategy without a placement, whose replicas and messages all else keeps."""
-    judge = PlacementJudge(domain, simulator, stop)
-    found = judge.judge([base])[0]
-    groups = group_operations(domain, settings.groups)
-    actions = placement_actions(domain, base, groups, settings.uneven_shares, settings.servers)
-    chosen = (actions.follow,) * groups.count
-    given = PolicyInput.of(groups, actions)
-    return PolicyTask(
-        judge,
-        found,
-        groups,
-        actions,
-        given,
-        settings,
-        best=found,
-        chosen=chosen,
-        changes=settings.changes,
-        drawn={chosen},
-    )
+class PlacementPolicy(nn.Module):
+    """All scores of a new one are zero."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__()
+        width, heads = settings.width, settings.heads
+        self.encoder = nn.Linear(OPERATION_FEATURES, width)
+        self.attention = nn.ModuleList(
+            GATConv(width, width // heads, heads, add_self_loops=False)
+            for _ in range(settings.layers)
+        )
+        self.among = nn.TransformerEncoderLayer(width, heads, 2 * width, 0.0, batch_first=True)
+        self.device = nn.Linear(DEVICE_FEATURES, width)
+        self.on_device = nn.Linear(width, 1)
+        self.data_parallel = nn.Linear(width, 1)
+        for last in (self.on_device, self.data_parallel):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, graph: GroupedGraph) -> Tensor:
+        """Scores of each group's actions, `(G, R + 1)`."""
+        states = torch.relu(self.encoder(graph.operations))
+        for layer in self.attention:
+            states = states + nn.functional.elu(layer(states, graph.edges))
+        sums = states.new_zeros(len(graph.modules), states.shape[1])
+        groups = self.among(sums.index_add(0, graph.group, states)[None])[0]
+        met = torch.relu(groups[:, None] + self.device(graph.devices)[None])
+        return torch.cat([self.on_device(met)[..., 0], self.data_parallel(groups)], 1)
 
 
 def learned_placement(
-    domain: Domain,
-    simulator: Simulator,
+    evaluator: PlacementEvaluator,
     base: Strategy,
     budget: int = 400,
-    policy: PlacementPolicy | None = None,
     settings: PolicySettings | None = None,
-    stop: Stop = no_stop,
-) -> JudgedPlacement:
-    """The best that a policy found in so many evaluations, `base` among them, and before `stop`.
-    policy: fine-tuned here in place; by default a new one."""
+) -> EvaluatedPlacement:
+    """The best that a new policy finds in `budget` evaluations, and before the evaluator's `stop`;
+    `base` itself where nothing is better.
+
+    base: a strategy without a placement, whose replicas and messages all else keeps.
+    """
     settings = settings or PolicySettings()
-    task = policy_task(domain, simulator, base, settings, stop)
+    graph = grouped_graph(evaluator.domain, settings.groups)
+    first = best = evaluator.evaluate([base])[0]
+    actions = (graph.data_parallel,) * len(graph.modules)
+    tried = {actions}
+    baseline = -1.0  # the base's reward, where it fits
     with torch.random.fork_rng(devices=[]):  # a training job's own states stay what they are
         torch.manual_seed(settings.seed)
-        train_policy(policy or PlacementPolicy(), [task], budget - 1, settings)
-    return task.best
+        policy = PlacementPolicy(settings)
+        optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
+        while graph.modules and len(tried) < budget and not evaluator.stop():
+            chances = Categorical(logits=_prior(actions, graph, settings) + policy(graph))
+            drawn = map(tuple, chances.sample((4 * settings.samples,)).tolist())
+            most = min(settings.samples, budget - len(tried))
+            samples = [each for each in dict.fromkeys(drawn) if each not in tried][:most]
+            if not samples:
+                break
+            tried.update(samples)
+            rewards = []
+            for sample, found in zip(samples, _found(evaluator, base, graph, samples), strict=True):
+                rewards.append(found.reward(first.step_seconds) if found else INFEASIBLE_REWARD)
+                if found is not None and found.improves(best):
+                    best, actions = found, sample
+            likelihoods = chances.log_prob(torch.tensor(samples)).sum(1)
+            advantages = _advantages(torch.tensor(rewards), baseline)
+            objective = (likelihoods * advantages).mean() / len(graph.modules) ** 0.5
+            objective = objective + settings.entropy * chances.entropy().mean()
+            baseline += (1 - settings.decay) * (sum(rewards) / len(rewards) - baseline)
+            optimizer.zero_grad()
+            (-objective).backward()
+            nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+    return best
 
 
-def train_policy(
-    policy: PlacementPolicy, tasks: Sequence[PolicyTask], budget: int, settings: PolicySettings
-) -> None:
-    """In place, round by round, until the tasks have had `budget` more evaluations together,
-    nothing new is drawn, or one of them is stopped."""
-    generator = torch.Generator().manual_seed(settings.seed)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
-    left, waiting = budget, [task for task in tasks if task.groups.count]
-    while left > 0 and waiting:
-        task = waiting.pop(0)
-        if task.judge.stop():
-            return
-        weight = settings.entropy * left / budget
-        spent = train_round(policy, task, optimizer, generator, min(left, settings.samples), weight)
-        left -= spent
-        if spent:
-            waiting.append(task)
+def _advantages(rewards: Tensor, baseline: float) -> Tensor:
+    """Rewards above the baseline, in their standard deviation."""
+    above = (rewards - baseline) / (rewards.std(correction=0) + 1e-6)
+    return above.clamp(-MAX_ADVANTAGE, MAX_ADVANTAGE)
 
 
-def train_round(
-    policy: PlacementPolicy,
-    task: PolicyTask,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-    samples: int,
-    entropy: float,
-    imitated: tuple[int, ...] | None = None,
-) -> int:
-    """One step of the policy; how many choices were tried. imitated: choices that are known to be
-    good, which also get likelier."""
-    chances = chances_of(policy, task)
-    actions = _drawn(chances, task, generator, samples)
-    if not actions:
-        return 0
-    before = task.best
-    found = _judged(task, actions)
-    advantages = _advantages(task, torch.tensor([_reward(task, each) for each in found]))
-    better = sum(each is not None and each.improves(before) for each in found)
-    rate = WIDER if better > SUCCESSES * len(found) else NARROWER
-    task.changes = min(max(1.0, rate * task.changes), max(1.0, task.groups.count / 2))
-    chosen = torch.stack([chances.log_prob(torch.tensor(each)).sum() for each in actions])
-    objective = (chosen * advantages).mean() / task.groups.count**0.5
-    objective = objective + entropy * chances.entropy().mean()
-    if imitated is not None:
-        objective = objective + chances.log_prob(torch.tensor(imitated)).mean()
-    optimizer.zero_grad()
-    (-objective).backward()
-    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-    optimizer.step()
-    task.curve.append((task.judge.evaluations, task.best))
-    return len(actions)
+def _prior(actions: Sequence[int], graph: GroupedGraph, settings: PolicySettings) -> Tensor:
+    """`(G, R + 1)` logits by which about `changes` groups of a sample differ from `actions`."""
+    others = graph.data_parallel
+    stays = others * max(1.0, len(actions) / settings.changes - 1)
+    prior = torch.zeros(len(actions), others + 1)
+    prior[range(len(actions)), list(actions)] = log(stays)
+    return prior
 
 
-def chances_of(policy: PlacementPolicy, task: PolicyTask) -> Categorical:
-    """Of each group's actions: mostly what the best so far has, and what the policy scores."""
-    settings, allowed = task.settings, torch.from_numpy(task.actions.allowed)
-    others = allowed.sum(1, dtype=torch.float32) - 1
-    stays = log(max(1.0, task.groups.count / task.changes - 1)) + others.clamp(min=1).log()
-    place = torch.tensor(task.chosen)[:, None]
-    around = torch.zeros(allowed.shape).scatter(1, place, stays[:, None])
-    around = around.masked_fill(~allowed, -torch.inf)
-    learned = torch.softmax(around + policy(_seen(task)), 1)
-    return Categorical((1 - settings.chance) * learned + settings.chance * torch.softmax(around, 1))
-
-
-def _drawn(
-    chances: Categorical, task: PolicyTask, generator: torch.Generator, samples: int
-) -> list[tuple[int, ...]]:
-    """At most so many that were not drawn before; they now were."""
-    drawn: Tensor = torch.multinomial(
-        chances.probs, REDRAWN * samples, replacement=True, generator=generator
-    )
-    new = [each for each in dict.fromkeys(map(tuple, drawn.T.tolist())) if each not in task.drawn]
-    task.drawn.update(new[:samples])
-    return new[:samples]
-
-
-def _advantages(task: PolicyTask, rewards: Tensor) -> Tensor:
-    """Rewards above the moving baseline, in moving spreads around it, which both move on."""
-    mean = float(rewards.mean())
-    baseline = mean if task.baseline is None else task.baseline
-    above = rewards - baseline
-    spread = float(above.abs().mean())
-    decay = task.settings.decay
-    task.baseline = decay * baseline + (1 - decay) * mean
-    task.spread = decay * (task.spread or spread) + (1 - decay) * spread
-    return (above / max(task.spread, 1e-6)).clamp(-MOST_ADVANTAGE, MOST_ADVANTAGE)
-
-
-def _seen(task: PolicyTask) -> PolicyInput:
-    """With the memory that the best leaves: on all ranks, on each group's own and on each set's."""
-    unit = task.domain.graph.size_bytes * MOST_ROOM
-    free = np.clip(np.array(task.best.free_bytes) / unit, -1.0, 1.0)
-    sets = np.array([free[list(ranks)].min() for ranks in task.actions.sets])
-    own = [float(sets[each]) if each < len(sets) else float(free.min()) for each in task.chosen]
-    groups = np.stack([np.full(len(own), free.min()), np.array(own)], 1)
-    lacking = np.stack([sets, sets < 0], 1)
-    return replace(
-        task.given,
-        group_memory=torch.from_numpy(groups.astype(np.float32)),
-        set_memory=torch.from_numpy(lacking.astype(np.float32)),
-    )
-
-
-def _judged(task: PolicyTask, actions: Sequence[tuple[int, ...]]) -> list[JudgedPlacement | None]:
-    """None where no strategy can be so. Also keeps the best."""
-    made = [_strategy(task, each) for each in actions]
-    possible = [strategy for strategy in made if strategy is not None]
-    judged = iter(task.judge.judge(possible) if possible else [])
-    found = [None if strategy is None else next(judged) for strategy in made]
-    for each, one in zip(actions, found, strict=True):
-        if one is not None and one.improves(task.best):
-            task.best, task.chosen = one, each
-    return found
-
-
-def _reward(task: PolicyTask, found: JudgedPlacement | None) -> float:
-    return INFEASIBLE if found is None else found.reward(task.base.step_seconds)
-
-
-def _strategy(task: PolicyTask, actions: Sequence[int]) -> Strategy | None:
+def _found(
+    evaluator: PlacementEvaluator,
+    base: Strategy,
+    graph: GroupedGraph,
+    samples: Sequence[Sequence[int]],
+) -> list[EvaluatedPlacement | None]:
     """None where no strategy can be so."""
-    base, sets = task.base.strategy, task.actions.sets
-    strategy = strategy_of_actions(task.domain, base, task.groups, sets, actions)
-    try:
-        verify(strategy, task.domain, allow_lossy=True)
-    except InvalidStrategy:
-        return None
-    return strategy
+    strategies: list[Strategy | None] = []
+    for actions in samples:
+        strategy = strategy_of_actions(evaluator.domain, base, graph, actions)
+        try:
+            verify(strategy, evaluator.domain, allow_lossy=True)
+            strategies.append(strategy)
+        except InvalidStrategy:
+            strategies.append(None)
+    possible = [each for each in strategies if each is not None]
+    evaluated = iter(evaluator.evaluate(possible) if possible else [])
+    return [None if each is None else next(evaluated) for each in strategies]
+
+
+def strategy_of_actions(
+    domain: Domain, base: Strategy, graph: GroupedGraph, actions: Sequence[int]
+) -> Strategy:
+    """actions: of each group.
+
+    Modules on one device make up the largest block whose groups are all there, so that samples are
+    dealt at its borders only.
+    """
+    rank_of = dict(zip(graph.modules, actions, strict=True))
+    placed: list[PlacedModule] = []
+    for block in graph.blocks:
+        inside = [name for name in rank_of if name == block or name.startswith(f"{block}.")]
+        ranks = {rank_of[name] for name in inside}
+        # a block around the module of a single group also holds what no group stands for
+        represented = len(inside) > 1 or inside == [block]
+        on_one_device = len(ranks) == 1 and graph.data_parallel not in ranks
+        if represented and on_one_device and not any(outer.holds(block) for outer in placed):
+            placed.append(evenly(block, ranks))
+    return with_placement(base, domain, tuple(placed))
+
+
+def grouped_graph(domain: Domain, most: int) -> GroupedGraph:
+    """Groups around the heaviest innermost modules, at most so many (HeteroG, section 4.1.1); each
+    operation outside of them is in the group that is the fewest hops away.
+
+    Heavy is what takes long to compute, or whose gradients take long on the wire.
+    """
+    placeable = modules_to_place(domain)
+    wire = _wire_seconds_of_variables(domain)
+
+    def weight(module: PlaceableModule) -> float:
+        held = borders_of(domain.graph, module.name).variables
+        return module.seconds + float(wire[list(held)].sum())
+
+    leaves = [each for each in placeable if each.is_leaf]
+    heaviest = sorted(leaves, key=weight, reverse=True)[:most]
+    heaviest.sort(key=lambda each: each.operations[0])
+    edges = _edges(domain)
+    return GroupedGraph(
+        torch.from_numpy(_operation_features(domain, wire)),
+        torch.from_numpy(edges),
+        torch.from_numpy(_nearest([each.operations for each in heaviest], edges)),
+        torch.from_numpy(_device_features(domain)),
+        tuple(each.name for each in heaviest),
+        tuple(each.name for each in placeable),
+    )
+
+
+def _wire_seconds_of_variables(domain: Domain) -> NDArray[np.float64]:
+    """`(variables,)`: that a ring all-reduce of each takes, without startups."""
+    ring = AllReduce(0)
+    startup = wire_seconds(domain, ring, np.zeros(1))
+    seconds: NDArray[np.float64] = wire_seconds(domain, ring, sent_bytes(domain)) - startup
+    return seconds
+
+
+def _edges(domain: Domain) -> NDArray[np.int64]:
+    pairs = [(s, i) for i, each in enumerate(domain.graph.operations) for s in each.inputs]
+    both = [*pairs, *((b, a) for a, b in pairs)]
+    both += [(index, index) for index in range(len(domain.graph.operations))]
+    return np.array(sorted(set(both)), dtype=np.int64).T
+
+
+def _nearest(inside: Sequence[Sequence[int]], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each operation, which of the groups around these operations is nearest; what no path
+    leads to goes with the first."""
+    count = int(edges.max()) + 1
+    neighbours: list[list[int]] = [[] for _ in range(count)]
+    for first, second in edges.T.tolist():
+        neighbours[first].append(second)
+    found = np.full(count, -1, dtype=np.int64)
+    for number, operations in enumerate(inside):
+        found[list(operations)] = number
+    waiting = deque(np.flatnonzero(found >= 0).tolist())
+    while waiting:
+        operation = waiting.popleft()
+        for other in neighbours[operation]:
+            if found[other] < 0:
+                found[other] = found[operation]
+                waiting.append(other)
+    return np.maximum(found, 0)
+
+
+def _operation_features(domain: Domain, wire: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Of each operation: forward, backward and its variables' wire seconds over the step's compute
+    seconds, output bytes over the largest, whether samples are its first dimension, and whether a
+    gradient of it is sparse."""
+    graph, profile = domain.graph, domain.profile
+    whole = max(profile.compute_seconds, 1e-12)
+    largest = max(1, *(each.output_bytes for each in graph.operations))
+    rows = [
+        (
+            _logarithm(forward / whole),
+            _logarithm(backward / whole),
+            _logarithm(float(wire[list(each.variables)].sum()) / whole),
+            each.output_bytes / largest,
+            each.has_batch_dimension,
+            any(graph.variables[i].sparse for i in each.variables),
+        )
+        for each, forward, backward in zip(
+            graph.operations, profile.forward_seconds, profile.backward_seconds, strict=True
+        )
+    ]
+    return np.array(rows, dtype=np.float32)
+
+
+def _logarithm(share: float) -> float:
+    """From 0 for nothing to about 1 for the whole."""
+    return float(np.log1p(1e3 * share)) / 7
+
+
+def _device_features(domain: Domain) -> NDArray[np.float32]:
+    """Of each device: its speed and its bandwidth over the mean, and its memory over the bytes of
+    all variables."""
+    speeds = np.array(rank_speeds(domain))
+    weights = server_weights(domain)[: domain.world_size]
+    devices = domain.cluster.device_of_rank()
+    memory = np.array([each.memory_bytes for each in devices]) / domain.graph.size_bytes
+    rows = (np.log(speeds / speeds.mean()), np.log(weights / weights.mean()), np.log1p(memory) / 4)
+    return np.stack(rows, 1).astype(np.float32)

@@ -1,11 +1,10 @@
 """What placed modules change in a prediction: who computes what and when, what is dealt, and the
 memory of each rank.
 
-Every deal is a collective within the script's own passes, so ranks go on together from one to the
-next: a placed module takes as long as the slowest of its ranks, whoever else waits for it. Seconds
-are stated so that the slowest replica, which the timeline plays, takes them. Not known here: that
-deals share links with gradients that travel meanwhile; and updates are counted as if one rank held
-all variables.
+Every deal is a collective within the script's own passes, so all ranks wait for the slowest: a
+placed module takes as long as the slowest of its ranks. Seconds are stated so that the slowest
+replica, which the timeline plays, takes them. Two things are not predicted: deals share links with
+gradients that travel meanwhile, and ranks update only the variables that they hold.
 """
 
 from collections.abc import Sequence
@@ -53,6 +52,10 @@ OF_MODULES = 2
 """First row of an activation curve that holds a placed module's activations."""
 
 
+MAX_ACCOUNTS = 8
+"""Placed modules of which an explanation says what they change."""
+
+
 class PlacementPrediction(Prediction):
     restates_domains = True
 
@@ -85,7 +88,10 @@ class PlacementPrediction(Prediction):
         return peaks
 
     def account(self, domain: Domain, strategy: Strategy) -> list[str]:
-        return account_in_words(placement_accounts(domain, strategy))
+        accounts = placement_accounts(domain, strategy)
+        words = [each.in_words(domain.world_size) for each in accounts[:MAX_ACCOUNTS]]
+        more = len(accounts) - MAX_ACCOUNTS
+        return [*words, f"{more} smaller modules are placed, too"] if more > 0 else words
 
 
 PREDICTION = PlacementPrediction()
@@ -100,9 +106,7 @@ def domain_with_placement(
     forward = np.array(domain.profile.forward_seconds)
     backward = np.array(domain.profile.backward_seconds)
     trained = reach_variables(domain.graph)
-    replicas = np.zeros(domain.world_size)
-    for replica in layout:
-        replicas[replica.rank] = replica.share
+    replicas = _shares_of_ranks(domain.world_size, layout)
     where = resources_of(domain.cluster)
     for placed in placement:
         _stretch(domain, placed, slowest, forward, backward)
@@ -114,6 +118,12 @@ def domain_with_placement(
         note=f"{domain.profile.note}; {len(placement)} modules placed",
     )
     return replace(domain, profile=profile)
+
+
+def _shares_of_ranks(world_size: int, layout: Sequence[Replica]) -> F64:
+    shares = np.zeros(world_size)
+    shares[[replica.rank for replica in layout]] = [replica.share for replica in layout]
+    return shares
 
 
 def _stretch(
@@ -177,45 +187,64 @@ def _startup_seconds(cluster: Cluster, kind: MessageKind) -> float:
     return startup_seconds(cluster, kind, cluster.world_size, latency)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedHoldings:
-    """rows: of the activation curve, by operation: a placed module's activations with batch
-    dimension have one of their own. held bool[world, V]: whether a rank holds a variable.
-    shares f64[world, modules]: of the batch that each rank computes in each module, over the even
-    one. dealt_bytes f64[world]: what a rank keeps until backward beside what the curve counts,
-    since a deal writes its samples to a new tensor, those that stay on their rank as well.
+def _peaks_without_plans(
+    memory: DomainMemory,
+    modules: PlacedModules,
+    shares: F64,
+    kept: NDArray[np.bool_],
+    batch_scale: float,
+) -> F64:
+    """`(world,)`, without what `PlanMemory` counts.
+
+    shares: of the ranks, over the even one. kept: `(1, V)`.
     """
+    domain, sizes, world = memory.domain, memory.domain.variables.size_bytes, len(shares)
+    # each module's activations with batch dimension have a row of the curve of their own
+    rows = [int(operation.has_batch_dimension) for operation in domain.graph.operations]
+    held = np.ones((world, len(sizes)), dtype=np.bool_)
+    computed = np.zeros((world, len(modules)))
+    for number, placed in enumerate(modules):
+        borders = borders_of(domain.graph, placed.module)
+        for index in borders.operations:
+            if rows[index]:
+                rows[index] = OF_MODULES + number
+        absent = [rank for rank in range(world) if rank not in placed.ranks]
+        held[np.ix_(absent, borders.variables)] = False
+        computed[list(placed.ranks), number] = np.multiply(placed.shares, world)
+    curve = activation_curve(domain.graph, memory.on_gpu, tuple(rows))
+    dealt = batch_scale * dealt_bytes(domain, modules, shares, memory.on_gpu)
+    copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
+    found = np.empty(world)
+    for rank in range(world):
+        gradients = np.where(held[rank], memory.gradient_bytes, 0.0)
+        batches = np.concatenate((shares[[rank]], computed[rank]))
+        of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
+        own = replace(curve, held=np.stack((curve.held[0], of_batch)))
+        living = float(most_living(own, gradients, kept, batch_scale)[0])
+        step = float(gradients[kept[0]].sum()) + memory.step_bytes()
+        absent_bytes = float((copies * sizes)[~held[rank]].sum())
+        found[rank] = domain.graph.size_bytes - absent_bytes + max(living + dealt[rank], step)
+    return found
 
-    rows: tuple[int, ...]
-    held: NDArray[np.bool_]
-    shares: F64
-    dealt_bytes: F64
 
+def dealt_bytes(domain: Domain, modules: PlacedModules, replicas: F64, on_gpu: bool) -> F64:
+    """`(world,)`: what a rank keeps until backward beside what the activation curve counts, since a
+    deal writes its samples to a new tensor, those that stay on their rank as well.
 
-def placed_holdings(
-    domain: Domain, placement: PlacedModules, replicas: F64, on_gpu: bool
-) -> PlacedHoldings:
-    """replicas: each rank's share of the batch over the even one, `(world,)`. on_gpu: as
-    `storages_of` has it."""
-    graph, world = domain.graph, domain.world_size
+    replicas: each rank's share of the batch over the even one, `(world,)`. on_gpu: as `storages_of`
+    has it.
+    """
+    graph = domain.graph
     storages = storages_of(graph, reach_variables(graph), on_gpu)
     keepers: list[set[int]] = [set() for _ in graph.operations]
     for index, kept in enumerate(storages.keeps):
         for root in kept:
             keepers[root].add(index)
-    rows = [int(operation.has_batch_dimension) for operation in graph.operations]
-    held = np.ones((world, len(graph.variables)), dtype=np.bool_)
-    shares = np.zeros((world, len(placement)))
-    dealt = np.zeros(world)
-    for number, placed in enumerate(placement):
-        borders = borders_of(domain.graph, placed.module)
-        for index in borders.operations:
-            if graph.operations[index].has_batch_dimension:
-                rows[index] = OF_MODULES + number
-        absent = [rank for rank in range(world) if rank not in placed.ranks]
-        held[np.ix_(absent, borders.variables)] = False
-        shares[list(placed.ranks), number] = np.multiply(placed.shares, world)
-        inside, own = set(borders.operations), shares[:, number]
+    dealt = np.zeros(domain.world_size)
+    for placed in modules:
+        borders = borders_of(graph, placed.module)
+        inside, own = set(borders.operations), np.zeros(domain.world_size)
+        own[list(placed.ranks)] = np.multiply(placed.shares, domain.world_size)
         for source in sorted({source for source, _ in borders.entering}):
             size = graph.operations[source].output_bytes
             keeping = keepers[storages.root[source]]
@@ -226,7 +255,7 @@ def placed_holdings(
             dealt += _added(size, replicas, own, keeping - inside, keeping & inside)
         # the script's own batch is not in the curve, and stays
         dealt += own * sum(data_bytes(graph, index) for index in borders.from_data)
-    return PlacedHoldings(tuple(rows), held, shares, dealt)
+    return dealt
 
 
 def _added(
@@ -244,38 +273,9 @@ def _added(
     return size_bytes * more
 
 
-def _peaks_without_plans(
-    memory: DomainMemory,
-    modules: PlacedModules,
-    shares: F64,
-    kept: NDArray[np.bool_],
-    batch_scale: float,
-) -> F64:
-    """`(world,)`, without what `PlanMemory` counts.
-
-    shares: of the ranks, over the even one. kept: `(1, V)`.
-    """
-    domain, sizes = memory.domain, memory.domain.variables.size_bytes
-    holdings = placed_holdings(domain, modules, shares, memory.on_gpu)
-    curve = activation_curve(domain.graph, memory.on_gpu, holdings.rows)
-    copies = np.where(domain.variables.sparse, 1.0, 2.0) + domain.optimizer.state_tensors
-    found = np.empty(domain.world_size)
-    for rank, held in enumerate(holdings.held):
-        gradients = np.where(held, memory.gradient_bytes, 0.0)
-        batches = np.concatenate((shares[[rank]], holdings.shares[rank]))
-        of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
-        own = replace(curve, held=np.stack((curve.held[0], of_batch)))
-        living = float(most_living(own, gradients, kept, batch_scale)[0])
-        compute = living + batch_scale * holdings.dealt_bytes[rank]
-        step = float(gradients[kept[0]].sum()) + memory.step_bytes()
-        absent = float((copies * sizes)[~held].sum())
-        found[rank] = domain.graph.size_bytes - absent + max(compute, step)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedAccount:
-    """world_size: of the cluster. variable_bytes: of the module's values.
+    """variable_bytes: of the module's values.
 
     unsent_bytes: of gradients, an iteration and over all links: a ring all-reduce of B bytes among
     n ranks sends 2 (n - 1) B (Patarasu and Yuan 2009), which the module's own ranks alone now do.
@@ -283,62 +283,37 @@ class PlacedAccount:
     """
 
     placed: PlacedModule
-    world_size: int
     variable_bytes: int
     unsent_bytes: int
     dealt_bytes: int
 
-    def __str__(self) -> str:
-        travel = [f"{_size(self.dealt_bytes)} of samples and their gradients are dealt"]
-        if self.unsent_bytes:
-            travel.insert(0, f"{_size(self.unsent_bytes)} of gradients no longer travel")
-        place = self.placed.place(self.world_size)
+    def in_words(self, world_size: int) -> str:
+        unsent = f"{_size(self.unsent_bytes)} of gradients no longer travel, "
         return (
-            f"{self.placed.module} ({_size(self.variable_bytes)} of variables) on {place}: "
-            f"{', '.join(travel)} an iteration"
+            f"{self.placed.module} ({_size(self.variable_bytes)} of variables) on "
+            f"{self.placed.place(world_size)}: {unsent if self.unsent_bytes else ''}"
+            f"{_size(self.dealt_bytes)} of samples and their gradients are dealt an iteration"
         )
 
 
-def placement_accounts(domain: Domain, strategy: Strategy) -> tuple[PlacedAccount, ...]:
-    """Of each placed module, in the strategy's order."""
+def placement_accounts(domain: Domain, strategy: Strategy) -> list[PlacedAccount]:
+    """Of each placed module, those with the most bytes first."""
     world = domain.world_size
-    replicas = np.zeros(world)
-    for replica in strategy.replicas:
-        replicas[replica.rank] = replica.share
+    replicas = _shares_of_ranks(world, strategy.replicas)
     trained = reach_variables(domain.graph)
-    found = []
+    accounts = []
     for placed in modules_of(strategy):
         borders = borders_of(domain.graph, placed.module)
-        own = np.zeros(world)
-        own[list(placed.ranks)] = placed.shares
-        inward, outward = _moved(replicas, own), _moved(own, replicas)
+        there, back = _divisions(placed, replicas)
+        moved = {True: moved_shares(*there), False: moved_shares(*back)}
         dealt = sum(
-            (inward if deal.inward else outward) * deal.size_bytes * world
+            float(moved[deal.inward].sum() - np.trace(moved[deal.inward])) * deal.size_bytes * world
             for deal in deals_of(domain.graph, borders, trained)
         )
         size = sum(domain.graph.variables[index].size_bytes for index in borders.variables)
         unsent = 2 * (world - len(placed.ranks)) * size
-        found.append(PlacedAccount(placed, world, size, unsent, round(dealt)))
-    return tuple(found)
-
-
-def _moved(source: F64, target: F64) -> float:
-    """The share of the batch that changes ranks."""
-    shares = moved_shares(source, target)
-    return float(shares.sum() - np.trace(shares))
-
-
-def account_in_words(accounts: Sequence[PlacedAccount], most: int = 8) -> list[str]:
-    """A sentence a module, those with the most bytes first; the rest together."""
-    by_bytes = sorted(accounts, key=lambda each: -each.variable_bytes)
-    words = [str(each) for each in by_bytes[:most]]
-    if rest := by_bytes[most:]:
-        unsent, dealt = sum(e.unsent_bytes for e in rest), sum(e.dealt_bytes for e in rest)
-        words.append(
-            f"{len(rest)} more: {_size(unsent)} of gradients no longer travel, {_size(dealt)} are "
-            "dealt an iteration"
-        )
-    return words
+        accounts.append(PlacedAccount(placed, size, unsent, round(dealt)))
+    return sorted(accounts, key=lambda each: -each.variable_bytes)
 
 
 def _size(size_bytes: int) -> str:

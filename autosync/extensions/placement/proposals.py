@@ -6,12 +6,11 @@ wherever the simulator predicts the shortest iteration.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autosync.cancellation import check_cancelled
 from autosync.domain import Domain
@@ -25,7 +24,7 @@ from autosync.extensions.placement.document import (
     modules_of,
     placed_module,
 )
-from autosync.extensions.placement.module_borders import borders_of, data_bytes
+from autosync.extensions.placement.module_borders import borders_of
 from autosync.extensions.placement.verification import check_module
 from autosync.population import encode
 from autosync.search.designs.building_blocks import ordered
@@ -38,7 +37,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Origin, Store
 from autosync.search.space import Space
 from autosync.simulator.memory.memory_check import fitting_rows
-from autosync.simulator.memory.peak_memory import DomainMemory, device_memory_bytes, memory_of
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.simulator_contract import Simulator
@@ -54,25 +53,22 @@ EVALUATIONS = 256
 the proposals of a round at the most."""
 
 LEAST_BYTES_SHARE = 0.01
-"""Of the model's bytes, that a module must hold to be worth a deal."""
+"""Of the model's bytes: a smaller module is not worth sending samples to and fro."""
 
 OUT_OF_MEMORY = 10.0
 """By which the reward of what does not fit is multiplied (HeteroG, section 4.1.3)."""
 
 LEAST_GAIN = 0.005
-"""Of an iteration: less is within what the timeline is off by."""
+"""Share of an iteration: a smaller gain is within the timeline's error."""
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedPlacement:
-    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits.
-    free_bytes: of each rank's device; negative where it needs more, infinite where it has no limit.
-    """
+class EvaluatedPlacement:
+    """excess: what ranks need beyond their devices' memory, over all memory; 0 where it fits."""
 
     strategy: Strategy
     step_seconds: float
     excess: float
-    free_bytes: tuple[float, ...]
 
     @property
     def fits(self) -> bool:
@@ -84,70 +80,57 @@ class JudgedPlacement:
         what comes nearer."""
         return self.excess, self.step_seconds
 
-    def improves(self, other: "JudgedPlacement") -> bool:
-        """Whether it fits better, or both fit and it is faster by what counts."""
+    def improves(self, other: "EvaluatedPlacement") -> bool:
+        """Whether it fits better, or both fit and it is faster by `LEAST_GAIN`."""
         if not (self.fits and other.fits):
             return self.rank < other.rank
         return self.step_seconds < other.step_seconds * (1 - LEAST_GAIN)
 
     def reward(self, unit_seconds: float) -> float:
-        """HeteroG's: the negative root of seconds an iteration. Out of memory it is ten times as
-        low, and lower the more is missing, so that of two placements that do not fit the nearer one
-        is liked better, however slow. unit_seconds: in which seconds count, so that models of all
-        sizes reward alike."""
+        """HeteroG's: the negative root of seconds an iteration, in `unit_seconds`. Out of memory it
+        is that of the unit times ten, and lower the more is missing."""
         if self.fits:
             return -sqrt(self.step_seconds / unit_seconds)
         return -OUT_OF_MEMORY * (1 + self.excess)
 
 
 @dataclass(slots=True)
-class PlacementJudge:
-    """evaluations: strategies judged so far. stop: ends whoever proposes, before its budget."""
+class PlacementEvaluator:
+    """Predicts seconds and memory. evaluations: strategies so far. stop: ends proposers before
+    their budget."""
 
     domain: Domain
     simulator: Simulator
     stop: Stop = no_stop
     evaluations: int = 0
-    _memory: DomainMemory = field(init=False)
-    _devices: NDArray[np.float64] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._memory = memory_of(self.domain)
-        self._devices = device_memory_bytes(self.domain)
-
-    def judge(self, strategies: Sequence[Strategy]) -> list[JudgedPlacement]:
+    def evaluate(self, strategies: Sequence[Strategy]) -> list[EvaluatedPlacement]:
         """Raises Cancelled."""
         check_cancelled()
         population = encode(list(strategies), self.domain)
         self.evaluations += len(population)
         seconds = self.simulator.predict(self.domain, population)
-        limited = np.isfinite(self._devices)
-        free, excess = np.tile(self._devices, (len(population), 1)), np.zeros(len(population))
-        if limited.any():
+        memory, excess = device_memory_bytes(self.domain), np.zeros(len(population))
+        if (limited := np.isfinite(memory)).any():
             plans = compile_plans_fast(population, self.domain)
-            free -= self._memory.peak_bytes(plans, population)
-            beyond = np.maximum(-free, 0.0)[:, limited]
-            excess = beyond.sum(axis=1) / self._devices[limited].sum()
-        return [
-            JudgedPlacement(strategy, float(second), float(share), tuple(left))
-            for strategy, second, share, left in zip(
-                strategies, seconds, excess, free.tolist(), strict=True
-            )
-        ]
+            needed = memory_of(self.domain).peak_bytes(plans, population)[:, limited]
+            beyond = np.maximum(needed - memory[limited], 0.0)
+            excess = beyond.sum(axis=1) / memory[limited].sum()
+        triples = zip(strategies, seconds.tolist(), excess.tolist(), strict=True)
+        return [EvaluatedPlacement(*triple) for triple in triples]
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceableModule:
     """operations: inside, by index. variable_bytes: of its values. flops: of a forward and a
-    backward pass, of one replica's batch. dealt_bytes: of one replica's samples into and out of it.
-    seconds: that it takes on the profile's device. is_leaf: no placeable module is inside.
+    backward pass, of one replica's batch. seconds: that it takes on the profile's device. is_leaf:
+    no placeable module is inside.
     """
 
     name: str
     operations: tuple[int, ...]
     variable_bytes: int
     flops: int
-    dealt_bytes: int
     seconds: float
     is_leaf: bool
 
@@ -187,13 +170,13 @@ class PlacementProposer(Proposer):
             return []
         refused = refused_modules(store) if store is not None else set()
         left_alone = {*refused, *(pin.variable for pin in space.pins)}
-        judge = PlacementJudge(domain, coarse_of(simulator), stop)
+        evaluator = PlacementEvaluator(domain, coarse_of(simulator), stop)
         plain = [base for base in bases if may_be_placed(base)]
         placements = [modules for base in bases if (modules := modules_of(base))]
-        chosen = unlike_shares(plain or _designs(domain, space, judge))
+        chosen = unlike_shares(plain or _designs(domain, space, evaluator))
         budget = max(1, min(EVALUATIONS, settings.proposals // 10))
         found: list[tuple[Origin, Strategy]] = [
-            ("placed", place_greedily(judge, base, budget, left_alone=left_alone).strategy)
+            ("placed", place_greedily(evaluator, base, budget, left_alone=left_alone).strategy)
             for base in chosen
         ]
         found += [
@@ -203,8 +186,11 @@ class PlacementProposer(Proposer):
         ]
         learns = not plain and not left_alone and find_spec("torch_geometric") is not None
         if learns and chosen and not stop():
-            learned = _learned(domain, space, simulator, chosen[0], settings, budget, stop)
-            found.append(("placed_by_policy", learned))
+            from autosync.extensions.placement.policy import PolicySettings, learned_placement
+
+            of_policy = PolicySettings(seed=settings.seed)
+            learned = learned_placement(evaluator, chosen[0], budget, of_policy)
+            found.append(("placed_by_policy", learned.strategy))
         return _distinct(domain, space, simulator, found, tried)
 
 
@@ -219,7 +205,7 @@ def may_be_placed(strategy: Strategy) -> bool:
 
 def refused_modules(store: Store) -> set[str]:
     """Modules of placements whose trials were refused, without those that another trial placed:
-    they mix samples, say, which a graph may not tell."""
+    they mix samples, say, which not every graph shows."""
     kinds = {t.key: t.error.kind if t.error else None for t in store.trials()}
     refused: set[str] = set()
     sound: set[str] = set()
@@ -244,32 +230,11 @@ def unlike_shares(bases: Sequence[Strategy]) -> list[Strategy]:
     return (chosen + [base for base in bases if base not in chosen])[:BASES]
 
 
-def _designs(domain: Domain, space: Space, judge: PlacementJudge) -> list[Strategy]:
+def _designs(domain: Domain, space: Space, evaluator: PlacementEvaluator) -> list[Strategy]:
     """The fastest by prediction first, whether they fit or not."""
     made = [each for _, each in hand_designed(domain, space) if may_be_placed(each)]
-    judged = judge.judge(made) if made else []
-    return [each.strategy for each in sorted(judged, key=lambda each: each.step_seconds)]
-
-
-def _learned(
-    domain: Domain,
-    space: Space,
-    simulator: Simulator,
-    base: Strategy,
-    settings: Settings,
-    budget: int,
-    stop: Stop,
-) -> Strategy:
-    """The policy's best, itself where nothing is better."""
-    from autosync.extensions.placement.policy import PolicySettings, learned_placement
-
-    of_policy = PolicySettings(
-        seed=settings.seed, uneven_shares=space.uneven_shares, servers=space.parameter_server
-    )
-    found = learned_placement(
-        domain, coarse_of(simulator), base, budget, settings=of_policy, stop=stop
-    )
-    return found.strategy
+    evaluated = evaluator.evaluate(made) if made else []
+    return [each.strategy for each in sorted(evaluated, key=lambda each: each.step_seconds)]
 
 
 def _distinct(
@@ -337,14 +302,14 @@ def with_placement(strategy: Strategy, domain: Domain, placement: PlacedModules)
 
 
 def place_greedily(
-    judge: PlacementJudge,
+    evaluator: PlacementEvaluator,
     base: Strategy,
     budget: int = 400,
     most_modules: int = 24,
     left_alone: Collection[str] = (),
-) -> JudgedPlacement:
+) -> EvaluatedPlacement:
     """The best found from `base` (without a placement) in at most `budget` evaluations, and before
-    the judge's `stop`; `base` itself where nothing is better.
+    the evaluator's `stop`; `base` itself where nothing is better.
 
     The heaviest by bytes of variables per FLOP come first, of those that hold a hundredth of the
     model's bytes. Each is tried on single devices, on subsets and in proportion to speed, beside
@@ -352,19 +317,19 @@ def place_greedily(
     each, beside all others. left_alone: names of modules and variables; modules of these names, or
     that hold them, stay where they are.
     """
-    domain = judge.domain
+    domain = evaluator.domain
     candidates = _candidates(domain, most_modules, left_alone)
-    stop = judge.evaluations + budget
-    best = judge.judge([base])[0]
+    stop = evaluator.evaluations + budget
+    best = evaluator.evaluate([base])[0]
     for again in range(2):
         for module in candidates:
-            left = stop - judge.evaluations
-            if left <= 0 or judge.stop():
+            left = stop - evaluator.evaluations
+            if left <= 0 or evaluator.stop():
                 return best
             own = list(_neighbours(domain, base, modules_of(best.strategy), module.name))[:left]
             if not own:  # every place of it is refused
                 continue
-            found = min(judge.judge(own), key=lambda each: each.rank)
+            found = min(evaluator.evaluate(own), key=lambda each: each.rank)
             if found.improves(best):
                 best = found
         if not modules_of(best.strategy) and not again:
@@ -452,10 +417,9 @@ def _may_be_placed(name: str, domain: Domain) -> bool:
 
 
 def _comes_back(name: str, domain: Domain) -> bool:
-    """Whether samples leave the module and enter it again. So they may through a list of modules,
-    which is never called itself; a graph of a running job tells so (`ModelGraph.uncalled`), others
-    do not. A block that is called twice could be placed, but is not proposed: those graphs do not
-    tell the two apart."""
+    """Whether samples leave the module and enter it again, as they may in a list of modules, which
+    is never called itself. Graphs of running jobs name such modules (`ModelGraph.uncalled`), others
+    do not; so a block that is called twice, which could be placed, is not proposed either."""
     borders = borders_of(domain.graph, name)
     inside, sources = set(borders.operations), set(borders.operations)
     for index, operation in enumerate(domain.graph.operations):
@@ -467,15 +431,11 @@ def _comes_back(name: str, domain: Domain) -> bool:
 def _weighed(name: str, domain: Domain, is_leaf: bool) -> PlaceableModule:
     graph, profile, borders = domain.graph, domain.profile, borders_of(domain.graph, name)
     inside = [graph.operations[index] for index in borders.operations]
-    dealt = sum(graph.operations[source].output_bytes for source, _ in borders.entering)
-    dealt += sum(data_bytes(graph, index) for index in borders.from_data)
-    dealt += sum(graph.operations[index].output_bytes for index in borders.leaving)
     return PlaceableModule(
         name,
         borders.operations,
         sum(graph.variables[index].size_bytes for index in borders.variables),
         sum(each.forward_flops + each.backward_flops for each in inside),
-        dealt,
         sum(profile.forward_seconds[i] + profile.backward_seconds[i] for i in borders.operations),
         is_leaf,
     )

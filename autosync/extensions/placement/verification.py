@@ -127,7 +127,7 @@ def _check_variables(placed: PlacedModule, borders: ModuleBorders, graph: ModelG
 
 
 def _check_samples(placed: PlacedModule, borders: ModuleBorders, graph: ModelGraph) -> None:
-    """Of what the graph tells; the runtime compares one sample alone with the same in its batch."""
+    """By the graph alone; the runtime compares one sample alone with the same in its batch."""
     if not any(graph.operations[index].has_batch_dimension for index in borders.leaving):
         raise _refusal(
             placed, placed.module, "gives out nothing that is known to have the batch dimension"

@@ -8,24 +8,21 @@ from autosync.strategy import Strategy
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop.protos import parsed
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.measurements import write_small
+from tests.simulator.measurements import two_domains, write_small
+from tests.simulator.test_published_dataset import write_published
 
 
-def test_a_dataset_out_and_back(tmp_path: Path) -> None:
+def test_a_published_dataset_is_described_and_read(tmp_path: Path) -> None:
     write_small(tmp_path / "ours")
     output = autosync(tmp_path, "dataset", "describe", "ours", "--datasheet", "sheet.md").stdout
     assert "chain" in output
     assert "row" in output
     assert (tmp_path / "sheet.md").read_text().startswith("# Measured runtimes")
-    output = autosync(tmp_path, "dataset", "export", "ours", "published").stdout
-    assert "chain/cluster-A: chain, grid" in output
-    assert "is synchronized by reduce_scatter" in output
-    (tmp_path / "facts.yaml").write_text(
-        "models: {chain: {batch_size: 8, step_seconds: 0.018}}\n"
-        "clusters: {cluster-A: {intra_bandwidth_gbps: 20}}\n"
-    )
+    write_published(tmp_path / "published" / "chain" / "cluster-A", two_domains()[1])
+    facts = "models: {chain: {batch_size: 8, step_seconds: 0.018}}\n"
+    (tmp_path / "facts.yaml").write_text(facts)
     arguments = ("dataset", "import", "published", "again", "--facts", "facts.yaml")
-    assert "samples of 2 domains" in autosync(tmp_path, *arguments).stdout
+    assert "samples of 1 domains" in autosync(tmp_path, *arguments).stdout
     assert "cluster-A-1" in autosync(tmp_path, "dataset", "describe", "again").stdout
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autosync.api.cli.commands import tune
+from autosync.api.cli.connection import connected
 from autosync.api.cli.output_files import check_writable
 from autosync.api.db import Database
 from autosync.errors import InvalidInput
@@ -39,10 +40,10 @@ def test_an_output_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_cannot_be_written_is_printed(
-    sqlite: Database, capsys: pytest.CaptureFixture[str]
+    sqlite_url: str, sqlite: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tuning_id = finished(sqlite)
-    with pytest.raises(InvalidInput) as caught:
-        tune._report(sqlite, tuning_id, READ_ONLY, top=12, json=False)
+    with connected(sqlite_url, None) as at, pytest.raises(InvalidInput) as caught:
+        tune.report(at.client, tuning_id, READ_ONLY, top=12, json=False)
     assert f"autosync export {tuning_id[:8]} -o FILE" in caught.value.remedy
     assert "Measured on: testbed (4 nodes)" in capsys.readouterr().out

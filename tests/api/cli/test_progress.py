@@ -3,24 +3,21 @@
 import io
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from autosync.api.cli.commands import tune
-from autosync.api.cli.commands.rank import best_by_prediction
 from autosync.api.cli.progress import (
     RANKING_KERNELS,
-    ProgressEvent,
     TimeLeftColumn,
     TuningProgressBar,
     compilation_lines,
 )
+from autosync.api.client.tuning_calls import ServiceEvent
+from autosync.api.engine.prediction_ranking import best_by_prediction
 from autosync.api.views.time_left import TimeLeft
-from autosync.search.space import Space
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of
@@ -47,7 +44,8 @@ class Bar:
         return self.now_seconds
 
     def see(self, kind: str, message: str, done: int = 0, total: int = 0) -> None:
-        self.shown.see(ProgressEvent(kind, message, done, total, 0.0123 if done else None))
+        best = 0.0123 if done else None
+        self.shown.see(ServiceEvent(0, kind, message, done, total, best, "running", 0.0))
 
     @property
     def description(self) -> str:
@@ -109,32 +107,12 @@ def test_what_a_ranking_compiles_is_said_before(
 
     for expected in (["compiling balance_load, 1 of 6 at most"], []):  # then it is loaded
         with compilation_lines():
-            assert Kernel(balance_load)(1) == 2
+            thread = threading.Thread(target=Kernel(balance_load), args=(1,))  # as a worker does
+            thread.start()
+            thread.join()
         first, *lines = capsys.readouterr().err.splitlines() or [""]
         assert ("once for this machine" in first) == bool(expected)
         assert [line.strip() for line in lines] == expected
-
-
-def test_a_tuning_says_what_it_compiles(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the thread that runs it."""
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("autosync.api.cli.console.log_to_file", lambda name: tmp_path / name)
-
-    def play(value: int) -> int:
-        return value + 1
-
-    def run_here(*arguments: object) -> SimpleNamespace:
-        thread = threading.Thread(target=Kernel(play), args=(1,))
-        thread.start()
-        thread.join()
-        return SimpleNamespace(state="done")
-
-    monkeypatch.setattr("autosync.api.cli.in_process_tuning.run_here", run_here)
-    database: Any = None
-    tune._run(database, "3f2a90c1", resumed=False, db="")
-    assert "compiling play, 1 of 6 at most" in capsys.readouterr().err
 
 
 def test_the_kernels_of_a_ranking_are_those_that_are_counted(
@@ -149,5 +127,5 @@ def test_the_kernels_of_a_ranking_are_those_that_are_counted(
 
     monkeypatch.setattr(Kernel, "__call__", noted)
     domain = domain_of(chain_graph(((64, 32), (300, 7), (33,))))
-    best_by_prediction(domain, TimelineSimulator(), proposals=50, seed=0, space=Space())
+    best_by_prediction(domain, TimelineSimulator(), 50, 0, lambda event: None)
     assert set(used) == set(RANKING_KERNELS)

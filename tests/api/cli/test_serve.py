@@ -12,7 +12,6 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from autosync.api.cli.service_process import Service
 from tests.api.cli.command import LONGEST_SECONDS, autosync, start
 from tests.api.databases import postgresql_database
 
@@ -83,13 +82,3 @@ def test_a_worker_shows_no_secret_and_is_replaced(
 def test_an_open_service_is_refused(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
     assert why in " ".join(autosync(tmp_path, "serve", *arguments, code=2).stderr.split())
     assert not (tmp_path / "autosync.db").exists()
-
-
-def test_a_command_with_a_service_of_its_own_uses_the_token_that_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AUTOSYNC_TOKEN", "of this machine's operator")
-    with Service.started("sqlite:///own.db", 0) as service:
-        assert httpx.get(f"{service.client.address}/v1/tunings").status_code == 401
-        assert service.client.http.get("/v1/tunings").status_code == 200

@@ -6,23 +6,28 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autosync.api.cli.arguments.domain_arguments import load_simulator
 from autosync.api.cli.commands.simulator import app
-from autosync.api.cli.open_database import uses_bundled_simulator
-from autosync.api.db import connect, migrate
-from autosync.api.engine.registry import BUNDLED_VERSION
-from autosync.api.engine.simulator_store import promote
-from autosync.errors import InvalidInput, NotFound
+from autosync.api.cli.connection import connected
+from autosync.api.db import migrate
+from autosync.api.engine.simulator_store import simulator_of
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.models.gaussian_process import GaussianModel
 from tests.api.checkpoints import checkpoint
+from tests.api.databases import opened
 from tests.api.simulator_versions import store_versions
-from tests.domains import domain_of
+from tests.domains import chain_graph, grid_cluster
 from tests.simulator.measurements import measured, write
 
 
+def ranked_by(name: str, db: str) -> str:
+    """The simulator that a ranking used."""
+    with connected(db, None, temporary=True) as at:
+        found = at.client.rank(chain_graph(), grid_cluster(), simulator=name, proposals=8)
+    return found.simulator
+
+
 def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:
-    domain = domain_of()
     card, weights = checkpoint(tmp_path, GaussianModel())
     db = f"sqlite:///{tmp_path / 'a.db'}"
 
@@ -31,22 +36,20 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    with pytest.raises(NotFound, match="'mine'"):
-        load_simulator("mine", db, domain)
-    with pytest.raises(NotFound, match="nearest chooses among the trained simulators") as nowhere:
-        load_simulator("nearest", db, domain)
-    assert "--db" in nowhere.value.remedy
+    for name in ("mine", "nearest"):
+        with pytest.raises(AutosyncError, match="no trained simulator"):
+            ranked_by(name, db)
     printed("add", "mine", str(tmp_path / "made.safetensors"))
     (listed,) = json.loads(printed("list", "--json"))
     assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "gaussian", 60)
     assert json.loads(printed("show", "mine")) == json.loads(card)
-    assert load_simulator("nearest", db, domain).name == "timeline+gaussian"
+    assert ranked_by("nearest", db) == "timeline+gaussian"
     printed("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
     assert (tmp_path / "copy.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(card)
     printed("remove", "mine")
-    with pytest.raises(NotFound) as gone:
-        load_simulator("mine", db, domain)
+    with pytest.raises(AutosyncError) as gone:
+        ranked_by("mine", db)
     assert "timeline" in gone.value.remedy
 
 
@@ -64,7 +67,8 @@ def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
     assert (card["accuracy"], card["unseen"]) == (None, "none: domains of one model only")
     added = ["add", "both", str(trained), "--db", db]
     assert CliRunner().invoke(app, added, catch_exceptions=False).exit_code == 0
-    stored = load_simulator("both", db, domains[0].domain)
+    with opened(db) as database, database.reading() as session:
+        stored = simulator_of(session, "both", domains[0].domain)
     fresh, _ = load_checkpoint(trained)
     seconds = [s.predict(domains[0].domain, domains[0].population) for s in (stored, fresh)]
     assert (seconds[0] == seconds[1]).all()
@@ -85,7 +89,7 @@ def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
     assert json.loads(shown.stdout) == {"in_use": 0, "items": []}
     assert runner.invoke(app, ["promote", "0", "--db", db]).exit_code == 0
     refused = runner.invoke(app, ["promote", "3", "--db", db]).exception
-    assert isinstance(refused, NotFound)
+    assert isinstance(refused, AutosyncError)
     assert "There are: 0." in refused.remedy
 
 
@@ -106,30 +110,10 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(
     assert refused.remedy
 
 
-def test_what_a_database_has_in_use_is_known_without_its_layers(tmp_path: Path) -> None:
-    """Only where the file says so itself; else the question goes the whole way."""
-    url = f"sqlite:///{tmp_path / 'a.db'}"
-    assert not uses_bundled_simulator(url)
-    assert not (tmp_path / "a.db").exists()
-    (tmp_path / "text.db").write_text("no database at all, but a text that is long enough")
-    assert not uses_bundled_simulator(f"sqlite:///{tmp_path / 'text.db'}")
-    migrate(url)
-    assert uses_bundled_simulator(url)
-    database = connect(url)
-    store_versions(database)
-    assert not uses_bundled_simulator(url)
-    promote(database, BUNDLED_VERSION)
-    assert uses_bundled_simulator(url)
-    database.close()
-
-
 def test_a_ranking_takes_the_version_that_is_in_use(tmp_path: Path) -> None:
-    url, domain = f"sqlite:///{tmp_path / 'a.db'}", domain_of()
+    url = f"sqlite:///{tmp_path / 'a.db'}"
     migrate(url)
-    bundled = load_simulator("learned", url, domain)
-    database = connect(url)
-    store_versions(database)
-    database.close()
-    assert bundled.name == "timeline+gaussian+trees"
-    promoted = load_simulator("learned", url, domain)
-    assert promoted.name == "timeline+gaussian", "it knows nothing of this backend"
+    assert ranked_by("learned", url) == "timeline+gaussian+trees"
+    with opened(url) as database:
+        store_versions(database)
+    assert ranked_by("learned", url) == "timeline+gaussian", "it knows nothing of this backend"

@@ -20,6 +20,11 @@ from tests.api.sample import claimed, finished, run_search, small_request
 WIDE = {"COLUMNS": "200"}
 
 
+@pytest.fixture
+def db(sqlite_url: str) -> tuple[str, str]:
+    return "--db", sqlite_url
+
+
 @pytest.fixture(params=["--db", "--url"])
 def source(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[tuple[str, str]]:
     """The option that names where the tunings of `sqlite` are."""
@@ -41,20 +46,20 @@ def refused(*arguments: str) -> str:
 
 
 def test_a_strategy_is_exported_by_the_id_that_show_prints(
-    source: tuple[str, str], sqlite: Database, tmp_path: Path
+    db: tuple[str, str], sqlite: Database, tmp_path: Path
 ) -> None:
     tuning_id = finished(sqlite, small_request())
-    ranked = json.loads(run("show", tuning_id[:8], *source, "--json"))["strategies"]
+    ranked = json.loads(run("show", tuning_id[:8], *db, "--json"))["strategies"]
     second = ranked[1]["strategy_id"]
-    table = run("show", tuning_id[:8], *source)
+    table = run("show", tuning_id[:8], *db)
     assert second[:8] in table
     file = tmp_path / "second.json"
-    run("export", tuning_id[:8], *source, "--strategy", second[:8], "-o", str(file))
+    run("export", tuning_id[:8], *db, "--strategy", second[:8], "-o", str(file))
     assert load_bundle(file).strategy.id == second
-    settings = run("export", tuning_id[:8], *source, "--strategy", second[:8], "--for", "autosync")
+    settings = run("export", tuning_id[:8], *db, "--strategy", second[:8], "--for", "autosync")
     assert second[:8] in settings
     for wrong, words in (("ffffffff0", "no strategy here"), (second[:3], "no strategy here")):
-        said = refused("export", tuning_id[:8], *source, "--strategy", wrong)
+        said = refused("export", tuning_id[:8], *db, "--strategy", wrong)
         assert words in said
         assert "`autosync show` lists them" in said
 
@@ -97,21 +102,21 @@ def test_a_finished_and_a_waiting_tuning(source: tuple[str, str], sqlite: Databa
     assert "ffffffff" in refused("show", "ffffffff", *source)
 
 
-def test_what_runs_is_shown_as_far_as_it_is(source: tuple[str, str], sqlite: Database) -> None:
+def test_what_runs_is_shown_as_far_as_it_is(db: tuple[str, str], sqlite: Database) -> None:
     held, store = claimed(sqlite, small_request())
     run_search(store, small_request())
-    assert "search 6/6" in run("tunings", *source)
-    assert "running" in run("show", held.tuning_id, *source)
-    said = run("logs", held.tuning_id, *source)  # and does not wait for the end
+    assert "search 6/6" in run("tunings", *db)
+    assert "running" in run("show", held.job_id, *db)
+    said = run("logs", held.job_id, *db)  # and does not wait for the end
     assert len([line for line in said.splitlines() if " search " in line]) == 6
-    assert "cancelling" in run("cancel", held.tuning_id, *source)
+    assert "cancelling" in run("cancel", held.job_id, *db)
 
 
 def test_where_nothing_is(sqlite_url: str) -> None:
     assert "no service answers" in refused("tunings", "--url", "http://127.0.0.1:9")
     assert "no database" in refused("tunings", "--db", "sqlite:///missing.db")
     with opened(sqlite_url):
-        assert "This database has none" in refused("show", "3f2a90c1", "--db", sqlite_url)
+        assert "There is none; check --db" in refused("show", "3f2a90c1", "--db", sqlite_url)
 
 
 def test_a_tuning_is_paused_and_resumed(source: tuple[str, str], sqlite: Database) -> None:
@@ -124,32 +129,32 @@ def test_a_tuning_is_paused_and_resumed(source: tuple[str, str], sqlite: Databas
 
 
 def test_settings_for_a_framework(
-    source: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tuning_id = finished(sqlite, small_request())
-    shown = json.loads(run("show", tuning_id, *source, "--json"))
+    shown = json.loads(run("show", tuning_id, *db, "--json"))
     ddp = next(row["strategy_id"] for row in shown["strategies"] if row["is_ddp"])
-    chosen = ("export", tuning_id[:8], *source, "--strategy", ddp)
+    chosen = ("export", tuning_id[:8], *db, "--strategy", ddp)
     said = run(*chosen, "--for", "ddp")
     assert "message for message" in said
     assert "DistributedDataParallel(model" in said
-    found = json.loads(run(*chosen, "--for", "horovod", "--json"))
-    assert found["environment"]["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+    found = json.loads(run(*chosen, "--for", "ddp", "--json"))
+    assert found["framework"] == "ddp"
     run(*chosen, "--for", "ddp", "-o", "ddp.json")
     assert "DistributedDataParallel" in json.loads(Path("ddp.json").read_text())
     assert "every gradient is reduce-scattered" in refused(*chosen, "--for", "fsdp2")
     assert "best.json" in run(*chosen)
     assert load_bundle("best.json").strategy.id == ddp
-    assert "Bundle: other.json" in run("export", tuning_id[:8], *source, "-o", "other.json")
+    assert "Bundle: other.json" in run("export", tuning_id[:8], *db, "-o", "other.json")
 
 
 def test_a_bundle_that_swaps(
-    source: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tuning_id = finished(sqlite, small_request())
-    chosen = ("export", tuning_id[:8], *source)
+    chosen = ("export", tuning_id[:8], *db)
     run(*chosen, "-o", "plain.json")
     run(*chosen, "--swap-gb", "15.5")
     plain, swapping = load_bundle("plain.json"), load_bundle("best.json")

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from autosync.api.cli.commands import tune as tune_command
-from autosync.api.spec import TuningSpec
-from autosync.cluster import Backend
+from autosync.api.client.service_connection import plain
+from autosync.api.client.tuning_calls import TuningCalls
+from autosync.api.spec import TuningSpec, checked
+from autosync.cluster import Backend, Cluster
 from autosync.domain import Domain
 from autosync.environment import SHARE_GPUS_VARIABLE
 from autosync.errors import InvalidInput
+from autosync.graph import ModelGraph
 from autosync.search.loop.settings import Settings
 from tests.api.cli.command import small_inputs
 
@@ -27,11 +30,13 @@ def requested(
     """What a tuning would be requested with; nothing is stored or run."""
     found: list[tuple[Domain, Settings]] = []
 
-    def request(domain: Domain, spec: TuningSpec) -> None:
+    def start(calls: TuningCalls, graph: ModelGraph, cluster: Cluster, **asked: Any) -> None:
+        domain = Domain(graph, cluster, asked["profile"], asked["optimizer"])
+        spec = checked(TuningSpec, {"graph": "", "cluster": "", **plain(asked)})
         found.append((domain, spec.settings))
         raise Requested
 
-    monkeypatch.setattr("autosync.api.cli.tuning_start.requested", request)
+    monkeypatch.setattr(TuningCalls, "start", start)
     monkeypatch.chdir(folder)
     model, cluster, *_ = small_inputs(folder)
     with pytest.raises(Requested):

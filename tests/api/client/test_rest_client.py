@@ -15,7 +15,7 @@ import pytest
 from autosync import Client
 from autosync.api.client.service_errors import ServiceError, ServiceUnreachable
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.bundle import load_bundle
 from autosync.domain import Optimizer
 from autosync.errors import AutosyncError, InvalidInput
@@ -119,6 +119,14 @@ def call_tunings(client: Client, tuning_id: str, folder: Path) -> None:
     assert tunings.settings(tuning_id, "ddp", strategy=ddp).deviations == ()
     assert tunings.timeline(tuning_id).strategy_id == found.result.strategy_id
     assert tunings.trace(tuning_id, strategy=ddp)["traceEvents"]
+    assert tunings.domain(tuning_id).id == found.domain_id
+    measured = tunings.measured(tuning_id)
+    assert {each.strategy.id for each in measured.trials} <= {
+        row.strategy_id for row in ranked.items
+    }
+    again = tunings.start(chain_graph(), grid_cluster(), earlier=measured, launcher="local")
+    assert [row.id for row in tunings.list(prefix=again.id[:8]).items] == [again.id]
+    assert tuning_id in [row.id for row in tunings.list(recorded=ddp).items]
 
 
 def call_simulators(client: Client, folder: Path) -> None:
@@ -148,6 +156,8 @@ def call_the_rest(client: Client, folder: Path) -> None:
     assert made.key.startswith(f"{made.id}.")
     assert made.id in [each.id for each in client.keys.list(limit=None).items]
     assert client.keys.revoke(made.id).revoked_at is not None
+    predicted = client.predict("resnet50", "example-4x1", ["ddp"], compute_is_known=True)
+    assert predicted.items[0].strategy == "ddp"
     assert client.limits().budget == 1000
     assert client.health().status == "ok"
     assert client.ready().workers == 0  # which the service answers with 503
@@ -197,9 +207,9 @@ def test_a_settings_refusal_says_why(client: Client, database: Database) -> None
 def test_a_tuning_that_goes_on_is_not_waited_for_longer(client: Client, database: Database) -> None:
     held, _ = claimed(database, small_request())
     with pytest.raises(TimeoutError, match="is running after 0"):
-        client.tunings.wait(held.tuning_id, timeout_seconds=0.0)
-    tuning_queue.end_cancelled(database, held)
-    assert client.tunings.wait(held.tuning_id).state == "cancelled"
+        client.tunings.wait(held.job_id, timeout_seconds=0.0)
+    job_queue.end_cancelled(database, held)
+    assert client.tunings.wait(held.job_id).state == "cancelled"
 
 
 def test_events_go_on_where_the_connection_was_lost(service: Service, database: Database) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import func, select, text
 
 from autosync.api.db import Database, migrate
 from autosync.api.db.tables import FINAL, OutcomeRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
@@ -71,7 +71,7 @@ def half_done(database: Database) -> tuple[str, list[str]]:
     """A tuning whose worker is gone after three of six trials, and the keys of those."""
     request = small_request()
     tuning_id = enqueue(database, request)
-    held = tuning_queue.claim(database, "gone:1", lease_seconds=3600.0)
+    held = job_queue.claim(database, "gone:1", lease_seconds=3600.0)
     assert held is not None
     store = DatabaseStore(database, tuning_id, held.fence)
     store.propose([proposal(each) for each in candidates(request.domain, 6)])
@@ -122,7 +122,7 @@ def test_what_is_backed_up_in_use_is_restored_whole_and_goes_on(place: tuple[str
         assert ranking(database, done) == before
         with database.writing() as session:
             session.get_one(TuningRow, half).lease_until = 0.0  # an hour later
-        held = tuning_queue.claim(database, "here:1", tuning_id=half)
+        held = job_queue.claim(database, "here:1", tuning_id=half)
         assert held is not None
         store = DatabaseStore(database, half, held.fence)
         assert [trial.key for trial in store.trials()] == keys[:3]

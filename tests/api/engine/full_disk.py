@@ -22,11 +22,17 @@ from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.search.loop.settings import Settings
+from autosync.trials.contract import TrialRequest
 from tests.domains import domain_of, grid_cluster
+from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 SIZE_MIB = 16
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
-REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+REQUEST = TuningRequest(
+    domain_of(cluster=grid_cluster(2)), SETTINGS, simulator="timeline", launcher="local"
+)
+TRIAL_SECONDS = 0.3
+"""The disk fills up while a trial runs."""
 
 
 class Complaints(logging.Handler):
@@ -66,6 +72,11 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def slowly(request: TrialRequest, number: int) -> float:
+    time.sleep(TRIAL_SECONDS)
+    return steady(request, number)
+
+
 def trials(database: Database) -> list[tuple[str, list[float]]]:
     with database.reading() as session:
         rows = session.scalars(select(TrialRow).order_by(TrialRow.position))
@@ -85,7 +96,8 @@ def main(folder: Path) -> None:
     tuning_id = enqueue(database, REQUEST)
     complaints, stop = Complaints(), threading.Event()
     logging.getLogger("autosync.api.engine.queue_worker").addHandler(complaints)
-    worker = threading.Thread(target=work, args=(url, stop), kwargs={"lease_seconds": 8.0})
+    options = {"lease_seconds": 8.0, "launcher_of": lambda name: ScriptedLauncher(slowly)}
+    worker = threading.Thread(target=work, args=(url, stop), kwargs=options)
     worker.start()
     try:
         until(lambda: len(trials(database)) >= 2, "two trials")

@@ -1,4 +1,4 @@
-"""Keys and browsers' sessions in both databases: shown once, kept as hashes, over when revoked."""
+"""Keys and browsers' sessions: shown once, kept as hashes, over when revoked."""
 
 import time
 
@@ -23,28 +23,28 @@ from autosync.api.engine.api_keys import (
     revoke_key,
     token_proof_of_session,
 )
-from autosync.api.views.api_keys_view import api_key, api_keys
+from autosync.api.views.service import api_key, api_keys
 from autosync.errors import InvalidInput, NotFound
 
 COOKIE, OTHER = "c" * 43, "d" * 43
 
 
-def known(database: Database, shown: str) -> str | None:
+def known(sqlite: Database, shown: str) -> str | None:
     """The id of the key, where it lets somebody in."""
-    with database.reading() as session:
+    with sqlite.reading() as session:
         row = living_key(session, shown)
         return row.id if row else None
 
 
-def test_a_key_is_shown_once_and_kept_as_a_hash(database: Database) -> None:
-    with database.reading() as session:
+def test_a_key_is_shown_once_and_kept_as_a_hash(sqlite: Database) -> None:
+    with sqlite.reading() as session:
         assert not has_keys(session)
-    made = make_key(database, "alice", "tune")
+    made = make_key(sqlite, "alice", "tune")
     assert KEY.fullmatch(made.text)
     assert made.text not in repr(made)
     secret = made.text.partition(".")[2]
-    assert known(database, made.text) == made.id
-    with database.reading() as session:
+    assert known(sqlite, made.text) == made.id
+    with sqlite.reading() as session:
         everything = [
             str(row)
             for table in Base.metadata.tables.values()
@@ -57,44 +57,44 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(database: Database) -> None:
         assert digest_of(secret) not in api_keys(session).model_dump_json()
 
 
-def test_what_is_nearly_a_key_lets_nobody_in(database: Database) -> None:
-    one, two = make_key(database, "alice", "read"), make_key(database, "bob", "admin")
+def test_what_is_nearly_a_key_lets_nobody_in(sqlite: Database) -> None:
+    one, two = make_key(sqlite, "alice", "read"), make_key(sqlite, "bob", "admin")
     mixed = f"{two.id}.{one.text.partition('.')[2]}"
     turned = one.text[:-1] + ("A" if one.text[-1] != "A" else "B")
     hashed = f"{one.id}.{digest_of(one.text.partition('.')[2])[:43]}"
     unknown = f"{'0' * 12}.{one.text.partition('.')[2]}"
     for wrong in (mixed, turned, hashed, unknown, one.id, "", ".", f"{one.text}\n", "ü" * 56):
-        assert known(database, wrong) is None, wrong
+        assert known(sqlite, wrong) is None, wrong
 
 
-def test_a_revoked_key_and_an_expired_one_let_nobody_in(database: Database) -> None:
-    revoked = make_key(database, "alice", "admin")
-    brief = make_key(database, "alice", "admin", days=1)
-    assert known(database, brief.text) == brief.id
-    with database.writing() as session:
+def test_a_revoked_key_and_an_expired_one_let_nobody_in(sqlite: Database) -> None:
+    revoked = make_key(sqlite, "alice", "admin")
+    brief = make_key(sqlite, "alice", "admin", days=1)
+    assert known(sqlite, brief.text) == brief.id
+    with sqlite.writing() as session:
         session.execute(
             text("update api_keys set expires_at = expires_at - 86401 where id = :id"),
             {"id": brief.id},
         )
-    revoke_key(database, revoked.id)
-    with database.reading() as session:
+    revoke_key(sqlite, revoked.id)
+    with sqlite.reading() as session:
         first = api_key(session, revoked.id).revoked_at
-    revoke_key(database, revoked.id)
-    assert known(database, revoked.text) is None
-    assert known(database, brief.text) is None
-    with database.reading() as session:
+    revoke_key(sqlite, revoked.id)
+    assert known(sqlite, revoked.text) is None
+    assert known(sqlite, brief.text) is None
+    with sqlite.reading() as session:
         assert api_key(session, revoked.id).revoked_at == first is not None
         assert has_keys(session), "a service that was closed stays so"
         listed = api_keys(session)
     assert {each.id for each in listed.items} == {revoked.id, brief.id}
     with pytest.raises(NotFound, match="no key 'nothing'"):
-        revoke_key(database, "nothing")
+        revoke_key(sqlite, "nothing")
 
 
-def test_keys_come_in_pages_and_say_when_they_were_used(database: Database) -> None:
-    made = [make_key(database, f"client-{number}", "read").id for number in range(3)]
-    note_use(database, made[0])
-    with database.reading() as session:
+def test_keys_come_in_pages_and_say_when_they_were_used(sqlite: Database) -> None:
+    made = [make_key(sqlite, f"client-{number}", "read").id for number in range(3)]
+    note_use(sqlite, made[0])
+    with sqlite.reading() as session:
         first = api_keys(session, limit=2)
         assert first.next is not None
         rest = api_keys(session, limit=2, cursor=first.next)
@@ -139,36 +139,36 @@ def test_scopes_contain_each_other() -> None:
     ]
 
 
-def test_a_session_lasts_no_longer_than_its_key(database: Database) -> None:
-    made = make_key(database, "alice", "read")
-    begin_session(database, COOKIE, key_id=made.id)
-    with database.reading() as session:
+def test_a_session_lasts_no_longer_than_its_key(sqlite: Database) -> None:
+    made = make_key(sqlite, "alice", "read")
+    begin_session(sqlite, COOKIE, key_id=made.id)
+    with sqlite.reading() as session:
         row = key_of_session(session, COOKIE)
         assert row is not None
         assert row.id == made.id
         assert key_of_session(session, OTHER) is None
         assert COOKIE not in str(session.execute(select(BrowserSessionRow.__table__)).all())
-    revoke_key(database, made.id)
-    with database.reading() as session:
+    revoke_key(sqlite, made.id)
+    with sqlite.reading() as session:
         assert key_of_session(session, COOKIE) is None
 
 
-def test_a_session_ends_by_its_time_or_by_a_log_out(database: Database) -> None:
-    made = make_key(database, "alice", "read")
-    begin_session(database, COOKIE, key_id=made.id)
-    begin_session(database, OTHER, token="open sesame")
-    with database.reading() as session:
+def test_a_session_ends_by_its_time_or_by_a_log_out(sqlite: Database) -> None:
+    made = make_key(sqlite, "alice", "read")
+    begin_session(sqlite, COOKIE, key_id=made.id)
+    begin_session(sqlite, OTHER, token="open sesame")
+    with sqlite.reading() as session:
         assert token_proof_of_session(session, OTHER) == proof_of(OTHER, "open sesame")
         assert token_proof_of_session(session, OTHER) != proof_of(COOKIE, "open sesame")
         assert token_proof_of_session(session, COOKIE) is None
-    end_session(database, COOKIE)
-    with database.writing() as session:
+    end_session(sqlite, COOKIE)
+    with sqlite.writing() as session:
         assert key_of_session(session, COOKIE) is None
         later = text("update browser_sessions set expires_at = expires_at - :seconds")
         session.execute(later, {"seconds": SESSION_SECONDS + 1})
         assert token_proof_of_session(session, OTHER) is None
-    begin_session(database, COOKIE, key_id=made.id)
-    with database.reading() as session:
+    begin_session(sqlite, COOKIE, key_id=made.id)
+    with sqlite.reading() as session:
         assert len(session.scalars(select(BrowserSessionRow)).all()) == 1, (
             "the old one is forgotten"
         )

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import StrategyRow, TrialRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import TuningEvent
@@ -141,13 +141,13 @@ def test_a_worker_whose_lease_was_taken_over_cannot_write(
 ) -> None:
     held, old = claimed(database, REQUEST)
     old.propose(PROPOSALS[:1])
-    tuning_queue.heartbeat(database, held, lease_seconds=-1)
-    taken = tuning_queue.claim(database, "other")
+    job_queue.heartbeat(database, held, lease_seconds=-1)
+    taken = job_queue.claim(database, "other")
     assert taken is not None
-    assert taken.tuning_id == held.tuning_id
+    assert taken.job_id == held.job_id
     with pytest.raises(LeaseLost):
         write(old)
-    new = DatabaseStore(database, taken.tuning_id, taken.fence)
+    new = DatabaseStore(database, taken.job_id, taken.fence)
     assert list(new.proposals()) == PROPOSALS[:1]
     assert list(new.trials()) == []
     write(new)

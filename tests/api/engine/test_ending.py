@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from autosync.api.db import Database, connect
 from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.leases import ClaimedWork, EndReason, leased
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
@@ -50,7 +50,9 @@ work(sys.argv[1], stop, trains=False, launcher_of=launchers.__getitem__)
 RANKS = 3
 HOUR = 3600.0
 SETTINGS = Settings(budget=4, proposals=64, repeats=300, warmup=1, iterations=2, probe=False)
-QUICK = TuningRequest(domain_of(cluster=grid_cluster(RANKS)), SETTINGS, launcher="testbed")
+QUICK = TuningRequest(
+    domain_of(cluster=grid_cluster(RANKS)), SETTINGS, simulator="timeline", launcher="testbed"
+)
 ENDLESS = 10**8
 """Proposals: a ranking of days."""
 
@@ -153,7 +155,7 @@ def test_a_cancelled_tuning_ends_in_the_phase_it_is_in(worker: Running, phase: s
         until(lambda: reached(worker, tuning_id), phase)
         opened = [text for one, text in worker.events(tuning_id) if one == "opening"]
         trials = worker.trials(tuning_id)
-        assert tuning_queue.cancel(worker.database, tuning_id) == "cancelling"
+        assert job_queue.cancel(worker.database, tuning_id) == "cancelling"
         until(lambda: worker.state(tuning_id)[0] == "cancelled", f"the end of {phase}", 60)
     kinds = [one for one, _ in worker.events(tuning_id)]
     assert [one for one in kinds if one == kind or one != "waiting"][-1] == kind  # or for quiet

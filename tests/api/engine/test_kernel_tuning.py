@@ -18,7 +18,7 @@ from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.engine.tuning_request import TuningRequest, same_tuning
 from autosync.api.http.app import create_app
 from autosync.api.views import reports
-from autosync.api.views.runtime_tables import runtimes_parquet
+from autosync.api.views.runtimes import runtimes_parquet
 from autosync.cluster import MessageCost
 from autosync.documents import to_data, to_json
 from autosync.environment import SHARE_GPUS_VARIABLE

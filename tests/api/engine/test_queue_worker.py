@@ -1,55 +1,31 @@
-"""Real workers in processes of their own, on a real tuning with real trials on local links."""
+"""The worker: trainings beside tunings, what fails, what stops. `test_ending` has real signals; the
+tuning that a test run makes (`tests.api.real_tuning`) is killed and resumed."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from autosync.api.db import Database
-from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import tuning_queue
+from autosync.api.db.tables import TrialRow, TuningRow
+from autosync.api.engine import job_queue, version_training
+from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.training import training_queue, version_training
-from autosync.api.engine.training.training_queue import TrainingClaim
-from autosync.api.engine.tuning_queue import Claim
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.views import reports
-from autosync.api.views.exports import bundle_document
-from autosync.bundle import Bundle
-from autosync.documents import from_json
 from autosync.errors import NotSupported
-from autosync.search.loop.outcome import is_ddp
 from autosync.search.loop.settings import Settings
 from autosync.trials.contract import Pool, Workload
 from tests.api.sample import claimed, run_search
 from tests.domains import domain_of, grid_cluster
+from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 pytestmark = pytest.mark.timeout(900)
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
 REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
-WORKER = """
-import sys, threading
-from autosync.api.engine.queue_worker import work
-work(sys.argv[1], threading.Event(), lease_seconds=8.0)
-"""
-
-
-@contextmanager
-def worker(url: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", WORKER, url])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
@@ -77,67 +53,18 @@ def test_tunings_do_not_wait_for_a_training(
     """The worker that trains measures them; it ends when both have."""
     measured: list[str] = []
 
-    def until_a_tuning_has_ended(database: Database, held: TrainingClaim) -> None:
+    def until_a_tuning_has_ended(database: Database, held: Claim) -> None:
         if not measured:  # and not the training that this tuning asks for
             measured.append(enqueue(database, REQUEST))
             until(lambda: state(database, measured[0]) == "finished", "a tuning beside a training")
-        training_queue.fail_training(database, held, "it only waited")
+        job_queue.fail(database, held, "it only waited")
 
     monkeypatch.setattr(version_training, "run_training", until_a_tuning_has_ended)
     with sqlite.writing() as session:
-        training_queue.enqueue_training(session)
-    work(str(sqlite.engine.url), threading.Event(), once=True)
+        job_queue.enqueue_training(session)
+    launcher = ScriptedLauncher(steady)
+    work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: launcher)
     assert state(sqlite, measured[0]) == "finished"
-
-
-def test_killed_in_the_middle_and_started_again_it_repeats_nothing(
-    sqlite_url: str, sqlite: Database
-) -> None:
-    url, database = sqlite_url, sqlite
-    tuning_id = enqueue(database, REQUEST)
-    with worker(url) as first:
-        until(lambda: len(rows(database)) >= 3, "three trials")
-        os.kill(first.pid, signal.SIGKILL)
-        first.wait()
-        before = rows(database)
-        assert state(database, tuning_id) == "running"
-    with worker(url):
-        until(lambda: state(database, tuning_id) == "finished", "the end")
-    after = rows(database)
-    recorded_before = [
-        (row.key, row.fence, row.created_at, row.iteration_seconds) for row in before
-    ]
-    assert recorded_before == [
-        (row.key, row.fence, row.created_at, row.iteration_seconds) for row in after[: len(before)]
-    ]
-    assert {row.fence for row in before} == {1}
-    assert {row.fence for row in after[len(before) :]} == {2}
-    with database.reading() as session:
-        proposed = session.scalar(select(func.count()).select_from(ProposalRow))
-        assert len(after) == proposed
-        tuning = reports.tuning(session, tuning_id)
-        trials = reports.trials(session, tuning_id).items
-        shipped = from_json(Bundle, bundle_document(session, tuning_id))
-        phases = list(session.scalars(select(EventRow.kind).order_by(EventRow.id)))
-    recorded = [trial.key for trial in trials if trial.recorded]
-    assert recorded == [trial.key for trial in trials if trial.key.startswith("confirm/0/")]
-    assert len(recorded) > 1
-    assert tuning.result is not None
-    assert shipped.domain_id == REQUEST.domain.id
-    assert shipped.evidence.ddp_step_seconds == tuning.result.ddp_seconds
-    assert is_ddp(shipped.strategy) == tuning.result.keep_ddp
-    assert phases.count("opening") == 2
-    assert phases[-1] == "done"
-
-
-def test_cancelled_in_the_middle_it_stops_and_keeps_its_trials(sqlite: Database) -> None:
-    url = str(sqlite.engine.url)
-    tuning_id = enqueue(sqlite, REQUEST)
-    with worker(url):
-        until(lambda: len(rows(sqlite)) >= 1, "a trial")
-        assert tuning_queue.cancel(sqlite, tuning_id) == "cancelling"
-        until(lambda: state(sqlite, tuning_id) == "cancelled", "the end")
-    assert 1 <= len(rows(sqlite)) < SETTINGS.budget + 4 * SETTINGS.repeats
 
 
 class Refusing:
@@ -190,14 +117,14 @@ def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(
     first, store = claimed(sqlite, REQUEST)
     if measured:
         run_search(store, REQUEST)
-    tuning_queue.release(sqlite, first)
+    job_queue.release(sqlite, first)
     for claims, dies in ((MOST_CLAIMS + measured, False), (MOST_CLAIMS + measured + 1, True)):
         with sqlite.writing() as session:
-            session.get_one(TuningRow, first.tuning_id).fence = claims - 1
-        held = tuning_queue.claim(sqlite, "a")
-        assert held == Claim(first.tuning_id, claims)
+            session.get_one(TuningRow, first.job_id).fence = claims - 1
+        held = job_queue.claim(sqlite, "a")
+        assert held == Claim(first.job_id, claims)
         run_claim(sqlite, held, threading.Event(), lambda _: Refusing())
         with sqlite.reading() as session:
-            error = str(reports.tuning(session, first.tuning_id).error)
+            error = str(reports.tuning(session, first.job_id).error)
         assert ("keeps dying" in error) is dies
-        tuning_queue.reopen(sqlite, first.tuning_id)
+        job_queue.reopen(sqlite, first.job_id)

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from safetensors.numpy import load, save
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.registry import NEAREST, SIMULATORS
 from autosync.api.engine.simulator_store import (
     list_simulators,
@@ -130,7 +130,7 @@ def test_a_simulator_stays_while_a_tuning_needs_it(database: Database, trees: Fi
     tuning_id = enqueue(database, replace(small_request(), simulator="mine"))
     with pytest.raises(NotSupported, match=tuning_id):
         remove_simulator(database, "mine")
-    tuning_queue.cancel(database, tuning_id)
+    job_queue.cancel(database, tuning_id)
     remove_simulator(database, "mine")
     with pytest.raises(NotFound, match="'mine'"):
         enqueue(database, replace(small_request(), simulator="mine"))

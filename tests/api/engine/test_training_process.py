@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autosync.api.engine.training.training_queue import Say, run_beside_trials
+from autosync.api.engine.training_process import Say, run_beside_trials
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.errors import InvalidInput
 from autosync.trials.pool.machine_lock import MachineLock
@@ -20,7 +20,7 @@ SCRIPT = """
 import sys
 from functools import partial
 from pathlib import Path
-from autosync.api.engine.training.training_queue import run_beside_trials
+from autosync.api.engine.training_process import run_beside_trials
 from autosync.trials.pool.machine_lock import MachineLock
 from tests.api.engine.test_training_process import answered
 folder = Path(sys.argv[1])

@@ -1,5 +1,6 @@
 """Tunings that are paused, and those that wait because others run on the same hosts."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -7,30 +8,34 @@ from sqlalchemy import select
 
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, TuningRow
-from autosync.api.engine import tuning_control, tuning_queue
+from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.queue_worker import work
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.submission import Submission, enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import Cancelled
 from autosync.errors import NotFound, NotSupported
-from tests.api.engine.test_queue_worker import REQUEST as REAL
-from tests.api.engine.test_queue_worker import rows, until, worker
-from tests.api.engine.test_tuning_queue import expire, state
+from autosync.trials.contract import TrialRequest
+from tests.api.engine.test_job_queue import expire, state
+from tests.api.engine.test_queue_worker import REQUEST as SHORT
+from tests.api.engine.test_queue_worker import rows
 from tests.api.sample import candidates, claimed, finished, proposal, small_request
 from tests.domains import domain_of, grid_cluster
+from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 REQUEST = small_request()
+NEVER = threading.Event()
 
 
 def test_what_waits_is_paused_at_once_and_no_worker_takes_it(database: Database) -> None:
     tuning_id = enqueue(database, REQUEST)
     assert tuning_control.pause(database, tuning_id) == "paused"
     assert tuning_control.pause(database, tuning_id) == "paused"
-    assert tuning_queue.claim(database, "a") is None
+    assert job_queue.claim(database, "a") is None
     assert tuning_control.resume(database, tuning_id) == "queued"
     assert tuning_control.resume(database, tuning_id) == "queued"
-    held = tuning_queue.claim(database, "a")
+    held = job_queue.claim(database, "a")
     assert held is not None
     with database.reading() as session:
         told = session.scalars(select(EventRow.message).order_by(EventRow.id)).all()
@@ -39,54 +44,54 @@ def test_what_waits_is_paused_at_once_and_no_worker_takes_it(database: Database)
 
 def test_what_runs_ends_after_its_trial(database: Database) -> None:
     held, store = claimed(database, REQUEST)
-    assert tuning_control.pause(database, held.tuning_id) == "pausing"
-    assert tuning_queue.reason_to_end(database, held) is None  # the trial is not broken off
-    assert tuning_queue.heartbeat(database, held)
+    assert tuning_control.pause(database, held.job_id) == "pausing"
+    assert job_queue.reason_to_end(database, held) is None  # the trial is not broken off
+    assert job_queue.heartbeat(database, held)
     with pytest.raises(Cancelled, match="paused"):
         store.propose([proposal(candidates(REQUEST.domain, 1)[0])])
     assert len(store.proposals()) == 1
-    tuning_queue.give_up(database, held, "paused")
-    assert state(database, held.tuning_id) == "paused"
-    assert tuning_queue.claim(database, "b") is None
+    job_queue.give_up(database, held, "paused")
+    assert state(database, held.job_id) == "paused"
+    assert job_queue.claim(database, "b") is None
 
 
 def test_somebody_changes_their_mind(database: Database) -> None:
     held, store = claimed(database, REQUEST)
-    tuning_control.pause(database, held.tuning_id)
-    assert tuning_control.resume(database, held.tuning_id) == "running"
+    tuning_control.pause(database, held.job_id)
+    assert tuning_control.resume(database, held.job_id) == "running"
     store.propose([proposal(candidates(REQUEST.domain, 1)[0])])
-    tuning_control.pause(database, held.tuning_id)
-    assert tuning_queue.cancel(database, held.tuning_id) == "cancelling"
+    tuning_control.pause(database, held.job_id)
+    assert job_queue.cancel(database, held.job_id) == "cancelling"
     with pytest.raises(NotSupported, match="is cancelling and cannot be resumed"):
-        tuning_control.resume(database, held.tuning_id)
+        tuning_control.resume(database, held.job_id)
 
 
 def test_a_paused_tuning_can_be_cancelled_and_a_cancelled_one_resumed(database: Database) -> None:
     tuning_id = enqueue(database, REQUEST)
     tuning_control.pause(database, tuning_id)
-    assert tuning_queue.cancel(database, tuning_id) == "cancelled"
+    assert job_queue.cancel(database, tuning_id) == "cancelled"
     assert tuning_control.resume(database, tuning_id) == "queued"
 
 
 def test_a_worker_that_dies_while_it_pauses(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
-    tuning_control.pause(database, held.tuning_id)
+    tuning_control.pause(database, held.job_id)
     expire(database, held)
-    taken = tuning_queue.claim(database, "b")
+    taken = job_queue.claim(database, "b")
     assert taken is not None
-    assert state(database, held.tuning_id) == "pausing"
-    store = DatabaseStore(database, taken.tuning_id, taken.fence)
+    assert state(database, held.job_id) == "pausing"
+    store = DatabaseStore(database, taken.job_id, taken.fence)
     with pytest.raises(Cancelled, match="paused"):
         store.end_if_paused()
-    tuning_queue.release(database, taken)
-    assert state(database, held.tuning_id) == "paused"
+    job_queue.release(database, taken)
+    assert state(database, held.job_id) == "paused"
 
 
 def test_a_dead_workers_tuning_is_paused_at_once(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
     expire(database, held)
-    assert tuning_control.pause(database, held.tuning_id) == "paused"
-    assert tuning_queue.reason_to_end(database, held) == "lost"
+    assert tuning_control.pause(database, held.job_id) == "paused"
+    assert job_queue.reason_to_end(database, held) == "lost"
 
 
 def test_what_has_ended_is_neither_paused_nor_resumed(database: Database) -> None:
@@ -106,19 +111,26 @@ def test_paused_tunings_count_in_a_clients_queue(database: Database) -> None:
         enqueue(database, REQUEST, mine)
 
 
-def test_a_real_tuning_pauses_between_trials_and_goes_on(sqlite_url: str, sqlite: Database) -> None:
-    tuning_id = enqueue(sqlite, REAL)
-    with worker(sqlite_url):
-        until(lambda: len(rows(sqlite)) >= 1, "a trial")
-        assert tuning_control.pause(sqlite, tuning_id) == "pausing"
-        until(lambda: state(sqlite, tuning_id) == "paused", "the pause")
-        before = [row.key for row in rows(sqlite)]
-        assert tuning_control.resume(sqlite, tuning_id) == "queued"
-        until(lambda: state(sqlite, tuning_id) == "finished", "the end")
+def test_a_tuning_pauses_between_trials_and_goes_on(sqlite_url: str, sqlite: Database) -> None:
+    """It is asked to pause while its first trial runs."""
+    tuning_id = enqueue(sqlite, SHORT)
+
+    def seconds(request: TrialRequest, number: int) -> float:
+        if number == 0:
+            assert tuning_control.pause(sqlite, tuning_id) == "pausing"
+        return steady(request, number)
+
+    launcher = ScriptedLauncher(seconds)
+    for ends, change in (("paused", tuning_control.resume), ("finished", None)):
+        work(sqlite_url, NEVER, once=True, trains=False, launcher_of=lambda _: launcher)
+        assert state(sqlite, tuning_id) == ends
+        if change is not None:
+            (first,) = rows(sqlite)
+            assert change(sqlite, tuning_id) == "queued"
     after = rows(sqlite)
-    assert [row.key for row in after[: len(before)]] == before
-    assert {row.fence for row in after[: len(before)]} == {1}
-    assert {row.fence for row in after[len(before) :]} == {2}
+    assert (after[0].key, after[0].fence) == (first.key, 1)
+    assert {row.fence for row in after[1:]} == {2}
+    assert len(launcher.ran) == len(after)
 
 
 def on_hosts(nodes: int, launcher: str) -> TuningRequest:
@@ -139,22 +151,22 @@ def test_one_tuning_at_a_time_on_the_same_hosts(
     first, other, same = enqueued(
         database, monkeypatch, on_hosts(4, "command"), on_hosts(2, "command"), on_hosts(4, "ray")
     )
-    claims = [tuning_queue.claim(database, name) for name in "abc"]
-    assert [held and held.tuning_id for held in claims] == [first, other, None]
+    claims = [job_queue.claim(database, name) for name in "abc"]
+    assert [held and held.job_id for held in claims] == [first, other, None]
     assert claims[0] is not None
-    tuning_queue.release(database, claims[0])
-    held = tuning_queue.claim(database, "c", tuning_id=same)
+    job_queue.release(database, claims[0])
+    held = job_queue.claim(database, "c", tuning_id=same)
     assert held is not None
-    assert tuning_queue.claim(database, "a") is None
+    assert job_queue.claim(database, "a") is None
     expire(database, held)  # its worker is dead: the hosts are free
-    taken = tuning_queue.claim(database, "a")
+    taken = job_queue.claim(database, "a")
     assert taken is not None
-    assert taken.tuning_id == first
+    assert taken.job_id == first
 
 
 def test_trials_on_the_workers_own_machine_wait_for_nobody_elses(database: Database) -> None:
     ids = [enqueue(database, REQUEST) for _ in range(2)]
-    claims = [tuning_queue.claim(database, name) for name in "ab"]
-    assert [held and held.tuning_id for held in claims] == ids
+    claims = [job_queue.claim(database, name) for name in "ab"]
+    assert [held and held.job_id for held in claims] == ids
     with database.reading() as session:
         assert {row.hosts for row in session.scalars(select(TuningRow))} == {""}

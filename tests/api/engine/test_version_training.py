@@ -10,8 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
+from autosync.api.engine import job_queue, version_training
 from autosync.api.engine.database_store import LeaseLost
-from autosync.api.engine.queue_worker import train_next
+from autosync.api.engine.job_queue import enqueue_training
+from autosync.api.engine.queue_worker import MOST_TRAINING_CLAIMS, train_next
 from autosync.api.engine.simulator_store import (
     check_name,
     remove_simulator,
@@ -19,9 +21,7 @@ from autosync.api.engine.simulator_store import (
     version_in_use,
 )
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.training import training_queue, version_training
-from autosync.api.engine.training.training_queue import claim_training, enqueue_training
-from autosync.api.engine.training.version_training import (
+from autosync.api.engine.version_training import (
     VersionFigures,
     measured_sources,
     run_training,
@@ -116,18 +116,18 @@ def test_whoever_lost_the_claim_stores_no_version(
 ) -> None:
     with sqlite.writing() as session:
         enqueue_training(session)
-    first = claim_training(sqlite, "here:1", lease_seconds=-1.0)
+    first = job_queue.claim(sqlite, "here:1", -1.0, kind="training")
     assert first is not None
-    second = claim_training(sqlite, "there:2")
+    second = job_queue.claim(sqlite, "there:2", kind="training")
     assert second is not None
-    assert (second.training_id, second.fence) == (first.training_id, 2)
-    assert claim_training(sqlite, "elsewhere:3") is None
+    assert (second.job_id, second.fence) == (first.job_id, 2)
+    assert job_queue.claim(sqlite, "elsewhere:3", kind="training") is None
     with pytest.raises(LeaseLost, match="taken over"):
         run_training(sqlite, first)
     with pytest.raises(LeaseLost, match="taken over"):
-        training_queue.fail_training(sqlite, first, "too late")
-    assert not training_queue.renew_training(sqlite, first, 10.0)
-    assert training_queue.renew_training(sqlite, second, 10.0)
+        job_queue.fail(sqlite, first, "too late")
+    assert not job_queue.heartbeat(sqlite, first, 10.0)
+    assert job_queue.heartbeat(sqlite, second, 10.0)
 
 
 def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:
@@ -136,7 +136,7 @@ def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:
     stop = threading.Event()
     stop.set()
     assert train_next(sqlite, "here:1", stop)
-    again = claim_training(sqlite, "here:1")
+    again = job_queue.claim(sqlite, "here:1", kind="training")
     assert again is not None
     assert again.fence == 2
 
@@ -144,8 +144,8 @@ def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:
 def test_what_takes_its_worker_down_is_given_up(sqlite: Database) -> None:
     with sqlite.writing() as session:
         training_id = enqueue_training(session)
-    for _ in range(training_queue.MOST_CLAIMS):
-        assert claim_training(sqlite, "here:1", lease_seconds=-1.0) is not None
+    for _ in range(MOST_TRAINING_CLAIMS):
+        assert job_queue.claim(sqlite, "here:1", -1.0, kind="training") is not None
     train_next(sqlite, "here:1", NEVER)
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
         failed = client.get(f"/v1/simulators/trainings/{training_id}").json()

@@ -51,9 +51,8 @@
 
   function checkContrast(element) {
     const style = getComputedStyle(element);
-    const drawn = element.closest("svg");
-    const below = ground(drawn ? drawn.parentElement : element);
-    const letters = over(parts(drawn ? style.fill : style.color), below);
+    const below = ground(element);
+    const letters = over(parts(style.color), below);
     const size = parseFloat(style.fontSize);
     const large = size >= 24 || (size >= 18.66 && parseInt(style.fontWeight) >= 700);
     const found = contrast(letters, below);
@@ -98,7 +97,7 @@
     if (!cell.hasAttribute("scope")) wrong.push(`no scope: ${told(cell)}`);
     if (!cell.textContent.trim()) wrong.push(`an empty heading in ${told(cell.closest("table"))}`);
   }
-  for (const picture of document.querySelectorAll("img:not([alt]), svg[role=img]:not([aria-label])")) {
+  for (const picture of document.querySelectorAll("img:not([alt]), canvas:not([aria-label])")) {
     wrong.push(`no words: ${picture.outerHTML.slice(0, 80)}`);
   }
   const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);

@@ -1,13 +1,15 @@
-"""A real browser on the real service, for the tests of the dashboard."""
+"""A client of the service, and a real browser on the real service for tests of the dashboard."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from autosync.api.db import Database
+from autosync.api.http.app import create_app
 from tests.api.databases import opened
 from tests.api.http.serving import Service, served
 
@@ -28,6 +30,12 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

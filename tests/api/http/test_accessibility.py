@@ -6,7 +6,7 @@ from pathlib import Path
 from playwright.sync_api import Page, ViewportSize, expect
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
 from tests.api.sample import claimed, finished, run_search, small_request
@@ -24,7 +24,7 @@ def pages(database: Database) -> dict[str, str]:
     held, store = claimed(database, REQUEST)
     run_search(store, REQUEST)
     waiting = enqueue(database, REQUEST)
-    tuning_queue.cancel(database, enqueue(database, REQUEST))
+    job_queue.cancel(database, enqueue(database, REQUEST))
     store_versions(database)
     with database.reading() as session:
         tuning = reports.tuning(session, done)
@@ -38,12 +38,12 @@ def pages(database: Database) -> dict[str, str]:
         "/models": "table",
         "/models/vgg16": "figure#model",
         "/clusters": "table",
-        f"/clusters/{tuning.cluster_id}": "figure#cluster",
+        f"/clusters/{tuning.cluster_id}": "table#nodes",
         "/simulators": "figure#versions",
         "/simulators/version-0": "table#sources",
         "/simulators/version-2": "figure#versions",
         of: "figure#memory",
-        f"/tunings/{held.tuning_id}": "figure#convergence",
+        f"/tunings/{held.job_id}": "figure#convergence",
         f"/tunings/{waiting}": "#state",
         f"{of}/trials": "table.trials",
         f"{of}/trials/7": ".stderr",

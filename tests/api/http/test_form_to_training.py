@@ -45,7 +45,7 @@ def test_from_the_form_to_a_job_that_trains_with_the_answer(
     worker = start(tmp_path, "worker", "--db", module_url)
     try:
         expect(page.locator("#state")).to_have_text("running")
-        expect(page.locator("figure#convergence circle:visible").first).to_be_visible(
+        expect(page.locator("figure#convergence canvas").first).to_be_visible(
             timeout=LONGEST_SECONDS * 1e3
         )
         expect(page.locator("#state")).to_have_text("finished", timeout=LONGEST_SECONDS * 1e3)
@@ -55,7 +55,7 @@ def test_from_the_form_to_a_job_that_trains_with_the_answer(
     assert worker.returncode == 0, said
     assert page.evaluate("window.neverLoadedAgain")
     expect(page.locator("table.ranked tbody tr")).to_have_count(BUDGET)
-    expect(page.locator("figure#confirmation .repeat:visible").first).to_be_visible()
+    expect(page.locator("figure#confirmation canvas").first).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("link", name="Download best.json").click()
     bundle = tmp_path / "best.json"

@@ -1,7 +1,6 @@
 """The service does what its OpenAPI document says, for requests nobody thought of."""
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -97,12 +96,6 @@ def check(case: Case[Any], wrong: list[str]) -> None:
         case.call_and_validate(headers=RIGHT, excluded_checks=excluded)
     except FailureGroup as failures:
         wrong += [f"{case.operation.label}: {each}\n{failures}" for each in failures.exceptions]
-
-
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def test_the_document_refers_to_nothing_it_lacks(client: TestClient) -> None:

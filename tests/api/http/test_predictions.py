@@ -1,24 +1,13 @@
 """Rankings and comparisons by prediction alone, over REST."""
 
-from collections.abc import Iterator
-
 import pytest
 from fastapi.testclient import TestClient
 
-from autosync.api.db import Database
-from autosync.api.http import prediction_answers
-from autosync.api.http.app import create_app
 from autosync.api.http.prediction_answers import TimeLimit
 from autosync.documents import from_data, to_json
 from autosync.strategy import Strategy
 from tests.domains import chain_graph, grid_cluster
 from tests.placed_models import heavy_layers
-
-
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 @pytest.fixture
@@ -91,7 +80,7 @@ def test_what_cannot_be_predicted_is_refused(
     detail = client.post("/v1/rank", json=misspelt).json()["detail"]
     assert "graph: Field required" in detail
     assert detail.endswith("(and 1 more problem: model)")
-    monkeypatch.setattr(prediction_answers, "LONGEST_SECONDS", -1.0)
+    monkeypatch.setattr(TimeLimit, "is_over", lambda limit: True)
     answer = client.post("/v1/rank", json={**ids, "proposals": 64})
     assert (answer.status_code, answer.json()["thing"]) == (409, "proposals")
 
@@ -139,10 +128,10 @@ def no_time(limit: TimeLimit) -> bool:
 
 def test_time_ends_for_placements_and_draws_alike() -> None:
     seconds = [0.0]
-    limit = TimeLimit(lambda: seconds[0])
+    limit = TimeLimit(60.0, lambda: seconds[0])
     assert not limit.is_over()
     assert not limit.stop_placing()
-    seconds[0] = prediction_answers.LONGEST_SECONDS + 1
+    seconds[0] = 61.0
     assert limit.is_over()
     assert not limit.placements_cut
     assert limit.stop_placing()

@@ -1,14 +1,18 @@
-"""Every route and what it answers; bad input is in `test_refused_requests`."""
+"""Every route and what it answers, what it does not send again, what it starts once; bad input is
+in `test_refused_requests`."""
 
 import json
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
+from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.api.http.openapi import DOCUMENTS
 from autosync.bundle import Bundle
@@ -19,12 +23,6 @@ from tests.domains import chain_graph, grid_cluster
 
 REQUEST = small_request()
 GRAPH, CLUSTER = chain_graph(), grid_cluster()
-
-
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 @pytest.fixture
@@ -129,12 +127,12 @@ def test_an_event_of_any_kind_is_told_and_hides_no_progress(
 ) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
-    before = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    before = client.get(f"/v1/tunings/{held.job_id}").json()["progress"]
     store.report(waiting("another measurement runs on this machine"))
-    progress = client.get(f"/v1/tunings/{held.tuning_id}").json()["progress"]
+    progress = client.get(f"/v1/tunings/{held.job_id}").json()["progress"]
     assert progress == {**before, "message": "another measurement runs on this machine"}
-    tuning_queue.end_cancelled(sqlite, held)
-    told = client.get(f"/v1/tunings/{held.tuning_id}/events").text.strip().split("\n\n")
+    job_queue.end_cancelled(sqlite, held)
+    told = client.get(f"/v1/tunings/{held.job_id}/events").text.strip().split("\n\n")
     event = json.loads(told[-2].split("data: ")[1])
     assert event["kind"] == "waiting"
     assert event["message"] == "another measurement runs on this machine"
@@ -152,7 +150,7 @@ def test_the_schema_of_every_document(client: TestClient) -> None:
 def test_the_database_is_away(client: TestClient, sqlite: Database) -> None:
     with sqlite.writing() as session:
         session.execute(text("drop table events"))
-        session.execute(text("alter table tunings rename to elsewhere"))
+        session.execute(text("alter table jobs rename to elsewhere"))
     answer = client.get("/v1/tunings")
     refused(answer, 503, "database")
     assert "elsewhere" not in answer.text
@@ -161,9 +159,102 @@ def test_the_database_is_away(client: TestClient, sqlite: Database) -> None:
 def test_state_of_a_running_one_over_the_api(client: TestClient, sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
-    tuning = client.get(f"/v1/tunings/{held.tuning_id}").json()
+    tuning = client.get(f"/v1/tunings/{held.job_id}").json()
     assert tuning["state"] == "running"
     assert tuning["best_seconds"] > 0
-    refused(client.get(f"/v1/tunings/{held.tuning_id}/bundle"), 409, "running", "?strategy=")
-    assert client.post(f"/v1/tunings/{held.tuning_id}/cancel").json()["state"] == "cancelling"
-    tuning_queue.end_cancelled(sqlite, held)
+    refused(client.get(f"/v1/tunings/{held.job_id}/bundle"), 409, "running", "?strategy=")
+    assert client.post(f"/v1/tunings/{held.job_id}/cancel").json()["state"] == "cancelling"
+    job_queue.end_cancelled(sqlite, held)
+
+
+def test_what_is_known_is_not_sent_again(client: TestClient, sqlite: Database) -> None:
+    base = f"/v1/tunings/{finished(sqlite, REQUEST)}"
+    tuning = client.get(base).json()
+    for path in (
+        base,
+        f"{base}/strategies",
+        f"{base}/strategies?limit=2",
+        f"{base}/trials",
+        f"{base}/bundle",
+        f"{base}/timeline",
+        f"{base}/trace",
+        f"/v1/graphs/{tuning['graph_id']}",
+        f"/v1/clusters/{tuning['cluster_id']}",
+        f"/v1/strategies/{tuning['result']['strategy_id']}",
+    ):
+        first = client.get(path)
+        assert first.status_code == 200
+        tag = first.headers["etag"]
+        for known in (tag, f'W/{tag}, "other"', "*"):
+            again = client.get(path, headers={"If-None-Match": known})
+            assert (again.status_code, again.content) == (304, b""), path
+            assert again.headers["etag"] == tag
+        other = client.get(path, headers={"If-None-Match": '"other"'})
+        assert other.content == first.content
+    pages = [client.get(f"{base}/trials?limit={n}").headers["etag"] for n in (2, 3)]
+    assert pages[0] != pages[1]
+
+
+def test_what_changes_has_another_tag(client: TestClient, sqlite: Database) -> None:
+    held, store = claimed(sqlite, REQUEST)
+    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
+        before = client.get(path).headers["etag"]
+        assert client.get(path, headers={"If-None-Match": before}).status_code == 304
+    run_search(store, REQUEST)
+    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
+        assert client.get(path, headers={"If-None-Match": before}).status_code == 200
+    missing = client.get(f"/v1/tunings/{'0' * 32}/trials", headers={"If-None-Match": "*"})
+    assert missing.status_code == 404
+
+
+POSTS = 100
+
+
+def asked(client: TestClient) -> dict[str, Any]:
+    graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
+    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
+    return {"graph": graph, "cluster": cluster, "budget": 3}
+
+
+def test_a_hundred_at_once_are_one_tuning(database: Database) -> None:
+    """Also where the client's queue has room for no other."""
+    app = create_app(database, limits=ServiceLimits(queued=1))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        body = asked(client)
+
+        def post(number: int) -> Any:
+            return client.post("/v1/tunings", json=body, headers={"Idempotency-Key": "mine"})
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(post, range(POSTS)))
+        assert {answer.status_code for answer in answers} == {202}
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        assert client.get("/v1/tunings").json()["total"] == 1
+        full = client.post("/v1/tunings", json=body, headers={"Idempotency-Key": "another"})
+        assert full.status_code == 429
+        assert int(full.headers["retry-after"]) > 0
+
+
+def test_a_key_means_one_body_of_one_client(sqlite: Database) -> None:
+    app = create_app(sqlite, Access("alice:open,bob:sesame"))
+    alice, bob = ({"authorization": f"Bearer {token}"} for token in ("open", "sesame"))
+    with TestClient(app, base_url="http://127.0.0.1", headers=alice) as client:
+        body = asked(client)
+        key = {"Idempotency-Key": "mine"}
+        first = client.post("/v1/tunings", json=body, headers=key)
+        turned = dict(reversed(body.items()))
+        assert (
+            client.post("/v1/tunings", json=turned, headers=key).json()["id"] == first.json()["id"]
+        )
+        other = client.post("/v1/tunings", json={**body, "budget": 4}, headers=key)
+        assert other.status_code == 409
+        assert other.json()["thing"] == "Idempotency-Key"
+        of_bob = client.post("/v1/tunings", json=body, headers={**key, **bob})
+        assert of_bob.status_code == 202
+        assert of_bob.json()["id"] != first.json()["id"]
+        without = client.post("/v1/tunings", json=body)
+        assert without.json()["id"] not in (first.json()["id"], of_bob.json()["id"])
+        assert client.get("/v1/tunings").json()["total"] == 3
+        for wrong in ("", "a b", "x" * 201):
+            refused = client.post("/v1/tunings", json=body, headers={"Idempotency-Key": wrong})
+            assert refused.status_code == 422

@@ -1,31 +1,22 @@
 """Pausing, resuming, tags and notes, sorting and exported settings over REST."""
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
-import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
-from autosync.api.engine import tuning_queue
+from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
-from autosync.api.http.app import create_app
 from autosync.api.http.routes.document_routes import ClusterSort, GraphSort
 from autosync.api.http.routes.tuning_routes import TrialSort, TuningSort
+from autosync.api.views.documents import CLUSTER_SORTS, GRAPH_SORTS
 from autosync.api.views.reports import TRIAL_SORTS, TUNING_SORTS
-from autosync.api.views.stored_documents import CLUSTER_SORTS, GRAPH_SORTS
-from autosync.exports.framework_table import EXPORTS
+from autosync.exports import EXPORTS
 from tests.api.http.forms import given_token
 from tests.api.http.rest_answers import refused
 from tests.api.sample import claimed, finished, small_request
 
 REQUEST = small_request()
-
-
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def test_pause_and_resume(client: TestClient, sqlite: Database) -> None:
@@ -36,11 +27,11 @@ def test_pause_and_resume(client: TestClient, sqlite: Database) -> None:
     assert client.get("/v1/tunings?state=paused").json()["total"] == 1
     assert client.get(f"/tunings/{tuning_id}").status_code == 200  # the dashboard's page
     assert client.post(f"{base}/resume").json()["state"] == "queued"
-    held = tuning_queue.claim(sqlite, "a")
+    held = job_queue.claim(sqlite, "a")
     assert held is not None
     assert client.post(f"{base}/pause").json()["state"] == "pausing"
     assert client.post(f"{base}/resume").json()["state"] == "running"
-    tuning_queue.fail(sqlite, held, "no luck")
+    job_queue.fail(sqlite, held, "no luck")
     refused(client.post(f"{base}/pause"), 409, "is failed and cannot be paused")
     assert client.post(f"{base}/resume").json()["state"] == "queued"
     refused(client.post(f"/v1/tunings/{'0' * 32}/pause"), 404)
@@ -82,7 +73,7 @@ def test_tags_and_notes(client: TestClient, sqlite: Database) -> None:
     ):
         assert refused(client.patch(path, json=body), 422)["thing"] == thing
     held, _ = claimed(sqlite, REQUEST)
-    running = f"/v1/tunings/{held.tuning_id}"
+    running = f"/v1/tunings/{held.job_id}"
     problem = client.patch(running, json={"archived": True, "note": "kept?"})
     refused(problem, 409, "cannot be archived")
     assert client.get(running).json()["note"] == ""
@@ -139,5 +130,5 @@ def test_settings_of_frameworks(client: TestClient, sqlite: Database) -> None:
     assert problem["thing"] == "for"
     refused(client.get(f"{base}/settings?for=ddp&strategy={'0' * 32}"), 404)
     held, _ = claimed(sqlite, REQUEST)
-    path = f"/v1/tunings/{held.tuning_id}/settings?for=ddp"
+    path = f"/v1/tunings/{held.job_id}/settings?for=ddp"
     refused(client.get(path), 409, "no confirmed answer")

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.http.app import create_app
-from autosync.api.http.uploading.uploads import LARGE_BYTES, Uploads
+from autosync.api.http.uploads import LARGE_BYTES, Uploads
 from autosync.documents import to_data, to_json
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph

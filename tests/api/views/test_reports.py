@@ -12,10 +12,15 @@ from sqlalchemy import select, text
 
 from autosync.api.db import Database
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.views import reports, runtime_rows, runtime_tables
+from autosync.api.views import reports, runtimes
 from autosync.api.views.exports import bundle_document
-from autosync.api.views.runtime_rows import COLUMNS, RuntimeFilter
-from autosync.api.views.runtime_tables import runtimes_csv, runtimes_jsonl, runtimes_parquet
+from autosync.api.views.runtimes import (
+    COLUMNS,
+    RuntimeFilter,
+    runtimes_csv,
+    runtimes_jsonl,
+    runtimes_parquet,
+)
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotFound, NotSupported
@@ -53,7 +58,7 @@ def test_what_waits_and_what_failed_come_last(sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
     with sqlite.reading() as session:
-        ranked = reports.ranked_strategies(session, held.tuning_id).items
+        ranked = reports.ranked_strategies(session, held.job_id).items
     assert ranked[-1].step_seconds is None
     assert ranked[-1].error == "timeout: no answer within 120 s"
     measured = [row.step_seconds or 0.0 for row in ranked[:-1]]
@@ -69,7 +74,7 @@ def test_progress_is_readable_while_it_runs(sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
     with sqlite.reading() as session:
-        tuning = reports.tuning(session, held.tuning_id)
+        tuning = reports.tuning(session, held.job_id)
     assert (tuning.state, tuning.progress.phase) == ("running", "search")
     assert (tuning.progress.done, tuning.progress.total, tuning.progress.trials) == (8, 8, 8)
     assert tuning.progress.ranked == 30_000
@@ -113,8 +118,8 @@ def test_tables_agree_however_many_rows_are_read_at_once(
     finished(database, REQUEST)
     finished(database)
     expected = "".join(runtimes_csv(database))
-    monkeypatch.setattr(runtime_rows, "ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(runtime_tables, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
     assert "".join(runtimes_csv(database)) == expected
     lines = [json.loads(line) for line in "".join(runtimes_jsonl(database)).splitlines()]
     parts = list(runtimes_parquet(database))
@@ -179,7 +184,7 @@ def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:
 def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
     held, _ = claimed(sqlite, REQUEST)
     with sqlite.reading() as session, pytest.raises(NotSupported, match="no confirmed") as refused:
-        bundle_document(session, held.tuning_id)
+        bundle_document(session, held.job_id)
     assert refused.value.thing == "bundle"
 
 
@@ -194,7 +199,7 @@ def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
 )
 def test_no_page_of_an_export_sorts_what_is_left(sqlite: Database, only: RuntimeFilter) -> None:
     """An export of n pages would otherwise look at n^2 / 2 of them."""
-    page = runtime_rows._page(only, (1.0, "0" * 32, 3))
+    page = runtimes._page(only, (1.0, "0" * 32, 3))
     with sqlite.reading() as session:
         statement = select(page).compile(session.get_bind(), compile_kwargs={"literal_binds": True})
         plan = [row.detail for row in session.execute(text(f"EXPLAIN QUERY PLAN {statement}"))]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autosync.api.db import Database
-from autosync.api.views import reports, runtime_rows, runtime_tables
+from autosync.api.views import reports, runtimes
 from autosync.api.views.runtime_dataset import runtimes_zip
-from autosync.api.views.runtime_rows import RuntimeFilter
+from autosync.api.views.runtimes import RuntimeFilter
 from autosync.errors import NotSupported
 from autosync.simulator.learned.training import split_dataset
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
@@ -30,8 +30,8 @@ def exported(database: Database, folder: Path, only: RuntimeFilter) -> list[Meas
 def test_the_export_is_a_dataset(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_rows, "ROWS_AT_ONCE", 5)
-    monkeypatch.setattr(runtime_tables, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
     tuning_id = finished(database, REQUEST)
     (measured,) = exported(database, tmp_path, RuntimeFilter())
     with database.reading() as session:

@@ -89,8 +89,8 @@ def test_of_a_tuning_in_the_database(sqlite: Database) -> None:
     request = small_request()
     held, store = claimed(sqlite, request)
     with sqlite.reading() as session:
-        assert reports.time_left_words(session, reports.tuning(session, held.tuning_id)) == ""
+        assert reports.time_left_words(session, reports.tuning(session, held.job_id)) == ""
     run_search(store, request)
     with sqlite.reading() as session:
-        words = reports.time_left_words(session, reports.tuning(session, held.tuning_id))
+        words = reports.time_left_words(session, reports.tuning(session, held.job_id))
     assert words.startswith("about ")

@@ -73,11 +73,11 @@ def test_what_was_not_recorded_is_predicted_alone(database: Database) -> None:
 def test_before_the_answer_it_shows_ddp(sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
     with client(sqlite) as service:
-        empty = service.get(f"/v1/tunings/{held.tuning_id}/timeline")
+        empty = service.get(f"/v1/tunings/{held.job_id}/timeline")
         assert empty.status_code == 404
         assert "proposed no strategy" in empty.json()["detail"]
         run_search(store, REQUEST)
-        assert timeline(service, held.tuning_id).is_ddp
+        assert timeline(service, held.job_id).is_ddp
 
 
 @pytest.mark.parametrize("strategy", ["f" * 32, "no such; one\x00"])
@@ -104,7 +104,7 @@ def test_a_domain_that_was_calibrated_predicts_with_its_own_costs(sqlite: Databa
     held, store = claimed(sqlite, REQUEST)
     run_search(store, REQUEST)
     with client(sqlite) as service:
-        before = timeline(service, held.tuning_id)
+        before = timeline(service, held.job_id)
         slower = replace(
             REQUEST.domain,
             cluster=replace(
@@ -113,5 +113,5 @@ def test_a_domain_that_was_calibrated_predicts_with_its_own_costs(sqlite: Databa
             ),
         )
         store.use_domain(slower)
-        after = timeline(service, held.tuning_id)
+        after = timeline(service, held.job_id)
     assert after.predicted.step_seconds > 1.2 * before.predicted.step_seconds

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from autosync.domain import Domain
+from autosync.exports import settings_for
 from autosync.exports.deepspeed import CONFIGURATION_FILE, zero_buckets
-from autosync.exports.framework_table import settings_for
 from autosync.importing import import_module
 from autosync.strategy import AllReduce, Encoding, ReduceScatter
 from tests.autosync.exports.test_executed_settings import (

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
-from autosync.exports.framework_table import settings_for
+from autosync.exports import settings_for
 from autosync.importing import import_module
 from autosync.strategy import (
     AllReduce,

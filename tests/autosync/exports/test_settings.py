@@ -7,8 +7,8 @@ import pytest
 
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy, NotSupported
+from autosync.exports import EXPORTS, settings_for
 from autosync.exports.deepspeed import zero_buckets
-from autosync.exports.framework_table import EXPORTS, settings_for
 from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.extensions.staleness.document import Staleness
 from autosync.graph import Variable
@@ -133,7 +133,7 @@ def test_what_ddp_does_otherwise_is_said() -> None:
     assert "4096 bytes" in slices
 
 
-@pytest.mark.parametrize("framework", ["ddp", "horovod", "deepspeed", "fsdp2"])
+@pytest.mark.parametrize("framework", ["ddp", "deepspeed", "fsdp2"])
 @pytest.mark.parametrize(
     ("build", "thing"),
     [
@@ -155,7 +155,7 @@ def test_what_no_framework_does() -> None:
     cut = known_designs.partitioned_all_reduce(DOMAIN)
     assert "is cut into" in why_not("ddp", cut)
     uneven = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
-    assert "0.2 to 0.4" in why_not("horovod", replace(grouped(*range(6)), replicas=uneven))
+    assert "0.2 to 0.4" in why_not("ddp", replace(grouped(*range(6)), replicas=uneven))
     assert "2 iterations old" in why_not("ddp", grouped(*range(6)).carrying(Staleness(2)))
     apart = why_not("ddp", grouped(0, 1, 0, 1, 0, 1))
     assert "travel together, and others get ready between them" in apart
@@ -163,7 +163,6 @@ def test_what_no_framework_does() -> None:
     assert "ring of its own" in why_not("ddp", strategy_of(DOMAIN, *ring))
     halves = [AllReduce(i, encoding=Encoding("fp16" if i else "none")) for i in range(6)]
     assert "several ways (fp16, none)" in why_not("ddp", strategy_of(DOMAIN, *halves))
-    assert "has fp16 alone" in why_not("horovod", grouped(*range(6), encoding=Encoding("bf16")))
 
 
 def test_a_strategy_of_another_graph() -> None:
@@ -179,9 +178,6 @@ def test_sparse_gradients() -> None:
     domain = domain_of(chain_graph(((3000, 64), (64,), (128, 64)), (0,), 2), TWO_NODES)
     parallel = known_designs.all_reduce_25mb(domain)
     assert settings_for("ddp", parallel, domain).deviations == ()
-    horovod = settings_for("horovod", parallel, domain)
-    assert ["v2", "v1"] in horovod.settings["DistributedOptimizer"]["groups"]
-    assert any("sparse" in said for said in horovod.deviations)
     with pytest.raises(NotSupported, match="'v0' is sparse"):
         settings_for("deepspeed", parallel, domain)
 
@@ -272,18 +268,3 @@ def test_zero_sends_before_a_gradient_that_would_not_fit() -> None:
     assert zero_buckets([3, 3, 3, 3], 6) == [2, 2]
     assert zero_buckets([3, 9, 3, 3], 6) == [1, 1, 2]
     assert zero_buckets([1], 6) == [1]
-
-
-def test_horovod_groups_any_gradients() -> None:
-    found = exported("horovod", grouped(0, 1, 0, 1, 0, 1))
-    groups = found.settings["DistributedOptimizer"]["groups"]
-    assert sorted(map(sorted, groups)) == [
-        ["block.inner.bias", "block.norm", "scale"],
-        ["block.inner.weight", "embed.weight", "head.weight"],
-    ]
-    largest = (400 * 64 + 256 * 64 + 400 * 256) * 4
-    assert found.environment["HOROVOD_FUSION_THRESHOLD"] == str(largest)
-    node_first = exported("horovod", known_designs.hierarchical_all_reduce(DOMAIN))
-    assert node_first.environment["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
-    halves = exported("horovod", grouped(*range(6), encoding=Encoding("fp16")))
-    assert "hvd.Compression.fp16" in halves.snippet

@@ -1,15 +1,9 @@
-"""Chakra traces: what chakra_trace_link writes of a traced step, and chakra_converter of that."""
+"""Chakra traces: what chakra_trace_link writes of a traced step."""
 
-import io
 from typing import Any
-
-from google.protobuf.proto import serialize_length_prefixed
-
-from tests.autosync.interop.protos import P
 
 SCHEMA = "1.1.1-chakra.0.0.4"
 BACKWARD = "MmBackward0"
-COMPUTE = 4
 USER_SCOPE = 7
 VALUES: dict[str, list[Any]] = {"values": [], "shapes": [], "types": []}
 
@@ -56,51 +50,6 @@ def linear_step(steps: int) -> dict[str, Any]:
     return {"schema": SCHEMA, **times, "nodes": nodes}
 
 
-def delimited(messages: list[Any]) -> bytes:
-    """The messages one after another, the length of each before it."""
-    stream = io.BytesIO()
-    for message in messages:
-        serialize_length_prefixed(message, stream)
-    return stream.getvalue()
-
-
-def segmented_step() -> bytes:
-    """The step of two products with a ReLU between as chakra_converter 0.0.4 wrote it: calls in
-    segments, kernels that wait for theirs, parents that are not in the file."""
-    written: list[Any] = []
-
-    def add(name: str, micros: int, after: list[int], **attributes: int) -> None:
-        message = P["ChakraNode"](id=10 + len(written), name=name, type=COMPUTE)
-        message.duration_micros = micros
-        message.ctrl_deps.append(3)
-        message.data_deps.extend(after)
-        message.attr.add(name="is_cpu_op", bool_val=bool(attributes))
-        for key, value in attributes.items():
-            message.attr.add(name=key, int64_val=value)
-        written.append(message)
-
-    def call(name: str, kernels: list[int], rf_id: int, seq_id: int = -1) -> None:
-        add(f"{name}(0)", 20, [], rf_id=rf_id, seq_id=seq_id)
-        for place, micros in enumerate(kernels, 1):
-            add(
-                "gemm",
-                micros,
-                [written[-1].id, 10],
-            )
-            add(f"{name}({place})", 5, [written[-1].id], rf_id=rf_id, seq_id=seq_id)
-
-    call("aten::conv2d", [2, 100], 1, 7)
-    call("aten::relu", [30], 2, 8)
-    call("aten::conv2d", [200], 3, 9)
-    call("aten::sum", [1], 4, 10)
-    call("aten::convolution_backward", [400, 50], 5)
-    call("aten::threshold_backward", [60], 6)
-    call("aten::convolution_backward", [300], 7)
-    metadata = P["Metadata"]()
-    metadata.attr.add(name="schema", string_val="1.0.1")
-    return delimited([metadata, *written])
-
-
 def linked(host: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:
     """An observer's trace with the times of the profiler's, as chakra_trace_link joins the two: by
     the id of the recorded function. Kernels are left out."""
@@ -129,26 +78,3 @@ def _times(identity: int, spans: dict[int, tuple[Any, float, float]]) -> dict[st
     ]
     own = end - begin - sum(e - b for b, e in direct)
     return {"ts": begin, "inclusive_dur": end - begin, "exclusive_dur": max(own, 0.0)}
-
-
-def chakra_file(trace: dict[str, Any]) -> bytes:
-    """The protobuf file of a linked trace; durations are cut to whole microseconds."""
-    texts = {"schema": trace["schema"], "time": trace["time"]}
-    metadata = P["Metadata"]()
-    for key, value in texts.items():
-        metadata.attr.add(name=key, string_val=value)
-    metadata.attr.add(name="pid", uint64_val=trace["pid"])
-    written: dict[int, Any] = {}
-    for each in trace["nodes"]:
-        on_device = "cat" in each
-        message = P["ChakraNode"](id=each["id"], name=each["name"], type=COMPUTE)
-        message.duration_micros = int(each.get("exclusive_dur", 0))
-        if each["ctrl_deps"] in written:
-            message.ctrl_deps.append(each["ctrl_deps"])
-        message.inputs.values = str(each["inputs"]["values"])
-        for attribute in each["attrs"]:
-            kind = "string_val" if isinstance(attribute["value"], str) else "int64_val"
-            message.attr.add(name=attribute["name"], **{kind: attribute["value"]})
-        message.attr.add(name="is_cpu_op", bool_val=not on_device)
-        written[each["id"]] = message
-    return delimited([metadata, *(written[identity] for identity in sorted(written))])

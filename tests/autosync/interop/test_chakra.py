@@ -5,23 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
 from autosync.interop.trace_profile import read_trace_profile
-from autosync.profiling import estimate_profile
-from tests.autosync.interop.chakra_files import (
-    chakra_file,
-    delimited,
-    linear_step,
-    linked,
-    segmented_step,
-)
-from tests.autosync.interop.protos import P
+from tests.autosync.interop.chakra_files import linear_step, linked
 from tests.autosync.interop.test_kineto import BATCH, example, loss, of_linear
 
 
@@ -30,13 +20,8 @@ def linear() -> ModelGraph:
     return of_linear(1)[0]
 
 
-def written(trace: dict[str, Any], form: str) -> bytes:
-    return json.dumps(trace).encode() if form == "json" else chakra_file(trace)
-
-
-@pytest.mark.parametrize("form", ["json", "file"])
-def test_kernels_count_where_there_are_any(form: str, linear: ModelGraph) -> None:
-    found = read_trace_profile(written(linear_step(3), form), linear, "v100")
+def test_kernels_count_where_there_are_any(linear: ModelGraph) -> None:
+    found = read_trace_profile(json.dumps(linear_step(3)).encode(), linear, "v100")
     product = [operation.type for operation in linear.operations].index("mm")
     assert found.profile.forward_seconds[product] == pytest.approx(11e-6)
     assert found.profile.backward_seconds[product] == pytest.approx(25e-6)
@@ -44,16 +29,14 @@ def test_kernels_count_where_there_are_any(form: str, linear: ModelGraph) -> Non
     assert "trace of 3 steps, kernels" in found.profile.note
 
 
-@pytest.mark.parametrize(("form", "seconds"), [("json", 29.5e-6), ("file", 29e-6)])
-def test_else_the_calls_do(form: str, seconds: float, linear: ModelGraph) -> None:
-    """A call's seconds hold those of the calls in it; the file's are whole microseconds."""
+def test_else_the_calls_do(linear: ModelGraph) -> None:
+    """A call's seconds hold those of the calls in it."""
     trace = linear_step(2)
     trace["nodes"] = [node for node in trace["nodes"] if "cat" not in node]
-    found = read_trace_profile(written(trace, form), linear, None).profile
+    found = read_trace_profile(json.dumps(trace).encode(), linear, None).profile
     product = [operation.type for operation in linear.operations].index("mm")
-    assert found.forward_seconds[product] == pytest.approx(seconds)
-    whole = 50e-6 if form == "json" else 49e-6
-    assert found.backward_seconds[product] == pytest.approx(whole)
+    assert found.forward_seconds[product] == pytest.approx(29.5e-6)
+    assert found.backward_seconds[product] == pytest.approx(50e-6)
 
 
 def test_a_training_that_was_traced(tmp_path: Path) -> None:
@@ -79,31 +62,6 @@ def test_a_training_that_was_traced(tmp_path: Path) -> None:
     assert not ours.estimated
     assert ours.profile.forward_seconds == pytest.approx(theirs.profile.forward_seconds, abs=1e-7)
     assert ours.profile.backward_seconds == pytest.approx(theirs.profile.backward_seconds, abs=1e-7)
-    as_file = read_trace_profile(chakra_file(trace), graph, "cpu")
-    assert not as_file.estimated
-
-
-def test_calls_in_segments_are_joined() -> None:
-    """Forward by the kernels that wait for a call's segments; backward in the reverse order."""
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 1, 3))
-    inputs = (torch.zeros(BATCH, 1, 8, 8),)
-    graph = import_module(module, inputs, lambda y, x: y.sum(), name="two", batch_size=BATCH)
-    kinds = [operation.type for operation in graph.operations]
-    assert kinds == ["convolution", "relu", "convolution", "sum"]
-    found = read_trace_profile(segmented_step(), graph, "v100")
-    assert not found.estimated
-    assert found.profile.forward_seconds == pytest.approx((102e-6, 30e-6, 200e-6, 1e-6))
-    assert found.profile.backward_seconds[:3] == pytest.approx((300e-6, 60e-6, 450e-6))
-    summed = estimate_profile(graph, "v100").backward_seconds[3]
-    assert found.profile.backward_seconds[3] == summed  # no operator of its own is in the trace
-
-
-def test_a_file_without_times_is_refused_as_such(linear: ModelGraph) -> None:
-    """A generated trace: its metadata has a version alone."""
-    metadata = P["Metadata"](version="0.0.4")
-    data = delimited([metadata, P["ChakraNode"](id=1, name="COMP_NODE", type=4)])
-    with pytest.raises(InvalidInput, match="has no durations"):
-        read_trace_profile(data, linear, "v100")
 
 
 def other_schema(trace: dict[str, Any]) -> None:
@@ -148,11 +106,3 @@ def test_bad_traces_are_refused(change: Any, why: str, linear: ModelGraph) -> No
     change(trace)
     with pytest.raises(InvalidInput, match=why):
         read_trace_profile(json.dumps(trace).encode(), linear, "v100", "linked.json")
-
-
-def test_damaged_files_are_refused_by_name(linear: ModelGraph) -> None:
-    data = chakra_file(linear_step(1))
-    with pytest.raises(InvalidInput, match=r"trace\.et: the message claims \d+ bytes at byte \d+"):
-        read_trace_profile(data[:-3], linear, "v100", "trace.et")
-    with pytest.raises(InvalidInput, match=r"trace\.et: the ChakraNode is damaged"):
-        read_trace_profile(data + b"\x03\x08\xff\xff", linear, "v100", "trace.et")

@@ -1,7 +1,6 @@
 """AutoDist's graph items, written by the protobuf library."""
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosync.errors import InvalidInput
-from autosync.interop.autodist_graph import read_graph_item, write_graph_item
-from autosync.models import bundled
-from tests.autosync.interop.protos import P, parsed
-from tests.domains import chain_graph
+from autosync.interop.autodist_graph import read_graph_item
+from tests.autosync.interop.protos import P
 
 FLOAT, HALF, INT32 = 1, 19, 3
 
@@ -22,12 +19,41 @@ def wrapped(kind: str, message: Any) -> Any:
     return P["Any"](type_url=url, value=message.SerializeToString())
 
 
-class Written:
-    """A graph with a tied embedding, a weight penalty, and optimizer nodes, as TensorFlow makes
-    them; the order of the nodes is that of the program."""
+class GraphItemWriter:
+    """Nodes of a TensorFlow graph; their order is that of the program."""
 
     def __init__(self) -> None:
         self.graph, self.item = P["GraphDef"](), P["GraphItem"]()
+
+    def variable(self, name: str, shape: tuple[int, ...], dtype: int) -> None:
+        node = self.node(name, "VarHandleOp")
+        node.attr.add(key="container").value.s = b""
+        node.attr.add(key="dtype").value.type = dtype
+        stated = node.attr.add(key="shape").value.shape
+        stated.SetInParent()
+        for size in shape:
+            stated.dim.add(size=size)
+        self.node(f"{name}/Read", "ReadVariableOp", name)
+        definition = P["VariableDef"](variable_name=f"{name}:0", trainable=True)
+        self.item.info.variables.append(wrapped("VariableDef", definition))
+
+    def node(self, name: str, op: str, *inputs: str) -> Any:
+        return self.graph.node.add(name=name, op=op, input=inputs)
+
+    def gradient(self, tensor: str, variable: str) -> None:
+        self.item.grad_target_pairs.add(key=tensor, value=variable)
+
+    def bytes(self) -> bytes:
+        self.item.graph_def.CopyFrom(wrapped("GraphDef", self.graph))
+        data: bytes = self.item.SerializeToString()
+        return data
+
+
+class Written(GraphItemWriter):
+    """A tied embedding, a weight penalty, and optimizer nodes, as TensorFlow makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
         for name, shape, dtype in (
             ("step", (), INT32),
             ("embedding", (50, 8), FLOAT),
@@ -52,29 +78,6 @@ class Written:
         self.gradient("grad/kernel:0", "dense/kernel:0")
         self.gradient("grad/bias:0", "dense/bias:0")
         self.gradient("grad/indices:0;grad/values:0;grad/shape:0", "embedding:0")
-
-    def variable(self, name: str, shape: tuple[int, ...], dtype: int) -> None:
-        node = self.node(name, "VarHandleOp")
-        node.attr.add(key="container").value.s = b""
-        node.attr.add(key="dtype").value.type = dtype
-        stated = node.attr.add(key="shape").value.shape
-        stated.SetInParent()
-        for size in shape:
-            stated.dim.add(size=size)
-        self.node(f"{name}/Read", "ReadVariableOp", name)
-        definition = P["VariableDef"](variable_name=f"{name}:0", trainable=True)
-        self.item.info.variables.append(wrapped("VariableDef", definition))
-
-    def node(self, name: str, op: str, *inputs: str) -> Any:
-        return self.graph.node.add(name=name, op=op, input=inputs)
-
-    def gradient(self, tensor: str, variable: str) -> None:
-        self.item.grad_target_pairs.add(key=tensor, value=variable)
-
-    def bytes(self) -> bytes:
-        self.item.graph_def.CopyFrom(wrapped("GraphDef", self.graph))
-        data: bytes = self.item.SerializeToString()
-        return data
 
 
 def test_variables_uses_and_gradients() -> None:
@@ -175,32 +178,6 @@ def test_what_is_missing_or_wrong_is_named(change: Any, why: str) -> None:
     change(written)
     with pytest.raises(InvalidInput, match=why):
         read_graph_item(written.bytes(), "tied", 16, touched_rows=5)
-
-
-@pytest.mark.parametrize("name", ["chain", "resnet50"])
-def test_our_graphs_come_back(name: str) -> None:
-    graph = chain_graph(sparse=(2,)) if name == "chain" else bundled(name, 8)
-    again = read_graph_item(write_graph_item(graph), graph.name, graph.batch_size, 2).graph
-    assert again.variables == tuple(replace(v, factor_rows=0) for v in graph.variables)
-    assert again.gradient_order == graph.gradient_order
-    first = [next(v for v in o.variables) for o in again.operations]
-    used = [v for o in graph.operations for v in o.variables]
-    assert first == [v for v in dict.fromkeys(used) if v in first]
-
-
-def test_the_library_reads_our_graphs() -> None:
-    graph = chain_graph(sparse=(2,))
-    item = parsed("GraphItem", write_graph_item(graph))
-    nodes = parsed("GraphDef", item.graph_def.value).node
-    assert {pair.value for pair in item.grad_target_pairs} == {
-        f"{variable.name}:0" for variable in graph.variables
-    }
-    made = {node.name for node in nodes}
-    tensors = [t for pair in item.grad_target_pairs for t in pair.key.split(";")]
-    assert {tensor.removesuffix(":0") for tensor in tensors} <= made
-    handle = next(node for node in nodes if node.name == "v2")
-    shape = next(each.value.shape for each in handle.attr if each.key == "shape")
-    assert [dim.size for dim in shape.dim] == [128, 64]
 
 
 @given(st.data())

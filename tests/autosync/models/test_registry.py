@@ -10,7 +10,7 @@ from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import BertPretraining
-from benchmarks.model_flops import torch_flops
+from benchmarks.bundled_models import torch_flops
 from benchmarks.models import build, import_bundled
 from tests.autosync.importing.graph_contract import assert_graph_contract
 from tests.long_parameters import long_after
@@ -136,7 +136,7 @@ def test_memory_of_fused_attention_is_linear_in_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_large", "xlnet_large", "lm1b", "dlrm"])
 def test_flops_are_torchs(name: str) -> None:
-    """Within 1 % at the least; benchmarks.model_flops prints all."""
+    """Within 1 % at the least; benchmarks.bundled_models prints all."""
     torchs = torch_flops(BUNDLED[name], BUNDLED[name].batch_size)
     ours = sum(o.forward_flops + o.backward_flops for o in bundled(name).operations)
     assert ours == pytest.approx(torchs, rel=0.01)

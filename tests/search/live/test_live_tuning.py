@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 import autosync
 from autosync.bundle import load_bundle
 from autosync.errors import NotSupported
-from autosync.search.loop.earlier_trials import EarlierTrials, read_earlier
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import read_earlier
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from tests.autosync.runtime.ranks import Ranks, ranks

@@ -14,8 +14,8 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.document import Offload
 from autosync.population import Population
+from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import (
-    EarlierTrials,
     known_from,
     read_earlier,
     since_then,

@@ -11,8 +11,7 @@ from playwright.sync_api import Browser, expect
 from autosync.api.db import Database
 from autosync.api.engine.api_keys import make_key, revoke_key
 from autosync.api.http.access.access_rules import Access, access_on
-from autosync.api.http.access.browser_cookies import FORM_COOKIE, SESSION_COOKIE
-from autosync.api.http.access.origin_checks import local_address
+from autosync.api.http.access.browser import FORM_COOKIE, SESSION_COOKIE, local_address
 from autosync.api.http.app import create_app
 from tests.api.databases import opened
 from tests.api.http.forms import given_token

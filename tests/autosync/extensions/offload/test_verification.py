@@ -6,7 +6,7 @@ import pytest
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidStrategy, NotSupported
-from autosync.exports.framework_table import settings_for
+from autosync.exports import settings_for
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.verification import check_strategy
 from autosync.extensions.staleness.document import Staleness
@@ -108,7 +108,7 @@ def test_swapped_values_of_earlier_versions_are_read_and_do_not_run() -> None:
 
 
 def test_what_cannot_say_it_refuses_it() -> None:
-    for framework in ("ddp", "deepspeed", "horovod"):
+    for framework in ("ddp", "deepspeed"):
         with pytest.raises(NotSupported, match="activations swapped to host memory"):
             settings_for(framework, SWAPPED, DOMAIN)
     with pytest.raises(NotSupported, match="activations swapped to host memory"):

@@ -17,7 +17,11 @@ from autosync.domain import Domain, Optimizer
 from autosync.errors import DeviceMemoryExceeded
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.placement.policy import learned_placement
-from autosync.extensions.placement.proposals import JudgedPlacement, PlacementJudge, place_greedily
+from autosync.extensions.placement.proposals import (
+    EvaluatedPlacement,
+    PlacementEvaluator,
+    place_greedily,
+)
 from autosync.importing.importer import import_module
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -74,11 +78,9 @@ def domain(memory_bytes: int) -> Domain:
     return replace(found, profile=replace(found.profile, device="arena"))
 
 
-def placed(proposer: str, where: Domain) -> JudgedPlacement:
-    simulator, base = TimelineSimulator(), all_reduce_5mb(where)
-    if proposer == "plain":
-        return place_greedily(PlacementJudge(where, simulator), base)
-    return learned_placement(where, simulator, base)
+def placed(proposer: str, where: Domain) -> EvaluatedPlacement:
+    propose = place_greedily if proposer == "greedy" else learned_placement
+    return propose(PlacementEvaluator(where, TimelineSimulator()), all_reduce_5mb(where))
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +124,11 @@ def within(rank: int, world: int, memory_bytes: int, given: Bundle) -> float:
     return far
 
 
-@pytest.mark.parametrize("proposer", ["plain", "policy"])
+@pytest.mark.parametrize("proposer", ["greedy", "policy"])
 def test_what_does_not_fit_as_replicas_is_placed_and_trains(pair: Ranks, proposer: str) -> None:
     memory_bytes = int(ROOM * max(pair.run(ddp_bytes)))
     where = domain(memory_bytes)
-    base = PlacementJudge(where, TimelineSimulator()).judge([all_reduce_5mb(where)])[0]
+    base = PlacementEvaluator(where, TimelineSimulator()).evaluate([all_reduce_5mb(where)])[0]
     assert not base.fits
     found = placed(proposer, where)
     assert found.fits

@@ -8,7 +8,7 @@ import pytest
 from autosync.documents import from_json, to_data, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
-from autosync.exports.framework_table import settings_for
+from autosync.exports import settings_for
 from autosync.extensions.placement.document import (
     PlacedModule,
     PlacedModules,
@@ -169,7 +169,7 @@ def test_what_is_not_exact_is_refused_by_name(module: str, words: str) -> None:
     assert words in refused.value.message
 
 
-@pytest.mark.parametrize("framework", ["ddp", "fsdp2", "deepspeed", "horovod"])
+@pytest.mark.parametrize("framework", ["ddp", "fsdp2", "deepspeed"])
 def test_other_frameworks_hold_the_whole_model(framework: str) -> None:
     with pytest.raises(NotSupported, match="for which there is no setting"):
         settings_for(framework, placed(BLOCK), DOMAIN)  # type: ignore[arg-type]

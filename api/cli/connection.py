@@ -1,0 +1,196 @@
+"""The client that a command calls: of a service, or of the same application in this process over a
+database, with a worker of its own where the command runs trials."""
+
+import os
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autosync.api.cli.console import say, warn
+from autosync.errors import AutosyncError, NotFound
+
+if TYPE_CHECKING:
+    from autosync.api.client.rest_client import Client
+    from autosync.api.db.database import Database
+
+ATTEMPTS = 3
+"""To reach a service: whoever types a command waits for it."""
+POLL_SECONDS = 0.2
+GIVEN_BACK_SECONDS = 1.5
+"""After which a tuning that was stopped is given back, even if compiled code still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """database: that of the application in this process; None where a service is asked, whose
+    workers do the work."""
+
+    client: "Client"
+    database: "Database | None" = None
+
+
+@contextmanager
+def connected(
+    db: str, url: str | None, *, create: bool = False, temporary: bool = False
+) -> Iterator[Connection]:
+    """The service at `url`, where there is one; else the application over the database.
+
+    create: make the database where it is not there. temporary: use an empty one for the time of the
+    command instead, since it stores nothing.
+
+    Raises:
+        NotFound: there is no such database. NotSupported: it has an older schema.
+        AutosyncError: no service answers there.
+    """
+    if url is None:
+        with tempfile.TemporaryDirectory(prefix="autosync-") as folder:
+            missing = temporary and is_missing(db)
+            place = f"sqlite:///{folder}/empty.db" if missing else db
+            with _application(place, create or missing) as found:
+                yield found
+        return
+    from autosync.api.client.rest_client import Client
+    from autosync.api.client.service_errors import ServiceUnreachable
+
+    try:
+        with Client(url, attempts=ATTEMPTS) as client:
+            yield Connection(client)
+    except ServiceUnreachable as error:
+        raise AutosyncError(
+            error.message,
+            thing="--url",
+            value=error.value,
+            remedy="Start one with `autosync serve`, or use its database with --db.",
+        ) from None
+
+
+@contextmanager
+def _application(db: str, create: bool) -> Iterator[Connection]:
+    """Without limits, and with a token that nobody else knows: whoever can write to the database
+    may do everything with it."""
+    if not create:
+        refuse_missing(db)
+    from autosync.api.client.application_transport import ApplicationTransport
+    from autosync.api.client.rest_client import Client
+    from autosync.api.db.database import connect
+    from autosync.api.db.schema_migration import require_schema
+    from autosync.api.engine.service_limits import UNLIMITED
+    from autosync.api.http.access.access_rules import Access
+    from autosync.api.http.app import create_app
+
+    require_schema(db, create)
+    database, token = connect(db), secrets.token_urlsafe(32)
+    application = create_app(database, Access(token), UNLIMITED)
+    try:
+        with Client(token=token, attempts=1, transport=ApplicationTransport(application)) as client:
+            yield Connection(client, database)
+    finally:
+        database.close()
+
+
+def refuse_missing(db: str) -> None:
+    """
+    Raises:
+        NotFound: it is an SQLite file that is not there.
+    """
+    if is_missing(db):
+        raise NotFound(
+            f"there is no database {db!r}.",
+            thing="--db",
+            value=db,
+            remedy="`autosync tune` and `autosync serve` make one; name it with --db, or a service "
+            "with --url.",
+        )
+
+
+def is_missing(db: str) -> bool:
+    """Whether it is an SQLite file that is not there."""
+    usual = "sqlite:///"
+    if db.startswith(usual) and db != usual and "?" not in db and "%" not in db:
+        return not Path(db.removeprefix(usual)).exists()  # without SQLAlchemy, which loads slowly
+    from autosync.api.db.database import parse_url
+
+    parsed = parse_url(db)
+    return parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists()
+
+
+def has_keys(db: str) -> bool:
+    """Whether keys were ever made in the database, of whatever schema; an SQLite file that is not
+    there has none."""
+    if is_missing(db):
+        return False
+    from sqlalchemy import inspect
+
+    from autosync.api.db.database import connect
+    from autosync.api.engine import api_keys
+
+    database = connect(db)
+    try:
+        with database.reading() as session:
+            there = inspect(session.connection()).has_table("api_keys")
+            return there and api_keys.has_keys(session)
+    finally:
+        database.close()
+
+
+@contextmanager
+def embedded_worker(at: Connection, tuning_id: str, stop: threading.Event) -> Iterator[None]:
+    """A thread that claims the tuning and runs it, to its end or until `stop`: what runs is then
+    broken off, and the tuning given back to the queue. Nothing where a service is asked."""
+    if at.database is None:
+        yield
+        return
+    _free_from_dead_worker(at.database, tuning_id)
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_work, args=(at.database, tuning_id, stop, done), name="worker", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(GIVEN_BACK_SECONDS)
+
+
+def this_worker() -> str:
+    """The name of this process among workers."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _work(
+    database: "Database", tuning_id: str, stop: threading.Event, done: threading.Event
+) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    from autosync.api.engine.job_queue import claim
+    from autosync.api.engine.queue_worker import run_claim
+
+    while not stop.is_set() and not done.wait(POLL_SECONDS):
+        try:
+            if held := claim(database, this_worker(), tuning_id=tuning_id):
+                run_claim(database, held, stop)
+        except OperationalError as error:  # the database is away: the claim ends by its lease
+            warn(f"database: {error}")
+
+
+def _free_from_dead_worker(database: "Database", tuning_id: str) -> None:
+    """End the lease of a worker of this machine that was killed; says so where another has it."""
+    from autosync.api.db.tables import ACTIVE, TuningRow
+    from autosync.api.engine.job_queue import Claim, expire
+
+    with database.reading() as session:
+        tuning = session.get_one(TuningRow, tuning_id)
+    if tuning.state not in ACTIVE:
+        return
+    host, _, process = (tuning.worker or "").rpartition(":")
+    if host == socket.gethostname() and not Path(f"/proc/{process}").exists():
+        expire(database, Claim(tuning.id, tuning.fence))
+    else:
+        say(f"[dim]Worker {tuning.worker} has it: following, or going on once it is gone[/]")

@@ -1,2 +1,0 @@
-"""The versions of the simulator that a service trains: their queue, what they learn from, and the
-process that trains one."""

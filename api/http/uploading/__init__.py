@@ -1,1 +1,0 @@
-"""Reads what is posted, large documents in a process of their own. Knows the database, no route."""

@@ -1,0 +1,190 @@
+"""The verdict on a tuning: what is how much faster, how sure that is, measured where, and what a
+reader must know before believing the figures. The dashboard, the command line and reports say it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autosync.api.views.schemas import Tuning, TuningResult
+from autosync.trials.request_names import (
+    GPU_BY_MPS,
+    GPU_IN_TURNS,
+    PREDICTED_WAITS,
+    SHORT_OF_CORES,
+)
+from autosync.units import milliseconds
+
+DETAILS = re.compile(r"\(([^,()]*),[^()]*\)")
+"""What a launcher tells of itself beyond the first words, which a sentence has no room for."""
+STATE_WORDS = {"paused": "is paused", "failed": "failed", "cancelled": "was cancelled"}
+"""Of a tuning that does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """sentence: what came of it, or how far it is. certainty: how sure that is, by the interval.
+    where: it was measured; all but the first may be empty."""
+
+    sentence: str
+    certainty: str = ""
+    where: str = ""
+
+
+def headline(
+    tuning: Tuning, ddp_seconds: float | None, ran_on: str, place: int | None = None
+) -> Headline:
+    """ddp_seconds: before there is a result. ran_on: where trials ran, in words; empty before the
+    first. place: in the queue."""
+    what = f"{tuning.graph} on {tuning.cluster}"
+    where = _where(tuning, ran_on) if ran_on else ""
+    if tuning.result is not None:
+        return Headline(*_answer(what, tuning.result), where)
+    if tuning.state == "queued":
+        turn = f"place {place} in the queue" if place else "in the queue"
+        return Headline(f"{what} waits for a worker, {turn}", where=where)
+    ended = STATE_WORDS.get(tuning.state)
+    if tuning.best_seconds is None or ddp_seconds is None:
+        return Headline(f"{what} {ended or 'is being tuned'}, nothing to compare yet", where=where)
+    ratio = ddp_seconds / tuning.best_seconds
+    faster = f"{ratio:.2f} times as fast as torch's DDP" if ratio > 1 else "nothing beats DDP"
+    return Headline(
+        f"{what} {ended or 'is being tuned'}; so far {faster}",
+        f"Not confirmed: {milliseconds(tuning.best_seconds)} in one trial of the search, DDP took "
+        f"{milliseconds(ddp_seconds)}.",
+        where,
+    )
+
+
+def _answer(what: str, result: TuningResult) -> tuple[str, str]:
+    if result.ddp_seconds is None:
+        return _without_ddp(what, result)
+    took = milliseconds(result.best_seconds)
+    ddp = f"DDP takes {milliseconds(result.ddp_seconds)}"
+    if result.keep_ddp:
+        return (
+            f"{what}: keep torch's DDP",
+            f"No strategy was faster beyond doubt in {result.repeats} interleaved repeats; {ddp} "
+            f"an iteration{_of_limit(result)}.",
+        )
+    return (
+        f"{what} trains {result.speedup:.2f} times as fast as under torch's DDP",
+        f"{_interval(result)}: {took} an iteration where {ddp}{_of_limit(result)}.",
+    )
+
+
+def _interval(result: TuningResult) -> str:
+    return (
+        f"{result.speedup_low:.2f} to {result.speedup_high:.2f} times as fast (percentiles 10 and "
+        f"90 of {result.repeats} interleaved repeats)"
+    )
+
+
+def _of_limit(result: TuningResult) -> str:
+    """How near the answer is to what no strategy can beat."""
+    if result.limit_seconds is None:
+        return ""
+    return f", {result.percent_of_limit:.0f} % of the limit of {milliseconds(result.limit_seconds)}"
+
+
+def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
+    """Where DDP could not be measured: what fits, or runs, is compared with the fastest known
+    design that does."""
+    ended = f"{what}: torch's DDP {result.what_ddp_did}"
+    does = "runs" if result.ddp_fits else "fits"
+    taken = f"{milliseconds(result.best_seconds)} an iteration{_of_limit(result)}"
+    if not result.repeats:
+        return f"{ended}; what {does} was not confirmed", f"{taken} in the search."
+    if result.keeps_baseline:
+        certainty = f"Nothing else that {does} was faster beyond doubt in {result.repeats}"
+        return f"{ended}; {result.baseline} {does}", f"{certainty} interleaved repeats: {taken}."
+    return (
+        f"{ended}; the answer {does} and trains {result.speedup:.2f} times as fast as under "
+        f"{result.baseline}",
+        f"{_interval(result)}: {taken}. {result.baseline} is the fastest known design that {does}.",
+    )
+
+
+def _where(tuning: Tuning, ran_on: str) -> str:
+    scales = [
+        f"{name} {scale:g}"
+        for name, scale in (("byte scale", tuning.byte_scale), ("time scale", tuning.time_scale))
+        if scale != 1
+    ]
+    compute = f"kernels on {tuning.compute_device}" if tuning.compute == "kernels" else ""
+    place = DETAILS.sub(r"(\1)", ran_on)
+    return f"Measured on {', '.join([place, *([compute] if compute else []), *scales])}."
+
+
+UNSHAPED = "unshaped links"
+"""What a launcher's description says when links run at whatever speed this machine has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """label: of a badge. reason: a sentence."""
+
+    label: str
+    reason: str
+
+
+NOT_SHAPED = Caveat(
+    "links not shaped",
+    "Messages ran at this machine's loopback speed, not at the cluster's: times and ranking do not "
+    "stand for the cluster.",
+)
+ESTIMATED = Caveat(
+    "compute estimated",
+    "Compute times are an estimate from the device's data sheet, not a measurement.",
+)
+
+WAITS_PREDICTED = Caveat(
+    "swapping predicted",
+    "A replay swaps nothing: what compute waits for swapped tensors was waited out as predicted, "
+    "not measured. Tune in the running job (autosync.tune) to measure it.",
+)
+
+FEW_CORES = Caveat(
+    "few CPU cores",
+    "Ranks had less of this machine than hosts give to a GPU: what they do themselves (copies, "
+    "sums, updates) is a larger share of these times than there. Twice the time scale "
+    "(--time-scale) halves it, in trials that take twice as long.",
+)
+
+SHARED_BY_MPS = Caveat(
+    "GPU shared (MPS)",
+    "Several ranks shared a GPU, by CUDA MPS: their kernels ran side by side and competed for it, "
+    "as they do not where each rank has a GPU of its own. Compute takes longer here, and what NCCL "
+    "takes from it is not what it takes there.",
+)
+
+SHARED_IN_TURNS = Caveat(
+    "GPU shared in turns",
+    "Several ranks shared a GPU without CUDA MPS: their processes took turns on it, and a message "
+    "waits for the turns of all its ranks (milliseconds, whatever its size). The result shows that "
+    "plans are right; its times and ranking do not stand for the cluster.",
+)
+
+
+def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
+    """By the tuning's id."""
+    return {
+        tuning.id: tuple(
+            caveat
+            for caveat, holds in (
+                (NOT_SHAPED, tuning.launcher == "local" or _ran_where(tuning, UNSHAPED)),
+                (ESTIMATED, tuning.profile_source == "estimated"),
+                (FEW_CORES, _ran_where(tuning, SHORT_OF_CORES)),
+                (WAITS_PREDICTED, _ran_where(tuning, PREDICTED_WAITS)),
+                (SHARED_BY_MPS, _ran_where(tuning, GPU_BY_MPS)),
+                (SHARED_IN_TURNS, _ran_where(tuning, GPU_IN_TURNS)),
+            )
+            if holds
+        )
+        for tuning in tunings
+    }
+
+
+def _ran_where(tuning: Tuning, words: str) -> bool:
+    """Whether a trial of it ran on what is described so, wherever it was asked to run."""
+    return any(words in launcher for launcher in tuning.ran_on)

@@ -1,0 +1,44 @@
+"""The bundled models: seconds to import each on the meta device, and FLOPs of its step beside those
+that torch's own counter counts.
+
+python -m benchmarks.bundled_models [NAME ...]
+"""
+
+import sys
+import time
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from autosync.importing.training_step import compute_loss
+from autosync.models import BUNDLED, ModelSpec, spec_of
+from benchmarks.models import build, import_bundled
+
+
+def torch_flops(spec: ModelSpec, batch_size: int) -> int:
+    """Of one forward and backward pass, counted by torch on the meta device."""
+    with torch.device("meta"):
+        module, inputs, loss = build(spec.name, batch_size)
+        with FlopCounterMode(display=False) as counter:
+            compute_loss(module, inputs, loss).backward()
+    return int(counter.get_total_flops())
+
+
+def main(names: list[str]) -> None:
+    print("| model | batch | operations | variables | import s | GFLOP | over torch's |")
+    print("|---|---|---|---|---|---|---|")
+    for spec in map(spec_of, names or list(BUNDLED)):
+        start = time.perf_counter()
+        graph = import_bundled(spec.name)
+        seconds = time.perf_counter() - start
+        flops = sum(each.forward_flops + each.backward_flops for each in graph.operations)
+        total = torch_flops(spec, spec.batch_size)
+        print(
+            f"| {spec.name} | {spec.batch_size} | {len(graph.operations)} | {len(graph.variables)} "
+            f"| {seconds:.2f} | {flops / 1e9:.1f} | {flops / total - 1:.2%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

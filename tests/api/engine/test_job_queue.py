@@ -1,0 +1,204 @@
+"""Claims, leases and fences; also between real processes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import select
+
+from autosync.api.db import Database
+from autosync.api.db.tables import EventRow, TuningRow
+from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import DatabaseStore, LeaseLost
+from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.engine.submission import Submission, enqueue
+from autosync.api.engine.tuning_answer import outcome_row
+from autosync.errors import NotFound, NotSupported
+from autosync.search.loop.confirm import conclude
+from tests.api.sample import claimed, run_search, small_request
+
+REQUEST = small_request()
+
+
+def state(database: Database, tuning_id: str) -> str:
+    with database.reading() as session:
+        return session.get_one(TuningRow, tuning_id).state
+
+
+def expire(database: Database, held: Claim) -> None:
+    assert job_queue.heartbeat(database, held, lease_seconds=-1)
+
+
+def test_the_oldest_is_claimed_first_and_once(database: Database) -> None:
+    ids = [enqueue(database, REQUEST) for _ in range(3)]
+    claims = [job_queue.claim(database, "a") for _ in range(4)]
+    assert [held and held.job_id for held in claims] == [*ids, None]
+    assert state(database, ids[0]) == "running"
+
+
+def test_a_lease_that_ran_out_is_taken_over_under_a_new_fence(database: Database) -> None:
+    held, _ = claimed(database, REQUEST)
+    assert job_queue.claim(database, "b") is None
+    expire(database, held)
+    taken = job_queue.claim(database, "b")
+    assert taken == Claim(held.job_id, held.fence + 1)
+    assert not job_queue.heartbeat(database, held)
+    assert job_queue.heartbeat(database, taken)
+
+
+def test_only_the_holder_can_end_a_tuning(database: Database) -> None:
+    held, store = claimed(database, REQUEST)
+    run_search(store, REQUEST)
+    answer = outcome_row(held.job_id, REQUEST, conclude(store))
+    expire(database, held)
+    taken = job_queue.claim(database, "b")
+    assert taken is not None
+    ends: tuple[Callable[[], None], ...] = (
+        lambda: job_queue.finish(database, held, answer),
+        lambda: job_queue.fail(database, held, "late"),
+        lambda: job_queue.end_cancelled(database, held),
+    )
+    for late in ends:
+        with pytest.raises(LeaseLost):
+            late()
+    job_queue.release(database, held)
+    assert state(database, held.job_id) == "running"
+    job_queue.finish(database, taken, answer)
+    assert state(database, held.job_id) == "finished"
+    assert job_queue.claim(database, "c") is None
+
+
+def test_a_tuning_given_back_is_claimed_again(database: Database) -> None:
+    held, _ = claimed(database, REQUEST)
+    job_queue.release(database, held)
+    assert state(database, held.job_id) == "queued"
+    assert job_queue.claim(database, "b") == Claim(held.job_id, held.fence + 1)
+
+
+def test_cancel_before_a_worker_has_it(database: Database) -> None:
+    tuning_id = enqueue(database, REQUEST)
+    assert job_queue.cancel(database, tuning_id) == "cancelled"
+    assert job_queue.cancel(database, tuning_id) == "cancelled"
+    assert job_queue.claim(database, "a") is None
+
+
+def test_cancel_while_a_worker_has_it(database: Database) -> None:
+    held, _ = claimed(database, REQUEST)
+    assert job_queue.reason_to_end(database, held) is None
+    assert job_queue.cancel(database, held.job_id) == "cancelling"
+    assert job_queue.reason_to_end(database, held) == "cancelled"
+    job_queue.end_cancelled(database, held)
+    assert state(database, held.job_id) == "cancelled"
+
+
+def test_cancel_when_the_worker_is_gone(database: Database) -> None:
+    held, _ = claimed(database, REQUEST)
+    expire(database, held)
+    assert job_queue.cancel(database, held.job_id) == "cancelled"
+    assert job_queue.reason_to_end(database, held) == "lost"
+
+
+def test_what_was_cancelled_stays_so_when_its_worker_dies(database: Database) -> None:
+    held, _ = claimed(database, REQUEST)
+    job_queue.cancel(database, held.job_id)
+    expire(database, held)
+    taken = job_queue.claim(database, "b")
+    assert taken is not None
+    assert state(database, held.job_id) == "cancelling"
+    job_queue.release(database, taken)
+    assert state(database, held.job_id) == "cancelled"
+
+
+def test_what_has_ended_cannot_be_cancelled(database: Database) -> None:
+    held, _ = claimed(database, REQUEST)
+    job_queue.fail(database, held, "no\x00 workers")
+    with pytest.raises(NotSupported, match="failed already"):
+        job_queue.cancel(database, held.job_id)
+    with pytest.raises(NotFound):
+        job_queue.cancel(database, "f" * 32)
+
+
+def test_clients_take_turns_and_nobody_waits_for_a_whole_queue(database: Database) -> None:
+    limits = ServiceLimits()
+    wanted = ["alice"] * 4 + ["bob"] * 2 + ["carol"]
+    ids = [enqueue(database, REQUEST, Submission(client, limits)) for client in wanted]
+    claims = [job_queue.claim(database, "a") for _ in ids]
+    served = [wanted[ids.index(held.job_id)] for held in claims if held is not None]
+    assert served == ["alice", "bob", "carol", "alice", "bob", "alice", "alice"]
+    of_alice = [
+        held.job_id
+        for held, client in zip(claims, served, strict=True)
+        if held and client == "alice"
+    ]
+    assert of_alice == ids[:4]
+    late = enqueue(database, REQUEST, Submission("dave", limits))
+    enqueue(database, REQUEST, Submission("alice", limits))
+    held = job_queue.claim(database, "a")
+    assert held is not None
+    assert held.job_id == late
+
+
+def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database) -> None:
+    enqueue(database, REQUEST, Submission("alice", ServiceLimits(minutes=10)))
+    held = job_queue.claim(database, "a", lease_seconds=100)
+    assert held is not None
+    store = DatabaseStore(database, held.job_id, held.fence)
+    assert not store.out_of_time("search")
+    with database.writing() as session:  # as if the lease had been renewed 8 minutes ago
+        row = session.get_one(TuningRow, held.job_id)
+        row.lease_until = (row.lease_until or 0.0) - 480
+    assert job_queue.heartbeat(database, held, lease_seconds=100)
+    with database.reading() as session:
+        assert 480 <= session.get_one(TuningRow, held.job_id).held_seconds < 600
+    assert store.out_of_time("search")
+    assert not store.out_of_time("confirm")
+    with database.writing() as session:
+        session.get_one(TuningRow, held.job_id).held_seconds = 600
+    assert store.out_of_time("confirm")
+    assert store.out_of_time("confirm")
+    with database.reading() as session:
+        told = list(session.scalars(select(EventRow.message).order_by(EventRow.id)))
+    assert [message.partition(" ends: ")[::2] for message in told] == [
+        ("search", "7.5 of the 10 minutes that this service allows a tuning are over"),
+        ("confirm", "10 of the 10 minutes that this service allows a tuning are over"),
+    ]
+
+
+CLAIMER = """
+import sys, time
+from autosync.api.engine import job_queue
+from autosync.api.db import connect
+database = connect(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+while (held := job_queue.claim(database, sys.argv[2])) is not None:
+    print(held.job_id, held.fence, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_processes_share_a_queue_without_doing_anything_twice(url: str, database: Database) -> None:
+    ids = {enqueue(database, REQUEST) for _ in range(30)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLAIMER, url, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("a", "b")
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    outputs = [process.communicate()[0].split("\n")[:-1] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    lines = [line for output in outputs for line in output]
+    assert sorted(lines) == sorted(f"{key} 1" for key in ids)
+    assert all(outputs), "one process got everything: the test shows nothing"

@@ -1,0 +1,110 @@
+"""Answers of `autosync predict` far from what was measured: possible, ordered and not too sure."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from autosync.api.http.given_predictions import answer_all, calibrate, strategies_to_predict
+from autosync.api.views.schemas import GivenPrediction
+from autosync.cluster import Cluster
+from autosync.cluster_file import load_cluster
+from autosync.domain import Domain
+from autosync.models import bundled
+from autosync.profiling import profile_from_step_seconds
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+
+SERVERS = "rtx-2080-ti-4x4-10gbe-servers"
+METHODS = ("BSP-A2A", "WFBP-A2A", "MG-WFBP", "ByteScheduler-A2A", "WFBP-PS")
+
+
+def domain_on(cluster: Cluster | str, model: str = "vgg16", step_seconds: float = 0.45) -> Domain:
+    graph = bundled(model, 32)
+    machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    return Domain(graph, machines, profile_from_step_seconds(graph, step_seconds, "rtx-2080-ti"))
+
+
+def with_ports(gbps: float, connection_gbps: float = 0.0) -> Cluster:
+    """Four nodes of four devices and four server hosts under TCP, of another name."""
+    cluster = load_cluster(SERVERS)
+    nodes = tuple(replace(node, bandwidth_gbps=gbps) for node in cluster.nodes)
+    return replace(cluster, name="other", nodes=nodes, costs=(), connection_gbps=connection_gbps)
+
+
+def predicted(alone: Domain, *names: str, constants: str = "auto") -> list[GivenPrediction]:
+    calibration = calibrate(alone, constants, compute_is_known=True)
+    asked = strategies_to_predict(calibration.domain, names or METHODS)
+    return answer_all(calibration, asked, None, TimelineSimulator())
+
+
+@pytest.mark.parametrize("model", ["vgg16", "densenet121"])
+def test_nothing_is_faster_than_possible_on_any_network(model: str) -> None:
+    for cluster in (
+        load_cluster(SERVERS),
+        load_cluster("rtx-2080-ti-8x4-ib100-servers"),
+        *(with_ports(rate) for rate in (23.9, 95.6)),
+    ):
+        for answer in predicted(domain_on(cluster, model)):
+            assert answer.predicted_seconds >= answer.limit_seconds * 0.9999, answer.strategy
+            assert answer.low_seconds < answer.predicted_seconds < answer.high_seconds
+
+
+def test_faster_ports_never_take_longer() -> None:
+    rates = (1.0, 4.0, 9.5, 23.9, 38.2, 95.6)
+    by_rate = [predicted(domain_on(with_ports(rate)), "BSP-A2A", "WFBP-PS") for rate in rates]
+    for slow, fast in pairwise(by_rate):
+        for before, after in zip(slow, fast, strict=True):
+            assert after.predicted_seconds <= before.predicted_seconds * 1.0001
+
+
+def test_more_workers_and_more_bytes_never_take_less() -> None:
+    sizes = ("1x4", "2x4-ib100", "4x4-ib100", "8x4-ib100", "16x4-ib100")
+    answers = [
+        predicted(domain_on(f"rtx-2080-ti-{size}"), "BSP-A2A", "MG-WFBP", "ddp") for size in sizes
+    ]
+    for few, many in pairwise(answers):
+        for before, after in zip(few, many, strict=True):
+            assert after.predicted_seconds >= before.predicted_seconds
+    slim, wide = (
+        predicted(domain_on("rtx-2080-ti-4x4-10gbe", model), "BSP-A2A")[0]
+        for model in ("resnet50", "resnet101")
+    )
+    assert wide.predicted_seconds > slim.predicted_seconds
+
+
+def test_fast_ports_under_tcp_are_answered_by_a_range() -> None:
+    (unknown,) = predicted(domain_on(with_ports(95.6)), "BSP-A2A")
+    (stated,) = predicted(domain_on(with_ports(95.6, connection_gbps=12.0)), "BSP-A2A")
+    assert unknown.predicted_seconds == pytest.approx(stated.predicted_seconds)
+    assert unknown.high_seconds / unknown.low_seconds > stated.high_seconds / stated.low_seconds
+    assert any("autosync probe" in warning for warning in unknown.warnings)
+    assert not any("autosync probe" in warning for warning in stated.warnings)
+
+
+def test_within_the_measured_range_there_is_nothing_to_warn_of() -> None:
+    (answer,) = predicted(domain_on("rtx-2080-ti-4x4-10gbe", "resnet50", 0.13), "WFBP-A2A")
+    assert answer.warnings == []
+    share = answer.high_seconds / answer.predicted_seconds
+    assert share == pytest.approx(answer.predicted_seconds / answer.low_seconds)
+    (far,) = predicted(domain_on("rtx-2080-ti-16x4-10gbe", "resnet50", 0.13), "WFBP-A2A")
+    assert far.high_seconds / far.predicted_seconds > share
+    assert any("64 workers" in warning for warning in far.warnings)
+
+
+def test_servers_that_are_ranks_are_warned_of_under_nccl() -> None:
+    alone = domain_on("rtx-2080-ti-2x4-ib100", "resnet50", 0.13)
+    by_ranks, hosts = predicted(alone, "BSP-PS-ranks", "ddp")
+    assert any("one after another" in warning for warning in by_ranks.warnings)
+    assert not any("one after another" in warning for warning in hosts.warnings)
+
+
+def test_constants_are_lent_to_other_nccl_clusters_unless_told_not_to() -> None:
+    cluster = with_ports(9.5)
+    (lent,) = predicted(domain_on(cluster), "BSP-A2A")
+    assert lent.constants == "rtx-2080-ti"
+    assert any("nothing was fitted on other" in warning for warning in lent.warnings)
+    (bare,) = predicted(domain_on(cluster), "BSP-A2A", constants="none")
+    assert bare.constants is None
+    assert bare.predicted_seconds < lent.predicted_seconds
+    (cpu,) = predicted(domain_on(replace(cluster, backend="gloo")), "BSP-A2A")
+    assert cpu.constants is None

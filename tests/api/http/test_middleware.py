@@ -1,0 +1,111 @@
+"""Requests have ids, lines of log and numbers; more may come than there are connections."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.db.database import POOL
+from autosync.api.http import middleware
+from autosync.api.http.access.access_rules import Access
+from autosync.api.http.app import create_app
+from tests.api.sample import finished
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    app = create_app(sqlite)
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_a_request_is_known_by_its_id(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "autosync.requests")
+    assert client.get("/v1/health", headers={"X-Request-ID": "of.a-proxy_1"}).headers[
+        "x-request-id"
+    ] == ("of.a-proxy_1")
+    ours = client.get("/v1/nothing", headers={"X-Request-ID": "no id\x01"}).headers["x-request-id"]
+    assert len(ours) == 32
+    lines = [
+        json.loads(each.message) for each in caplog.records if each.name == "autosync.requests"
+    ]
+    assert [(line["request"], line["status"]) for line in lines] == [
+        ("of.a-proxy_1", 200),
+        (ours, 404),
+    ]
+    assert lines[0]["path"] == "/v1/health"
+    assert lines[0]["seconds"] > 0
+
+
+def test_lines_go_where_they_are_asked_for(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_tests = logging.Logger("requests")
+    monkeypatch.setattr(middleware, "log", of_tests)
+    stream = io.StringIO()
+    middleware.show_requests(stream)
+    client.get("/v1/ready")
+    (line,) = stream.getvalue().splitlines()
+    assert (json.loads(line)["path"], json.loads(line)["status"]) == ("/v1/ready", 503)
+
+
+def test_a_defect_is_found_by_the_id_of_its_request(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("autosync.api.views.service.health", lambda session: 1 / 0)
+    answer = client.get("/v1/health")
+    assert answer.status_code == 500
+    request_id = answer.headers["x-request-id"]
+    assert any(request_id in record.message and record.exc_info for record in caplog.records)
+    told = client.get("/metrics").text
+    assert 'autosync_http_requests_total{method="GET",path="/v1/health",status="500"} 1' in told
+
+
+def test_numbers_to_watch(client: TestClient, sqlite: Database) -> None:
+    tuning_id = finished(sqlite)
+    for _ in range(3):
+        client.get(f"/v1/tunings/{tuning_id}")
+    client.get("/v1/nobody/knows/this")
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert samples['autosync_tunings{state="finished"}'] == "1"
+    assert samples['autosync_tunings{state="queued"}'] == "0"
+    assert samples["autosync_workers"] == "0"
+    assert samples["autosync_listeners"] == "0"
+    path = "/v1/tunings/{tuning_id}"
+    counted = f'autosync_http_requests_total{{method="GET",path="{path}",status="200"}}'
+    assert samples[counted] == "3"
+    assert samples[f'autosync_http_request_seconds_bucket{{path="{path}",le="+Inf"}}'] == "3"
+    assert samples[f'autosync_http_request_seconds_count{{path="{path}"}}'] == "3"
+    assert float(samples[f'autosync_http_request_seconds_sum{{path="{path}"}}']) > 0
+    assert not any("nobody" in line for line in lines)
+
+
+def test_numbers_are_for_who_has_the_token(sqlite: Database) -> None:
+    with TestClient(create_app(sqlite, Access("secret")), base_url="http://127.0.0.1") as client:
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+AT_ONCE = 3 * (POOL["pool_size"] + POOL["max_overflow"])
+
+
+def test_requests_that_wait_for_a_connection_keep_none_from_being_given_back(
+    sqlite: Database,
+) -> None:
+    app = create_app(sqlite)
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await asyncio.gather(*(client.get("/v1/health") for _ in range(AT_ONCE)))
+
+    assert {answer.status_code for answer in asyncio.run(ask())} == {200}
