@@ -23,7 +23,7 @@ from autosync.trials.testbed import namespaces
 from tests.domains import grid_cluster
 
 hypothesis.settings.register_profile("short", deadline=None, max_examples=15)
-hypothesis.settings.register_profile("long", deadline=None, max_examples=200)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
 hypothesis.settings.load_profile("short")
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from tests.long_parameters import long_after
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.long)])
-def test_killed_workers_lose_nothing(url: str, kills: int) -> None:
+@pytest.mark.parametrize(("kills", "workers"), long_after(1, [(5, 1), (50, 3)]))
+def test_killed_workers_lose_nothing(url: str, kills: int, workers: int) -> None:
     """In a process of its own, which forks its workers."""
+    options = ("--kills", str(kills), "--workers", str(workers), "--db", url)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.service.kills", "--kills", str(kills), "--db", url],
+        [sys.executable, "-m", "benchmarks.service.kills", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -244,6 +244,7 @@ def test_finals_are_interleaved_and_each_strategy_runs_once_a_repeat(tmp_path: P
     assert len(here.pool.ran) == count  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_the_tables_say_what_the_rows_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.contest.tables.MOST", 12)
     monkeypatch.setattr("benchmarks.contest.tables.COUNTS", (12,))
@@ -359,6 +360,7 @@ def measured_model(name: str) -> MeasuredDomain:
     return MeasuredDomain(domain, population, seconds)
 
 
+@pytest.mark.long
 def test_a_tuning_ranks_with_what_has_not_seen_its_model(tmp_path: Path) -> None:
     bundled = {source.graph for source in read_card(data_file("simulators", FILE)).sources}
     assert {"vgg16", "dlrm"} <= bundled

@@ -45,6 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_answer_runs_beside_ddp_and_the_best_other(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ def test_the_answer_runs_beside_ddp_and_the_best_other(
     assert f"| {result.share_of_limit(12):.1%} |" in lines[2]
 
 
+@pytest.mark.long
 def test_tables_are_of_the_records_that_there_are(folder: Path, tmp_path: Path) -> None:
     assert "holds no records" in tables.contest_tables(tmp_path / "nothing")
     assert f"| {GIVEN.name} |" in tables.contest_tables(folder)
@@ -99,6 +101,7 @@ def test_what_stays_is_told_from_what_shared_cores_take() -> None:
     assert table[2:] == ["| one | 10.0% | 2.0% | 8.0% |"]
 
 
+@pytest.mark.long
 def test_a_domain_without_a_kept_answer_is_named(folder: Path) -> None:
     (folder / "strategies" / f"{GIVEN.name}.jsonl").unlink()
     with pytest.raises(AutosyncError, match="whose strategy was kept") as refused:

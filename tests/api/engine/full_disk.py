@@ -28,7 +28,11 @@ from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 SIZE_MIB = 16
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
-REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+REQUEST = TuningRequest(
+    domain_of(cluster=grid_cluster(2)), SETTINGS, simulator="timeline", launcher="local"
+)
+TRIAL_SECONDS = 0.3
+"""The disk fills up while a trial runs."""
 
 
 class Complaints(logging.Handler):
@@ -68,9 +72,8 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def slow(request: TrialRequest, number: int) -> float:
-    """Slow enough for the disk to fill up between two trials."""
-    time.sleep(0.5)
+def slowly(request: TrialRequest, number: int) -> float:
+    time.sleep(TRIAL_SECONDS)
     return steady(request, number)
 
 
@@ -93,8 +96,8 @@ def main(folder: Path) -> None:
     tuning_id = enqueue(database, REQUEST)
     complaints, stop = Complaints(), threading.Event()
     logging.getLogger("autosync.api.engine.queue_worker").addHandler(complaints)
-    named = {"lease_seconds": 8.0, "launcher_of": lambda _: ScriptedLauncher(slow)}
-    worker = threading.Thread(target=work, args=(url, stop), kwargs=named)
+    options = {"lease_seconds": 8.0, "launcher_of": lambda name: ScriptedLauncher(slowly)}
+    worker = threading.Thread(target=work, args=(url, stop), kwargs=options)
     worker.start()
     try:
         until(lambda: len(trials(database)) >= 2, "two trials")

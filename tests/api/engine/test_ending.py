@@ -50,7 +50,9 @@ work(sys.argv[1], stop, trains=False, launcher_of=launchers.__getitem__)
 RANKS = 3
 HOUR = 3600.0
 SETTINGS = Settings(budget=4, proposals=64, repeats=300, warmup=1, iterations=2, probe=False)
-QUICK = TuningRequest(domain_of(cluster=grid_cluster(RANKS)), SETTINGS, launcher="testbed")
+QUICK = TuningRequest(
+    domain_of(cluster=grid_cluster(RANKS)), SETTINGS, simulator="timeline", launcher="testbed"
+)
 ENDLESS = 10**8
 """Proposals: a ranking of days."""
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1500)
 ROOT = Path(__file__).parents[3]
 
 

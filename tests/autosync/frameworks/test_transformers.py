@@ -23,7 +23,7 @@ EXACT = ("all-reduce", "reduce-scatter", "ddp")
 STEPS = 4
 SAVED_AT = 2
 ACCUMULATED = 2
-MAX_NORM = 1.0
+MAX_NORM = 0.5
 
 
 def language_model() -> Any:

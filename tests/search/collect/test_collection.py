@@ -27,6 +27,7 @@ from autosync.trials.contract import TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.testbed.self_check import InaccurateLink
 from tests.domains import grid_cluster
+from tests.long_parameters import long_after
 from tests.search.collect.scripted_launcher import (
     COUNT,
     DOMAIN,
@@ -115,7 +116,7 @@ def test_a_third_pass_where_two_disagree_and_its_median_counts(tmp_path: Path) -
     assert (domain.label_seconds <= fastest).all()
 
 
-@pytest.mark.parametrize("dies_after", [0, 1, 20, 21, 51])
+@pytest.mark.parametrize("dies_after", long_after(2, [20, 51, 0, 1, 21]))
 def test_a_killed_collection_goes_on_where_it_stopped(tmp_path: Path, dies_after: int) -> None:
     plan = prepared(tmp_path)
     dying = ScriptedLauncher(steady, dies_after)
@@ -198,7 +199,7 @@ def costs_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("costs_found")
-@pytest.mark.parametrize("dies_after", [0, 7, 2 * COUNT - 1])
+@pytest.mark.parametrize("dies_after", long_after(1, [7, 0, 2 * COUNT - 1]))
 def test_what_is_measured_anew_replaces_what_was_there_once_it_is_whole(
     tmp_path: Path, dies_after: int
 ) -> None:

@@ -17,6 +17,7 @@ from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError
+from tests.long_parameters import long_after
 from tests.search.killed import Killed
 from tests.search.loop.test_tuning_loop import (
     DOMAIN,
@@ -71,7 +72,7 @@ def test_a_known_design_that_nothing_beats_is_the_answer_where_ddp_does_not_fit(
     assert "nothing that fits beats" in describe_outcome(outcome)
 
 
-@pytest.mark.parametrize("dies_after", [1, 11, 14])
+@pytest.mark.parametrize("dies_after", long_after(1, [11, 1, 14]))
 def test_a_killed_tuning_without_ddp_goes_on_where_it_stopped(dies_after: int) -> None:
     expected = run(TablePool(without_ddp, error=FULL), MemoryStore())
     store = MemoryStore()

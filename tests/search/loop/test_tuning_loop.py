@@ -24,6 +24,7 @@ from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult
 from tests.domains import domain_of, grid_cluster
+from tests.long_parameters import long_after
 from tests.search.killed import Killed
 
 DOMAIN = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))
@@ -126,7 +127,7 @@ def test_keeping_ddp_is_an_answer() -> None:
     assert outcome.speedup == 1.0
 
 
-@pytest.mark.parametrize("dies_after", [0, 1, 5, 11, 14])
+@pytest.mark.parametrize("dies_after", long_after(2, [5, 14, 0, 1, 11]))
 def test_a_killed_tuning_goes_on_where_it_stopped(dies_after: int) -> None:
     undisturbed = TablePool(by_simulator)
     expected = run(undisturbed, MemoryStore())

@@ -1,4 +1,5 @@
-"""The trace tells the same story as the period, on every rank."""
+"""Traces of iterations: predicted ones tell what the period tells, on every rank; measured ones are
+compared with them."""
 
 import json
 from dataclasses import replace
@@ -7,10 +8,29 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.iteration_trace import chrome_trace, simulate_trace
+from autosync.simulator.timeline.iteration_trace import (
+    DealInterval,
+    IterationTrace,
+    chrome_trace,
+    predicted_iteration,
+    simulate_trace,
+)
+from autosync.simulator.timeline.trace_comparison import (
+    differences,
+    measured_iteration,
+    queue_head_seconds,
+)
 from autosync.strategy import AllReduce, Schedule
+from autosync.trials.contract import (
+    ComputeTimes,
+    DealTimes,
+    MeasuredTimeline,
+    MessageTimes,
+    RankTimeline,
+)
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, random_strategy, strategy_of
 
@@ -84,3 +104,138 @@ def test_chrome_trace_is_json_with_an_event_per_interval() -> None:
     drawn = [event for event in events if event["ph"] == "X"]
     assert len(drawn) == len(trace.messages) + len(trace.compute)
     assert all(event["dur"] > 0 for event in drawn)
+
+
+GRAPH = chain_graph(((250_000,),) * 2)
+CLUSTER = cluster_of(backend="nccl", startup=1e-3)
+DOMAIN = domain_of(GRAPH, CLUSTER, 1e-2)
+STRATEGY = strategy_of(DOMAIN, AllReduce, Schedule(overlap_forward=True))
+POPULATION = encode([STRATEGY], DOMAIN)
+PLANS = compile_plans_fast(POPULATION, DOMAIN)
+PLAN = plan_of(PLANS, POPULATION, 0, DOMAIN)
+
+
+def predicted() -> IterationTrace:
+    return predicted_iteration(PLANS, POPULATION, DOMAIN)
+
+
+def timeline(late_seconds: float = 0.0) -> MeasuredTimeline:
+    """What a trial would record if the prediction were right, but that message 1 takes
+    `late_seconds` longer; rank 1 issues everything 2 ms before the others."""
+    trace = predicted()
+    issued = tuple(message.issued_seconds for message in trace.messages)
+    arrived = tuple(
+        message.arrived_seconds + late_seconds * (message.message == 1)
+        for message in trace.messages
+    )
+    compute = ComputeTimes(("forward", "backward"), (0.0, 0.02), (0.02, 0.06))
+    ranks = []
+    for rank in range(4):
+        start = tuple(moment - 2e-3 * (rank == 1) for moment in issued)
+        ranks.append(RankTimeline(compute, MessageTimes((0, 1), start, start, arrived)))
+    return MeasuredTimeline(trace.step_seconds, "shared", tuple(ranks))
+
+
+def test_the_predicted_iteration_begins_with_forward() -> None:
+    """It waits 16 ms for the message that comes last and is used first, and takes 20 ms; in the
+    40 ms of backward a gradient comes halfway and at the end; a message takes 1 + 15 ms."""
+    trace = predicted()
+    assert [m.issued_seconds for m in trace.messages] == pytest.approx([0.056, 0.076])
+    assert [m.arrived_seconds for m in trace.messages] == pytest.approx([0.072, 0.092])
+    mine = [each for each in trace.compute if each.rank == 0]
+    assert [each.phase for each in mine] == ["wait", "forward", "backward", "wait", "forward"]
+    assert mine[0].start_seconds == 0.0
+    stops = [each.stop_seconds for each in mine]
+    assert stops == pytest.approx([0.016, 0.036, 0.076, 0.092, 0.112])
+    assert all(one.stop_seconds == other.start_seconds for one, other in pairwise(mine))
+
+
+def test_a_right_prediction_differs_nowhere() -> None:
+    measured = measured_iteration(timeline(), PLAN)
+    assert measured.messages == tuple(
+        replace(message, on_wire_seconds=message.issued_seconds) for message in predicted().messages
+    )
+    for found in differences(predicted(), measured):
+        assert found.measured_seconds == pytest.approx(found.predicted_seconds)
+
+
+def test_the_message_that_took_longer_stands_first() -> None:
+    measured = measured_iteration(timeline(late_seconds=5e-3), PLAN)
+    first, second = differences(predicted(), measured)
+    assert (first.message, second.message) == (1, 0)
+    assert first.operation == "all_reduce"
+    assert first.measured_seconds - first.predicted_seconds == pytest.approx(5e-3)
+    assert first.measured_arrived_seconds - first.predicted_arrived_seconds == pytest.approx(5e-3)
+    assert second.measured_seconds == pytest.approx(second.predicted_seconds)
+
+
+def test_a_channel_works_for_its_oldest_message() -> None:
+    one, other = predicted().messages
+    behind = replace(other, issued_seconds=one.issued_seconds + 1e-3)
+    elsewhere = replace(behind, message=2, channel="value")
+    trace = replace(predicted(), messages=(one, behind, elsewhere))
+    assert queue_head_seconds(trace) == {
+        0: one.issued_seconds,
+        1: one.arrived_seconds,
+        2: behind.issued_seconds,
+    }
+
+
+def test_ddp_has_compute_and_no_messages() -> None:
+    of = timeline()
+    silent = replace(of, ranks=tuple(replace(rank, messages=None) for rank in of.ranks))
+    measured = measured_iteration(silent, PLAN)
+    assert measured.messages == ()
+    assert len(measured.compute) == 8
+    assert differences(predicted(), measured) == ()
+
+
+def dealing() -> MeasuredTimeline:
+    """As `timeline`, with samples that are dealt; rank 3 comes a millisecond late."""
+    of = timeline()
+    ranks = [
+        replace(
+            each,
+            deals=DealTimes(
+                ("all_gather", "all_to_all"),
+                (1e-3 * (rank == 3), 3e-3),
+                (2e-3, 5e-3 + 1e-3 * (rank == 1)),
+                (16, 100 * rank),
+            ),
+        )
+        for rank, each in enumerate(of.ranks)
+    ]
+    return replace(of, ranks=tuple(ranks))
+
+
+def test_deals_are_of_all_ranks() -> None:
+    measured = measured_iteration(dealing(), PLAN)
+    assert measured.deals == (
+        DealInterval("all_gather", 64, 1e-3, 2e-3),
+        DealInterval("all_to_all", 600, 3e-3, 6e-3),
+    )
+    assert measured.messages == measured_iteration(timeline(), PLAN).messages
+    assert measured_iteration(timeline(), PLAN).deals == ()
+
+
+def test_deals_have_a_thread_of_the_network_in_chromes_viewer() -> None:
+    events = json.loads(chrome_trace(measured=measured_iteration(dealing(), PLAN)))["traceEvents"]
+    (thread,) = [e for e in events if e.get("args", {}).get("name") == "deals of placed modules"]
+    shown = [e for e in events if (e["pid"], e["tid"]) == (thread["pid"], thread["tid"])]
+    assert [(e["name"], e["args"]["wire_bytes"]) for e in shown if e["ph"] == "X"] == [
+        ("all_gather", 64),
+        ("all_to_all", 600),
+    ]
+
+
+def test_both_lie_one_under_the_other_in_chromes_viewer() -> None:
+    traces = {"predicted": predicted(), "measured": measured_iteration(timeline(), PLAN)}
+    events = json.loads(chrome_trace(**traces))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert len(names) == 2 * 5
+    assert {"predicted: rank 3", "predicted: network", "measured: network"} <= set(names.values())
+    drawn = [event for event in events if event["ph"] == "X"]
+    for name, trace in traces.items():
+        mine = [event for event in drawn if names[event["pid"]].startswith(name)]
+        assert len(mine) == len(trace.messages) + len(trace.compute)
+        assert all(event["dur"] > 0 for event in mine)

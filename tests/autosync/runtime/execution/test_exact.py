@@ -21,9 +21,10 @@ from tests.autosync.runtime.cases import (
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.traces import crowding, disorder
+from tests.long_parameters import long_after
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=long_after(1, [3, 2, 4]))
 def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with ranks(request.param) as made:
         yield made

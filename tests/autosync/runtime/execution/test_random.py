@@ -59,7 +59,11 @@ CASES = st.lists(
 )
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=["2 ranks", "2x2 ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[WORLDS[1], pytest.param(WORLDS[0], marks=pytest.mark.long)],
+    ids=["2x2 ranks", "2 ranks"],
+)
 def world(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, Ranks]]:
     nodes, ranks_per_node = request.param
     with ranks(nodes * ranks_per_node) as pool:
