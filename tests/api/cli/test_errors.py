@@ -41,21 +41,16 @@ RANKED = ("rank", "chain.json", "pair.yaml")
         (("tune",), ("MODEL",)),
         (
             (*TUNED, "--budget", "-3"),
-            ("budget: Input should be greater than or equal to 1, got -3",),
+            ("budget: Input should be greater", "got -3"),
         ),
         (
             (*TUNED, "--compute", "kernels", "--byte-scale", "0.5", "--launcher", "local"),
             ("byte_scale is 0.5",),
         ),
         (("import", "chain.json", "-o", "."), ("cannot write '.'",)),
-        *(
-            ((*command, "-o", "nowhere/file"), ("cannot write 'nowhere/file'",))
-            for command in (
-                ("import", "chain.json"),
-                ("probe", "pair.yaml"),
-                ("tune", "chain.json"),
-            )
-        ),
+        (("import", "chain.json", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
+        (("probe", "pair.yaml", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
+        ((*TUNED, "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
         (("export", "deadbeef"), ("autosync.db",)),
         (("worker", "--db", "sqlite:///typo.db"), ("there is no database",)),
     ],
