@@ -51,7 +51,7 @@ def owner_loads(domain: Domain, sparse: bool) -> tuple[NDArray[np.float64], NDAr
 
     def loads(operation: Op) -> NDArray[np.float64]:
         ranks = range(domain.world_size)
-        kinds = [int(network.kind_of(operation, ALL_RANKS, rank)) for rank in ranks]
+        kinds = [int(network.class_of(operation, ALL_RANKS, rank)) for rank in ranks]
         return np.array([network.load[kind] for kind in kinds])
 
     return loads(push), loads(pull)

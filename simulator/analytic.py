@@ -48,7 +48,7 @@ def analytic_seconds(
         plans.ranks,
         plans.root,
         plans.wire_bytes,
-        costs.kind,
+        costs.message_class,
         costs.message_seconds,
         costs.copy_seconds_per_byte + costs.equation_seconds_per_byte,
         np.zeros(domain.cluster.servers + 1),
@@ -66,7 +66,9 @@ def analytic_seconds(
 
 
 @cached_kernel
-def _sum_messages(first, operation, ranks, root, wire_bytes, kind, startup, per_byte, busy, sync):  # type: ignore[no-untyped-def]
+def _sum_messages(  # type: ignore[no-untyped-def]
+    first, operation, ranks, root, wire_bytes, message_class, startup, per_byte, busy, sync
+):
     """sync f64[n]: the collectives' seconds plus the busiest server's.
 
     busy f64[servers + 1]: scratch; entry 0 is the collectives, 1 + s is server s.
@@ -75,7 +77,7 @@ def _sum_messages(first, operation, ranks, root, wire_bytes, kind, startup, per_
         busy[:] = 0.0
         for message in range(first[index], first[index + 1]):
             owner = root[message] + 1
-            code = kind[operation[message], ranks[message], owner]
+            code = message_class[operation[message], ranks[message], owner]
             busy[owner] += startup[code] + per_byte[code] * wire_bytes[message]
         most = 0.0
         for server in range(1, len(busy)):

@@ -129,8 +129,8 @@ def explain_plan(
     )
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
     links = network_of(domain.cluster, plans.teams)
-    kinds = links.kinds_of(plans)[rows]
-    busy = plans.wire_bytes[rows] @ links.load[kinds]
+    classes = links.classes_of(plans)[rows]
+    busy = plans.wire_bytes[rows] @ links.load[classes]
     return Explanation(
         step_seconds=real,
         compute_seconds=no_update,
@@ -138,7 +138,7 @@ def explain_plan(
         transfer_seconds=no_startup - no_network,
         startup_seconds=not_slowed - no_startup,
         slowed_seconds=real - not_slowed,
-        messages=len(kinds),
+        messages=len(classes),
         wire_bytes=int(plans.wire_bytes[rows].sum()),
         busiest=links.resources[int(busy.argmax())],
         busiest_seconds=float(busy.max()),

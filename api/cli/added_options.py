@@ -3,6 +3,7 @@ come from `autosync.api.spec`; and where the database or the service is."""
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
@@ -74,8 +75,8 @@ def _set_parameters(
     at_the_end: bool = False,
 ) -> None:
     """Gives `run` the parameters of the command with some added, behind its arguments or all."""
-    signature = inspect.signature(command)
-    hints = get_type_hints(command, {**command.__globals__, "Connection": object}, None, True)
+    signature, names = inspect.signature(command), vars(sys.modules[command.__module__])
+    hints = get_type_hints(command, {**names, "Connection": object}, None, True)
     own = [
         each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
         for each in signature.parameters.values()

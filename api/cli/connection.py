@@ -84,7 +84,7 @@ def _application(db: str, create: bool) -> Iterator[Connection]:
     from autosync.api.http.access.access_rules import Access
     from autosync.api.http.app import create_app
 
-    require_schema(db)
+    require_schema(db, create)
     database, token = connect(db), secrets.token_urlsafe(32)
     application = create_app(database, Access(token), UNLIMITED)
     try:

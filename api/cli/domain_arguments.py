@@ -64,7 +64,7 @@ def load_strategy(path: Path) -> "Strategy":
 
 
 def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
-    """What the file holds, told apart by the field `strategy`, which only a bundle has."""
+    """What the file holds: a bundle is what has a field `strategy`."""
     import json
 
     from autosync.bundle import Bundle

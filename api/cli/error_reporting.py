@@ -25,7 +25,7 @@ def guarded(command: Callable[[], object]) -> int:
         return REFUSED
     except OSError as error:
         return _system_refused(error)
-    except Exception as error:  # process boundary: a defect is logged in full and told in a line
+    except Exception as error:  # process boundary: a defect is logged in full, and a line names it
         if trouble := _database_trouble(error):
             print_error(trouble)
             return REFUSED

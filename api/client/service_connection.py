@@ -22,7 +22,7 @@ UNAVAILABLE = (502, 503, 504)
 FIRST_PAUSE_SECONDS = 0.25
 """Before a request is sent again; each pause is twice the one before."""
 LONGEST_PAUSE_SECONDS = 60.0
-"""A service that asks for a longer pause is told of as busy instead."""
+"""Where a service asks for a longer pause, its refusal is raised instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def followed(
     failures, why = 0, "the stream ended"
     while failures < connection.attempts:
         try:
-            for event in _told(connection, tuning_id, after, follow):
+            for event in _received(connection, tuning_id, after, follow):
                 if event is None:
                     return
                 after, failures = event.id, 0
@@ -89,10 +89,10 @@ def followed(
     raise unreachable(connection.address, why)
 
 
-def _told(
+def _received(
     connection: ServiceConnection, tuning_id: str, after: int, follow: bool
 ) -> Iterator[ServiceEvent | None]:
-    """What one connection tells; None is the tuning's end."""
+    """The events that one connection carries; None is the tuning's end."""
     timeout, query = httpx.Timeout(SILENCE_SECONDS), {} if follow else {"follow": "false"}
     path = f"/v1/tunings/{tuning_id}/events"
     seen = {"Last-Event-ID": str(after)}

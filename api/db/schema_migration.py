@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, create_engine, event, inspect, text
 
 import autosync
-from autosync.api.db.database import BUSY_SECONDS, parse_url
+from autosync.api.db.database import BUSY_SECONDS, masked, parse_url
 from autosync.errors import NotFound, NotSupported
 
 if TYPE_CHECKING:  # what only looks at the revision needs no Alembic, which loads slowly
@@ -41,11 +41,12 @@ def migrate(url: str, revision: str = "head") -> None:
         engine.dispose()
 
 
-def require_schema(url: str) -> None:
-    """Checks that the database has the schema of this version; an empty one gets it.
+def require_schema(url: str, create: bool = True) -> None:
+    """Checks that the database has the schema of this version. create: an empty one gets it.
 
     Raises:
-        NotSupported: it has an older schema. NotFound: it has one that this version does not know.
+        NotSupported: it has an older schema. NotFound: it has one that this version does not know,
+            or none.
     """
     engine = create_engine(parse_url(url))
     try:
@@ -54,6 +55,13 @@ def require_schema(url: str) -> None:
     finally:
         engine.dispose()
     if current is None:
+        if not create:
+            raise NotFound(
+                f"the database {masked(url)!r} is empty.",
+                thing="database",
+                value=masked(url),
+                remedy="`autosync tune` and `autosync serve` make its tables; name another: --db.",
+            )
         migrate(url)
     elif current != known_revisions()[-1]:
         _check_known(current)

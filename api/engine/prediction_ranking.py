@@ -42,8 +42,8 @@ def best_by_prediction(
     sampled, fastest first; DDP is among them, as the last one where the devices' memory does not
     hold it.
 
-    on_event: told how far it is, by another thread; what it raises ends the ranking. stop: asked
-    where extensions have more to look at; ends that alone.
+    on_event: called with how far it is, by another thread; what it raises ends the ranking.
+    stop: asked where extensions have more to look at; ends that alone.
 
     Raises:
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.

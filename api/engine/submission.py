@@ -37,7 +37,7 @@ QUEUE_RETRY_SECONDS = 60.0
 @dataclass(frozen=True, slots=True)
 class Submission:
     """Who asks over HTTP. idempotency_key: a request that comes again under it is the same one,
-    told by the digest of what it asks for."""
+    by the digest of what it asks for."""
 
     client: str
     limits: ServiceLimits

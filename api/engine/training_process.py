@@ -29,7 +29,7 @@ def run_beside_trials(work: Callable[[Say], Answer], say: Say, lock: MachineLock
     """What `work` returns, from a process that this one feeds with `work` by pickling. It holds no
     lock and no connection of this one, so that it may stand still anywhere.
 
-    say: is told what `work` says. lock: of those who measure.
+    say: called with what `work` reports. lock: of those who measure.
 
     Raises:
         Cancelled: then nothing of it goes on. AutosyncError: of `work`.

@@ -1,4 +1,4 @@
-"""A strategy as settings of torch's DDP and FSDP2, and DeepSpeed, or a plain no.
+"""A strategy as settings of torch's DDP and FSDP2, and DeepSpeed, or a refusal that says why.
 
 Pure functions of strategy and domain, a file for each framework; none of these is imported.
 `settings` is their contract.

@@ -1,5 +1,5 @@
 """What every export shares: the answer, the refusal, and the messages of strategies that other
-frameworks may know, which are whole gradients of equal weight."""
+frameworks may know: whole gradients of equal weight."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -63,7 +63,7 @@ class FrameworkSettings:
 def refused(
     framework: FrameworkName, why: str, *, thing: str = "strategy", value: object = None
 ) -> NotSupported:
-    """why: ends no sentence."""
+    """why: without a full stop."""
     return NotSupported(
         f"{TITLES[framework]} cannot run this strategy: {why}.",
         thing=thing,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -23,6 +23,10 @@ from autosync.extensions.offload.document import Offload
 from autosync.extensions.placement.document import PlacedModules, Placement
 from autosync.extensions.staleness.document import Staleness
 
+if TYPE_CHECKING:  # which import this module
+    from autosync.domain import Domain
+    from autosync.strategy import Strategy
+
 Entries = tuple[ExtensionDocument, ...]
 """What a strategy carries: at most one document of a key, in the order of the keys."""
 
@@ -33,18 +37,18 @@ class Verification(Protocol):
     """What `verification.py` of an extension has, as functions, for strategies that carry its
     entry."""
 
-    def check_strategy(self, strategy: Any) -> None:
+    def check_strategy(self, strategy: "Strategy") -> None:
         """Raises InvalidStrategy where the entry does not go with the rest of the strategy,
         whatever the domain."""
 
-    def verify(self, strategy: Any, domain: Any, allow_inexact: bool) -> None:
+    def verify(self, strategy: "Strategy", domain: "Domain", allow_inexact: bool) -> None:
         """Raises InvalidStrategy as `check_strategy`, or where the entry does not go with the
         domain. allow_inexact: training may end elsewhere than with one process."""
 
-    def describe(self, strategy: Any, domain: Any) -> list[str]:
+    def describe(self, strategy: "Strategy", domain: "Domain | None") -> list[str]:
         """Phrases for ranked tables and reports. domain: or None, where sizes are not known."""
 
-    def label(self, strategy: Any) -> str:
+    def label(self, strategy: "Strategy") -> str:
         """A few words."""
 
 

@@ -35,7 +35,7 @@ def attention(
     shares_keys: bool,
 ) -> tuple[Tensor, Tensor]:
     """The output `(..., heads, queries, width of a value)` and a float32 tensor `(..., heads,
-    queries)` in place of the logarithms of sums, which nobody reads.
+    queries)` in place of the logarithms of sums, whose values are never read.
 
     shares_keys: several heads of the query share a head of key and value.
     """
@@ -226,7 +226,7 @@ CALLING_ATTENTION = frozenset(
         torch.autograd.grad,
     }
 )
-"""No mode sees what these call."""
+"""What these call passes by torch function modes."""
 
 
 def _fused(

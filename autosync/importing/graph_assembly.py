@@ -12,12 +12,12 @@ from autosync.importing.recorder import Record, Recorder
 from autosync.torch_dtypes import DTYPE_NAMES
 
 LOOP = "loop"
-"""The type of an operation that stands for all rounds of a loop. Its output is what all of them
-made, for backward needs that."""
-LEAST_ROUNDS, LONGEST_ROUND = 64, 128
-"""Fewer rounds stay operations by themselves, and so do rounds of more operations."""
+"""The type of an operation that stands for all iterations of a loop. Its output is that of all
+iterations, since backward reads it."""
+MIN_ITERATIONS, MAX_BODY = 64, 128
+"""A loop becomes one operation if it has so many iterations, of at most so many operations each."""
 Label = tuple[str, str, tuple[int, ...], DType]
-"""Module path, type, shape and dtype: the same in every round."""
+"""Module path, type, shape and dtype: the same in every iteration of a loop."""
 
 
 @dataclass(slots=True)
@@ -145,8 +145,8 @@ def _relevant_operations(recording: StepRecording, position: dict[int, int]) -> 
 
 
 def _groups(recorder: Recorder, relevant: list[int]) -> list[list[int]]:
-    """The operations of which the graph makes one: each by itself, but for a loop's (over tokens,
-    say), whose rounds run the same ones ever again."""
+    """The recorded operations that make up each operation of the graph: a single one, or all of a
+    loop (over tokens, say), whose iterations repeat the same operations."""
     labels = [
         (recorder.paths[op], recorder.types[op], record.shape, record.dtype)
         for op, record in ((op, recorder.records[op]) for op in relevant)
@@ -165,16 +165,16 @@ def _groups(recorder: Recorder, relevant: list[int]) -> list[list[int]]:
 
 
 def _loop_length(labels: list[Label], again: list[int], start: int) -> int:
-    """Operations of the loop that begins here; 1 where none does. again: where each label comes the
-    next time."""
+    """How many operations the loop that begins here has in all; 1 where none begins. again: the
+    next place of each place's label."""
     second = again[start]
-    while second < len(labels) and second - start <= LONGEST_ROUND:
+    while second < len(labels) and second - start <= MAX_BODY:
         period, end = second - start, second
         while end < len(labels) and labels[end] == labels[end - period]:
             end += 1
-        rounds = (end - start) // period
-        if rounds >= LEAST_ROUNDS:
-            return rounds * period
+        iterations = (end - start) // period
+        if iterations >= MIN_ITERATIONS:
+            return iterations * period
         second = again[second]
     return 1
 

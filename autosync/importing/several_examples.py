@@ -163,7 +163,7 @@ def _operations(
 
 
 def _unlike(name: str, names: dict[str, int]) -> str:
-    """Examples that run two operations in different orders have one of them twice."""
+    """A unique name: where examples run two operations in different orders, one is there twice."""
     names[name] = names.get(name, 0) + 1
     return name if names[name] == 1 else f"{name} ({names[name]})"
 

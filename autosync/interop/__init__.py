@@ -9,5 +9,5 @@ from autosync.errors import InvalidInput
 
 
 def refused_file(source: str, why: str, remedy: str) -> InvalidInput:
-    """source: the file, and the line or item in it. why: ends no sentence."""
+    """source: the file, and the line or item in it. why: without a full stop."""
     return InvalidInput(f"{source}: {why}.", thing=source, value=why, remedy=remedy)

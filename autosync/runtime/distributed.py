@@ -45,7 +45,6 @@ from autosync.runtime.torch_engines import (
     mesh_of,
     named_values,
     retarget,
-    share_values,
     unit_modules,
     wrap_in_ddp,
 )
@@ -57,7 +56,7 @@ from autosync.runtime.transport.agreement import (
     refused_everywhere,
 )
 from autosync.runtime.transport.process_groups import working_group
-from autosync.runtime.transport.tensor_exchange import tensor_signatures
+from autosync.runtime.transport.tensor_exchange import share_initial_values, tensor_signatures
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward, warn_if_together
 
@@ -250,7 +249,7 @@ def _shard(
             raise clipping_of_several()
         planned = (variable.name for variable in shipped.variables)
         units = unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
-    share_values(model, group)
+    share_initial_values(group, model, group)
     before = named_values(model)
     mesh = mesh_of(sharding, group, device)
     apply_fully_shard(model, units, sharding, mesh)

@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -265,13 +264,6 @@ def mesh_of(sharding: FullyShard, group: dist.ProcessGroup, device: torch.device
         return DeviceMesh.from_group(group, device.type)
     shape = (group.size() // sharding.shard_ranks, sharding.shard_ranks)
     return init_device_mesh(device.type, shape, mesh_dim_names=MESH_NAMES)
-
-
-def share_values(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Every rank begins with rank 0's parameters and buffers."""
-    source = dist.get_global_rank(group, 0)
-    for value in chain(model.parameters(), model.buffers()):
-        dist.broadcast(value.detach(), source, group)
 
 
 def apply_fully_shard(

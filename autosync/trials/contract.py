@@ -15,7 +15,7 @@ from autosync.runtime.execution.execution_trace import DealOperation
 from autosync.trials.request_names import ComputeDevice, ComputeKind
 
 ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refused", "cancelled"]
-"""docs/trials.md says when it is which."""
+"""docs/trials.md says when it is which; `cancelled` stands in results stored before."""
 
 LACKS_MEMORY: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
 """Kinds of error that a strategy which needs less memory may avoid: the device ran out of memory,

@@ -89,7 +89,7 @@ def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, 
     elif isinstance(synchronizer, AllReduce) and synchronizer.algorithm == "hierarchical":
         alone = sum(node.ranks > 0 for node in domain.cluster.nodes) == 1
         stages = tuple(stage for stage in HIERARCHICAL if not (alone and stage[1] == LEADERS))
-    kinds = np.array([int(network.kind_of(operation, teams)) for operation, teams in stages])
+    kinds = np.array([int(network.class_of(operation, teams)) for operation, teams in stages])
     per_byte = network.copy_seconds_per_byte + network.host_seconds_per_byte
     return (
         (network.message_seconds + network.link_seconds)[kinds],
@@ -102,7 +102,7 @@ def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, 
 def all_reduce_estimate(domain: Domain) -> tuple[float, float]:
     """a and b of a + b M: seconds of an all-reduce of M bytes among all ranks, by itself."""
     costs = network_of(domain.cluster, team_table(domain, ()))
-    kind = int(costs.kind_of(Op.ALL_REDUCE, ALL_RANKS))
+    kind = int(costs.class_of(Op.ALL_REDUCE, ALL_RANKS))
     a = costs.startup_seconds[kind] + costs.host_seconds[kind] + costs.link_seconds[kind]
     b = (
         costs.seconds_per_byte[kind]

@@ -127,7 +127,8 @@ DECIMALS = 9
 class AlikeLoads:
     """Loads over G classes of servers and C classes of resources, seconds per byte.
 
-    plain f64[P, C]: of kinds without a server. owned: for each operation of a server `(G, C)`.
+    plain f64[P, C]: of message classes without a server. owned: for each operation of a server
+    `(G, C)`.
     Each is the mean over the resources of a class.
     """
 

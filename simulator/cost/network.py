@@ -1,6 +1,6 @@
 """What messages cost on a cluster: startup, and the time they hold each link.
 
-Every message that plans of a cluster can hold is of some kind (operation, teams, root). A kind
+Every message that plans of a cluster can hold is of some class (operation, teams, root). A class
 has a startup and, per byte that one replica contributes, the seconds it occupies each resource:
 each NIC's two directions, each device's port to the others of its node, and stated links.
 """
@@ -54,10 +54,10 @@ their strategies measured (docs/simulator.md)."""
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """K kinds of messages over R resources.
+    """K classes of messages over R resources.
 
-    kind i16[11, teams, servers + 1]: by operation, teams and root + 1 (see `kind_of`); -1 for
-        messages that no plan holds.
+    message_class i16[11, teams, servers + 1]: by operation, teams and root + 1 (see `class_of`); -1
+        for messages that no plan holds.
     startup_seconds f64[K]; copy_seconds_per_byte f64[K]: an engine's own copies.
     host_seconds, host_seconds_per_byte f64[K]: for which a message keeps the hosts' processors.
     link_seconds f64[K]: for which a message holds its links besides its bytes.
@@ -65,7 +65,7 @@ class Network:
         slowest connection where connections have a rate of their own.
     equation_seconds_per_byte f64[K]: the network term of equation 2 (servers: the sum over
         workers) and equation 3 (collectives: over the lowest bandwidth).
-    server i16[K]: the owner a kind works for, -1 for collectives.
+    server i16[K]: the owner a class works for, -1 for collectives.
     load f64[K, R]: seconds per byte that a resource is held. resources: their names.
     utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]. flows f64[K, U]: pairs of
         ranks between which a message flows over each resource. Equal columns once.
@@ -73,7 +73,7 @@ class Network:
     in_flight: collectives at once per channel. engine_seconds: an engine's for each message.
     """
 
-    kind: NDArray[np.int16]
+    message_class: NDArray[np.int16]
     operations: NDArray[np.uint8]
     startup_seconds: F64
     copy_seconds_per_byte: F64
@@ -91,24 +91,24 @@ class Network:
     in_flight: int
     engine_seconds: float
 
-    def kinds_of(self, plans: PlanTable) -> NDArray[np.int16]:
-        """The kind of every message of the plans, `(messages,)`."""
-        return self.kind_of(plans.operation, plans.ranks, plans.root)
+    def classes_of(self, plans: PlanTable) -> NDArray[np.int16]:
+        """The class of every message of the plans, `(messages,)`."""
+        return self.class_of(plans.operation, plans.ranks, plans.root)
 
-    def kind_of(
+    def class_of(
         self, operation: ArrayLike, teams: ArrayLike, root: ArrayLike = -1
     ) -> NDArray[np.int16]:
-        """The kinds of messages by operation, teams and root (-1: none); all broadcast."""
+        """The classes of messages by operation, teams and root (-1: none); all broadcast."""
         places = (
             np.asarray(each, dtype=np.int64)
             for each in (operation, teams, np.add(root, 1, dtype=np.int64))
         )
-        kinds: NDArray[np.int16] = self.kind[tuple(places)]
-        return kinds
+        classes: NDArray[np.int16] = self.message_class[tuple(places)]
+        return classes
 
     @property
     def message_seconds(self) -> F64:
-        """What a message of each kind costs besides its bytes, `(K,)`."""
+        """What a message of each class costs besides its bytes, `(K,)`."""
         result: F64 = self.startup_seconds + self.host_seconds + self.engine_seconds
         return result
 
@@ -123,24 +123,24 @@ def link_seconds_per_byte(
 
 @lru_cache(maxsize=8)
 def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
-    """The costs of every message kind that plans over these teams can hold."""
+    """The costs of every class of messages that plans over these teams can hold."""
     where = resources_of(cluster)
-    kind = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
-    kinds = _kinds(cluster, teams)
-    if len(kinds) > np.iinfo(kind.dtype).max:
+    message_class = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
+    classes = _classes(cluster, teams)
+    if len(classes) > np.iinfo(message_class.dtype).max:
         raise NotSupported(
-            f"{cluster.name} has {cluster.servers} servers, whose messages are of {len(kinds)} "
-            f"kinds; at most {np.iinfo(kind.dtype).max} can be told apart.",
+            f"{cluster.name} has {cluster.servers} servers, whose messages are of {len(classes)} "
+            f"classes; at most {np.iinfo(message_class.dtype).max} can be told apart.",
             thing="cluster",
             value=cluster.servers,
             remedy="Describe at most 4,000 devices.",
         )
-    load, flows = np.empty((2, len(kinds), len(where.rate)))
-    figures, workers = np.empty((len(kinds), 4)), []
-    travels = np.ones(len(kinds), dtype=np.bool_)
+    load, flows = np.empty((2, len(classes), len(where.rate)))
+    figures, workers = np.empty((len(classes), 4)), []
+    travels = np.ones(len(classes), dtype=np.bool_)
     on_teams, explicit = TeamTraffic(cluster, where), FIRST_SERVER + cluster.servers
-    for place, (operation, team, root) in enumerate(kinds):
-        kind[operation, team, root + 1] = place
+    for place, (operation, team, root) in enumerate(classes):
+        message_class[operation, team, root + 1] = place
         figures[place], load[place], flows[place] = on_teams.together(operation, teams[team], root)
         workers.append(max((len(ranks) for ranks in teams[team]), default=1))
         travels[place] = team < explicit or workers[place] > 1  # one rank holds a placed module
@@ -153,7 +153,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     ports = np.bincount(column, weights=where.ports) > 0
     first, ports = first[held], ports[held]
     engine = cluster.cost("engine")
-    operations = [operation for operation, _, _ in kinds]
+    operations = [operation for operation, _, _ in classes]
     paid = [COST_KIND[operation] for operation in operations]
     costs = [cluster.cost(each) for each in paid]
     startups = [
@@ -166,7 +166,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         return np.where(travels, [getattr(cost, field) for cost in costs], 0.0)
 
     return Network(
-        kind=kind,
+        message_class=message_class,
         operations=np.array(operations, dtype=np.uint8),
         startup_seconds=np.where(travels, rounds * startups, 0.0),
         copy_seconds_per_byte=of_costs("seconds_per_byte") + engine.seconds_per_byte,
@@ -175,7 +175,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         link_seconds=sends * cluster.link_seconds_per_send * rounds,
         seconds_per_byte=alone,
         equation_seconds_per_byte=equation,
-        server=np.array([root for _, _, root in kinds], dtype=np.int16),
+        server=np.array([root for _, _, root in classes], dtype=np.int16),
         load=load,
         resources=where.names,
         utilization=np.ascontiguousarray(share[:, first]),
@@ -188,7 +188,7 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     )
 
 
-def _kinds(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, int]]:
+def _classes(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, int]]:
     """(operation, teams, root) of every message that the compiler emits (its kernel `chain`, and
     `sharded_messages` and extensions, whose teams follow the explicit rings)."""
     rings = range(FIRST_SERVER + cluster.servers, len(teams))

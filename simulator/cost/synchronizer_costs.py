@@ -86,48 +86,50 @@ def _classes(
     costs = network_of(domain.cluster, plans.teams)
     synchronizer = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
     variable = plans.piece_row[plans.bucket_first[plans.bucket]]
-    kind = costs.kinds_of(plans)
+    message_class = costs.classes_of(plans)
     ratio = plans.wire_bytes / domain.variables.size_bytes[variable]
     order = np.argsort(variable, kind="stable")
     ends = np.cumsum(np.bincount(variable, minlength=len(suits)))
     messages_of = np.split(order, ends[:-1])
     signatures = [
-        (suits[v].tobytes(), ratio[mine].tobytes(), kind[mine].tobytes())
+        (suits[v].tobytes(), ratio[mine].tobytes(), message_class[mine].tobytes())
         for v, mine in enumerate(messages_of)
     ]
     numbers = {signature: c for c, signature in enumerate(dict.fromkeys(signatures))}
     class_of = np.array([numbers[signature] for signature in signatures])
-    load_of = _loads_of_kinds(domain, costs, kind)
+    load_of = _loads_of_classes(domain, costs, message_class)
     height = np.ones(len(strategies), dtype=np.int64)
-    np.maximum.at(height, synchronizer, [len(load_of[each]) for each in kind.tolist()])
+    np.maximum.at(height, synchronizer, [len(load_of[each]) for each in message_class.tolist()])
     row = np.concatenate([[0], np.cumsum(height)])
-    resources = load_of[int(kind[0])].shape[1]
+    resources = load_of[int(message_class[0])].shape[1]
     load = np.zeros((len(numbers), row[-1], resources))
     for c in range(len(numbers)):
         first = int(np.flatnonzero(class_of == c)[0])
         for message in messages_of[first].tolist():
             rows = slice(row[synchronizer[message]], row[synchronizer[message] + 1])
-            load[c, rows] += ratio[message] * load_of[int(kind[message])]
+            load[c, rows] += ratio[message] * load_of[int(message_class[message])]
         load[c, np.repeat(~suits[first], height)] = np.inf
     return SynchronizerCosts(class_of, load)
 
 
-def _loads_of_kinds(
-    domain: Domain, costs: Network, kinds: NDArray[np.int16]
+def _loads_of_classes(
+    domain: Domain, costs: Network, classes: NDArray[np.int16]
 ) -> dict[int, NDArray[np.float64]]:
-    """Of each kind, over classes of alike resources: `(1, resources)`, or `(servers, resources)`
-    of the first server's kinds, over classes of alike servers."""
+    """Of each class of messages, over groups of alike resources: `(1, resources)`, or
+    `(servers, resources)` of the first server's classes, over groups of alike servers."""
     servers = np.arange(domain.cluster.servers)
     first: list[int] = []
     owned = []
-    for operation in range(len(costs.kind)):
+    for operation in range(len(costs.message_class)):
         for team in (ALL_RANKS, NODE_TEAMS, FIRST_SERVER):
-            kind = int(costs.kind[operation, team, 1]) if len(servers) else -1
-            if kind in kinds and kind >= 0:
-                first.append(kind)
+            message_class = int(costs.message_class[operation, team, 1]) if len(servers) else -1
+            if message_class in classes and message_class >= 0:
+                first.append(message_class)
                 teams = team + servers if team == FIRST_SERVER else team
-                owned.append(costs.load[costs.kind_of(operation, teams, servers)])
-    plain = [kind for kind in np.unique(kinds).tolist() if kind not in first]
+                owned.append(costs.load[costs.class_of(operation, teams, servers)])
+    plain = [
+        message_class for message_class in np.unique(classes).tolist() if message_class not in first
+    ]
     alike = alike_loads(costs.load[plain], owned)
     return dict(zip(plain, alike.plain[:, None], strict=True)) | dict(
         zip(first, alike.owned, strict=True)

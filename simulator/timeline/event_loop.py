@@ -129,9 +129,9 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
             computes = False
             share_links(costs, in_flight, size, in_flight.pace[END])
             continue
-        message, kind, channel = (
+        message, message_class, channel = (
             in_flight.message[slot],
-            in_flight.kind[slot],
+            in_flight.message_class[slot],
             in_flight.channel[slot],
         )
         if in_flight.phase[slot] == HANDED:
@@ -158,15 +158,15 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
         count += complete(
             plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived
         )
-        follower = in_flight.head[kind]
+        follower = in_flight.head[message_class]
         if follower >= 0:
-            in_flight.head[kind] = in_flight.follower[follower]
+            in_flight.head[message_class] = in_flight.follower[follower]
             in_flight.message[slot] = follower
             in_flight.phase[slot] = STARTING
             in_flight.time[slot] = max(now, on_wire[follower])
         else:
-            in_flight.busy[kind] = False
-            if not costs.streamed[kind]:
+            in_flight.busy[message_class] = False
+            if not costs.streamed[message_class]:
                 in_flight.collectives[channel] -= 1
             size = remove(in_flight, size, slot)
             if in_flight.collectives[channel] > 0:

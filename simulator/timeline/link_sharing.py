@@ -25,15 +25,15 @@ def share_links(costs, in_flight, size, now):
     crowded = list_crowded(in_flight)
     for slot in range(size):
         if in_flight.phase[slot] >= STEPPING:
-            kind = in_flight.kind[slot]
+            message_class = in_flight.message_class[slot]
             slow, wanted = 1.0, 0.0
             if in_flight.weight[slot] > 0.0:
                 wanted = in_flight.moving[slot] / in_flight.weight[slot]
             for place in range(crowded):
                 resource = in_flight.crowded[place]
-                slow = max(slow, wanted * flows[resource] * per_flow[kind, resource])
+                slow = max(slow, wanted * flows[resource] * per_flow[message_class, resource])
             if contended:
-                slow = max(slow, slow_beside_compute(costs, in_flight, size, kind))
+                slow = max(slow, slow_beside_compute(costs, in_flight, size, message_class))
             if slow != in_flight.slow[slot]:
                 in_flight.time[slot] = (
                     now + (in_flight.time[slot] - now) / in_flight.slow[slot] * slow
@@ -54,7 +54,7 @@ def list_crowded(in_flight):
 
 
 @njit(nogil=True, _nrt=False)
-def slow_beside_compute(costs, in_flight, size, kind):
+def slow_beside_compute(costs, in_flight, size, message_class):
     """How many times its seconds a message takes at ports of which compute takes its part.
 
     What is left of a port is shared in proportion to demand, but no message gets less than an
@@ -64,19 +64,19 @@ def slow_beside_compute(costs, in_flight, size, kind):
     for slot in range(size):
         on_wire += in_flight.phase[slot] >= STEPPING
     for resource in range(len(in_flight.used)):
-        if costs.ports[resource] and costs.utilization[kind, resource] > 0.0:
-            wanted = on_wire * costs.utilization[kind, resource]
+        if costs.ports[resource] and costs.utilization[message_class, resource] > 0.0:
+            wanted = on_wire * costs.utilization[message_class, resource]
             slow = max(slow, min(in_flight.used[resource], wanted))
     return slow * (1.0 + costs.transfer_slowdown)
 
 
 @njit(nogil=True, _nrt=False, inline="always")
 def occupy(costs, in_flight, slot, sign):
-    kind = in_flight.kind[slot]
+    message_class = in_flight.message_class[slot]
     moving, weight = sign * in_flight.moving[slot], sign * in_flight.weight[slot]
     for resource in range(len(in_flight.used)):
-        in_flight.used[resource] += moving * costs.utilization[kind, resource]
-        in_flight.flows[resource] += weight * costs.flows[kind, resource]
+        in_flight.used[resource] += moving * costs.utilization[message_class, resource]
+        in_flight.flows[resource] += weight * costs.flows[message_class, resource]
 
 
 @njit(nogil=True, _nrt=False)
@@ -112,4 +112,6 @@ def weigh(costs, in_flight, slot, weight):
     if change != 0.0:
         in_flight.weight[slot] = weight
         for resource in range(len(in_flight.flows)):
-            in_flight.flows[resource] += change * costs.flows[in_flight.kind[slot], resource]
+            in_flight.flows[resource] += (
+                change * costs.flows[in_flight.message_class[slot], resource]
+            )

@@ -116,16 +116,18 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
             continue
         if channel == GATHER and deferred(plan, compute, in_flight, message, begin, now):
             continue
-        kind = costs.kind[plan.operation[message], plan.ranks[message], plan.root[message] + 1]
-        if not costs.streamed[kind]:
-            if in_flight.collectives[channel] >= costs.in_flight[kind]:
+        message_class = costs.message_class[
+            plan.operation[message], plan.ranks[message], plan.root[message] + 1
+        ]
+        if not costs.streamed[message_class]:
+            if in_flight.collectives[channel] >= costs.in_flight[message_class]:
                 continue
             in_flight.collectives[channel] += 1
         time = max(now, in_flight.ahead[channel] + costs.ahead)
         if plan.after[message] >= 0:
             before = begin + plan.after[message]
             if arrived[before] < 0.0:
-                if not costs.streamed[kind]:
+                if not costs.streamed[message_class]:
                     in_flight.collectives[channel] -= 1
                 continue
             time = max(time, arrived[before])
@@ -137,7 +139,7 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
         in_flight.ahead[channel] += costs.ahead
         in_flight.handed[channel] = True
         in_flight.message[size] = message
-        in_flight.kind[size] = kind
+        in_flight.message_class[size] = message_class
         in_flight.channel[size] = channel
         in_flight.phase[size] = HANDED
         in_flight.earliest[size] = time
@@ -180,13 +182,13 @@ def decrement(plan, in_flight, message):
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def enqueue(in_flight, kind, message):
-    """Let a streamed message wait for those of its kind: they share their connections."""
-    if in_flight.head[kind] < 0:
-        in_flight.head[kind] = message
+def enqueue(in_flight, message_class, message):
+    """Let a streamed message wait for those of its class: they share their connections."""
+    if in_flight.head[message_class] < 0:
+        in_flight.head[message_class] = message
     else:
-        in_flight.follower[in_flight.tail[kind]] = message
-    in_flight.tail[kind] = message
+        in_flight.follower[in_flight.tail[message_class]] = message
+    in_flight.tail[message_class] = message
     in_flight.follower[message] = -1
 
 
@@ -194,44 +196,46 @@ def enqueue(in_flight, kind, message):
 def process(plan, costs, in_flight, slot, now, issued, on_wire):
     """Let the hosts' processors work on a message that was handed over, after those before it.
 
-    Returns whether it keeps its place: a streamed one may wait for another of its kind.
+    Returns whether it keeps its place: a streamed one may wait for another of its class.
     """
     message = in_flight.message[slot]
-    kind = in_flight.kind[slot]
+    message_class = in_flight.message_class[slot]
     issued[message] = now
     increment(plan, in_flight, message)
     wire_bytes = plan.wire_bytes[message]
     in_flight.handed[in_flight.channel[slot]] = False
     busy_until = (
-        max(now, in_flight.processor[0]) + costs.host[kind] + costs.host_byte[kind] * wire_bytes
+        max(now, in_flight.processor[0])
+        + costs.host[message_class]
+        + costs.host_byte[message_class] * wire_bytes
     )
     in_flight.processor[0] = busy_until
-    started = busy_until + costs.startup[kind] + costs.copy[kind] * wire_bytes
-    if costs.streamed[kind] and in_flight.busy[kind]:
+    started = busy_until + costs.startup[message_class] + costs.copy[message_class] * wire_bytes
+    if costs.streamed[message_class] and in_flight.busy[message_class]:
         on_wire[message] = started
-        enqueue(in_flight, kind, message)
+        enqueue(in_flight, message_class, message)
         return False
-    in_flight.busy[kind] = costs.streamed[kind]
+    in_flight.busy[message_class] = costs.streamed[message_class]
     in_flight.phase[slot] = STARTING
-    in_flight.time[slot] = busy_until if costs.stepwise[kind] else started
+    in_flight.time[slot] = busy_until if costs.stepwise[message_class] else started
     return True
 
 
 @njit(nogil=True, _nrt=False, inline="always")
 def begin_transfer(plan, costs, in_flight, size, slot, now, on_wire):
     """Put a message on its links, at full rate until they are shared anew."""
-    kind, channel = in_flight.kind[slot], in_flight.channel[slot]
+    message_class, channel = in_flight.message_class[slot], in_flight.channel[slot]
     message = in_flight.message[slot]
     wire_bytes = plan.wire_bytes[message]
-    seconds = costs.link[kind] + costs.per_byte[kind] * wire_bytes
+    seconds = costs.link[message_class] + costs.per_byte[message_class] * wire_bytes
     in_flight.phase[slot] = ON_WIRE
     in_flight.slow[slot] = in_flight.moving[slot] = in_flight.weight[slot] = 1.0
     in_flight.time[slot] = now + seconds
     on_wire[message] = now
     in_flight.turn[slot] = 0.0
-    if costs.stepwise[kind]:
+    if costs.stepwise[message_class]:
         in_flight.turn[slot] = wire_bytes
-        startup = costs.startup[kind] + costs.copy[kind] * wire_bytes
+        startup = costs.startup[message_class] + costs.copy[message_class] * wire_bytes
         if startup > 0.0:
             in_flight.phase[slot] = STEPPING
             in_flight.moving[slot] = seconds / (startup + seconds)
@@ -246,8 +250,8 @@ def begin_transfer(plan, costs, in_flight, size, slot, now, on_wire):
 def outlast_startup(plan, costs, in_flight, slot, now, on_wire):
     """A message in steps has been on its links for as long as its startup is: compute feels the
     rest of it only, as of other messages."""
-    kind, message = in_flight.kind[slot], in_flight.message[slot]
-    seconds = costs.link[kind] + costs.per_byte[kind] * plan.wire_bytes[message]
+    message_class, message = in_flight.message_class[slot], in_flight.message[slot]
+    seconds = costs.link[message_class] + costs.per_byte[message_class] * plan.wire_bytes[message]
     in_flight.phase[slot] = ON_WIRE
     in_flight.time[slot] = now + seconds * in_flight.slow[slot]
     on_wire[message] = now
@@ -261,7 +265,7 @@ def remove(in_flight, size, slot):
     """
     last = size - 1
     in_flight.message[slot] = in_flight.message[last]
-    in_flight.kind[slot] = in_flight.kind[last]
+    in_flight.message_class[slot] = in_flight.message_class[last]
     in_flight.channel[slot] = in_flight.channel[last]
     in_flight.phase[slot] = in_flight.phase[last]
     in_flight.time[slot] = in_flight.time[last]

@@ -108,10 +108,10 @@ class _Player:
         reached, last, following = 0.0, -1, dict(pairwise(gathers))
         if gathers and not self.blocking:  # the host runs ahead of its device
             self._send(gathers[0])
-        for moment, kind, message in sorted(steps):
+        for moment, step, message in sorted(steps):
             self._compute("backward", moment - reached)
             reached = moment
-            if kind == 1:
+            if step == 1:
                 if self.blocking and message == gathers[0]:
                     self._send(message)
                 self._wait(message)
@@ -184,11 +184,13 @@ class _Player:
         returns when it is done."""
         issued = max(self.now, earliest)
         start = issued if self.blocking else max(issued, self.free[own_queue])
-        kind, size = self._kind(message), float(self.rows["wire_bytes"][message])
+        message_class, size = self._class_of(message), float(self.rows["wire_bytes"][message])
         costs = self.costs
-        wired = start + costs.host[kind] + costs.host_byte[kind] * size
-        wired += costs.startup[kind] + costs.copy[kind] * size
-        on_links = costs.link[kind] + costs.per_byte[kind] * size * self._beside_compute(kind)
+        wired = start + costs.host[message_class] + costs.host_byte[message_class] * size
+        wired += costs.startup[message_class] + costs.copy[message_class] * size
+        on_links = costs.link[message_class] + costs.per_byte[
+            message_class
+        ] * size * self._beside_compute(message_class)
         arrived = float(wired + on_links)
         self.played.issued[message], self.played.on_wire[message] = issued, wired
         self.played.arrived[message] = arrived
@@ -198,18 +200,18 @@ class _Player:
         self.free[own_queue] = arrived
         self.wired = _with_interval(self.wired, (float(wired), arrived))
 
-    def _kind(self, message: int) -> int:
+    def _class_of(self, message: int) -> int:
         """In host memory a reduce-scatter is an all-reduce of which each rank keeps its part."""
         operation = int(self.rows["operation"][message])
         if self.blocking and operation == Op.REDUCE_SCATTER:
             operation = int(Op.ALL_REDUCE)
-        return int(self.costs.kind[operation, self.rows["ranks"][message], 0])
+        return int(self.costs.message_class[operation, self.rows["ranks"][message], 0])
 
-    def _beside_compute(self, kind: int) -> float:
+    def _beside_compute(self, message_class: int) -> float:
         """How many times its seconds a message takes at ports that backward uses, too."""
         if not self.in_backward or not self.costs.transfer_slowdown:
             return 1.0
-        at_ports = self.costs.utilization[kind][self.costs.ports].max(initial=0.0)
+        at_ports = self.costs.utilization[message_class][self.costs.ports].max(initial=0.0)
         return float(max(1.0, at_ports * (1.0 + self.costs.transfer_slowdown)))
 
 

@@ -27,18 +27,21 @@ class MessageArrays(NamedTuple):
 
 
 class CostArrays(NamedTuple):
-    """Per kind; see `cost.network.Network`. per_flow f64[K, U]: utilization over flows.
+    """Per class of messages; see `cost.network.Network`.
+
+    per_flow f64[K, U]: utilization over flows.
     link f64[K]: seconds that a message holds its links besides its bytes.
     ports bool[U]: resources that are devices' ports, through which transfers take the share
     transfer_slowdown longer during backward.
-    in_flight i64[K]: collectives at once in the kind's channel; streamed ones are not counted.
+    in_flight i64[K]: collectives at once in the channel of the class; streamed ones are not
+    counted.
     stepwise bool[K]: startup and copies lie between a message's bytes, not before them.
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
     its device, from the start of backward on, while gradients are still computed.
     in_order: whether a message lands only when all before it on its channel have."""
 
-    kind: NDArray[np.int16]
+    message_class: NDArray[np.int16]
     startup: F64
     copy: F64
     link: F64
@@ -74,7 +77,7 @@ class ComputeArrays(NamedTuple):
 
 class InFlight(NamedTuple):
     """Messages in flight, one a slot of compact arrays; and the state of resources (U), channels,
-    owners and kinds (K).
+    owners and classes (K).
 
     Per slot: time: when its phase ends at its present share (slow) of its links. moving: the share
     of its seconds alone in which its bytes move. turn: a ring's bytes, 0 for other messages.
@@ -86,16 +89,16 @@ class InFlight(NamedTuple):
     f64[M]: when a message's last byte was there.
     used, flows f64[U]: demand for each resource, and flows over it. crowded i64[U]: the first of
     them are resources of which too much is asked. processor f64[1]: until when the hosts are busy
-    with messages. clock: until when an owner updates. busy bool[K]: whether a
-    streamed message of the kind is on its way. head, tail i64[K]: the first and last one that waits
-    for it, -1 without; follower i64[M]: the one behind.
+    with messages. clock: until when an owner updates. busy bool[K]: whether a streamed message of
+    the class is on its way. head, tail i64[K]: the first and last one that waits for it, -1
+    without; follower i64[M]: the one behind.
     gate_time, gate_update: per forward operation, when what it waits for is there, and the seconds
     of updates then. pace f64[4], tally i64[6]: see `compute_clock`. wired f64[W, 2]:
     when messages were on the wire, in order and apart; filled only where that slows compute.
     """
 
     message: I64
-    kind: I64
+    message_class: I64
     channel: I64
     phase: I64
     time: F64

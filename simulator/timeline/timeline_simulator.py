@@ -136,10 +136,10 @@ def _shard_ranks(population: Population, index: int) -> int:
 
 def busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
     """`(strategies,)`: how long the plan's bytes occupy the link they occupy longest."""
-    kinds = costs.kinds_of(plans)
+    classes = costs.classes_of(plans)
     strategy = np.repeat(np.arange(len(plans)), np.diff(plans.first))
     bytes_of = np.zeros((len(plans), len(costs.startup_seconds)))
-    np.add.at(bytes_of, (strategy, kinds), plans.wire_bytes)
+    np.add.at(bytes_of, (strategy, classes), plans.wire_bytes)
     busiest: NDArray[np.float64] = (bytes_of @ costs.load).max(axis=1)
     return busiest
 
@@ -204,7 +204,7 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
     flows = costs.flows if backend.one_connection_a_pair else costs.utilization
     engine = costs.engine_seconds
     return CostArrays(
-        kind=costs.kind,
+        message_class=costs.message_class,
         startup=costs.startup_seconds,
         copy=costs.copy_seconds_per_byte,
         link=costs.link_seconds,
@@ -239,12 +239,12 @@ def _kernel_compute(domain: Domain, plans: PlanTable) -> ComputeArrays:
 
 
 def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFlight:
-    kinds = len(costs.startup_seconds)
-    slots = CHANNELS * (costs.in_flight + 1) + kinds
+    classes = len(costs.startup_seconds)
+    slots = CHANNELS * (costs.in_flight + 1) + classes
     operations = len(domain.graph.operations)
     return InFlight(
         message=np.zeros(slots, dtype=np.int64),
-        kind=np.zeros(slots, dtype=np.int64),
+        message_class=np.zeros(slots, dtype=np.int64),
         channel=np.zeros(slots, dtype=np.int64),
         phase=np.zeros(slots, dtype=np.int64),
         time=np.zeros(slots),
@@ -266,9 +266,9 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         left=np.zeros(plans.messages),
         processor=np.zeros(1),
         clock=np.zeros(domain.cluster.servers + 1),
-        busy=np.zeros(kinds, dtype=np.bool_),
-        head=np.full(kinds, -1, dtype=np.int64),
-        tail=np.full(kinds, -1, dtype=np.int64),
+        busy=np.zeros(classes, dtype=np.bool_),
+        head=np.full(classes, -1, dtype=np.int64),
+        tail=np.full(classes, -1, dtype=np.int64),
         follower=np.empty(plans.messages, dtype=np.int64),
         gate_time=np.zeros(operations),
         gate_update=np.zeros(operations),

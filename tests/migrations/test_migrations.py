@@ -114,8 +114,10 @@ def test_only_an_upgrade_and_a_service_change_the_schema(
 
 
 def test_the_schema_is_made_where_there_is_none(empty_url: str) -> None:
+    with pytest.raises(NotFound, match="is empty"):
+        require_schema(empty_url, create=False)
     require_schema(empty_url)
-    require_schema(empty_url)
+    require_schema(empty_url, create=False)
     with opened(empty_url) as database:
         assert tables(database) == set(Base.metadata.tables)
 

@@ -1,8 +1,9 @@
 """`autosync explain`: a strategy, a bundle or a tuning's answer in words."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,7 +16,6 @@ from autosync.errors import InvalidInput
 from autosync.units import MIB
 
 if TYPE_CHECKING:
-    from autosync.api.cli.connection import Connection
     from autosync.api.client.rest_client import Client
     from autosync.api.views.timeline_schemas import Timeline
     from autosync.bundle import Bundle
@@ -31,23 +31,23 @@ def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
     from autosync.simulator.backends import backend_of
     from autosync.simulator.explanation import explain
 
-    told = explain(domain, strategy)
-    out.print(f"\n[bold]Predicted[/] {told}")
-    out.print(f"[bold]Peak memory[/] {_memory_words(told)}")
-    for extension, words in told.extensions:
+    found = explain(domain, strategy)
+    out.print(f"\n[bold]Predicted[/] {found}")
+    out.print(f"[bold]Peak memory[/] {_memory_words(found)}")
+    for extension, words in found.extensions:
         out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
     if caveat := backend_of(domain.cluster).caveat(strategy, domain.cluster):
         warn(caveat)
 
 
-def _memory_words(told: "Explanation") -> str:
-    gigabytes = sorted({f"{peak / 1e9:.2f}" for peak in told.peak_memory_bytes}, key=float)
+def _memory_words(found: "Explanation") -> str:
+    gigabytes = sorted({f"{peak / 1e9:.2f}" for peak in found.peak_memory_bytes}, key=float)
     words = f"{gigabytes[0]} GB a rank"
     if len(gigabytes) > 1:
-        peaks = told.peak_memory_bytes
+        peaks = found.peak_memory_bytes
         words = f"{gigabytes[0]} to {gigabytes[-1]} GB a rank, most on {peaks.index(max(peaks))}"
     words += ", predicted"
-    if short := told.ranks_out_of_memory:
+    if short := found.ranks_out_of_memory:
         words += f"; more than the devices of ranks {', '.join(map(str, short))} have"
     return words
 
@@ -142,65 +142,67 @@ def explain(
         autosync explain best.json
         autosync explain 3f2a90c1 --trace trace.json
     """
-    from contextlib import nullcontext
-
     from autosync.api.cli.connection import connected, is_missing
     from autosync.api.cli.domain_arguments import load_strategy_or_bundle
+    from autosync.api.cli.tuning_lookup import find_tuning
     from autosync.bundle import Bundle
     from autosync.documents import to_data
 
-    by_id = TUNING_ID.fullmatch(document) is not None and not Path(document).exists()
-    given = None if by_id else load_strategy_or_bundle(Path(document))
-    nowhere = url is None and db == DEFAULT_DATABASE and is_missing(db)
-    alone = not by_id and (not isinstance(given, Bundle) or nowhere)
-    with nullcontext() if alone else connected(db, url) as at:
-        loaded, tuning_id = (given, None) if at is None else _found(at.client, document, given)
-        if trace is not None:
-            _write_trace(at, tuning_id, loaded, trace, document)
-        if json:
-            print_json(to_data(loaded))
-            return
-        if isinstance(loaded, Bundle):
-            _print_strategy(loaded.strategy, every)
-            _print_bundle(loaded)
-        elif loaded is not None:
-            _print_strategy(loaded, every)
-        if at is not None and tuning_id is not None and isinstance(loaded, Bundle):
-            print_prediction(loaded.strategy, at.client.tunings.domain(tuning_id))
-            strategy_id = loaded.strategy.id
-            print_timeline(at.client.tunings.timeline(tuning_id, strategy=strategy_id))
+    loaded: Strategy | Bundle
+    recorded: Recorded | None = None
+    if TUNING_ID.fullmatch(document) and not Path(document).exists():
+        with connected(db, url) as at:
+            tuning_id = find_tuning(at.client, document).id
+            loaded = at.client.tunings.bundle(tuning_id)
+            recorded = _recorded(at.client, loaded, tuning_id)
+    else:
+        loaded = load_strategy_or_bundle(Path(document))
+        nowhere = url is None and db == DEFAULT_DATABASE and is_missing(db)
+        if isinstance(loaded, Bundle) and not nowhere:
+            with connected(db, url) as at:
+                recorded = _recorded(at.client, loaded)
+    if trace is not None:
+        _write_trace(recorded, trace, document)
+    if json:
+        print_json(to_data(loaded))
+        return
+    if isinstance(loaded, Bundle):
+        _print_strategy(loaded.strategy, every)
+        _print_bundle(loaded)
+    else:
+        _print_strategy(loaded, every)
+    if recorded is not None and isinstance(loaded, Bundle):
+        print_prediction(loaded.strategy, recorded.domain)
+        print_timeline(recorded.timeline)
 
 
-def _found(
-    client: "Client", document: str, given: "Strategy | Bundle | None"
-) -> "tuple[Strategy | Bundle | None, str | None]":
-    """What is explained, and the tuning that has its timeline: the one that was named, or the
-    newest that recorded the bundle's strategy in its domain; None where there is none."""
-    from autosync.api.cli.tuning_lookup import find_tuning
-    from autosync.bundle import Bundle
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a tuning has of a bundle's strategy. trace: of its timeline, for ui.perfetto.dev."""
 
-    if given is None:
-        tuning_id = find_tuning(client, document).id
-        return client.tunings.bundle(tuning_id), tuning_id
-    if not isinstance(given, Bundle):
-        return given, None
-    recorded = client.tunings.list(recorded=given.strategy.id, limit=None).items
-    there = (each.id for each in recorded if each.domain_id == given.domain_id)
-    return given, next(there, None)
+    domain: "Domain"
+    timeline: "Timeline"
+    trace: dict[str, Any]
 
 
-def _write_trace(
-    at: "Connection | None",
-    tuning_id: str | None,
-    loaded: "Strategy | Bundle | None",
-    trace: Path,
-    document: str,
-) -> None:
+def _recorded(client: "Client", bundle: "Bundle", tuning_id: str | None = None) -> Recorded | None:
+    """Of the tuning, or of the newest that recorded the bundle's strategy in its domain; None where
+    there is none."""
+    tunings, strategy_id = client.tunings, bundle.strategy.id
+    if tuning_id is None:
+        there = tunings.list(recorded=strategy_id, limit=None).items
+        tuning_id = next((each.id for each in there if each.domain_id == bundle.domain_id), None)
+    if tuning_id is None:
+        return None
+    timeline = tunings.timeline(tuning_id, strategy=strategy_id)
+    trace = tunings.trace(tuning_id, strategy=strategy_id)
+    return Recorded(tunings.domain(tuning_id), timeline, trace)
+
+
+def _write_trace(recorded: Recorded | None, trace: Path, document: str) -> None:
     import json
 
-    from autosync.bundle import Bundle
-
-    if at is None or tuning_id is None or not isinstance(loaded, Bundle):
+    if recorded is None:
         raise InvalidInput(
             f"there is no timeline of {document}.",
             thing="--trace",
@@ -208,8 +210,7 @@ def _write_trace(
             remedy="Give the id of a finished tuning or its bundle; name its database with --db, "
             "or its service with --url.",
         )
-    found = at.client.tunings.trace(tuning_id, strategy=loaded.strategy.id)
-    write_text(trace, json.dumps(found))
+    write_text(trace, json.dumps(recorded.trace))
     say(f"Trace for ui.perfetto.dev: {escape(str(trace))}")
 
 

@@ -53,13 +53,13 @@ EVALUATIONS = 256
 the proposals of a round at the most."""
 
 LEAST_BYTES_SHARE = 0.01
-"""Of the model's bytes, that a module must hold to be worth a deal."""
+"""Of the model's bytes: a smaller module is not worth sending samples to and fro."""
 
 OUT_OF_MEMORY = 10.0
 """By which the reward of what does not fit is multiplied (HeteroG, section 4.1.3)."""
 
 LEAST_GAIN = 0.005
-"""Of an iteration: less is within what the timeline is off by."""
+"""Share of an iteration: a smaller gain is within the timeline's error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class ClockedAttachment:
 
     def stop(self, error: AutosyncError) -> None:
         self.client.fail(error)
-        self.meeting.refusals.post(error)
+        self.meeting.refusals.post(error, final=True)
         self.leave()
 
     def detach(self, keep_state: bool = True) -> None:

@@ -112,7 +112,7 @@ class Monitor:
 
     def stop(self, error: AutosyncError) -> None:
         """End the plan on this rank and, with the same error, on all others."""
-        self._refusals.post(error)
+        self._refusals.post(error, final=True)  # a thread may stop it while the script goes on
         self._end(error)
 
     def _end(self, error: AutosyncError) -> AutosyncError:

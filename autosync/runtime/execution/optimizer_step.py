@@ -58,6 +58,7 @@ class OptimizerStep:
             engine.storage.check_step()
         if engine.values is not None:
             engine.values.before_step()
+        kept = engine.script_state.is_kept()
         self._check_first(optimizer)
         if engine.iteration.phase is not Phase.REDUCING:
             check_synchronized(engine.variables)
@@ -67,9 +68,7 @@ class OptimizerStep:
                 self._step()
             elif not self.together:
                 self._step_alone(optimizer)
-        if engine.iteration.phase is Phase.STEPPED and (
-            engine.script_state.was_read or engine.is_blind()
-        ):
+        if engine.iteration.phase is Phase.STEPPED and (kept or engine.is_blind()):
             engine.flush()
 
     def clear(self, optimizer: Optimizer, set_to_none: bool) -> None:

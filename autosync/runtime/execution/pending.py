@@ -1,7 +1,7 @@
 """Tensors that a script may reach before their values are complete: whoever reads one waits.
 
 Where a plan overlaps the next forward pass, `parameter.grad` is not complete when `backward()`
-returns; where updates are owned or sharded, or a module is placed on some of the ranks, it never is
+returns; where updates are owned or sharded, or some ranks do not hold a variable, it never is
 on every rank. So between backward and `step()` such a gradient is a `PendingGradient`: reading it
 waits for the average, or is refused by name where no rank holds all of it.
 

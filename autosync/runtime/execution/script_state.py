@@ -2,13 +2,13 @@
 `load_state_dict()`.
 
 Where every rank holds the state of every variable, `optimizer.state` is torch's own dictionary, and
-reading it waits for the updates in flight. The script may keep what it has found there and change
-it behind any step: from then on each `step()` waits for its updates. Where updates are owned or
-sharded no rank holds all of it: `state_dict()` gathers it, and reading `optimizer.state` is
-refused.
+reading it waits for the updates in flight. As long as the script keeps what it has found there,
+each `step()` waits for its updates. torch's `get_state_dict` and frameworks only look: they keep
+nothing. Where updates are owned or sharded no rank holds all of it: `state_dict()` gathers it, and
+reading `optimizer.state` is refused.
 """
 
-import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,14 +24,10 @@ from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers
 if TYPE_CHECKING:
     from autosync.runtime.execution.engine import Engine
 
-log = logging.getLogger("autosync")
-
 
 class ScriptState:
     """Of the optimizer of one plan, or of several.
 
-    was_read: the script has read `optimizer.state`, and no `load_state_dict` has replaced what it
-        found there: no update may run behind `step()`.
     in_parts, to: what `state_dict()` gives where no rank holds all of a variable's state: this
         rank's parts; or the whole, on rank `to` alone, by default on every rank.
     """
@@ -44,7 +40,7 @@ class ScriptState:
         self._optimizers = optimizers_in(engine.optimizer)
         self._is_split = not all(variable.whole for variable in engine.variables)
         self._overlaps = any(variable.deferred for variable in engine.variables)
-        self.was_read = False
+        self._was_read = False
 
     def begin(self) -> None:
         """The plan takes over what the script's optimizer holds."""
@@ -61,12 +57,7 @@ class ScriptState:
             return SplitState(id(optimizer) in self._begun)
         if self._engine.iteration.phase is Phase.STEPPED:
             self._engine.flush()
-        if self._overlaps and not self.was_read:
-            self.was_read = True
-            log.info(
-                "optimizer.state was read: from now on step() waits for its updates. "
-                "Take the state by optimizer.state_dict() to keep the overlap."
-            )
+        self._was_read = self._overlaps
         return held_state(optimizer)
 
     def replace(self, optimizer: Optimizer, state: Any) -> None:
@@ -75,6 +66,14 @@ class ScriptState:
             raise _split_state()
         self.of(optimizer)
         optimizer.__dict__["state"] = state
+
+    def is_kept(self) -> bool:
+        """Whether the script still holds a dictionary or a tensor of `optimizer.state`, and may
+        change it behind any step: more references to it exist than the optimizer's own. Called
+        while no update runs."""
+        if self._was_read:
+            self._was_read = any(map(_is_kept, self._optimizers))
+        return self._was_read
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """A collective where updates are owned or sharded."""
@@ -98,7 +97,6 @@ class ScriptState:
         of what is split, these parts alone."""
         engine = self._engine
         engine.flush()
-        self.was_read = False
         self._begun.discard(id(optimizer))
         if state_dict["state"]:
             self._begun.add(id(optimizer))
@@ -179,4 +177,24 @@ def _split_state() -> NotSupported:
         thing="optimizer.state",
         remedy="Take it by optimizer.state_dict(), called on every rank, and give it back by "
         "optimizer.load_state_dict(); or use a strategy without owned or sharded updates.",
+    )
+
+
+def _references(held: dict[Any, Any]) -> int:
+    """The most that any tensor or dictionary among the values has."""
+    kinds = (Tensor, dict)
+    counts = (sys.getrefcount(value) for value in held.values() if isinstance(value, kinds))
+    return max(counts, default=0)
+
+
+HELD_ONCE = _references({0: {}})
+
+
+def _is_kept(optimizer: Optimizer) -> bool:
+    attributes = optimizer.__dict__
+    if _references({0: attributes["state"]}) > HELD_ONCE + 1:
+        return True
+    entries = attributes["state"].values()
+    return _references(attributes["state"]) > HELD_ONCE or any(
+        _references(entry) > HELD_ONCE for entry in entries if isinstance(entry, dict)
     )

@@ -305,8 +305,9 @@ class MessageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Of one plan, each list in the plan's order. share: this rank's part of the average. placed:
-    some rank does not hold all variables."""
+    """Of one plan, each list in the plan's order. share: this rank's part of the average.
+    model_is_divided: ranks divide the model between them, so that some rank may not hold all
+    variables."""
 
     variables: list[VariableRecord]
     buckets: list[Bucket]

@@ -234,16 +234,19 @@ class Refusals:
         self._store = store
         self._rank = rank
         self._mine = ""
+        self._is_final = False
 
-    def post(self, error: AutosyncError) -> None:
+    def post(self, error: AutosyncError, final: bool = False) -> None:
         """Before this rank ends its process groups, or stays away from what the others wait for.
-        What a rank has posted before stays: that is the cause."""
+        What a rank has posted before stays: that is the cause. final: this rank cannot go on,
+        whatever its script does."""
+        self._is_final = self._is_final or final
         text = self._mine = json.dumps([self._rank, *_posted(error)])
         _within(STORE_SECONDS, lambda: self._store.compare_set(REFUSAL, "", text))
 
     def withdraw(self) -> None:
         """This rank goes on after all: its script has caught what it had posted."""
-        if text := self._mine:
+        if (text := self._mine) and not self._is_final:
             self._mine = ""
             _within(STORE_SECONDS, lambda: self._store.compare_set(REFUSAL, text, ""))
 

@@ -104,9 +104,9 @@ class ValueAgreement:
         return next((WITHIN + name for name, before, after in pairs if before != after), "")
 
     def difference(self, iteration: int, wait: Callable[[Any], None]) -> AutosyncError | None:
-        """At the beginning of a backward pass, before this rank sends anything; where modules are
-        placed, at its end. What this rank ends with, and the others with it; None where values are
-        alike. wait: for an operation under way.
+        """At the beginning of a backward pass, before this rank sends anything; where ranks divide
+        the model, at its end. What this rank ends with, and the others with it; None where values
+        are alike. wait: for an operation under way.
 
         Raises:
             RuntimeError: a rank does not come.

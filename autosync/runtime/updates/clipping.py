@@ -37,10 +37,10 @@ def clip_gradients(
     buckets: list[Bucket],
     sum_over_ranks: Callable[[Tensor], None],
     max_norm: float | Tensor,
-    placed: bool = False,
+    model_is_divided: bool = False,
 ) -> Tensor:
     """Scale every reduced gradient; returns the norm before, f64[]. A collective where updates are
-    owned or sharded, or modules placed, since no rank holds all the sums then.
+    owned or sharded, or ranks divide the model, since no rank holds all the sums then.
 
     sum_over_ranks: adds up a small tensor of the gradients' device over all ranks, in place.
     """
@@ -52,7 +52,7 @@ def clip_gradients(
             (here if bucket.values_travel else everywhere).extend(bucket.update.gradients())
     device = variables[0].parameter.device
     squares = _sum_of_squares(here, device)
-    if placed or any(bucket.values_travel for bucket in buckets):
+    if model_is_divided or any(bucket.values_travel for bucket in buckets):
         sum_over_ranks(squares)
     norm = (squares + _sum_of_squares(everywhere, device)).sqrt()
     gradients = [*everywhere, *here, *others]  # none on a rank that owns nothing

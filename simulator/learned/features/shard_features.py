@@ -61,7 +61,7 @@ def traffic_of(
 ) -> ShardTraffic:
     buckets, rows = len(plans.bucket_first) - 1, population.rows
     costs = network_of(domain.cluster, plans.teams)
-    kind = costs.kinds_of(plans)
+    kind = costs.classes_of(plans)
     wire = plans.wire_bytes.astype(np.float64)
     copies = costs.copy_seconds_per_byte[kind]
     transfer = (costs.equation_seconds_per_byte[kind] + copies) * wire

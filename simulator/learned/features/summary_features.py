@@ -89,7 +89,7 @@ def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dic
     """Equation 2's and 3's terms: largest, mean and sum over the messages of each architecture."""
     n = len(plans)
     costs = network_of(domain.cluster, plans.teams)
-    kind = costs.kinds_of(plans)
+    kind = costs.classes_of(plans)
     copies = costs.equation_seconds_per_byte[kind] + costs.copy_seconds_per_byte[kind]
     transfer = copies * plans.wire_bytes / compute
     startup = costs.message_seconds[kind] / compute
@@ -117,7 +117,7 @@ def _time_columns(
     seconds in flight and seconds until on the wire, over the iteration (logarithms)."""
     n = len(plans)
     costs = network_of(domain.cluster, plans.teams)
-    kind = costs.kinds_of(plans)
+    kind = costs.classes_of(plans)
     wire = plans.wire_bytes.astype(np.float64)
     owner = np.repeat(np.arange(n), np.diff(plans.first))
     spent: dict[str, F64] = {

@@ -76,7 +76,7 @@ def _kinds_of_strategies(plans: PlanTable, network: Network) -> NDArray[np.bool_
     """`(strategies, kinds)`: whether a strategy has a message of a kind."""
     occurs = np.zeros((len(plans), len(network.operations)), dtype=np.bool_)
     owner = np.repeat(np.arange(len(plans)), np.diff(plans.first))
-    occurs[owner, network.kinds_of(plans)] = True
+    occurs[owner, network.classes_of(plans)] = True
     return occurs
 
 

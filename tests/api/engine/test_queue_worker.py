@@ -1,11 +1,9 @@
-"""Real workers in processes of their own, on a real tuning with real trials on local links."""
+"""The worker: trainings beside tunings, what fails, what stops. `test_ending` has real signals; the
+tuning that a test run makes (`tests.api.real_tuning`) is killed and resumed."""
 
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import select
@@ -23,25 +21,11 @@ from autosync.search.loop.settings import Settings
 from autosync.trials.contract import Pool, Workload
 from tests.api.sample import claimed, run_search
 from tests.domains import domain_of, grid_cluster
+from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 pytestmark = pytest.mark.timeout(900)
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
 REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
-WORKER = """
-import sys, threading
-from autosync.api.engine.queue_worker import work
-work(sys.argv[1], threading.Event(), lease_seconds=8.0)
-"""
-
-
-@contextmanager
-def worker(url: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", WORKER, url])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
@@ -78,7 +62,8 @@ def test_tunings_do_not_wait_for_a_training(
     monkeypatch.setattr(version_training, "run_training", until_a_tuning_has_ended)
     with sqlite.writing() as session:
         job_queue.enqueue_training(session)
-    work(str(sqlite.engine.url), threading.Event(), once=True)
+    launcher = ScriptedLauncher(steady)
+    work(str(sqlite.engine.url), threading.Event(), once=True, launcher_of=lambda _: launcher)
     assert state(sqlite, measured[0]) == "finished"
 
 

@@ -1,5 +1,6 @@
 """Tunings that are paused, and those that wait because others run on the same hosts."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -9,18 +10,22 @@ from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.queue_worker import work
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.submission import Submission, enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import Cancelled
 from autosync.errors import NotFound, NotSupported
+from autosync.trials.contract import TrialRequest
 from tests.api.engine.test_job_queue import expire, state
-from tests.api.engine.test_queue_worker import REQUEST as REAL
-from tests.api.engine.test_queue_worker import rows, until, worker
+from tests.api.engine.test_queue_worker import REQUEST as SHORT
+from tests.api.engine.test_queue_worker import rows
 from tests.api.sample import candidates, claimed, finished, proposal, small_request
 from tests.domains import domain_of, grid_cluster
+from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 REQUEST = small_request()
+NEVER = threading.Event()
 
 
 def test_what_waits_is_paused_at_once_and_no_worker_takes_it(database: Database) -> None:
@@ -106,19 +111,26 @@ def test_paused_tunings_count_in_a_clients_queue(database: Database) -> None:
         enqueue(database, REQUEST, mine)
 
 
-def test_a_real_tuning_pauses_between_trials_and_goes_on(sqlite_url: str, sqlite: Database) -> None:
-    tuning_id = enqueue(sqlite, REAL)
-    with worker(sqlite_url):
-        until(lambda: len(rows(sqlite)) >= 1, "a trial")
-        assert tuning_control.pause(sqlite, tuning_id) == "pausing"
-        until(lambda: state(sqlite, tuning_id) == "paused", "the pause")
-        before = [row.key for row in rows(sqlite)]
-        assert tuning_control.resume(sqlite, tuning_id) == "queued"
-        until(lambda: state(sqlite, tuning_id) == "finished", "the end")
+def test_a_tuning_pauses_between_trials_and_goes_on(sqlite_url: str, sqlite: Database) -> None:
+    """It is asked to pause while its first trial runs."""
+    tuning_id = enqueue(sqlite, SHORT)
+
+    def seconds(request: TrialRequest, number: int) -> float:
+        if number == 0:
+            assert tuning_control.pause(sqlite, tuning_id) == "pausing"
+        return steady(request, number)
+
+    launcher = ScriptedLauncher(seconds)
+    for ends, change in (("paused", tuning_control.resume), ("finished", None)):
+        work(sqlite_url, NEVER, once=True, trains=False, launcher_of=lambda _: launcher)
+        assert state(sqlite, tuning_id) == ends
+        if change is not None:
+            (first,) = rows(sqlite)
+            assert change(sqlite, tuning_id) == "queued"
     after = rows(sqlite)
-    assert [row.key for row in after[: len(before)]] == before
-    assert {row.fence for row in after[: len(before)]} == {1}
-    assert {row.fence for row in after[len(before) :]} == {2}
+    assert (after[0].key, after[0].fence) == (first.key, 1)
+    assert {row.fence for row in after[1:]} == {2}
+    assert len(launcher.ran) == len(after)
 
 
 def on_hosts(nodes: int, launcher: str) -> TuningRequest:

@@ -44,8 +44,11 @@ def test_a_message_loads_links_as_its_teams_do_one_by_one(seed: int) -> None:
     cluster = random_cluster(np.random.default_rng(seed))
     teams = team_table(domain_of(chain_graph(), cluster), ())
     costs, where = network_of(cluster, teams), resources_of(cluster)
-    for operation, team, place in np.argwhere(costs.kind >= 0).tolist():
-        kind, nothing = costs.kind[operation, team, place], np.zeros(len(where.rate))
+    for operation, team, place in np.argwhere(costs.message_class >= 0).tolist():
+        message_class, nothing = (
+            costs.message_class[operation, team, place],
+            np.zeros(len(where.rate)),
+        )
         load, flows = nothing, nothing
         for ranks in teams[team]:
             root = place - 1
@@ -54,9 +57,11 @@ def test_a_message_loads_links_as_its_teams_do_one_by_one(seed: int) -> None:
             edges = backend_of(cluster).edges_of(Op(operation), ranks, root)
             load = load + load_of(edges, where)
             flows = flows + passing(edges, np.ones(len(edges.source)), where)
-        assert np.allclose(costs.load[kind], load, rtol=1e-12, atol=0.0)
-        alone = costs.seconds_per_byte[kind] or 1.0
-        assert held(load / alone, flows) == held(costs.utilization[kind], costs.flows[kind])
+        assert np.allclose(costs.load[message_class], load, rtol=1e-12, atol=0.0)
+        alone = costs.seconds_per_byte[message_class] or 1.0
+        assert held(load / alone, flows) == held(
+            costs.utilization[message_class], costs.flows[message_class]
+        )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -84,8 +89,8 @@ def costs_at(connection_gbps: float, servers: int = 0, nodes: int = 4) -> Networ
 
 
 def seconds_per_gigabit(costs: Network, operation: Op, root: int = -1) -> float:
-    kind = int(costs.kind_of(operation, ALL_RANKS, root))
-    return float(costs.seconds_per_byte[kind]) * 1e9 / 8
+    message_class = int(costs.class_of(operation, ALL_RANKS, root))
+    return float(costs.seconds_per_byte[message_class]) * 1e9 / 8
 
 
 def test_a_ring_has_one_connection_between_two_hosts() -> None:
@@ -102,8 +107,8 @@ def test_a_server_is_faster_the_more_connections_it_has_up_to_its_port() -> None
 
 def test_a_connection_alone_leaves_the_port_to_others() -> None:
     costs = costs_at(10.0)
-    kind = int(costs.kind_of(Op.ALL_REDUCE, ALL_RANKS))
-    assert costs.utilization[kind].max() == pytest.approx(10 / 40)
+    message_class = int(costs.class_of(Op.ALL_REDUCE, ALL_RANKS))
+    assert costs.utilization[message_class].max() == pytest.approx(10 / 40)
 
 
 def test_impossible_rates_are_refused() -> None:
@@ -127,7 +132,7 @@ def test_every_message_of_rows_has_two_rounds_and_no_other() -> None:
     strategy = strategy_of(domain, lambda v: ParameterServer(0, v))
     plans = compile_plans_fast(encode([strategy], domain), domain)
     network = network_of(domain.cluster, plans.teams)
-    startups = network.startup_seconds[network.kinds_of(plans)]
+    startups = network.startup_seconds[network.classes_of(plans)]
     of_rows = [Op(operation).sparse for operation in plans.operation]
     assert startups == pytest.approx([10e-3 if rows else 5e-3 for rows in of_rows])
 
@@ -173,7 +178,7 @@ def load_of_each(domain: Domain, synchronizers: list[Synchronizer]) -> F64:
     costs = network_of(domain.cluster, plans.teams)
     load = np.zeros((len(strategies), costs.load.shape[1]))
     strategy = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
-    each = plans.wire_bytes[:, None] * costs.load[costs.kinds_of(plans)]
+    each = plans.wire_bytes[:, None] * costs.load[costs.classes_of(plans)]
     np.add.at(load, strategy, each)
     return load / float(domain.variables.size_bytes.sum())
 

@@ -204,6 +204,15 @@ def test_what_a_rank_withdraws_is_found_no_more() -> None:
     assert words(third.find()) == "rank 1 stopped: other."
 
 
+def test_what_ends_a_plan_stays_where_the_script_goes_on() -> None:
+    """A thread of the runtime may post it while the script enters its next call, which withdraws
+    what it has caught."""
+    first, second, _ = three()
+    first.post(FROZEN, final=True)
+    first.withdraw()
+    assert words(second.find()) == "rank 0 stopped: frozen."
+
+
 def test_errors_of_the_script_are_told_by_name() -> None:
     assert reported(FROZEN, "optimizer.step()") is FROZEN
     found = reported(AttributeError("no loss"), "optimizer.step()")
