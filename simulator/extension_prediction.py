@@ -57,12 +57,6 @@ class Prediction:
         """`PlanMemory.held_bytes` of all strategies; `found`: without the extension."""
         return found
 
-    def behind_backward_bytes(
-        self, part: "PlanMemory", gradient_bytes: F64, step_bytes: float, found: F64
-    ) -> F64:
-        """The same of `PlanMemory.behind_backward_bytes`."""
-        return found
-
     def peak_bytes(
         self,
         memory: "DomainMemory",

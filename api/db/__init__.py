@@ -1,7 +1,6 @@
 """The database: connections, tables, documents, migrations.
 
-May import no other room of the service. SQLAlchemy and Alembic are loaded when they are used: a
-ranking where no database is needs neither.
+May import no other package of the service. SQLAlchemy and Alembic are loaded when they are used.
 """
 
 from importlib import import_module

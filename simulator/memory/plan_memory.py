@@ -60,8 +60,6 @@ class PlanMemory:
         """
         kept = np.where(self.gradients_beside_buffers(), gradient_bytes, 0.0).sum(axis=1)
         found: F64 = (kept + step_bytes)[:, None]
-        for prediction, _ in self._extensions:
-            found = prediction.behind_backward_bytes(self, gradient_bytes, step_bytes, found)
         return found
 
     def shares(self) -> F64:

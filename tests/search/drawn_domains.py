@@ -1,10 +1,13 @@
-"""Hypothesis strategies for the domains and spaces that sampler tests draw from."""
+"""Hypothesis strategies for the domains and spaces that sampler tests draw from, and what must hold
+of all that is drawn."""
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import strategies as st
 
 from autosync.domain import Domain, Optimizer
+from autosync.population import Population
 from autosync.search.space import Space
 from autosync.strategy import Encoding
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -52,3 +55,22 @@ unconstrained = st.builds(
 lossy = (Encoding(), Encoding("fp16"), Encoding("bf16"), Encoding("powersgd", 2))
 
 seeds = st.integers(0, 2**64 - 1)
+
+
+def check_groups(domain: Domain, population: Population) -> None:
+    """Groups are contiguous in gradient-ready order, of one method, option, owner and density each,
+    and numbered without gaps."""
+    ready = domain.variables.ready
+    for index in range(len(population)):
+        rows = np.arange(population.first[index], population.first[index + 1])
+        last: dict[tuple[int, ...], int] = {}
+        seen: set[int] = set()
+        for row in rows[np.lexsort((rows, ready[population.variable[rows]]))]:
+            sparse = domain.variables.sparse[population.variable[row]]
+            columns = (population.method[row], population.option[row], population.server[row])
+            kind, group = (*map(int, columns), int(sparse)), int(population.group[row])
+            if last.get(kind) != group:
+                assert group not in seen, "a group is interrupted, or spans kinds"
+                seen.add(group)
+            last[kind] = group
+        assert seen == set(range(len(seen)))

@@ -26,6 +26,7 @@ from autosync.api.cli.options import (
 if TYPE_CHECKING:
     from autosync.api.views.schemas import GivenPredictions
     from autosync.cluster import Cluster
+    from autosync.strategy import Strategy
 
 
 def predict(
@@ -88,7 +89,9 @@ def predict(
     choice = ProfileChoice(profile, device, efficiency, step_seconds)
     domain = load_domain(model, cluster, batch, choice, optimizer)
     names = strategy or []
-    given = [load_strategy(Path(name)) if Path(name).is_file() else name for name in names]
+    given: list[str | Strategy] = [
+        load_strategy(Path(name)) if Path(name).is_file() else name for name in names
+    ]
     describe_domain(domain)
     with connected(db, url, temporary=True) as at:
         found = at.client.predict(

@@ -1,8 +1,8 @@
 """Strategies that fit the devices' memory only where something is swapped to host memory: designs
 by prediction, and known designs whose trials ran out of memory.
 
-A trial knows better than a prediction: a step that is recorded in a running job tells of modules
-that own variables, and not of all that lies between them.
+A trial is more exact than a prediction: what is recorded of a running job's step are modules that
+own variables, and not all that lies between them.
 """
 
 from dataclasses import replace

@@ -144,9 +144,9 @@ def make_schedule(
     held = moments.base_bytes.copy()
     for span in np.flatnonzero(kept).tolist():
         held[spans.begin[span] : spans.end[span]] += spans.size_bytes[span]
-    room = _Transfers(spans, moments.starts(), held, budget_bytes, bytes_per_second)
-    fetch = room.fetch_moments(np.flatnonzero(~kept))
-    release = room.release_moments(np.flatnonzero(copied), fetch)
+    transfers = _Transfers(spans, moments.starts(), held, budget_bytes, bytes_per_second)
+    fetch = transfers.fetch_moments(np.flatnonzero(~kept))
+    release = transfers.release_moments(np.flatnonzero(copied), fetch)
     return SwapSchedule(spans, kept, copied, release, fetch, held)
 
 

@@ -196,7 +196,7 @@ class SwappedPass:
             else:
                 # Only at the next moment: autograd holds what stays on a device until a little
                 # after the backward that uses it (gradients of what was broadcast are reduced
-                # before), and the record tells so.
+                # before), and so does the record.
                 self._ending.append(weakref.ref(activation))
         return held
 

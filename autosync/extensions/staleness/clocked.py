@@ -102,9 +102,9 @@ class ClockedAttachment:
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_state_dict_pre_hook(self._before_optimizer_state),
             model.register_forward_pre_hook(opaque(lambda *given: self._before_forward(*given))),
-            model.register_state_dict_pre_hook(lambda *_: self.settle("model.state_dict()")),
+            model.register_state_dict_pre_hook(lambda *_: self.synchronize("model.state_dict()")),
             model.register_load_state_dict_pre_hook(
-                lambda *_: self.settle("model.load_state_dict()")
+                lambda *_: self.synchronize("model.load_state_dict()")
             ),
             model.register_load_state_dict_post_hook(self._after_loading),
             ModelMethods(model, self.no_sync, self.reporting),
@@ -169,7 +169,7 @@ class ClockedAttachment:
                 bucket.scatter(values[bucket.index], self.parameters)
         self.ages[self.client.age] += 1
 
-    def settle(self, call: str) -> None:
+    def synchronize(self, call: str) -> None:
         """Every rank holds the sum of all updates, and rank 0's module buffers. A collective, after
         as many steps on every rank. call: of the script, for which it is.
 
@@ -206,7 +206,7 @@ class ClockedAttachment:
             self.module_buffers.finish(lambda work: work.wait())
 
     def flush(self) -> None:
-        self.settle("flush()")
+        self.synchronize("flush()")
 
     def stop(self, error: AutosyncError) -> None:
         self.client.fail(error)
@@ -219,7 +219,7 @@ class ClockedAttachment:
         it fails the plan is off all the same."""
         peers_come = False
         try:
-            self.settle("detach()")
+            self.synchronize("detach()")
             if keep_state:
                 self._take_mean_state()
             peers_come = True
@@ -262,7 +262,7 @@ class ClockedAttachment:
         self.meeting.control.barrier(dist.BarrierOptions()).wait()
 
     def _before_optimizer_state(self, *_: Any) -> None:
-        self.settle("optimizer.state_dict()")
+        self.synchronize("optimizer.state_dict()")
         self._take_mean_state()
 
     def _after_loading(self, *_: Any) -> None:

@@ -14,8 +14,8 @@ MAX_STALENESS = 255
 
 @dataclass(frozen=True, slots=True)
 class Staleness(ExtensionDocument):
-    """All-reduced gradients are applied `iterations` later; values of parameter servers are at most
-    so old. A synchronous strategy has no such entry."""
+    """Values that a rank reads of parameter servers are at most `iterations` old. A synchronous
+    strategy has no such entry."""
 
     iterations: int
     key: ClassVar[str] = "staleness"

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autosync.codes import Channel, Op
-from autosync.runtime.layout.records import MessageRecord
+
+if TYPE_CHECKING:  # what only names deals loads no torch
+    from autosync.runtime.layout.records import MessageRecord
 
 DealOperation = Literal["all_to_all", "all_gather"]
 """What a deal is made of: samples or their gradients, and before them how many there are."""
@@ -66,7 +68,7 @@ class ExecutionTrace:
     waits: list[tuple[float, float]] = field(default_factory=list)
     plan_index: Sequence[int] | None = None
 
-    def note(self, iteration: int, record: MessageRecord) -> None:
+    def note(self, iteration: int, record: "MessageRecord") -> None:
         """A message has arrived."""
         message = record.message
         self.events.append(

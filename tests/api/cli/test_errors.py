@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from autosync.api.cli.error_reporting import BROKEN, guarded
-from autosync.cluster_file import save_cluster
 from tests.api.cli.command import autosync, small_inputs
-from tests.domains import grid_cluster
 
 
 @pytest.fixture
@@ -22,29 +19,51 @@ def refusal(folder: Path, *arguments: str) -> str:
     return autosync(folder, *arguments, code=2).stderr
 
 
-def test_an_unknown_model_brings_close_names(folder: Path) -> None:
-    output = refusal(folder, "rank", "resnet5", "example-4x1")
-    assert "resnet5" in output
-    assert "Did you mean resnet50" in output
+BROKEN_FILES = {
+    "garbage.json": b"{]",
+    "bytes.json": b"\xff\xfe\x00",
+    "broken.yaml": b"name: broken\nnodes: [{address: 10.77.0.2, devices: [{type: cpu}]}]\n",
+}
+TUNED = ("tune", "chain.json", "pair.yaml")
+RANKED = ("rank", "chain.json", "pair.yaml")
 
 
-def test_an_unknown_cluster_brings_close_names(folder: Path) -> None:
-    assert "example-4x1" in refusal(folder, "rank", "chain.json", "exmple-4x1")
-
-
-def test_a_negative_budget_leaves_nothing_behind(folder: Path) -> None:
-    output = refusal(folder, "tune", "chain.json", "pair.yaml", "--budget", "-3")
-    assert "budget: Input should be greater than or equal to 1, got -3" in output
-    assert "Way out" in output
-    assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
-
-
-def test_what_does_not_go_with_kernels_leaves_nothing_behind(folder: Path) -> None:
-    scaled = ("--compute", "kernels", "--byte-scale", "0.5", "--launcher", "local")
-    output = refusal(folder, "tune", "chain.json", "pair.yaml", *scaled)
-    assert "byte_scale is 0.5" in output
-    assert "Way out" in output
-    assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("rank", "resnet5", "example-4x1"), ("resnet5", "Did you mean resnet50")),
+        (("rank", "chain.json", "exmple-4x1"), ("example-4x1",)),
+        (("rank", "garbage.json", "pair.yaml"), ("garbage.json",)),
+        (("explain", "bytes.json"), ("bytes.json",)),
+        (("rank", "chain.json", "broken.yaml"), ("10.77.0.2", "bandwidth_gbps")),
+        (("rank", "missing.json", "pair.yaml"), ("missing.json",)),
+        ((*RANKED, "--step-seconds", "0.1", "--efficiency", "0.4"), ("--efficiency",)),
+        (("tune",), ("MODEL",)),
+        (
+            (*TUNED, "--budget", "-3"),
+            ("budget: Input should be greater", "got -3"),
+        ),
+        (
+            (*TUNED, "--compute", "kernels", "--byte-scale", "0.5", "--launcher", "local"),
+            ("byte_scale is 0.5",),
+        ),
+        (("import", "chain.json", "-o", "."), ("cannot write '.'",)),
+        (("import", "chain.json", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
+        (("probe", "pair.yaml", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
+        ((*TUNED, "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
+        (("export", "deadbeef"), ("autosync.db",)),
+        (("worker", "--db", "sqlite:///typo.db"), ("there is no database",)),
+    ],
+)
+def test_what_is_refused_says_what_is_wrong_and_the_way_out_and_leaves_nothing_behind(
+    folder: Path, command: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    for name, content in BROKEN_FILES.items():
+        (folder / name).write_bytes(content)
+    before = {path.name for path in folder.iterdir()}
+    output = refusal(folder, *command)
+    assert all(each in output for each in (*words, "Way out"))
+    assert {path.name for path in folder.iterdir()} == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -55,56 +74,10 @@ def test_a_machine_without_a_gpu_says_so(folder: Path) -> None:
     assert "--compute-device cpu" in output
 
 
-def test_garbage_where_a_graph_is_due(folder: Path) -> None:
-    (folder / "garbage.json").write_text("{]")
-    assert "garbage.json" in refusal(folder, "rank", "garbage.json", "pair.yaml")
-
-
-def test_garbage_where_a_strategy_is_due(folder: Path) -> None:
-    (folder / "garbage.json").write_bytes(b"\xff\xfe\x00")
-    assert "garbage.json" in refusal(folder, "explain", "garbage.json")
-
-
-def test_a_cluster_without_bandwidth_names_the_node(folder: Path) -> None:
-    save_cluster(grid_cluster(2), folder / "broken.yaml")
-    data = yaml.safe_load((folder / "broken.yaml").read_text())
-    del data["nodes"][1]["bandwidth_gbps"]
-    (folder / "broken.yaml").write_text(yaml.safe_dump(data))
-    output = refusal(folder, "rank", "chain.json", "broken.yaml")
-    assert "10.77.0.2" in output
-    assert "bandwidth_gbps" in output
-
-
-def test_a_file_that_is_not_there(folder: Path) -> None:
-    assert "missing.json" in refusal(folder, "rank", "missing.json", "pair.yaml")
-
-
-def test_a_folder_that_is_not_there_for_the_output(folder: Path) -> None:
-    for command in (("import", "chain.json"), ("probe", "pair.yaml"), ("tune", "chain.json")):
-        output = refusal(folder, *command, "-o", "nowhere/file")
-        assert "cannot write 'nowhere/file'" in output
-        assert "Way out" in output
-
-
-def test_a_folder_in_the_place_of_the_output(folder: Path) -> None:
-    assert "cannot write '.'" in refusal(folder, "import", "chain.json", "-o", ".")
-    assert {path.name for path in folder.iterdir()} == {"chain.json", "pair.yaml"}
-
-
-def test_an_unknown_tuning_makes_no_database(folder: Path) -> None:
-    assert "autosync.db" in refusal(folder, "export", "deadbeef")
-    assert not (folder / "autosync.db").exists()
-
-
 def test_a_database_that_does_not_answer(folder: Path) -> None:
     output = refusal(folder, "worker", "--once", "--db", "postgresql://nobody@127.0.0.1:1/none")
     assert "the database does not answer" in output
     assert "Way out" in output
-
-
-def test_a_worker_makes_no_database(folder: Path) -> None:
-    assert "there is no database" in refusal(folder, "worker", "--db", "sqlite:///typo.db")
-    assert not (folder / "typo.db").exists()
 
 
 def test_a_database_that_cannot_be_is_no_defect(folder: Path) -> None:
@@ -115,15 +88,6 @@ def test_a_database_that_cannot_be_is_no_defect(folder: Path) -> None:
         assert "Way out" in output
     output = refusal(folder, "serve", "--port", "1", "--db", "sqlite:////sys/autosync.db")
     assert "cannot be opened" in output
-
-
-def test_tune_without_a_model(folder: Path) -> None:
-    assert "MODEL" in refusal(folder, "tune")
-
-
-def test_a_step_time_leaves_no_efficiency_to_assume(folder: Path) -> None:
-    options = ("--step-seconds", "0.1", "--efficiency", "0.4")
-    assert "--efficiency" in refusal(folder, "rank", "chain.json", "pair.yaml", *options)
 
 
 def test_a_defect_is_one_line_and_a_log(

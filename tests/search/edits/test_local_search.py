@@ -13,7 +13,7 @@ from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from tests.search.drawn_domains import domains, seeds, spaces, unconstrained
+from tests.search.drawn_domains import check_groups, domains, seeds, spaces, unconstrained
 from tests.search.edits.strategies import DOMAIN, SMALL, designs_and_draws
 from tests.search.sampler.test_sampling import assert_same
 
@@ -38,21 +38,7 @@ def test_groups_of_children_are_contiguous_in_gradient_ready_order(
     rng = np.random.default_rng(seed)
     base, edits = rng.integers(len(parents), size=24), rng.integers(1, 6, size=24)
     children = make_edited(parents_of(domain, space, parents), base, edits, 0, seed % 2**32)
-    ready = domain.variables.ready
-    for index in range(len(children)):
-        rows = np.arange(children.first[index], children.first[index + 1])
-        order = rows[np.lexsort((rows, ready[children.variable[rows]]))]
-        last: dict[tuple[int, ...], int] = {}
-        seen: dict[int, tuple[int, ...]] = {}
-        for row in order:
-            sparse = bool(domain.variables.sparse[children.variable[row]])
-            columns = (children.method[row], children.option[row], children.server[row], sparse)
-            kind, group = tuple(int(value) for value in columns), int(children.group[row])
-            if last.get(kind) != group:
-                assert group not in seen, "a group is interrupted, or spans kinds"
-                seen[group] = kind
-            last[kind] = group
-        assert set(seen) == set(range(len(seen)))
+    check_groups(domain, children)
 
 
 def test_neighbours_improve_what_they_begin_with_whatever_the_threads() -> None:

@@ -2,7 +2,6 @@
 model and its optimizer."""
 
 import hashlib
-import json
 import os
 import random
 from collections.abc import Callable
@@ -12,9 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from autosync.documents import to_json
-from autosync.trials.contract import TrialResult
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 6, 4
 
@@ -113,14 +109,3 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> li
     values = inner.state_dict()  # waits for updates that were to run into the next forward
     named = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
     return [value.clone() for name, value in values.items() if rank == 0 or name in named]
-
-
-def summary(result: TrialResult, seconds: float) -> dict[str, Any]:
-    error = result.error
-    return {
-        "kind": error.kind if error else "",
-        "message": error.message if error else "",
-        "iterations": len(result.iteration_seconds),
-        "seconds": seconds,
-        "result": json.loads(to_json(result)),
-    }

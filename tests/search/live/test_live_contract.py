@@ -1,6 +1,5 @@
 """What every pool of trials must do, on the ranks of a running job."""
 
-import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
-from autosync.documents import from_json
 from autosync.domain import Domain
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.live.job import LiveJob, open_control
@@ -23,11 +21,11 @@ from autosync.trials.live.step_graph import record_job
 from tests.autosync.runtime.ranks import ranks
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 from tests.search.live.live_training import (
+    BATCH,
     batch_of,
     fingerprint,
     made,
     step_on,
-    summary,
     trained,
     two_hosts,
 )
@@ -85,8 +83,8 @@ def contract(rank: int, world: int) -> dict[str, Any]:
     cluster = measure_cluster(job, recorded.step_seconds)
     mine = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     domain = control.from_first(mine)  # ranks may record other orders
-    results: dict[str, Any] = {}
-    for fault, bundle in (
+    results: dict[str, TrialResult] = {}
+    trials = (
         ("", ddp(domain)),
         ("", mixed(domain)),
         ("raise", ddp(domain)),
@@ -100,23 +98,22 @@ def contract(rank: int, world: int) -> dict[str, Any]:
         ("late", mixed(domain)),
         ("slow", mixed(domain)),
         ("", mixed(domain)),
-    ):
-        key = f"{len(results)}:{fault}:{bundle.plan.engine}"
+    )
+    for number, (fault, bundle) in enumerate(trials):
+        key = f"{number}:{fault}:{bundle.plan.engine}"
         step.fault, step.calls = fault, 0
         if rank:
-            results[key] = serve(job).reason
+            serve(job)
         else:
             pool = JobPool(job, "job (test)")
-            begun = time.monotonic()
             may = SLOW_SECONDS / 2 if fault == "slow" else 60.0
-            result = pool.run(
-                TrialRequest(key, bundle, warmup=1, iterations=3, record=True, timeout_seconds=may)
+            request = TrialRequest(
+                key, bundle, warmup=1, iterations=3, record=True, timeout_seconds=may
             )
-            assert pool.run(TrialRequest(key, bundle)) is result
-            results[key] = summary(result, time.monotonic() - begun)
+            results[key] = pool.run(request)
+            assert pool.run(TrialRequest(key, bundle)) is results[key]
             if len(results) == 1:
-                other = pool.run(TrialRequest("other", ddp(small_domain(5))))
-                results["other"] = summary(other, 0.0)
+                results["other"] = pool.run(TrialRequest("other", ddp(small_domain(5))))
             pool.dismiss(Verdict(bundle))
         step.held.clear()
         assert fingerprint(model, optimizer) == print_before, key
@@ -130,16 +127,8 @@ def contract(rank: int, world: int) -> dict[str, Any]:
             float((a - b).abs().max()) for a, b in zip(mine_after, theirs, strict=True)
         ),
         "results": results,
-        "variables": [v.name for v in domain.graph.variables],
-        "gradient_order": [domain.graph.variables[v].name for v in domain.graph.gradient_order],
-        "batch_size": domain.batch_size,
-        "forward": sum(recorded.profile.forward_seconds),
-        "backward": sum(recorded.profile.backward_seconds),
-        "step": recorded.step_seconds,
-        "hosts": len(cluster.nodes),
-        "gbps": [node.bandwidth_gbps for node in cluster.nodes],
-        "intra_gbps": [node.intra_bandwidth_gbps for node in cluster.nodes],
-        "optimizer": [recorded.optimizer.name, recorded.optimizer.state_tensors],
+        "domain": domain,
+        "step_seconds": recorded.step_seconds,
     }
 
 
@@ -149,41 +138,34 @@ def seen() -> Iterator[Seen]:
         yield pool.run(contract)
 
 
-def results(seen: Seen) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = seen[0]["results"]
-    return found
-
-
 def test_faults_cost_their_own_trial(seen: Seen) -> None:
     """Every faulty trial is followed by a good one, the last included."""
-    by_fault: dict[str, list[dict[str, Any]]] = {}
-    for key, result in results(seen).items():
-        by_fault.setdefault(key.split(":")[1] if ":" in key else key, []).append(result)
-    assert [result["kind"] for result in by_fault[""]] == [""] * 5
-    assert by_fault["slow"][0]["kind"] == "timeout"
-    assert "all that they may" in by_fault["slow"][0]["message"]
-    assert all(result["iterations"] >= 3 for result in by_fault[""])
-    for raised in by_fault["raise"]:
-        assert raised["kind"] == "crashed"
-        assert raised["message"] == "rank 1: RuntimeError: raised on purpose"
-    assert [result["kind"] for result in by_fault["hang"]] == ["timeout", "timeout"]
-    assert "keeps a reference" in by_fault["keep"][0]["message"]
-    assert by_fault["late"][0]["message"] == "rank 1: RuntimeError: raised at the end"
-    assert "ended unequal" in by_fault["drift"][0]["message"]
-    assert by_fault["other"][0]["kind"] == "refused"
+    told: dict[str, list[tuple[str, str]]] = {}
+    for key, result in seen[0]["results"].items():
+        error = result.error
+        told.setdefault(key.split(":")[1] if ":" in key else key, []).append(
+            (error.kind, error.message) if error else ("", "")
+        )
+    assert told[""] == [("", "")] * 5
+    assert told["raise"] == [("crashed", "rank 1: RuntimeError: raised on purpose")] * 2
+    assert [kind for kind, _ in told["hang"]] == ["timeout", "timeout"]
+    assert told["slow"][0][0] == "timeout"
+    assert "all that they may" in told["slow"][0][1]
+    assert "keeps a reference" in told["keep"][0][1]
+    assert told["late"][0][1] == "rank 1: RuntimeError: raised at the end"
+    assert "ended unequal" in told["drift"][0][1]
+    assert told["other"][0][0] == "refused"
 
 
 def test_a_trial_tells_what_a_running_job_can_know(seen: Seen) -> None:
-    sound = {key: r["result"] for key, r in results(seen).items() if "::" in key}
-    for key, result in sound.items():
-        told = from_json(TrialResult, json.dumps(result))
+    for key, told in seen[0]["results"].items():
+        if "::" not in key:
+            continue
+        assert len(told.iteration_seconds) >= 3
         assert {name for name, _ in told.versions} == {"torch", "autosync", "python"}
-        assert told.load is not None
         assert 0 <= told.load <= 1
-        assert told.peak_memory_bytes is not None
         assert told.peak_memory_bytes > 2**20
         assert told.sent_bytes == ()  # two hosts by name, on one kernel
-        assert told.timeline is not None
         assert told.timeline.clock == "shared"
         assert len(told.timeline.ranks) == RANKS
         for rank in told.timeline.ranks:
@@ -199,16 +181,20 @@ def test_a_given_strategy_trains_on_as_ddp_would(seen: Seen) -> None:
 
 
 def test_the_recorded_domain(seen: Seen) -> None:
-    found = seen[0]
-    assert found["variables"][0] == found["gradient_order"][-1] == "embedding.weight"  # tied
-    assert sorted(found["variables"]) == sorted(found["gradient_order"])
-    assert found["gradient_order"].index("layers.1.linear1.weight") < found["gradient_order"].index(
-        "layers.0.linear1.weight"
-    )
-    assert found["batch_size"] == 4
-    assert 0 < found["forward"] + found["backward"] <= found["step"]
-    assert found["hosts"] == 2
-    assert all(rate > 0 for rate in found["gbps"])
-    assert found["intra_gbps"][0] > 0
-    assert found["intra_gbps"][1] is None
-    assert found["optimizer"] == ["adamw", 2]
+    domain: Domain = seen[0]["domain"]
+    names = [variable.name for variable in domain.graph.variables]
+    order = [names[variable] for variable in domain.graph.gradient_order]
+    assert names[0] == order[-1] == "embedding.weight"  # tied
+    assert sorted(names) == sorted(order)
+    first, second = (order.index(f"layers.{layer}.linear1.weight") for layer in (0, 1))
+    assert second < first
+    assert domain.batch_size == BATCH
+    profile, nodes = domain.profile, domain.cluster.nodes
+    compute_seconds = sum(profile.forward_seconds) + sum(profile.backward_seconds)
+    assert 0 < compute_seconds <= seen[0]["step_seconds"]
+    assert all(node.bandwidth_gbps > 0 for node in nodes)
+    both, one = (node.intra_bandwidth_gbps for node in nodes)
+    assert both is not None
+    assert both > 0
+    assert one is None
+    assert (domain.optimizer.name, domain.optimizer.state_tensors) == ("adamw", 2)

@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +76,6 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         events.append(event.kind)
         messages.append(event.message)
 
-    begun = time.monotonic()
     model_after, optimizer_after = autosync.tune(
         scaled_step_on(batch_of(rank, 0), scaler),
         model,
@@ -100,7 +98,6 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         "messages": messages,
         "kind": type(model_after).__name__,
         "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
-        "seconds": time.monotonic() - begun,
         "again": tuned_again(rank, model_after, out),
     }
 

@@ -28,7 +28,7 @@ from autosync.strategy import (
 )
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.search.drawn_domains import domains, lossy, seeds, spaces, unconstrained
+from tests.search.drawn_domains import check_groups, domains, lossy, seeds, spaces, unconstrained
 
 SMALL = Space(whole_below_bytes=1000)
 OWNERS_ONLY = Space(all_reduce=False, reduce_scatter=False)
@@ -44,20 +44,13 @@ def assert_same(left: Population, right: Population) -> None:
             assert a == b, field.name
 
 
-@given(domains(), unconstrained, seeds)
-def test_every_sample_verifies(domain: Domain, space: Space, seed: int) -> None:
+@given(domains(), unconstrained, seeds, st.booleans())
+def test_every_sample_verifies(domain: Domain, space: Space, seed: int, allow_lossy: bool) -> None:
+    if allow_lossy:
+        space = replace(space, encodings=lossy)
     drawn = sample(domain, space, 0, 20, seed)
     for index in range(len(drawn)):
-        verify(decode(drawn, index, domain), domain)
-
-
-@given(domains(), spaces, seeds)
-def test_lossy_encodings_verify_where_they_are_allowed(
-    domain: Domain, space: Space, seed: int
-) -> None:
-    drawn = sample(domain, replace(space, encodings=lossy), 0, 20, seed)
-    for index in range(len(drawn)):
-        verify(decode(drawn, index, domain), domain, allow_lossy=True)
+        verify(decode(drawn, index, domain), domain, allow_lossy=allow_lossy)
 
 
 @given(domains(), unconstrained, seeds, st.integers(0, 2**62), st.integers(0, 12))
@@ -141,22 +134,7 @@ def shard_bytes(domain: Domain, drawn: Population, index: int) -> np.ndarray:
 def test_groups_are_contiguous_in_gradient_ready_order(
     domain: Domain, space: Space, seed: int
 ) -> None:
-    drawn = sample(domain, space, 0, 20, seed)
-    for index in range(len(drawn)):
-        rows = range(drawn.first[index], drawn.first[index + 1])
-        ready = sorted(rows, key=lambda row: (domain.variables.ready[drawn.variable[row]], row))
-        buckets: dict[tuple[int, int, int, bool], list[int]] = {}
-        for row in ready:
-            how = (int(drawn.method[row]), int(drawn.option[row]), int(drawn.server[row]))
-            kind = (*how, domain.graph.variables[drawn.variable[row]].sparse)
-            buckets.setdefault(kind, []).append(int(drawn.group[row]))
-        seen: set[int] = set()
-        for groups in buckets.values():
-            runs = [g for g, before in zip(groups, [None, *groups], strict=False) if g != before]
-            assert len(runs) == len(set(runs)), "a group is interrupted"
-            assert not seen & set(runs), "a group spans methods, options, owners or sparsity"
-            seen |= set(runs)
-        assert seen == set(range(len(seen))), "groups are numbered without gaps"
+    check_groups(domain, sample(domain, space, 0, 20, seed))
 
 
 @given(domains(), spaces, seeds)

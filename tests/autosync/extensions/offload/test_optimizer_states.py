@@ -104,13 +104,13 @@ def test_state_that_shares_its_memory_with_something_else_stays() -> None:
 def test_where_activations_are_too_small_to_move_state_is_scheduled_all_the_same() -> None:
     model, optimizer = make("deep")
     with Arena(ROOMY):
-        told = swap_to_host(model, Offload(ROOMY, True), [optimizer], 1 << 13)
+        swapper = swap_to_host(model, Offload(ROOMY, True), [optimizer], 1 << 13)
         for step in range(5):
             train_step(model, optimizer, batch_of(step, 1))
-        assert told.recorded is not None
-        assert saved_count(told) == 0
-        assert len(told.recorded.spans) > 0
-        assert told.is_following
+        assert swapper.recorded is not None
+        assert saved_count(swapper) == 0
+        assert len(swapper.recorded.spans) > 0
+        assert swapper.is_following
 
 
 def saves_within_inference(model: nn.Module, optimizer: Optimizer, step: int) -> None:
@@ -299,8 +299,8 @@ def two_optimizers(budget_bytes: int | None, together: bool) -> tuple[list[Tenso
 @pytest.mark.parametrize("together", [True, False])
 def test_several_optimizers_update_each_its_own(together: bool) -> None:
     plain, _ = two_optimizers(None, together)
-    told, roomy = two_optimizers(ROOMY, together)
-    assert same(told, plain)
+    in_roomy, roomy = two_optimizers(ROOMY, together)
+    assert same(in_roomy, plain)
     assert roomy.recorded is not None
     least = least_budget_bytes(roomy.recorded.moments)
     swapped, swapper = two_optimizers(least * 21 // 20, together)

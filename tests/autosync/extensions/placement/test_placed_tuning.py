@@ -30,7 +30,7 @@ from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import record_job
 from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.search.live.live_training import fingerprint, summary
+from tests.search.live.live_training import fingerprint
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -141,7 +141,7 @@ def trials(rank: int, world: int) -> dict[str, dict[str, Any]]:
         else:
             pool = JobPool(job, "job (test)")
             request = TrialRequest(name, bundle, warmup=1, iterations=3, record=True)
-            found[name] = summary(pool.run(request), 0.0)
+            found[name]["result"] = pool.run(request)
             pool.dismiss(Verdict(bundle))
         found[name]["restored"] = fingerprint(model, optimizer) == bits
         trained = [parameter.requires_grad for parameter in model.parameters()]
@@ -151,24 +151,34 @@ def trials(rank: int, world: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_a_trial_takes_a_placement_off_again_whatever_happens_in_it(pair: Ranks) -> None:
-    first, second = pair.run(trials)
+@pytest.fixture(scope="module")
+def tried(pair: Ranks) -> list[dict[str, dict[str, Any]]]:
+    return pair.run(trials)
+
+
+def test_a_trial_takes_a_placement_off_again_whatever_happens_in_it(
+    tried: list[dict[str, dict[str, Any]]],
+) -> None:
+    first, second = tried
     for name in TRIALS:
         assert first[name]["restored"], name
         assert second[name]["restored"], name
         assert first[name]["trained"], name
         assert second[name]["trained"], name
-    kinds = {name: each["kind"] for name, each in first.items()}
-    expected = dict.fromkeys(TRIALS, "") | {"mixing": "refused", "raises": "crashed"}
-    assert kinds == expected, [each["message"] for each in first.values()]
-    assert "depends on the others in the batch" in first["mixing"]["message"]
-    assert first["raises"]["message"] == "rank 1: RuntimeError: raised on purpose"
+    failed = {name: each["result"].error for name, each in first.items() if each["result"].error}
+    assert failed.keys() == {"mixing", "raises"}, failed
+    assert failed["mixing"].kind == "refused"
+    assert "depends on the others in the batch" in failed["mixing"].message
+    assert failed["raises"].kind == "crashed"
+    assert failed["raises"].message == "rank 1: RuntimeError: raised on purpose"
 
 
-def test_a_trial_tells_which_messages_each_rank_sent(pair: Ranks) -> None:
+def test_a_trial_tells_which_messages_each_rank_sent(
+    tried: list[dict[str, dict[str, Any]]],
+) -> None:
     """Of what lives on one rank nothing is sent."""
-    result = pair.run(trials)[0]["one device"]["result"]
-    sent = [rank["messages"]["message"] for rank in result["timeline"]["ranks"]]
+    result = tried[0]["one device"]["result"]
+    sent = [rank.messages.message for rank in result.timeline.ranks]
     assert sent[0] == sent[1]
     assert sent[0]
 

@@ -365,7 +365,7 @@ def test_who_needs_updates_of_a_rank_that_has_refused_reads_why(
 
 
 def survive(rank: int, world: int, victim: int) -> tuple[str, bool]:
-    """What a survivor was told, and whether it is told again and then has its model back."""
+    """The error on a survivor, and whether it is raised again and then has its model back."""
     made = counting(world, 1)
     try:
         for iteration in range(8):
