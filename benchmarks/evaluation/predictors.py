@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from autosync.simulator.learned.encoders import EncoderKind
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
-from autosync.simulator.learned.gaussian_process import source_trials
+from autosync.simulator.learned.gaussian_process import LARGEST, source_trials
 from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
 from autosync.simulator.learned.training import simulator_from
 
@@ -65,11 +65,11 @@ def linear(sources: Sequence[LabelledTrials]) -> Predictor:
         columns = np.concatenate([each.columns for each in known])
         model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(0, 5, 11)))
         model.fit(columns, np.concatenate([each.residual for each in known]))
-        base, table = features.base_seconds, features.summary.astype(np.float32)
-        level = 0.0
+        found = np.clip(model.predict(features.summary.astype(np.float32)), -LARGEST, LARGEST)
+        base, level = features.base_seconds, 0.0
         if len(tried):
-            level = np.median(np.log(seconds / base[tried]) - model.predict(table[tried]))
-        return base[asked] * np.exp(model.predict(table[asked]) + level), np.zeros(len(asked))
+            level = np.median(np.log(seconds / base[tried]) - found[tried])
+        return base[asked] * np.exp(found[asked] + level), np.zeros(len(asked))
 
     return predict
 

@@ -81,12 +81,12 @@ def node_features(
     size = at_nodes(elements)
     columns: dict[str, F64] = {"size": size / max(domain.variables.elements.sum(), 1)}
     for name, values in shared.items():
-        of_buckets = np.bincount(plans.bucket, weights=values, minlength=buckets)
-        columns[name] = at_nodes(share * of_buckets[bucket])
+        total = np.bincount(plans.bucket, weights=values, minlength=buckets)
+        columns[name] = at_nodes(share * total[bucket])
     for name, values in when.items():
-        sums = np.bincount(plans.bucket, weights=values / compute, minlength=buckets)
-        of_buckets = sums / np.maximum(np.bincount(plans.bucket, minlength=buckets), 1)
-        columns[name] = at_nodes(elements * of_buckets[bucket]) / np.maximum(size, 1.0)
+        total = np.bincount(plans.bucket, weights=values / compute, minlength=buckets)
+        mean = total / np.maximum(np.bincount(plans.bucket, minlength=buckets), 1)
+        columns[name] = at_nodes(elements * mean[bucket]) / np.maximum(size, 1.0)
     table = np.column_stack([columns[name] for name in NODE_COLUMNS])
     return NodeFeatures(table.reshape(len(plans), nodes, -1).astype(np.float32), edges)
 
