@@ -341,7 +341,7 @@ def test_beyond_reach_is_refused_by_name_and_reason() -> None:
     for why, strategy in refused.items():
         with pytest.raises(NotSupported, match=why):
             export_strategy(strategy, domain)
-    with pytest.raises(InvalidStrategy, match="'v0' .* does not lag 1 iterations"):
+    with pytest.raises(InvalidStrategy, match=r"'v0' .* does not lag 1 iterations"):
         export_strategy(plain.carrying(Staleness(1)), domain)
 
 
