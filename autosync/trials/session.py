@@ -68,7 +68,7 @@ class ReusedGroups:
         if self._groups is None:
             assert group is not None  # the ranks joined before their first trial
             self._groups = open_groups(group, device)
-        elif self._groups.made:
+        else:  # on a rank that is in no team yet, too: it must take part
             self._end_unused(self._groups)
         self._groups.plan += 1
         return self._groups
