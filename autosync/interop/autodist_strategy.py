@@ -369,8 +369,6 @@ class _Writer:
                 _refuse(name, "has an owner that returns gradients")
             case ReduceScatter() | Factors():
                 _refuse(name, f"is synchronized by {shard.kind}")
-        if not isinstance(shard, ParameterServer) and self.staleness:
-            _refuse("staleness", "is only for variables with a server")
         if isinstance(shard, AllGather):
             return "AllReduceSynchronizer", {"group": self.group(shard.group)}
         if shard.encoding not in ENCODINGS:

@@ -59,17 +59,16 @@ class ReusedGroups:
         self._meshes: dict[int, DeviceMesh] = {}
 
     def get(self, group: dist.ProcessGroup | None, device: torch.device | None = None) -> Groups:
-        """A collective: every rank asks before every plan, with groups of its own or without.
-        Groups that are too many, or hold too much of a GPU, end on all ranks at once, least
-        recently used first: ranks are in different numbers of teams, so they agree on the last plan
-        whose groups end.
+        """A collective: every rank asks before every plan. Groups that are too many, or hold too
+        much of a GPU, end on all ranks at once, least recently used first: ranks are in different
+        numbers of teams, so they agree on the last plan whose groups end.
 
         group, device: as for `open_groups`, where no groups are open.
         """
         if self._groups is None:
             assert group is not None  # the ranks joined before their first trial
             self._groups = open_groups(group, device)
-        else:
+        else:  # on a rank that is in no team yet, too: it must take part
             self._end_unused(self._groups)
         self._groups.plan += 1
         return self._groups

@@ -210,8 +210,9 @@ def requests(tuning: str) -> list[bytes]:
 def measured_tables() -> dict[str, bytes]:
     """The two files of a measured dataset, in FOLDER."""
     folder = Path(FOLDER.name, "dataset")
-    folder.mkdir()
-    write_small(folder)
+    if not folder.exists():
+        folder.mkdir()
+        write_small(folder)
     return {name: (folder / f"{name}.parquet").read_bytes() for name in ("trials", "strategies")}
 
 

@@ -1,5 +1,6 @@
 """`autosync tune`: find, measure and confirm the fastest strategy."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,12 @@ from autosync.api.cli.options import (
 )
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.api.spec import TuningSpec, checked
+from autosync.environment import (
+    PREFIX_VARIABLE,
+    PYTHON_VARIABLE,
+    RAY_ADDRESS_VARIABLE,
+    SHARE_GPUS_VARIABLE,
+)
 from autosync.errors import AutosyncError, InvalidInput
 
 if TYPE_CHECKING:
@@ -139,6 +146,8 @@ def tune(
     from autosync.api.engine.request_checks import refuse_unused
 
     check_writable(output)
+    if url is not None:
+        _refuse_launcher_options(prefix, python, ray_address, share_gpus)
     set_up_launchers(prefix, python, ray_address, share_gpus)
     spec = checked(
         TuningSpec, {"graph": "", "cluster": "", **asked, "advanced": advanced_from(advanced)}
@@ -175,6 +184,28 @@ def tune(
         where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {masked(db)}"
         run_tuning(at, tuning, resume is not None, where)
         report(at.client, tuning.id, output, top, json)
+
+
+def _refuse_launcher_options(
+    prefix: str | None, python: str | None, ray_address: str | None, share_gpus: bool
+) -> None:
+    """Raises InvalidInput for what the command line says of this machine's workers. The same in an
+    environment variable stays unused."""
+    given = {
+        "--prefix": (prefix, PREFIX_VARIABLE),
+        "--python": (python, PYTHON_VARIABLE),
+        "--ray-address": (ray_address, RAY_ADDRESS_VARIABLE),
+        "--share-gpus": (share_gpus, SHARE_GPUS_VARIABLE),
+    }
+    for option, (value, variable) in given.items():
+        if value and variable not in os.environ:
+            raise InvalidInput(
+                f"{option} is for the workers of this machine; with --url those of the service run "
+                "the trials.",
+                thing=option,
+                value=value,
+                remedy=f"Start the service or its workers with {option}, or leave --url out.",
+            )
 
 
 def _check_here(domain: "Domain", spec: TuningSpec) -> None:

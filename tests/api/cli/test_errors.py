@@ -34,6 +34,10 @@ RANKED = ("rank", "chain.json", "pair.yaml")
         (("rank", "resnet5", "example-4x1"), ("resnet5", "Did you mean resnet50")),
         (("rank", "chain.json", "exmple-4x1"), ("example-4x1",)),
         (("rank", "garbage.json", "pair.yaml"), ("garbage.json",)),
+        (
+            ("tune", "chain.json", "pair.yaml", "--url", "http://127.0.0.1:9", "--prefix", "ssh"),
+            ("--prefix is for the workers of this machine", "leave --url out"),
+        ),
         (("explain", "bytes.json"), ("bytes.json",)),
         (("rank", "chain.json", "broken.yaml"), ("10.77.0.2", "bandwidth_gbps")),
         (("rank", "missing.json", "pair.yaml"), ("missing.json",)),

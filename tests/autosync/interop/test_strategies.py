@@ -337,11 +337,12 @@ def test_beyond_reach_is_refused_by_name_and_reason() -> None:
         "v0 is all-reduced along an explicit ring": with_shard(
             AllReduce(9, device_order=(0, 2, 1, 3))
         ),
-        "staleness is only for variables with a server": plain.carrying(Staleness(1)),
     }
     for why, strategy in refused.items():
         with pytest.raises(NotSupported, match=why):
             export_strategy(strategy, domain)
+    with pytest.raises(InvalidStrategy, match=r"'v0' .* does not lag 1 iterations"):
+        export_strategy(plain.carrying(Staleness(1)), domain)
 
 
 def test_pieces_and_unequal_parts_are_refused() -> None:
