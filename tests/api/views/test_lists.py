@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db import Database
 from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.tuning_control import archive, resume, write_notes
+from autosync.api.engine.tuning_control import archive, write_notes
 from autosync.api.http.routes.pages import listed_tunings
 from autosync.api.views import documents, reports, simulators
 from autosync.api.views.exports import bundle_document
@@ -304,7 +304,5 @@ def test_what_cannot_be_written_is_refused(sqlite: Database) -> None:
         write_notes(sqlite, "0" * 32, "", "")
     with pytest.raises(NotSupported, match="cannot be archived"):
         archive(sqlite, tuning_id, True)
-    with pytest.raises(NotSupported, match="is queued"):
-        resume(sqlite, tuning_id)
     with pytest.raises(InvalidInput, match="asleep"):
         TuningFilter(state="asleep")
