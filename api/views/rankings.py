@@ -11,7 +11,7 @@ from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
 from autosync.api.views.paging import one_page, read_cursor
 from autosync.api.views.schemas import RankedStrategies, RankedStrategy, Tuning, columns_of
-from autosync.search.loop.outcome import DDP, paired_speedup
+from autosync.search.loop.outcome import DDP, paired_speedup, reporting_repeats
 
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
 
@@ -210,7 +210,8 @@ def _repeats(
 def confirmed_speedups(
     repeats: Iterable[tuple[str, int, float]], baseline_id: str
 ) -> dict[str, ConfirmedSpeedup]:
-    """By strategy; what has no repeat in common with the baseline is left out.
+    """By strategy, of the repeats that did not choose the winner; what has no repeat in common with
+    the baseline is left out.
 
     repeats: strategy, repeat and step seconds of trials of a confirmation.
     """
@@ -221,7 +222,7 @@ def confirmed_speedups(
     found = {}
     for strategy_id, mine in seconds.items():
         if both := sorted(mine.keys() & base.keys()):
-            theirs, ours = [base[i] for i in both], [mine[i] for i in both]
+            theirs, ours = reporting_repeats([base[i] for i in both], [mine[i] for i in both])
             ratios = tuple(t / o for t, o in zip(theirs, ours, strict=True))
             found[strategy_id] = ConfirmedSpeedup(*paired_speedup(theirs, ours), ratios)
     return found

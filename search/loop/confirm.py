@@ -9,9 +9,11 @@ from autosync.errors import AutosyncError
 from autosync.search.loop.outcome import (
     MeasuredRow,
     Outcome,
+    choosing_repeats,
     is_ddp,
     paired_speedup,
     rank_measured,
+    reporting_repeats,
     strategy_id,
 )
 from autosync.search.loop.settings import Settings
@@ -137,8 +139,8 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
         for row in ranked
         if row.confirmed and base.confirmed and row is not base
     }
-    choosing = {key: paired_speedup(*_first_half(*both))[1] for key, both in repeated.items()}
-    pairs = {key: paired_speedup(*_second_half(*both)) for key, both in repeated.items()}
+    choosing = {key: paired_speedup(*choosing_repeats(*both))[1] for key, both in repeated.items()}
+    pairs = {key: paired_speedup(*reporting_repeats(*both)) for key, both in repeated.items()}
     most = max((len(seconds[key]) for key in pairs), default=0)
     last = [key for key in pairs if len(seconds[key]) >= most - 1]  # a stop may split a repeat
     best = max(last, key=lambda key: choosing[key], default=None)
@@ -160,7 +162,7 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
         speedup=median,
         speedup_low=low,
         speedup_high=high,
-        repeats=len(_second_half(*repeated[best])[0])
+        repeats=len(reporting_repeats(*repeated[best])[0])
         if best in repeated
         else len(seconds.get(base_id, {})),
         keep_ddp=keep and against_ddp,
@@ -210,17 +212,6 @@ def repeated_seconds(
         if proposal.phase == "confirm" and seconds is not None:
             found.setdefault(strategy_id(proposal), {})[proposal.round] = seconds
     return found
-
-
-def _first_half(base: list[float], other: list[float]) -> tuple[list[float], list[float]]:
-    """Of the repeats; all where there is one."""
-    half = len(base) // 2 or len(base)
-    return base[:half], other[:half]
-
-
-def _second_half(base: list[float], other: list[float]) -> tuple[list[float], list[float]]:
-    half = len(base) // 2
-    return base[half:], other[half:]
 
 
 def _slower_share(base: Sequence[float], other: Sequence[float]) -> float:

@@ -144,6 +144,22 @@ def _row(measured: list[tuple[Proposal, TrialResult]]) -> MeasuredRow:
     return MeasuredRow(candidate, float(median), spread, len(measured), confirmed)
 
 
+def choosing_repeats(
+    ddp: Sequence[float], other: Sequence[float]
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Of paired repeats the first half, which chooses the winner; all where there is one."""
+    half = len(ddp) // 2 or len(ddp)
+    return ddp[:half], other[:half]
+
+
+def reporting_repeats(
+    ddp: Sequence[float], other: Sequence[float]
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Of paired repeats the half that does not choose the winner, which its speed-up is of."""
+    half = len(ddp) // 2
+    return ddp[half:], other[half:]
+
+
 def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
     """10th percentile, median and 90th percentile of DDP's time by the other's, repeat by repeat.
 

@@ -71,7 +71,7 @@ def test_a_finished_tuning_shows_its_answer(
         re.compile(r"^chain on grid trains \d\.\d\d times as fast as under torch's DDP$")
     )
     expect(page.locator(".certainty")).to_contain_text(
-        "percentiles 10 and 90 of 3 interleaved repeats"
+        "percentiles 10 and 90 of 2 interleaved repeats"
     )
     expect(page.locator(".heading")).to_contain_text("Measured on testbed (4 nodes), byte scale")
     expect(page.locator(".apply .chip").first).to_be_visible()
