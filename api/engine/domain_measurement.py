@@ -45,8 +45,8 @@ def with_measured_kernels(
 ) -> TuningRequest:
     """The request with the profile of its kernels, measured on its workers; part of its domain.
 
-    A request whose compute is waited out keeps its profile, since that is what it waits; one that
-    has begun keeps the profile that it began with.
+    A request whose ranks wait in place of computing keeps its profile, which says how long.
+    One that has begun keeps the profile that it began with.
 
     Raises:
         NotSupported: as `launcher.open`; or the workers could not run the kernels.

@@ -140,8 +140,8 @@ ESTIMATED = Caveat(
 
 WAITS_PREDICTED = Caveat(
     "swapping predicted",
-    "A replay swaps nothing: what compute waits for swapped tensors was waited out as predicted, "
-    "not measured. Tune in the running job (autosync.tune) to measure it.",
+    "A replay swaps nothing: ranks waited as long for swapped tensors as the simulator predicts, "
+    "which is not a measurement. Tune in the running job (autosync.tune) to measure it.",
 )
 
 FEW_CORES = Caveat(

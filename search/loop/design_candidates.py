@@ -106,13 +106,13 @@ def earned_designs(
     simulator: Simulator,
     tried: Sequence[Candidate],
     best_seconds: float | None,
-    room: int,
+    slots: int,
     earlier: EarlierTrials | None = None,
 ) -> list[Candidate]:
-    """At most `room` of the designs that nobody has tried and that could still be the fastest, the
+    """At most `slots` of the designs that nobody has tried and that could still be the fastest, the
     likeliest first; all may be where nothing was measured. tried: or chosen already. earlier: what
     an earlier tuning tried stands among them."""
-    if room <= 0:
+    if slots <= 0:
         return []
     known = [candidate.strategy for candidate in tried]
     origins = {candidate.origin for candidate in tried}
@@ -128,7 +128,7 @@ def earned_designs(
         seconds, std = simulator.predict(domain, population), np.full(len(designs), MODEL_NOISE)
     new = set(distinct_rows(domain, population, digests_of_strategies(domain, known)).tolist())
     rows = likeliest(seconds, std, np.inf if best_seconds is None else best_seconds)
-    return [designs[row] for row in rows.tolist() if row in new][:room]
+    return [designs[row] for row in rows.tolist() if row in new][:slots]
 
 
 def likeliest(seconds: F64, std: F64, best_seconds: float) -> NDArray[np.int64]:

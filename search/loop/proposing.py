@@ -52,23 +52,23 @@ def propose(
     tried = [each.candidate.strategy for each in stored]
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     best_seconds = fastest[0].step_seconds if fastest else None
-    room = min(left, ROUND_TRIALS)
+    slots = min(left, ROUND_TRIALS)
     later = sum(each.round > 0 for each in stored)
     due: list[Candidate] = []  # whatever else promises nothing
     if number == (0 if earlier is None else 1):
         chosen = _first_designs(domain, space, simulator, tried, settings, left, earlier)
-        room = min(left, max(ROUND_TRIALS, len(chosen)))
+        slots = min(left, max(ROUND_TRIALS, len(chosen)))
     else:
-        due = retries(domain, space, simulator, store)[:room]
-        chosen = due + tuned_fusion(domain, space, simulator, store)[: room - len(due)]
-        most = min(quota(settings.design_share, later, room), room - len(chosen))
+        due = retries(domain, space, simulator, store)[:slots]
+        chosen = due + tuned_fusion(domain, space, simulator, store)[: slots - len(due)]
+        most = min(quota(settings.design_share, later, slots), slots - len(chosen))
         known = [*(each.candidate for each in stored), *chosen]
         chosen += earned_designs(domain, space, simulator, known, best_seconds, most, earlier)
-        chosen += _extended(domain, space, simulator, store, settings, fastest, chosen, room)
+        chosen += _extended(domain, space, simulator, store, settings, fastest, chosen, slots)
     gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
     searched = Searched.after(domain, simulator, fastest, settings)
-    shares = round_shares(settings, room - len(chosen), len(searched.parents), later)
-    insured = quota(INSURED_SHARE, later, room)
+    shares = round_shares(settings, slots - len(chosen), len(searched.parents), later)
+    insured = quota(INSURED_SHARE, later, slots)
     sources = Sources(domain, space, simulator, settings, number, best_seconds, searched, on_event)
     beside = [*tried, *(each.strategy for each in chosen)]
     found, expected = sources.candidates(shares, insured, beside)
@@ -90,16 +90,16 @@ def _first_designs(
 ) -> list[Candidate]:
     """The most promising designs, refined ones among them, as many as the settings say, and what
     extensions make of them: then DDP first, all others by prediction."""
-    room = min(left, settings.first_designs, max(1, settings.budget // 2))
+    slots = min(left, settings.first_designs, max(1, settings.budget // 2))
     designs = known_designs(domain, space, simulator)
     if earlier is not None:
         designs = designs_again(domain, simulator, earlier, designs, tried)
     designs = with_refined(domain, space, simulator, designs, settings.seed, tried)
     bases = [each.strategy for each in designs]
     found = extension_candidates(domain, space, simulator, bases, settings, tried=tried)
-    if not (found := found[: int(EXTENDED_SHARE * room)]):
-        return designs[:room]
-    joined = [*designs[: room - len(found)], *found]
+    if not (found := found[: int(EXTENDED_SHARE * slots)]):
+        return designs[:slots]
+    joined = [*designs[: slots - len(found)], *found]
     return sorted(joined, key=lambda each: (each.origin != DDP, each.predicted_seconds))
 
 
@@ -111,7 +111,7 @@ def _extended(
     settings: Settings,
     fastest: Sequence[MeasuredRow],
     chosen: Sequence[Candidate],
-    room: int,
+    slots: int,
 ) -> list[Candidate]:
     """What extensions make of the fastest in a later round, beside what is chosen already."""
     if not fastest:
@@ -126,7 +126,7 @@ def _extended(
         tried=[each.strategy for each in (*tried, *chosen)],
         store=store,
     )
-    return found[: int(EXTENDED_SHARE * (room - len(chosen)))]
+    return found[: int(EXTENDED_SHARE * (slots - len(chosen)))]
 
 
 def proposals_of(chosen: Sequence[Candidate], number: int) -> list[Proposal]:

@@ -149,9 +149,9 @@ class Sources:
 
 
 def round_shares(
-    settings: Settings, room: int, parents: int, before: int = 0
+    settings: Settings, slots: int, parents: int, before: int = 0
 ) -> list[tuple[Source, int]]:
-    """Trials of a round by source, `room` in all; random draws get what is left. A source that has
+    """Trials of a round by source, `slots` in all; random draws get what is left. A source that has
     a share is listed even without a trial, since others may leave it theirs; sources other than
     draws need a parent.
 
@@ -162,20 +162,20 @@ def round_shares(
         ("refined", settings.refined_share if parents else 0.0),
         ("neighbour", settings.neighbour_share if parents else 0.0),
     )
-    left = room
+    left = slots
     counts: dict[Source, int] = {}
     for origin, share in asked:
         if share > 0:
-            counts[origin] = min(quota(share, before, room), left)
+            counts[origin] = min(quota(share, before, slots), left)
             left -= counts[origin]
     counts["sampled"] = left
     order: tuple[Source, ...] = ("sampled", "refined", "neighbour")
     return [(origin, counts[origin]) for origin in order if origin in counts]
 
 
-def quota(share: float, before: int, room: int) -> int:
-    """How many of the next `room` trials belong to a share, after `before` trials."""
-    had, has = (int(share * trials + 1e-9) for trials in (before, before + room))
+def quota(share: float, before: int, slots: int) -> int:
+    """How many of the next `slots` trials belong to a share, after `before` trials."""
+    had, has = (int(share * trials + 1e-9) for trials in (before, before + slots))
     return has - had
 
 
