@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, case, func, select
 from starlette.concurrency import run_in_threadpool
 
 from autosync.api.db.database import Database
@@ -118,14 +118,23 @@ def newest(database: Database, tuning_ids: Iterable[str]) -> dict[str, tuple[int
 
 
 def events_after(database: Database, tuning_id: str, last: int) -> Batch:
-    """The first BATCH events after number `last`, or after the newest where that is lower."""
-    of_tuning = EventRow.tuning_id == tuning_id
+    """The first BATCH events after number `last`, or after the newest where that is lower. One
+    statement, so that events and state are of one moment."""
+    newest_number = select(func.coalesce(func.max(EventRow.id), 0))
+    known = newest_number.where(EventRow.tuning_id == tuning_id).scalar_subquery()
+    after = case((known < last, known), else_=last)
+    later = and_(EventRow.tuning_id == TuningRow.id, EventRow.id > after)
+    query = (
+        select(TuningRow.state, after, EventRow)
+        .outerjoin(EventRow, later)
+        .where(TuningRow.id == tuning_id)
+        .order_by(EventRow.id)
+        .limit(BATCH)
+    )
     with database.reading() as session:
-        state = session.get_one(TuningRow, tuning_id).state
-        known = session.scalar(select(func.max(EventRow.id)).where(of_tuning)) or 0
-        after = min(last, known)
-        query = select(EventRow).where(of_tuning, EventRow.id > after).order_by(EventRow.id)
-        return Batch(list(session.scalars(query.limit(BATCH))), state, after)
+        rows = session.execute(query).all()
+    state, begins_after, _ = rows[0]  # at least one: of the tuning without a later event
+    return Batch([event for _, _, event in rows if event is not None], state, begins_after)
 
 
 async def stream(

@@ -27,8 +27,8 @@ class ExtensionDocument:
 
     @classmethod
     def to_save_memory(cls, memory_bytes: float) -> "list[tuple[str, Self]]":
-        """With what an iteration may run that has no room in so much device memory, and how it then
-        ran, in words; the fastest first. Empty where the extension saves no memory."""
+        """Entries with which an iteration may fit into so many bytes of device memory, the fastest
+        first, each with words for a report. Empty where the extension saves no memory."""
         return []
 
 

@@ -14,6 +14,7 @@ since rankings load neither torch nor SciPy; `kernel_training` learns the kernel
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -242,8 +243,7 @@ class Posterior:
 
     def given(self, own: SourceTrials) -> "Posterior":
         """With trials of the domain at hand as well."""
-        found = object.__new__(Posterior)
-        found.__dict__.update(self.__dict__)
+        found = copy(self)
         rows = self.kernel.standard(own.columns)
         number = np.full(len(own), len(self._descriptors) - 1)
         cross = self._inverse @ self._to(rows)

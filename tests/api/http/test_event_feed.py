@@ -70,7 +70,7 @@ def test_many_listeners_cost_what_one_costs(database: Database) -> None:
     messages = [json.loads(part.split("data: ")[1])["message"] for part in heard[0][:-1]]
     assert messages == ["before", "first", "second"]
     assert heard[0][-1].startswith("event: end")
-    assert 1 <= read <= 5 * (polls + 1)  # a poll, and shared reads of two statements
+    assert 1 <= read <= 2 * (polls + 1)
 
 
 def test_who_comes_later_misses_nothing_and_hears_nothing_twice(database: Database) -> None:
