@@ -61,7 +61,7 @@ def print_table(
     out.print(table)
 
 
-def milliseconds(seconds: float | None) -> str:
+def number_of_ms(seconds: float | None) -> str:
     """For columns and sentences that name the unit; a dash for none."""
     return "-" if seconds is None else units.milliseconds(seconds).removesuffix(" ms")
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosync.api.cli.console import milliseconds, say, warn
+from autosync.api.cli.console import number_of_ms, say, warn
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def describe_domain(domain: "Domain") -> None:
     note = profile.note
     if profile.device not in kinds:
         note += f", from {profile.device} by published peaks"
-    say(f"Compute {milliseconds(domain.compute_seconds)} ms a step: {mark} ({note})")
+    say(f"Compute {number_of_ms(domain.compute_seconds)} ms a step: {mark} ({note})")
 
 
 def warn_of_memory(domain: "Domain", ddp_peak_bytes: float) -> None:

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from autosync.api.cli.console import err, milliseconds, say
+from autosync.api.cli.console import err, number_of_ms, say
 from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class TuningProgressBar:
     def see(self, event: "ServiceEvent") -> None:
         self._left.see(event.kind, event.done, event.total, self._clock())
         if event.best_seconds is not None:
-            self._best = f", best {milliseconds(event.best_seconds)} ms"
+            self._best = f", best {number_of_ms(event.best_seconds)} ms"
         if event.kind in PHASE_WORDS:
             words, total = PHASE_WORDS[event.kind] + self._best, event.total or None
             self._bar.update(self._task, description=words, completed=event.done, total=total)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from autosync.api.cli.console import milliseconds, out, print_table, warn
+from autosync.api.cli.console import number_of_ms, out, print_table, warn
 
 if TYPE_CHECKING:
     from autosync.api.views.schemas import (
@@ -53,13 +53,13 @@ def _cells(row: "RankedStrategy") -> tuple[str, ...]:
     name = escape(row.words)
     if row.is_ddp:
         name = f"[bold]{name}[/]"
-    predicted = milliseconds(row.predicted_seconds)
+    predicted = number_of_ms(row.predicted_seconds)
     if row.error:
         name += f"\n[red]{escape(row.error[:LONGEST_REASON])}[/]"
     if row.step_seconds is None:
         return name, predicted, "[red]failed[/]" if row.error else "-", "", ""
     spread = f"{row.spread:.0%}" if row.spread is not None else ""
-    return name, predicted, milliseconds(row.step_seconds), spread, _speedup_words(row)
+    return name, predicted, number_of_ms(row.step_seconds), spread, _speedup_words(row)
 
 
 def _speedup_words(row: "RankedStrategy") -> str:

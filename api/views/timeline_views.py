@@ -96,18 +96,6 @@ def recorded(session: Session, tuning_id: str, strategy_id: str | None = None) -
     )
 
 
-def newest_recorded(session: Session, domain_id: str, strategy_id: str) -> RecordedTimelines | None:
-    """The latest trial of the strategy in the domain that recorded its timeline, of any tuning."""
-    tuning_id = session.scalars(
-        select(TrialRow.tuning_id)
-        .where(TrialRow.domain_id == domain_id, TrialRow.strategy_id == strategy_id)
-        .where(TrialRow.timeline.is_not(None))
-        .order_by(TrialRow.created_at.desc())
-        .limit(1)
-    ).first()
-    return None if tuning_id is None else recorded(session, tuning_id, strategy_id)
-
-
 def _proposed(session: Session, tuning_id: str, strategy_id: str | None) -> StrategyRow | None:
     query = (
         select(StrategyRow)

@@ -19,7 +19,6 @@ MOST_SECONDS = 3.0
 """Of the processor for one input; the largest is 200 kB."""
 MOST_GROWTH_KIB = 400 * 1024
 """Of the process' peak memory, by one input."""
-PACKAGES = ("autosync", "search", "simulator", "api")
 
 
 @dataclass(frozen=True, slots=True)

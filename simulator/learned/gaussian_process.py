@@ -15,7 +15,7 @@ since rankings load neither torch nor SciPy; `kernel_training` learns the kernel
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -322,8 +322,3 @@ def _inverse_factor(between: F64, slowness: F64, kernel: Kernel) -> F64:
     """The inverse of the Cholesky factor of a covariance with its noise added."""
     noisy = between + np.diag(kernel.noise_variance(slowness))
     return np.asarray(np.linalg.inv(np.linalg.cholesky(noisy)), dtype=np.float64)
-
-
-def kernel_arrays(kernel: Kernel) -> dict[str, F64]:
-    """By the names that checkpoints hold."""
-    return {field.name: np.atleast_1d(getattr(kernel, field.name)) for field in fields(kernel)}

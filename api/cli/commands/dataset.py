@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, say
+from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say
 from autosync.api.cli.options import Batch, ClusterName, Json, Model, RequiredOutput
 from autosync.api.cli.output_files import write_bytes, write_text
 
@@ -73,9 +73,9 @@ def describe(
             str(each.strategies),
             str(each.picks),
             str(each.failed),
-            milliseconds(each.fastest_seconds),
-            milliseconds(each.ddp_seconds),
-            milliseconds(each.slowest_seconds),
+            number_of_ms(each.fastest_seconds),
+            number_of_ms(each.ddp_seconds),
+            number_of_ms(each.slowest_seconds),
             "-" if each.noise is None else f"{each.noise:.1%}",
             ", ".join(f"{scale:g}" for scale in each.byte_scales),
             ", ".join(f"{scale:g}" for scale in each.time_scales),

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.completion import complete_tuning
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
+from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput
@@ -68,12 +68,12 @@ COLUMNS = (
 def print_timeline(timeline: "Timeline") -> None:
     """Both periods, and where measured and predicted differ most."""
     predicted, measured = timeline.predicted, timeline.measured
-    words = f"\n[bold]Timeline[/] predicted {milliseconds(predicted.step_seconds)} ms"
+    words = f"\n[bold]Timeline[/] predicted {number_of_ms(predicted.step_seconds)} ms"
     if measured is None:
         out.print(f"{words}, not recorded: the finalists' and DDP's first repeats are")
     else:
         key = escape(timeline.trial or "")
-        out.print(f"{words}, measured {milliseconds(measured.step_seconds)} ms in trial {key}")
+        out.print(f"{words}, measured {number_of_ms(measured.step_seconds)} ms in trial {key}")
         if not measured.messages:
             out.print("torch's own DDP does not say when its messages travel.")
     if timeline.differences:
@@ -245,14 +245,14 @@ def _print_bundle(shipped: "Bundle") -> None:
     out.print(f"[bold]For[/] {len(shipped.hosts)} ranks on {', '.join(hosts)} ({shipped.backend})")
     if evidence.step_seconds is not None:
         against = (
-            f", DDP {milliseconds(evidence.ddp_step_seconds)} ms"
+            f", DDP {number_of_ms(evidence.ddp_step_seconds)} ms"
             if evidence.ddp_step_seconds
             else ""
         )
         where = evidence.measured_on
-        out.print(f"[bold]Measured[/] {milliseconds(evidence.step_seconds)} ms{against} on {where}")
+        out.print(f"[bold]Measured[/] {number_of_ms(evidence.step_seconds)} ms{against} on {where}")
     elif evidence.predicted_seconds is not None:
-        out.print(f"[bold]Predicted[/] {milliseconds(evidence.predicted_seconds)} ms, not measured")
+        out.print(f"[bold]Predicted[/] {number_of_ms(evidence.predicted_seconds)} ms, not measured")
 
 
 def _plan_words(plan: "Plan") -> str:

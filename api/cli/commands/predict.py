@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autosync.api.cli.completion import complete_design
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
+from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     Batch,
@@ -116,8 +116,8 @@ def predict(
     rows = [
         (
             each.strategy,
-            milliseconds(each.predicted_seconds),
-            f"{milliseconds(each.low_seconds)} to {milliseconds(each.high_seconds)}",
+            number_of_ms(each.predicted_seconds),
+            f"{number_of_ms(each.low_seconds)} to {number_of_ms(each.high_seconds)}",
             f"{each.samples_per_second:.1f}",
             f"{each.percent_of_limit:.0f} %",
             f"{each.predicted_peak_bytes / 1e9:.2f}{'' if each.fits else ', does not fit'}",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, say, warn
+from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
 from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
 from autosync.api.cli.output_files import check_writable, write_text
 
@@ -128,9 +128,9 @@ def _print(graph: "ModelGraph", found: "Profile") -> None:
     word = {"measured": "measured", "estimated": "[bold yellow]an estimate[/]"}[found.source]
     out.print(
         f"{graph.name} at batch size {found.batch_size} on {found.device}: forward "
-        f"{milliseconds(sum(found.forward_seconds))} ms, backward "
-        f"{milliseconds(sum(found.backward_seconds))} ms, update "
-        f"{milliseconds(found.update_seconds)} ms ({word}: {found.note})"
+        f"{number_of_ms(sum(found.forward_seconds))} ms, backward "
+        f"{number_of_ms(sum(found.backward_seconds))} ms, update "
+        f"{number_of_ms(found.update_seconds)} ms ({word}: {found.note})"
     )
     both = [
         (forward + backward, forward, backward, operation)

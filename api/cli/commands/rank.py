@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosync.api.cli.console import milliseconds, out, print_json, print_table, warn
+from autosync.api.cli.console import number_of_ms, out, print_json, print_table, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     Batch,
@@ -128,7 +128,7 @@ def _print(ranked: "list[PredictedStrategy]", top: int, ddp: "PredictedStrategy"
             str(len(group.members)) if len(group.members) > 1 else "",
             group.words,
             group.made_by,
-            _between(*map(milliseconds, group.predicted_seconds)),
+            _between(*map(number_of_ms, group.predicted_seconds)),
             _between(*(f"{ddp.predicted_seconds / each:.2f}" for each in group.predicted_seconds)),
             f"{ranked[group.place - 1].predicted_peak_bytes / 1e9:.2f}",
         )

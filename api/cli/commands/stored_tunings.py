@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.completion import complete_tuning
-from autosync.api.cli.console import milliseconds, out, print_json, print_table
+from autosync.api.cli.console import number_of_ms, out, print_json, print_table
 from autosync.api.cli.options import Json
 from autosync.api.cli.tuning_lookup import ENDED
 
@@ -177,7 +177,7 @@ def _row(tuning: "Tuning") -> tuple[str, ...]:
         escape(tuning.cluster),
         "" if tuning.state in ENDED else phase or progress.phase,
         str(progress.trials),
-        milliseconds(answer.best_seconds if answer else tuning.best_seconds),
+        number_of_ms(answer.best_seconds if answer else tuning.best_seconds),
         "" if answer is None else "keep DDP" if answer.keep_ddp else f"{answer.speedup:.2f}",
     )
 
