@@ -11,11 +11,15 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
+from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
+from autosync.cluster_file import bundled_clusters
+from autosync.cluster_file import load_cluster as load_cluster_file
 from autosync.documents import LARGEST_COUNT, from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
+from autosync.models import BUNDLED, bundled
 from autosync.strategy import Strategy
 from autosync.strategy_description import describe
 
@@ -62,6 +66,7 @@ def graph_row(graph: ModelGraph) -> DocumentRow:
     document = to_json(graph)
     columns = {
         "id": _hash(document),
+        "bundled": _is_bundled_graph(graph),
         "name": graph.name,
         "batch_size": graph.batch_size,
         "variables": len(graph.variables),
@@ -85,6 +90,7 @@ def cluster_row(cluster: Cluster) -> DocumentRow:
     document = to_json(cluster)
     columns = {
         "id": _hash(document),
+        "bundled": _is_bundled_cluster(cluster),
         "name": cluster.name,
         "nodes": len(cluster.nodes),
         "world_size": cluster.world_size,
@@ -94,17 +100,17 @@ def cluster_row(cluster: Cluster) -> DocumentRow:
 
 
 def domain_rows(domain: Domain) -> tuple[DocumentRow, ...]:
-    """Its graph and its cluster, then the domain itself; raises as these two."""
-    graph, cluster = graph_row(domain.graph), cluster_row(domain.cluster)
+    """Its graph, then the domain itself, which has its cluster; raises as `graph_row`."""
+    graph = graph_row(domain.graph)
     columns = {
         "id": domain.id,
         "graph_id": graph.id,
-        "cluster_id": cluster.id,
+        "cluster": to_json(domain.cluster),
         "profile": to_json(domain.profile),
         "profile_source": domain.compute_source,
         "optimizer": to_json(domain.optimizer),
     }
-    return graph, cluster, DocumentRow(DomainRow, columns)
+    return graph, DocumentRow(DomainRow, columns)
 
 
 def insert_rows(session: Session, rows: Iterable[DocumentRow]) -> bool:
@@ -116,7 +122,7 @@ def insert_rows(session: Session, rows: Iterable[DocumentRow]) -> bool:
 
 
 def store_domain(session: Session, domain: Domain) -> str:
-    """The domain's id; its graph and cluster are stored with it."""
+    """The domain's id; its graph is stored with it."""
     insert_rows(session, domain_rows(domain))
     return domain.id
 
@@ -149,7 +155,7 @@ def load_domain(session: Session, key: str) -> Domain:
     row = stored(session, DomainRow, key, "domain")
     return Domain(
         graph=load_graph(session, row.graph_id),
-        cluster=load_cluster(session, row.cluster_id),
+        cluster=from_json(Cluster, row.cluster),
         profile=from_json(Profile, row.profile),
         optimizer=from_json(Optimizer, row.optimizer),
     )
@@ -172,6 +178,22 @@ def check_name(thing: str, name: str) -> None:
             thing=f"{thing}.name",
             value=name[:40],
         )
+
+
+def _is_bundled_graph(graph: ModelGraph) -> bool:
+    """Whether it is the graph of a bundled model, at whatever batch size."""
+    if graph.name not in BUNDLED:
+        return False
+    try:
+        return graph == bundled(graph.name, graph.batch_size)
+    except InvalidInput:  # the model has no such batch size
+        return False
+
+
+def _is_bundled_cluster(cluster: Cluster) -> bool:
+    if cluster.name not in bundled_clusters():
+        return False
+    return cluster == load_cluster_file(data_file("clusters", f"{cluster.name}.yaml"))
 
 
 def _hash(document: str) -> str:
