@@ -36,6 +36,20 @@ def insert_new(session: Session, table: type[Base], **values: Any) -> bool:
     return session.execute(statement.returning(first_key)).first() is not None
 
 
+def insert_or_lock(session: Session, table: type[Base], **values: Any) -> bool:
+    """Insert a row, or lock the one that has its key, so that nobody removes it before the end of
+    the transaction; whether it was new."""
+    first_key = next(iter(table.__table__.primary_key))
+    if insert_new(session, table, **values):
+        return True
+    locked = (
+        select(first_key).where(first_key == values[first_key.name]).with_for_update(key_share=True)
+    )
+    if session.execute(locked).first() is None:  # removed since
+        return insert_or_lock(session, table, **values)
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class DocumentRow:
     """A row to be: making it takes long where the document is large, storing it does not."""
@@ -117,7 +131,7 @@ def insert_rows(session: Session, rows: Iterable[DocumentRow]) -> bool:
     """Store them; whether the last one is new."""
     new = False
     for row in rows:
-        new = insert_new(session, row.table, **row.columns)
+        new = insert_or_lock(session, row.table, **row.columns)
     return new
 
 
@@ -131,7 +145,7 @@ def store_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
     """The hash of the document as it is, name included: `load_strategies` gives back the same."""
     document = to_json(strategy)
     key = _hash(document)
-    insert_new(
+    insert_or_lock(
         session,
         StrategyRow,
         hash=key,

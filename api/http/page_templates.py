@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from autosync.api.http.access.browser import (
     new_cookie,
     send_form_key,
 )
+from autosync.api.http.root_path import RootPathAddresses
 from autosync.api.views.reports import TuningFilter
 from autosync.environment import own_version
 from autosync.exports.settings import TITLES
@@ -33,9 +35,8 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     key = known or new_cookie()
     caller = getattr(request.state, "caller", None)
     shared = {"caller": caller, "form_token": form_token(key)}
-    response = _ENVIRONMENT.TemplateResponse(
-        request, name, {**context, **shared}, status_code=status
-    )
+    templates = _templates(request.app.state.root_path)
+    response = templates.TemplateResponse(request, name, {**context, **shared}, status_code=status)
     if known is None:
         send_form_key(request, access, response, key)
     if caller is not None and caller.way == "browser":
@@ -43,10 +44,11 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     return response
 
 
-def compile_templates() -> None:
+def compile_templates(root_path: str) -> None:
     """All of them, which takes a tenth of a second; later ones find them compiled."""
-    for name in _ENVIRONMENT.env.list_templates(extensions=["html"]):
-        _ENVIRONMENT.env.get_template(name)
+    environment = _templates(root_path).env
+    for name in environment.list_templates(extensions=["html"]):
+        environment.get_template(name)
 
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response:
@@ -80,8 +82,11 @@ def _query(wanted: TuningFilter) -> str:
     return "".join(f"{name}={quote(value)}&" for name, value in given.items() if value)
 
 
-def _environment() -> Jinja2Templates:
+@cache
+def _templates(root_path: str) -> Jinja2Templates:
     templates = Jinja2Templates(directory=TEMPLATES)
+    templates.env.add_extension(RootPathAddresses)
+    templates.env.globals["root_path"] = root_path
     templates.env.globals["version"] = own_version()
     templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
     others = {name: title for name, title in TITLES.items() if name != "autosync"}
@@ -98,6 +103,3 @@ def _environment() -> Jinja2Templates:
     }
     templates.env.filters |= filters
     return templates
-
-
-_ENVIRONMENT = _environment()

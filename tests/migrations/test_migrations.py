@@ -189,7 +189,7 @@ def test_only_an_upgrade_and_a_service_change_the_schema(
         session.execute(text("update alembic_version set version_num = '0013'"))
     monkeypatch.setattr(schema_migration, "_check_known", lambda *_: None)
     with pytest.raises(NotSupported, match="schema revision 0013; this version needs") as refused:
-        require_schema(url)
+        require_schema(url, create=True)
     assert "autosync db upgrade" in refused.value.remedy
     with opened(url) as database, database.engine.connect() as connection:
         assert current_revision(connection) == "0013"
@@ -197,9 +197,9 @@ def test_only_an_upgrade_and_a_service_change_the_schema(
 
 def test_the_schema_is_made_where_there_is_none(empty_url: str) -> None:
     with pytest.raises(NotFound, match="is empty"):
-        require_schema(empty_url, create=False)
+        require_schema(empty_url)
+    require_schema(empty_url, create=True)
     require_schema(empty_url)
-    require_schema(empty_url, create=False)
     with opened(empty_url) as database:
         assert tables(database) == set(Base.metadata.tables)
 

@@ -14,14 +14,9 @@ function refresh() {
   }, 800);
 }
 
-function follow() {
-  const source = new EventSource(`/v1/tunings/${tuning.dataset.id}/events`);
-  source.addEventListener("progress", refresh);
-  source.addEventListener("end", () => {
-    source.close();
-    refresh();
-    htmx.trigger("#why", "ended");
-  });
+function ended() {
+  refresh();
+  htmx.trigger("#why", "ended");
 }
 
 // What a reader has opened or chosen stays so when a part of the page comes anew.
@@ -47,4 +42,4 @@ document.addEventListener("click", async (event) => {
   event.target.textContent = "Copied";
 });
 
-if (!tuning.dataset.ended) addEventListener("load", follow);
+if (!tuning.dataset.ended) addEventListener("load", () => followTuning(tuning.dataset.id, refresh, ended));
