@@ -42,10 +42,9 @@ def insert_or_lock(session: Session, table: type[Base], **values: Any) -> bool:
     first_key = next(iter(table.__table__.primary_key))
     if insert_new(session, table, **values):
         return True
-    locked = (
-        select(first_key).where(first_key == values[first_key.name]).with_for_update(key_share=True)
-    )
-    if session.execute(locked).first() is None:  # removed since
+    there = select(first_key).where(first_key == values[first_key.name])
+    if session.execute(there.with_for_update(read=True, key_share=True)).first() is None:
+        # it was removed since
         return insert_or_lock(session, table, **values)
     return False
 

@@ -1,5 +1,5 @@
-"""Removes what an operator no longer keeps: old tunings, events and trainings, and all but the newest
-versions of the simulator. In small transactions, so that nobody waits for it.
+"""Removes what an operator no longer keeps: old tunings, events and trainings, and all but the
+newest versions of the simulator. In small transactions, so that nobody waits for it.
 """
 
 import logging
