@@ -34,7 +34,7 @@ from autosync.strategy import Strategy
 
 FEWEST_OF_A_SOURCE = 8
 """Strategies of a domain below which its level alone is known."""
-MOST_TRIALS = 20_000
+MOST_TRIALS = 10_000
 """The newest; their strategies are some hundred MB."""
 ROWS, DOCUMENTS = 2_000, 100
 """That a transaction reads, at most."""

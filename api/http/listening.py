@@ -32,7 +32,7 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
     refused: OSError | None = None
     for family, *_, address in dict.fromkeys(found):
         try:
-            sockets.append(_bound(family, address))
+            sockets.append(_bound(family, address, alone=len(found) > 1))
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:  # as of ::1 where there is no IPv6
                 close(sockets)
@@ -53,13 +53,12 @@ def shown_address(host: str, port: int, root_path: str = "") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{root_path}"
 
 
-def _bound(family: int, address: object) -> socket.socket:
+def _bound(family: int, address: object, alone: bool) -> socket.socket:
+    """alone: another socket takes IPv4's connections."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # `::` takes connections from every network, IPv4's too
-            alone = 0 if address[0] == "::" else 1  # type: ignore[index]  # of host, port, ...
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, alone)
         made.bind(address)  # type: ignore[arg-type]
         made.listen(BACKLOG)

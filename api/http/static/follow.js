@@ -29,7 +29,7 @@ function followTuning(id, refresh, ended) {
     const answer = await fetch(address, { headers: { Accept: "application/json" } }).catch(() => null);
     if (!answer || over) return; // the service is away: it may come back
     const text = await answer.text();
-    if (seen !== null && text !== seen) refresh();
+    if (text !== seen) refresh();
     seen = text;
     if (answer.ok && FINAL.includes(JSON.parse(text).state)) end();
   }
@@ -40,6 +40,11 @@ function followTuning(id, refresh, ended) {
     source.addEventListener("end", () => {
       source.close();
       end();
+      done();
+    });
+    source.addEventListener("error", () => {
+      if (source.readyState !== EventSource.CLOSED) return; // it connects again by itself
+      asking = setInterval(ask, ASK_MILLISECONDS);
       done();
     });
   }

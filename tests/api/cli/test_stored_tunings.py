@@ -190,4 +190,4 @@ def test_a_tuning_is_found_however_many_are_newer(
             session.add(TuningRow(**{**columns, **newer}))
     for begin in (oldest, oldest[:12], oldest.upper()):
         shown = json.loads(run("show", begin, *source, "--json"))
-        assert shown["tuning_id"] == oldest
+        assert shown["tuning"]["id"] == oldest

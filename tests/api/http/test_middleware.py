@@ -113,7 +113,7 @@ def test_requests_that_wait_for_a_connection_keep_none_from_being_given_back(
 
 
 HEADS = (
-    *("/", "/models", "/clusters/example-4x1", "/static/app.css", "/openapi.json", "/metrics"),
+    *("/", "/models", "/clusters/example-4x1", "/static/app.css", "/openapi.json"),
     *("/v1/health", "/v1/tunings", "/v1/graphs", "/v1/runtimes.csv", "/v1/runtimes.zip"),
     *("/tunings/{}", "/v1/tunings/{}", "/v1/tunings/{}/bundle", "/v1/tunings/{}/events"),
 )

@@ -7,17 +7,30 @@ from html.parser import HTMLParser
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, expect
 
 from autosync.api.client.rest_client import Client
+from autosync.api.engine import job_queue
 from autosync.api.http.root_path import checked_root_path
 from autosync.errors import InvalidInput
+from autosync.search.loop.outcome import TuningEvent
 from tests.api.databases import opened
 from tests.api.http.reverse_proxy import proxied
 from tests.api.http.serving import served
-from tests.api.sample import finished
+from tests.api.sample import claimed, finished, small_request
 
 PREFIX, TOKEN = "/tools/autosync", "a-long-random-text"
-PAGES = ("/", "/models", "/models/resnet50", "/clusters", "/clusters/example-4x1", "/simulators")
+PAGES = (
+    *(
+        "/",
+        "/docs",
+        "/models",
+        "/models/resnet50",
+        "/clusters",
+        "/clusters/example-4x1",
+        "/simulators",
+    ),
+)
 OF_A_TUNING = ("", "/trials", "/ranked", "/live")
 
 
@@ -51,7 +64,7 @@ class Addresses(HTMLParser):
 
 
 @pytest.fixture
-def browser(address: str) -> Iterator[httpx.Client]:
+def logged_in(address: str) -> Iterator[httpx.Client]:
     """One that has logged in by the form."""
     with httpx.Client(base_url=address, follow_redirects=False, timeout=60) as client:
         client.headers["Accept"] = "text/html"
@@ -68,12 +81,12 @@ def browser(address: str) -> Iterator[httpx.Client]:
 
 
 def test_all_addresses_of_pages_are_below_the_path(
-    browser: httpx.Client, tuning_id: str, address: str
+    logged_in: httpx.Client, tuning_id: str, address: str
 ) -> None:
     paths = [*PAGES, *(f"/tunings/{tuning_id}{each}" for each in OF_A_TUNING)]
     seen: set[str] = set()
     for path in paths:
-        page = browser.get(path)
+        page = logged_in.get(path)
         assert page.is_success, path
         for found in Addresses(page.text).found:
             if not found.startswith(("#", "?", "https://")):
@@ -85,16 +98,16 @@ def test_all_addresses_of_pages_are_below_the_path(
         assert httpx.get(address.removesuffix(PREFIX) + found).is_success, found
 
 
-def test_cookies_are_of_the_path(browser: httpx.Client) -> None:
-    assert {cookie.path for cookie in browser.cookies.jar} == {PREFIX}
-    assert browser.get("/").is_success
+def test_cookies_are_of_the_path(logged_in: httpx.Client) -> None:
+    assert {cookie.path for cookie in logged_in.cookies.jar} == {PREFIX}
+    assert logged_in.get("/").is_success
 
 
-def test_a_form_leads_below_the_path(browser: httpx.Client, tuning_id: str) -> None:
-    page = browser.get(f"/tunings/{tuning_id}")
+def test_a_form_leads_below_the_path(logged_in: httpx.Client, tuning_id: str) -> None:
+    page = logged_in.get(f"/tunings/{tuning_id}")
     (token,) = set(re.findall(r'name="form_token" value="([0-9a-f]+)"', page.text))
     sent = {"form_token": token, "archived": "false"}
-    answer = browser.post(f"/tunings/{tuning_id}/archive", data=sent)
+    answer = logged_in.post(f"/tunings/{tuning_id}/archive", data=sent)
     assert answer.headers["location"] == f"{PREFIX}/tunings/{tuning_id}"
 
 
@@ -124,3 +137,24 @@ def test_what_is_no_path_is_refused(text: str) -> None:
 
 def test_a_slash_at_the_end_is_left_out() -> None:
     assert [checked_root_path(each) for each in ("", "/", "/a/b/")] == ["", "", "/a/b"]
+
+
+def test_a_browser_follows_events_and_reads_the_documentation_below_the_path(
+    browser: Browser, module_url: str
+) -> None:
+    with (
+        served(module_url, root_path=PREFIX) as service,
+        proxied(service.address, PREFIX) as address,
+        opened(module_url) as database,
+    ):
+        held, store = claimed(database, small_request())
+        page = browser.new_page()
+        page.goto(f"{address}/tunings/{held.job_id}")
+        expect(page.locator("#live")).to_contain_text("running")
+        store.report(TuningEvent("search", "news below the path", 1, 2))
+        expect(page.locator("#live")).to_contain_text("news below the path")
+        job_queue.fail(database, held, "no more")
+        expect(page.locator("#live")).to_contain_text("The tuning failed")
+        page.goto(f"{address}/docs")
+        expect(page.locator(".swagger-ui .info")).to_contain_text("AutoSync")
+        page.close()
