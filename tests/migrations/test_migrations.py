@@ -126,13 +126,15 @@ def _as_if_probed(session: Session) -> str:
         "join graphs on graphs.id = domains.graph_id where jobs.state = 'finished'"
     )
     tuning_id, *parts, created_at = session.execute(text(query)).one()
-    cluster, graph, profile, optimizer = (
-        from_json(kind, part)
-        for kind, part in zip((Cluster, ModelGraph, Profile, Optimizer), parts, strict=True)
+    asked = from_json(Cluster, parts[0])
+    assert not asked.costs
+    cluster = replace(asked, costs=(MessageCost("engine", 1e-4),), link_seconds_per_send=1e-5)
+    domain = Domain(
+        graph=from_json(ModelGraph, parts[1]),
+        cluster=cluster,
+        profile=from_json(Profile, parts[2]),
+        optimizer=from_json(Optimizer, parts[3]),
     )
-    assert not cluster.costs
-    cluster = replace(cluster, costs=(MessageCost("engine", 1e-4),), link_seconds_per_send=1e-5)
-    domain = Domain(graph, cluster, profile, optimizer)
     session.execute(
         text(
             "insert into clusters (id, name, nodes, world_size, document, created_at) "
