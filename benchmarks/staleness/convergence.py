@@ -5,7 +5,7 @@ python -m benchmarks.staleness.convergence [--staleness 0 1 4 16] [--ranks 4] [-
     [--seeds 3] [-o FOLDER]
 
 The target of a task is the loss that training in step has after half of the iterations. Ranks are
-processes on this machine and compute is waited out, so seconds are those of waiting for each
+processes on this machine and ranks sleep in place of computing, so seconds are those of waiting for each
 other, not of links.
 """
 
