@@ -87,8 +87,8 @@ def serve(
     """Run the service with its dashboard and a worker, over one database.
 
     The database is created and upgraded through its migrations, once all options are right and it
-    listens. Unfinished tunings go on where
-    they stopped. Ctrl-C and SIGTERM end the service and its workers, which give back what runs.
+    listens. Unfinished tunings go on where they stopped. Ctrl-C and SIGTERM end the service and its
+    workers, which give back what runs.
 
     Beyond loopback, and where the database has a key (`autosync keys add`), everyone needs one.
 
@@ -96,7 +96,8 @@ def serve(
 
         autosync serve
         autosync serve --db postgresql://tuner@localhost/autosync --workers 0
-        autosync db upgrade && autosync keys add me --scope admin
+        autosync db upgrade
+        autosync keys add me --scope admin
         autosync serve --host 0.0.0.0 --allow-host tuner.example.com
     """
     from autosync.api.cli.connection import has_keys
