@@ -52,10 +52,10 @@ def prune(database: Database, keep_days: float, stop: Callable[[], bool] = lambd
         tuning_ids = session.scalars(query).all()
     removed = 0
     for tuning_id in tuning_ids:
-        for _ in _tuning_removed(database, tuning_id, before):
+        for is_gone in _tuning_removed(database, tuning_id, before):
+            removed += is_gone
             if stop():
                 return removed
-        removed += 1
     for step in (_old_events, _old_versions, _old_trainings, *_unused_documents()):
         while not stop() and _in_one_transaction(database, step, before):
             pass
@@ -72,15 +72,16 @@ def prune_versions(session: Session) -> None:
     _remove_versions(session, numbers[KEPT_VERSIONS:])
 
 
-def _tuning_removed(database: Database, tuning_id: str, before: float) -> Iterator[None]:
-    """Removes a tuning in steps; its row, without which it is no tuning, last."""
+def _tuning_removed(database: Database, tuning_id: str, before: float) -> Iterator[bool]:
+    """Removes a tuning in steps; its row, without which it is no tuning, last: whether it is gone.
+    One that somebody tries again meanwhile stays."""
     for table in (EventRow, StrategySummaryRow, TrialRow, OutcomeRow, ProposalRow):
         while True:
             with database.writing() as session:
                 if not _is_old(session, tuning_id, before):
-                    return  # somebody tries it again
+                    return
                 removed = _delete(session, table, table.tuning_id == tuning_id)
-            yield
+            yield False
             if removed < ROWS:
                 break
     with database.writing() as session:
@@ -93,7 +94,7 @@ def _tuning_removed(database: Database, tuning_id: str, before: float) -> Iterat
             .execution_options(synchronize_session=False)
         )
         _delete(session, JobRow, JobRow.id == tuning_id)
-    yield
+    yield True
 
 
 def _is_old(session: Session, tuning_id: str, before: float) -> bool:
