@@ -1,5 +1,6 @@
 """Trains the next version of the simulator on all that was measured, and judges it."""
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,6 @@ from autosync.simulator.learned.checkpoint import (
 )
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.simulator.learned.training import (
-    dataset_hash,
     held_out_accuracy,
     source_of,
     split_dataset,
@@ -81,12 +81,15 @@ class VersionTask:
     def __call__(self, say: Say) -> "TrainedVersion | None":
         """Train, and judge it beside the version in use. None where no trial is new since the
         newest version."""
-        bundled = load_dataset(self.dataset_folder)
         found = source_trials(self.measured)
-        dataset = content_hash([FEATURE_VERSION, dataset_hash(bundled), measured_hash(found)])
+        bundled = files_hash(self.dataset_folder)
+        dataset = content_hash([FEATURE_VERSION, bundled, measured_hash(found)])
         if dataset == self.known or not found:
             return None
-        sources = (*split_dataset(bundled), *measured_sources(self.measured, found))
+        sources = (
+            *split_dataset(load_dataset(self.dataset_folder)),
+            *measured_sources(self.measured, found),
+        )
         in_use = restore(self.card, self.weights, "the version in use")
         outcome = train_simulator(sources, say)
         say("judging it beside the version in use")
@@ -105,6 +108,16 @@ class VersionTask:
             for simulator in both
         ]
         return TrainedVersion(card, weights_of(outcome.simulator), VersionFigures(*figures))
+
+
+def files_hash(folder: Path) -> str:
+    """Changes with every byte and name below the folder; 32 hex digits."""
+    digest = hashlib.sha256()
+    for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
