@@ -45,7 +45,7 @@ BY_VARIABLE: tuple[type[Optimizer], ...] = (
     torch.optim.Rprop,
     torch.optim.SparseAdam,
     torch.optim.Adafactor,
-    *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []),  # from torch 2.9 on
+    torch.optim.Muon,
 )
 """Their update of a variable reads only that variable's gradient and state. Others may not: LAMB as
 timm has it divides by the norm over all gradients, Lookahead steps another optimizer."""
