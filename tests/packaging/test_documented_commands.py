@@ -14,6 +14,7 @@ from autosync.api.cli.main import app
 from autosync.documents import to_json
 from autosync.search.designs.known_designs import all_reduce_25mb
 from tests.api.cli.command import small_inputs
+from tests.autosync.diagnosis.traces import gloo_step
 from tests.autosync.interop.onnx_files import exported
 from tests.autosync.interop.test_gpu_topology import DGX_A100
 from tests.autosync.interop.test_resource_specs import TWO_NODES
@@ -134,6 +135,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "llama").mkdir()
     (made / "llama" / "config.json").write_text(json.dumps(LLAMA))
     (made / "facts.yaml").write_text(FACTS)
+    for rank in range(2):
+        (made / f"rank{rank}.json").write_text(json.dumps(gloo_step(rank, 600, 900)))
     write_small(made / "FOLDER")
     write_small(made / "measured")
     write_published(made / "published" / "chain" / "cluster-A", two_domains()[0])
