@@ -148,8 +148,15 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
         parsed.get_dialect()
-    except (ArgumentError, NoSuchModuleError):
+    except (ArgumentError, NoSuchModuleError, ValueError):
         raise _refused(url, "is no database URL") from None
+    if _has_stray_at_sign(parsed):
+        raise InvalidInput(
+            f"the database URL {masked(url)!r} has an @ beside the one before its host.",
+            thing="database",
+            value=masked(url),
+            remedy="Write %40 for an @ in a password or name, and %2F for a slash.",
+        )
     if backend == "postgresql":
         if find_spec("psycopg") is None:
             raise NotSupported(
@@ -172,10 +179,27 @@ def masked(url: str) -> str:
     """The URL without its secrets, as it may be printed and logged."""
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # then nobody knows where in it a password begins
-        return f"***@{url.rpartition('@')[2]}" if "@" in url else url
-    secret = {name: "hidden" for name in parsed.query if "password" in name.lower()}
+    except (ArgumentError, ValueError):
+        parsed = None
+    if parsed is None or _has_stray_at_sign(parsed):  # nobody knows where in it a password ends
+        if "@" not in url and "=" not in url:
+            return url
+        kind, separator, _ = url.partition("://")
+        return f"{kind}://***" if separator and kind.isprintable() and "@" not in kind else "***"
+    secret = {name: "hidden" for name in parsed.query if _is_secret(name)}
     return parsed.update_query_dict(secret).render_as_string(hide_password=True)
+
+
+def _is_secret(parameter: str) -> bool:
+    """Of a URL's query: libpq takes `password` and `sslpassword`, and drivers have other names."""
+    return any(word in parameter.lower() for word in ("pass", "pwd", "secret", "token", "key"))
+
+
+def _has_stray_at_sign(url: URL) -> bool:
+    """Of a password that is not percent-encoded, whose rest is then read as a host or a name."""
+    if url.get_backend_name() == "sqlite":
+        return False
+    return any("@" in (part or "") for part in (url.host, url.database))
 
 
 def _refused(url: str, why: str) -> InvalidInput:
@@ -195,6 +219,3 @@ def _configure_sqlite(connection: Any, record: object) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get(WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-"""Characters of an unknown key that a refusal repeats."""

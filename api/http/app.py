@@ -29,6 +29,7 @@ from autosync.api.http.middleware import (
     RequestMetrics,
     show_requests,
 )
+from autosync.api.http.nul_characters import RefuseNul
 from autosync.api.http.page_templates import compile_templates, error_page
 from autosync.api.http.routes import (
     document_pages,
@@ -96,6 +97,7 @@ def create_app(
         routes = [route for router in (*API, *PAGES) for route in router.routes]
         app.add_middleware(HeavyRequests, routes=routes, database=database, processes=processes)
     app.add_middleware(BodyLimit, limits=limits)
+    app.add_middleware(RefuseNul)
     app.add_middleware(Guard, authentication=app.state.authentication)
     app.add_middleware(RequestLog, metrics=app.state.metrics)
     return app

@@ -95,6 +95,8 @@ def serve(
     from autosync.api.http.access.access_rules import access_on
     from autosync.api.http.app import serve as serve_until_interrupted
 
+    if token is None:  # the library takes an empty variable for one that is not set
+        token = os.environ.get(TOKEN_VARIABLE)
     limits = limits_from([*os.environ.get(LIMITS_VARIABLE, "").split(","), *(limit or ())])
     keys = has_keys(db)
     access = access_on(host, token, allow_host or (), keys=keys, https=https)
