@@ -82,3 +82,11 @@ def test_a_worker_shows_no_secret_and_is_replaced(
 def test_an_open_service_is_refused(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
     assert why in " ".join(autosync(tmp_path, "serve", *arguments, code=2).stderr.split())
     assert not (tmp_path / "autosync.db").exists()
+
+
+def test_an_empty_token_in_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would serve everybody, where its operator meant to close it."""
+    monkeypatch.setenv("AUTOSYNC_TOKEN", "")
+    assert "the token is empty" in autosync(tmp_path, "serve", code=2).stderr
