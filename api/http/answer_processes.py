@@ -126,7 +126,10 @@ class AnswerProcesses:
     def close(self) -> None:
         """Kill what still answers, and what waits for requests."""
         for process in tuple(self._started):
-            process.kill()
+            process.kill()  # who asks it waits for its end
+        for lane in self._idle.values():
+            for process in lane:
+                process.end()
         self._threads.shutdown(wait=False)
 
     def pids(self) -> list[int]:
@@ -154,7 +157,7 @@ class AnswerProcesses:
     def _end(self, lane: Lane, process: "_Process") -> None:
         self._idle[lane].remove(process)
         self._started.discard(process)
-        process.kill()
+        asyncio.get_running_loop().run_in_executor(self._threads, process.end)
 
 
 class _Turns:
@@ -227,13 +230,19 @@ class _Process:
             raise self._why_ended(bounds) from None
         finally:
             if not answered:
-                self.kill()
+                self.end()
 
     def kill(self) -> None:
+        """Does not wait for its end: to free gigabytes takes a while."""
         self.killed, self.lives = True, False
         if self._process is not None:
             self._process.kill()
+
+    def end(self) -> None:
+        self.kill()
+        if self._process is not None:
             self._process.wait()
+            self._connection.close()
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autosync.api.http.access.guard import refusal_for
+from autosync.api.http.problems import REMEDIES
 from autosync.errors import InvalidInput
 
-REMEDY = "Send text without NUL characters."
 ESCAPED_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 LONGEST_OVERLAP = 64
 """Bytes of a chunk that are looked at again with the next one: an escape may be cut in two."""
@@ -34,7 +34,7 @@ class RefuseNul:
         ):
             if b"\0" in text:
                 error = InvalidInput(
-                    f"the {where} has a NUL character.", thing=where, remedy=REMEDY
+                    f"the {where} has a NUL character.", thing=where, remedy=REMEDIES[422]
                 )
                 return await refusal_for(Request(scope), error)(scope, receive, send)
         content_type = Request(scope).headers.get("content-type", "").lower()
@@ -48,7 +48,7 @@ class RefuseNul:
             part = before + message.get("body", b"")
             if _has_nul(part, content_type):
                 # an HTTPException, because the framework passes only those on from here
-                raise HTTPException(422, f"the body has a NUL character. {REMEDY}")
+                raise HTTPException(422, "the body has a NUL character.")
             before = part[-LONGEST_OVERLAP:]
             return message
 

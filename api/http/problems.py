@@ -28,6 +28,7 @@ REMEDIES = {
     404: "GET /docs lists the paths there are.",
     405: "GET /docs lists the methods of each path.",
     429: "Try again after the seconds that `Retry-After` says.",
+    422: "Send text without NUL characters.",
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
 STATUSES = {
