@@ -138,10 +138,12 @@ class AnswerProcesses:
 
     def _process_of(self, lane: Lane) -> "_Process":
         idle = self._idle[lane]
-        if idle:
+        while idle:
             process = idle.pop()
             process.idle_until.cancel()
-            return process
+            if process.is_running:  # the kernel may have ended it meanwhile
+                return process
+            self._started.discard(process)
         process = _Process(replace(self._setup, kernels=lane == "predicting"))
         self._started.add(process)
         return process
@@ -177,7 +179,7 @@ class _Turns:
         many = self._asked[key] > WAITING[lane]
         large = self._asked[key] > 0 and self._bytes[key] + size_bytes > WAITING_BYTES
         if busy or many or large:
-            raise _busy(lane, client if self._asked[key] else "")
+            raise _busy(lane, own=self._asked[key] > 0)
         self._asked[key] += 1
         self._bytes[key] += size_bytes
         try:
@@ -191,11 +193,16 @@ class _Turns:
                 self._locks.pop(key, None)
 
 
-def _busy(lane: Lane, client: str) -> TryLater:
-    whose = "of yours " if client else ""
-    what = "another prediction" if lane == "predicting" else "as many large requests as may wait"
+def _busy(lane: Lane, own: bool) -> TryLater:
+    """own: whether requests of this client are in its way."""
+    whose = " of yours" if own else ""
+    message = (
+        f"another prediction{whose} is under way here."
+        if lane == "predicting"
+        else f"as many large requests{whose} wait here as may."
+    )
     return TryLater(
-        f"{what} {whose}{'is' if lane == 'predicting' else 'are'} under way here.",
+        message,
         thing="processes",
         remedy="Send it again in some seconds.",
         retry_seconds=RETRY_SECONDS,
@@ -231,6 +238,10 @@ class _Process:
         finally:
             if not answered:
                 self.end()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
         """Does not wait for its end: to free gigabytes takes a while."""

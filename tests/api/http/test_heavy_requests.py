@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,17 @@ def test_a_process_that_waits_ends_after_a_while(
         client.post("/v1/graphs", content=to_json(chain_graph(SHAPES)))
         processes: AnswerProcesses = app.state.processes
         wait_until(lambda: processes.pids() == [])
+
+
+def test_a_process_that_somebody_else_ends_is_replaced(sqlite: Database) -> None:
+    app = create_app(sqlite)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for name in ("one", "two"):
+            graph = replace(chain_graph(SHAPES), name=name)
+            assert client.post("/v1/graphs", content=to_json(graph)).status_code == 201
+            (pid,) = app.state.processes.pids()
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
 
 
 def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:
