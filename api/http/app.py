@@ -93,11 +93,12 @@ def create_app(
     app.router.lifespan_context = lifespan
     app.state.processes = processes
     app.state.health_database = health_database
+    app.state.health_readers = asyncio.Semaphore(HEALTH_CONNECTIONS)
     if limits != UNLIMITED:
         routes = [route for router in (*API, *PAGES) for route in router.routes]
         app.add_middleware(HeavyRequests, routes=routes, database=database, processes=processes)
-    app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(RefuseNul)
+    app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Guard, authentication=app.state.authentication)
     app.add_middleware(RequestLog, metrics=app.state.metrics)
     return app

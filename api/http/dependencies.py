@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
@@ -80,22 +81,26 @@ async def _reading(request: Request, database: DatabaseDep) -> AsyncIterator[Ses
     which those that hold a connection need to make their answers. Opens nothing; to close it may
     wait for the database."""
     readers: asyncio.Semaphore = request.app.state.readers
-    async with readers:
-        with database.reading() as session:
-            try:
-                yield session
-            finally:
-                await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
+    async with readers, _closing(database) as session:
+        yield session
 
 
-async def _health_reading(request: Request) -> AsyncIterator[Session]:
-    """Of connections that no other request can hold."""
-    database: Database = request.app.state.health_database
+@asynccontextmanager
+async def _closing(database: Database) -> AsyncIterator[Session]:
+    """In a thread beside those of requests, all of which may wait for a connection."""
     with database.reading() as session:
         try:
             yield session
         finally:
             await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
+
+
+async def _health_reading(request: Request) -> AsyncIterator[Session]:
+    """Of connections that no other request can hold."""
+    database: Database = request.app.state.health_database
+    readers: asyncio.Semaphore = request.app.state.health_readers
+    async with readers, _closing(database) as session:
+        yield session
 
 
 async def _body(request: Request) -> bytes:

@@ -76,7 +76,7 @@ def _started(database: Database, given: Mapping[str, str], body: bytes) -> Load:
         return Load(json_bytes=len(body))
     try:
         asked = json.loads(body)
-    except ValueError:  # nested too deeply, or of a number that is too long, too
+    except (ValueError, RecursionError):  # refused where it is read as a request
         return Load()
     return _named(database, asked if isinstance(asked, dict) else {})
 
@@ -234,6 +234,8 @@ class HeavyRequests:
             return
         except (AutosyncError, DatabaseError, PoolTimeout, HTTPException) as error:
             answer = refusal_for(request, error)
+        finally:
+            await request.close()  # of a form its files
         if answer is not None:
             return await answer(scope, receive, send)
         await self.app(scope, _again(body, receive), send)
@@ -248,7 +250,9 @@ class HeavyRequests:
 
     async def _answered_apart(self, request: Request, lane: Lane, body: bytes) -> Response:
         """The process ends with its client."""
-        scope: dict[str, Any] = {name: request.scope[name] for name in FORWARDED}
+        scope: dict[str, Any] = {
+            name: request.scope[name] for name in FORWARDED if name in request.scope
+        }
         scope["state"] = dict(request.scope["state"])
         client = str(request.state.client)
         answering = asyncio.ensure_future(self.processes.answer(lane, client, scope, body))

@@ -111,7 +111,7 @@ def test_a_prediction_ends_with_its_client(service: Service, client: httpx.Clien
         client.post("/v1/rank", json=asked, timeout=2.0)
         raise AssertionError("it was answered")
     wait_until(lambda: len(set(children(service.pid)) - before) == 0)
-    assert client.post("/v1/rank", json=stored(client)).status_code == 200
+    wait_until(lambda: client.post("/v1/rank", json=stored(client)).status_code == 200)
 
 
 def test_what_takes_too_long_is_ended_and_says_so(sqlite: Database) -> None:

@@ -219,7 +219,7 @@ def test_what_is_no_http_is_refused_like_the_rest(sqlite_url: str) -> None:
 
 def zeros(size_bytes: int) -> Iterator[bytes]:
     for _ in range(size_bytes // MIB):
-        yield bytes(MIB)
+        yield b"0" * MIB
 
 
 def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:
