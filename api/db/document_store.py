@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
+from autosync.api.db.parsed_documents import ParsedDocuments
 from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
@@ -26,6 +27,7 @@ from autosync.strategy_description import describe
 MOST_RANKS = 2**15
 """Of a cluster: populations number servers in 16 bits."""
 LONGEST_NAME = 200
+_PARSED = ParsedDocuments()
 
 
 def insert_new(session: Session, table: type[Base], **values: Any) -> bool:
@@ -156,12 +158,20 @@ def store_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
     return key
 
 
+def keep_parsed(most_bytes: int) -> None:
+    """Let `load_graph` and `load_cluster` keep what they parse, of so many bytes of text. For a
+    process that reads the same documents again and again."""
+    _PARSED.most_bytes = most_bytes
+
+
 def load_graph(session: Session, key: str) -> ModelGraph:
-    return from_json(ModelGraph, stored(session, GraphRow, key, "graph").document)
+    return _PARSED.parsed(ModelGraph, key, lambda: stored(session, GraphRow, key, "graph").document)
 
 
 def load_cluster(session: Session, key: str) -> Cluster:
-    return from_json(Cluster, stored(session, ClusterRow, key, "cluster").document)
+    return _PARSED.parsed(
+        Cluster, key, lambda: stored(session, ClusterRow, key, "cluster").document
+    )
 
 
 def load_domain(session: Session, key: str) -> Domain:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import not_found
+from autosync.api.engine.prediction_work import check_work
+from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.named_documents import domain_named
 from autosync.api.spec import PredictSpec
 from autosync.api.views.schemas import GivenPrediction, GivenPredictions
@@ -55,12 +57,14 @@ class Calibration:
     connections: tuple[float, ...] = ()
 
 
-def given_predictions(session: Session, body: PredictSpec) -> GivenPredictions:
+def given_predictions(
+    session: Session, body: PredictSpec, limits: ServiceLimits
+) -> GivenPredictions:
     """
     Raises:
         NotFound: no such graph, cluster, strategy, simulator or constants.
         InvalidInput, InvalidStrategy, NotSupported: a strategy does not apply to the domain, or
-            nobody has fitted its engine; says why.
+            nobody has fitted its engine; says why. InvalidInput as `check_work`, too.
     """
     from autosync.api.engine.simulator_store import simulator_of
 
@@ -68,8 +72,10 @@ def given_predictions(session: Session, body: PredictSpec) -> GivenPredictions:
     known = body.compute_is_known or alone.compute_source == "measured"
     calibration = calibrate(alone, body.constants, known)
     domain, fitted = calibration.domain, calibration.constants
-    asked = strategies_to_predict(domain, body.strategies)
     predictor = simulator_of(session, body.simulator)
+    if not body.strategies:
+        check_work(domain, predictor, 0, limits)
+    asked = strategies_to_predict(domain, body.strategies)
     return GivenPredictions(
         constants=fitted.name if fitted else None,
         constants_fitted=fitted.fitted if fitted else "",

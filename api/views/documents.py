@@ -167,12 +167,12 @@ def model_account(session: Session, name: str) -> ModelAccount:
     """Of a stored graph by its id, or of a bundled one by its name; raises NotFound."""
     if is_bundled(name):
         graph = bundled(name, None)
-    elif name.isalnum() and session.get(GraphRow, name) is not None:
-        graph = load_graph(session, name)
+        graph_id = graph.id
+    elif name.isalnum() and _is_stored(session, name):
+        graph, graph_id = load_graph(session, name), name
     else:
         known = ", ".join(BUNDLED)
         raise not_found("model", name, f"Upload its graph, or take a bundled one: {known}.")
-    graph_id = graph.id
     seconds, shares_of = _compute(session, graph, graph_id)
     total = sum(seconds) or 1.0
     bytes_after = [0] * len(graph.operations)
@@ -195,6 +195,10 @@ def model_account(session: Session, name: str) -> ModelAccount:
         ),
         shares_of,
     )
+
+
+def _is_stored(session: Session, graph_id: str) -> bool:
+    return session.scalar(select(GraphRow.id).where(GraphRow.id == graph_id)) is not None
 
 
 def _compute(session: Session, graph: ModelGraph, graph_id: str) -> tuple[list[float], str]:

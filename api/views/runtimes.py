@@ -123,6 +123,12 @@ def runtime_query(only: RuntimeFilter, columns: Sequence[Any]) -> Select[Any]:
     )
 
 
+def strategy_ids(only: RuntimeFilter) -> Select[str]:
+    """Those that were tried, in order; the filter by names is not looked at."""
+    query = select(TrialRow.strategy_id).where(*_of_trials(only))
+    return query.distinct().order_by(TrialRow.strategy_id)
+
+
 def _joined(columns: Sequence[Any]) -> Select[Any]:
     return (
         select(*columns)

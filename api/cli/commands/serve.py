@@ -111,6 +111,8 @@ def serve(
     from autosync.api.http.listening import close, listening_sockets, shown_address
     from autosync.api.http.root_path import checked_root_path
 
+    if token is None:  # the library takes an empty variable for one that is not set
+        token = os.environ.get(TOKEN_VARIABLE)
     limits = limits_from([*os.environ.get(LIMITS_VARIABLE, "").split(","), *(limit or ())])
     keys = has_keys(db)
     access = access_on(host, token, allow_host or (), keys=keys, https=https)

@@ -12,17 +12,17 @@ from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.simulator_store import promote
 from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import (
-    ClientName,
     Cursor,
     DatabaseDep,
     Id,
+    LimitsDep,
     Number,
     Reading,
-    UploadsDep,
 )
 from autosync.api.http.named_documents import cluster_named
 from autosync.api.http.page_templates import show
 from autosync.api.http.routes.pages import listed_tunings
+from autosync.api.http.uploads import store_cluster, store_graph
 from autosync.api.views import documents, simulators
 from autosync.api.views.charts import Chart, OperationCost, model_chart, version_chart
 from autosync.api.views.reports import TuningFilter
@@ -47,10 +47,10 @@ def models_page(request: Request, session: Reading, cursor: Cursor = None) -> Re
 
 @router.post("/models")
 def upload_model(
-    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, document: Upload
+    request: Request, database: DatabaseDep, limits: LimitsDep, session: Reading, document: Upload
 ) -> Response:
     try:
-        stored = uploads.graph(document, client)
+        stored = store_graph(database, document, limits)
     except AutosyncError as error:
         return show(request, "documents/models.html", _models(session, None, error), 422)
     return RedirectResponse(f"/models/{stored.id}", 303)
@@ -87,10 +87,10 @@ def clusters_page(request: Request, session: Reading, cursor: Cursor = None) -> 
 
 @router.post("/clusters")
 def upload_cluster(
-    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, document: Upload
+    request: Request, database: DatabaseDep, limits: LimitsDep, session: Reading, document: Upload
 ) -> Response:
     try:
-        stored = uploads.cluster(document, client)
+        stored = store_cluster(database, document, limits)
     except AutosyncError as error:
         return show(request, "documents/clusters.html", _clusters(session, None, error), 422)
     return RedirectResponse(f"/clusters/{stored.id}", 303)

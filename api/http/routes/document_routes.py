@@ -5,10 +5,18 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from autosync.api.db.lookup import found
-from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, Reading, UploadsDep
+from autosync.api.http.dependencies import (
+    Body,
+    Cursor,
+    DatabaseDep,
+    Id,
+    Limit,
+    LimitsDep,
+    Reading,
+)
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
-from autosync.api.http.uploads import StoredRow
+from autosync.api.http.uploads import StoredRow, store_cluster, store_graph
 from autosync.api.views import documents
 from autosync.api.views.schemas import Clusters, Graphs, StoredDocument
 
@@ -29,11 +37,11 @@ STORED: dict[int | str, dict[str, Any]] = {
     openapi_extra=posted("ModelGraph", "application/json"),
 )
 def post_graph(
-    body: Body, uploads: UploadsDep, client: ClientName, request: Request, response: Response
+    body: Body, database: DatabaseDep, limits: LimitsDep, request: Request, response: Response
 ) -> StoredDocument:
     """Store a graph (`autosync import -o graph.json` writes one). Only data is taken: nothing in
     it is executed. The same graph posted twice is one."""
-    return _stored(request, response, "/v1/graphs", uploads.graph(body, client))
+    return _stored(request, response, "/v1/graphs", store_graph(database, body, limits))
 
 
 @router.get("/graphs")
@@ -60,10 +68,10 @@ def get_graph(graph_id: Id, session: Reading, seen: SeenTags = None) -> Response
     openapi_extra=posted("Cluster", "application/json", "application/yaml"),
 )
 def post_cluster(
-    body: Body, uploads: UploadsDep, client: ClientName, request: Request, response: Response
+    body: Body, database: DatabaseDep, limits: LimitsDep, request: Request, response: Response
 ) -> StoredDocument:
     """Store a cluster, as YAML or JSON."""
-    return _stored(request, response, "/v1/clusters", uploads.cluster(body, client))
+    return _stored(request, response, "/v1/clusters", store_cluster(database, body, limits))
 
 
 @router.get("/clusters")

@@ -18,8 +18,9 @@ from autosync.api.http.access.browser import (
     send_session,
     take_session,
 )
-from autosync.api.http.dependencies import ClientName, Cursor, Reading, UploadsDep
+from autosync.api.http.dependencies import ClientName, Cursor, DatabaseDep, LimitsDep, Reading
 from autosync.api.http.page_templates import show
+from autosync.api.http.uploads import start_tuning
 from autosync.api.spec import TuningSpec, checked
 from autosync.api.views import documents, reports, simulators
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
@@ -126,12 +127,17 @@ def simulators_fragment(request: Request, session: Reading, simulator: Words = "
 
 @router.post("/tunings")
 def start(
-    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, form: FilledForm
+    request: Request,
+    database: DatabaseDep,
+    limits: LimitsDep,
+    client: ClientName,
+    session: Reading,
+    form: FilledForm,
 ) -> Response:
     try:
         given = {name: value for name, value in form.items() if value}
         asked = checked(TuningSpec, given).model_dump_json(exclude_unset=True)
-        tuning_id = uploads.tuning(asked.encode(), client)
+        tuning_id = start_tuning(database, asked.encode(), client, None, limits)
     except AutosyncError as error:
         shown = _index(session, form, TuningFilter(archived=False), None, True, error)
         return show(request, "home/index.html", shown, 422)

@@ -16,12 +16,13 @@ from autosync.api.http.dependencies import (
     IdempotencyKey,
     LastEvent,
     Limit,
+    LimitsDep,
     Reading,
-    UploadsDep,
 )
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged, tagged_once_ended
 from autosync.api.http.event_stream import events_page, stream
 from autosync.api.http.openapi import document_answer, posted, refusals
+from autosync.api.http.uploads import start_tuning
 from autosync.api.spec import NotesSpec
 from autosync.api.views import reports
 from autosync.api.views.event_schemas import TuningEvents
@@ -101,14 +102,14 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 )
 def post_tuning(
     body: Body,
-    uploads: UploadsDep,
     database: DatabaseDep,
+    limits: LimitsDep,
     client: ClientName,
     response: Response,
     key: IdempotencyKey = None,
 ) -> Tuning:
     """Queue a tuning; a worker takes it up. `Location` is where to follow it."""
-    tuning_id = uploads.tuning(body, client, key)
+    tuning_id = start_tuning(database, body, client, key, limits)
     response.headers["Location"] = f"/v1/tunings/{tuning_id}"
     with database.reading() as session:
         return reports.tuning(session, tuning_id)

@@ -168,3 +168,11 @@ def test_it_serves_on_any_address_of_loopback(tmp_path: Path, host: str) -> None
         serving.send_signal(signal.SIGTERM)
         out, _ = serving.communicate(timeout=LONGEST_SECONDS)
     assert address in out
+
+
+def test_an_empty_token_in_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would serve everybody, where its operator meant to close it."""
+    monkeypatch.setenv("AUTOSYNC_TOKEN", "")
+    assert "the token is empty" in autosync(tmp_path, "serve", code=2).stderr

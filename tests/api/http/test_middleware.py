@@ -99,15 +99,16 @@ def test_numbers_are_for_who_has_the_token(sqlite: Database) -> None:
 AT_ONCE = 3 * (POOL["pool_size"] + POOL["max_overflow"])
 
 
+@pytest.mark.parametrize("path", ["/v1/health", "/v1/tunings"])
 def test_requests_that_wait_for_a_connection_keep_none_from_being_given_back(
-    sqlite: Database,
+    sqlite: Database, path: str
 ) -> None:
     app = create_app(sqlite)
 
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await asyncio.gather(*(client.get("/v1/health") for _ in range(AT_ONCE)))
+            return await asyncio.gather(*(client.get(path) for _ in range(AT_ONCE)))
 
     assert {answer.status_code for answer in asyncio.run(ask())} == {200}
 
