@@ -12,11 +12,7 @@ from rich.markup import escape
 from autosync.api.cli.console import number_of_ms, out, print_table, warn
 
 if TYPE_CHECKING:
-    from autosync.api.views.schemas import (
-        RankedStrategies,
-        RankedStrategy,
-        Tuning,
-    )
+    from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
 
 LONGEST_REASON = 120
 """Characters of a failure's reason that the table shows."""

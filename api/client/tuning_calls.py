@@ -19,7 +19,7 @@ from autosync.api.client.service_connection import (
     worth_another,
 )
 from autosync.api.client.service_errors import ServiceError, unreachable
-from autosync.api.views.schemas import (
+from autosync.api.views.tuning_schemas import (
     ChangedTuning,
     RankedStrategies,
     State,

@@ -11,13 +11,7 @@ from autosync.api.db.document_store import load_graph
 from autosync.api.db.lookup import found, not_found, stored
 from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.api.views.paging import SortKey, sorted_page
-from autosync.api.views.schemas import (
-    BundledModel,
-    Clusters,
-    ClusterSummary,
-    Graphs,
-    GraphSummary,
-)
+from autosync.api.views.schemas import BundledModel, Clusters, ClusterSummary, Graphs, GraphSummary
 from autosync.cluster_file import bundled_clusters
 from autosync.documents import from_json
 from autosync.domain import Profile

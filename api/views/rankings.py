@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
 from autosync.api.views.paging import one_page, read_cursor
-from autosync.api.views.schemas import RankedStrategies, RankedStrategy, Tuning, columns_of
+from autosync.api.views.schemas import columns_of
+from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
 from autosync.search.loop.outcome import DDP, paired_speedup, reporting_repeats
 
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)

@@ -27,7 +27,9 @@ from autosync.api.engine.simulator_store import NAME_OF_VERSION
 from autosync.api.views.paging import SortKey, sorted_page
 from autosync.api.views.rankings import ddp_error_of
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
-from autosync.api.views.schemas import (
+from autosync.api.views.schemas import columns_of
+from autosync.api.views.time_left import TimeLeft
+from autosync.api.views.tuning_schemas import (
     Trial,
     TrialDetail,
     Trials,
@@ -35,9 +37,7 @@ from autosync.api.views.schemas import (
     TuningProgress,
     TuningResult,
     Tunings,
-    columns_of,
 )
-from autosync.api.views.time_left import TimeLeft
 from autosync.errors import InvalidInput
 
 LATEST_EVENTS = 500

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autosync.api.views.schemas import Tuning, TuningResult
+from autosync.api.views.tuning_schemas import Tuning, TuningResult
 from autosync.trials.request_names import (
     GPU_BY_MPS,
     GPU_IN_TURNS,

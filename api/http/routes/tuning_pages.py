@@ -18,8 +18,8 @@ from autosync.api.views.rankings import (
     ranked_strategies,
     ranked_strategy,
 )
-from autosync.api.views.schemas import RankedStrategy, Tuning
 from autosync.api.views.simulators import simulator_page
+from autosync.api.views.tuning_schemas import RankedStrategy, Tuning
 from autosync.api.views.verdict import caveats_of, headline
 
 RANKED_ON_A_PAGE = 25

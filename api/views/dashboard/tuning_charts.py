@@ -24,7 +24,7 @@ from autosync.api.views.rankings import (
     confirmed_speedups,
     ddp_strategy,
 )
-from autosync.api.views.schemas import Tuning, what_happened
+from autosync.api.views.tuning_schemas import Tuning, what_happened
 from autosync.search.loop.outcome import DDP
 from autosync.simulator.limit import Limit
 from autosync.units import milliseconds

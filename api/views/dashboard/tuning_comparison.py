@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.views import reports
 from autosync.api.views.rankings import measured_ddp_seconds
-from autosync.api.views.schemas import Tuning
+from autosync.api.views.tuning_schemas import Tuning
 from autosync.api.views.verdict import Caveat, Headline, caveats_of, headline
 
 

@@ -16,7 +16,7 @@ from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.views import reports
 from autosync.api.views.dashboard.tuning_charts import tuning_charts
 from autosync.api.views.rankings import measured_ddp_seconds
-from autosync.api.views.schemas import Tuning, what_happened
+from autosync.api.views.tuning_schemas import Tuning, what_happened
 from autosync.api.views.verdict import (
     ESTIMATED,
     FEW_CORES,
