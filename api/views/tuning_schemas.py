@@ -12,6 +12,16 @@ State = Literal[
 ]
 
 
+SETTLED_SPREAD = 0.2
+"""Iterations of a quiet trial spread by 1 to 5 %, and by up to 15 % where few cores carry much
+traffic (docs/results.md); beyond this, something else disturbed them."""
+
+
+def is_settled(spread: float | None) -> bool:
+    """Whether iterations agree well enough to compare them. spread: (p90 - p10) / median."""
+    return spread is None or spread <= SETTLED_SPREAD
+
+
 class TuningProgress(ResponseModel):
     """done of total trials of the phase; ranked: proposals looked at so far."""
 
@@ -46,6 +56,15 @@ class TuningResult(ResponseModel):
     limit_seconds: float | None = Field(
         description="No strategy of the tuning's space iterates in fewer; null in old answers."
     )
+    spread: float | None = Field(
+        description="Of the iterations of the answer or of its baseline, the larger one: "
+        "(p90 - p10) / median."
+    )
+
+    @property
+    def settled(self) -> bool:
+        """Whether the repeats agree well enough to believe the speed-up."""
+        return is_settled(self.spread)
 
     @property
     def percent_of_limit(self) -> float | None:

@@ -2,7 +2,7 @@
 
 // Draws every [data-plot] with Chart.js. What a plot is: autosync/api/views/charts.py.
 
-const drawn = new Map(); // canvas to its Chart
+const drawn = new Map(); // canvas to its Chart and the plot that it shows
 const ROW = 34;
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -98,8 +98,8 @@ function draw(canvas) {
   const named = plot.series.filter((each) => each.name && each.points.length);
   const legend = named.length > 1;
   holder.style.height = `${rows ? rows * ROW + 90 + (legend ? (narrow ? 70 : 30) : 0) : 300}px`;
-  drawn.get(canvas)?.destroy();
-  drawn.set(canvas, new Chart(canvas, {
+  drawn.get(canvas)?.chart.destroy();
+  const chart = new Chart(canvas, {
     data: { datasets: plot.series.filter((each) => each.points.length).map((each) => dataset(each, rows > 0)) },
     options: {
       animation: false,
@@ -123,18 +123,19 @@ function draw(canvas) {
       },
     },
     plugins: [rules],
-  }));
+  });
+  drawn.set(canvas, { chart, shown: canvas.dataset.plot });
 }
 
 function drawAll() {
-  for (const [canvas, chart] of drawn) {
+  for (const [canvas, { chart }] of drawn) {
     if (!canvas.isConnected) {
       chart.destroy();
       drawn.delete(canvas);
     }
   }
   for (const canvas of document.querySelectorAll("canvas[data-plot]")) {
-    if (!drawn.has(canvas)) draw(canvas);
+    if (drawn.get(canvas)?.shown !== canvas.dataset.plot) draw(canvas);
   }
 }
 

@@ -10,9 +10,19 @@ function refresh() {
   waiting = setTimeout(() => {
     waiting = null;
     for (const part of ["#live", "#ranked", "#charts"]) htmx.trigger(part, "refresh");
-    if (!document.getElementById("strategy-shown")) htmx.trigger("#why", "proposed");
   }, 800);
 }
+
+// Another strategy is the fastest: it takes the place of the one that was compared with DDP, unless
+// a reader has chosen one.
+let fastest = document.getElementById("fastest").dataset.strategy;
+document.addEventListener("htmx:afterSwap", (event) => {
+  if (event.detail.target.id !== "live") return;
+  const now = document.getElementById("fastest").dataset.strategy;
+  if (now === fastest) return;
+  fastest = now;
+  htmx.trigger("#why", "proposed");
+});
 
 function follow() {
   const source = new EventSource(`/v1/tunings/${tuning.dataset.id}/events`);
@@ -20,31 +30,8 @@ function follow() {
   source.addEventListener("end", () => {
     source.close();
     refresh();
-    htmx.trigger("#why", "ended");
+    for (const part of ["#why", "#frameworks"]) htmx.trigger(part, "ended");
   });
 }
-
-// What a reader has opened or chosen stays so when a part of the page comes anew.
-let opened = [];
-let chosen = [];
-document.addEventListener("htmx:beforeSwap", (event) => {
-  const part = event.detail.target;
-  opened = [...part.querySelectorAll("details[open][id]")].map((each) => each.id);
-  chosen = [...part.querySelectorAll("input[type=radio]:checked")].map((each) => [each.name, each.value]);
-});
-document.addEventListener("htmx:afterSwap", (event) => {
-  for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
-  for (const [name, value] of chosen) {
-    const again = event.detail.target.querySelector(`input[name="${name}"][value="${value}"]`);
-    if (again) again.checked = true;
-  }
-});
-
-document.addEventListener("click", async (event) => {
-  const name = event.target.dataset && event.target.dataset.copy;
-  if (!name) return;
-  await navigator.clipboard.writeText(document.getElementById(name).textContent);
-  event.target.textContent = "Copied";
-});
 
 if (!tuning.dataset.ended) addEventListener("load", follow);

@@ -1,0 +1,115 @@
+"""Step time by choice: the measured strategies of a tuning, grouped by what each of them chose."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from autosync.api.views.charts import Axis, Chart, Plot, Point, Rule, Series
+from autosync.api.views.dashboard.strategy_labels import StrategyLabel
+from autosync.units import milliseconds
+
+CHOICES = {
+    "method": "method",
+    "order": "order",
+    "slices": "slices",
+    "overlap": "next forward pass",
+    "gather": "all-gathers",
+    "shares": "batch shares",
+}
+"""Kinds of chips that are choices, and how rows call them."""
+OTHERWISE = {
+    "order": "as gradients become ready",
+    "slices": "not sliced",
+    "overlap": "has to wait for all messages",
+    "gather": "do not wait",
+    "shares": "equal",
+}
+"""What a strategy without such a chip does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenValue:
+    """seconds: of each strategy that made this choice, the fastest first."""
+
+    kind: str
+    value: str
+    seconds: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{CHOICES[self.kind]}: {self.value}"
+
+
+def chosen_values(
+    labels: Mapping[str, StrategyLabel], seconds: Mapping[str, float]
+) -> list[ChosenValue]:
+    """Kinds of which strategies chose differently, each with its values, the fastest first.
+
+    labels, seconds: by the strategy's id; a strategy without a label is left out.
+    """
+    found: dict[str, dict[str, list[float]]] = {kind: {} for kind in CHOICES}
+    for key, label in labels.items():
+        if key not in seconds or any(chip.kind == "engine" for chip in label.chips):
+            continue  # engines of torch decide these by themselves
+        for kind, by_value in found.items():
+            for value in _values(label, kind):
+                by_value.setdefault(value, []).append(seconds[key])
+    return [
+        ChosenValue(kind, value, tuple(sorted(mine)))
+        for kind, by_value in found.items()
+        if len(by_value) > 1
+        for value, mine in sorted(by_value.items(), key=lambda each: min(each[1]))
+    ]
+
+
+def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
+    """values: at least one. ddp_seconds: a line, where DDP was measured."""
+    spans: list[Point] = []
+    medians: list[Point] = []
+    for row, each in enumerate(values):
+        low, high, middle = (s * 1e3 for s in (*_ends(each.seconds), median(each.seconds)))
+        words = f"{each.name}: {len(each.seconds)} strategies, {low:.1f} to {high:.1f} ms"
+        spans.append(((low, high), row, words))
+        medians.append((middle, row, f"{each.name}: median {middle:.1f} ms"))
+    return Chart(
+        "choices",
+        "Step time by choice",
+        "the fastest, the median and the slowest of the strategies that made each choice",
+        "; ".join(f"{each.name}: fastest {milliseconds(each.seconds[0])}" for each in values),
+        (
+            Plot(
+                Axis("ms an iteration", "ms"),
+                Axis(categories=tuple(each.name for each in values)),
+                (
+                    Series("median", "ink", "strokes", tuple(medians)),
+                    Series("fastest to slowest", "interval", "bars", tuple(spans), 12),
+                ),
+                () if ddp_seconds is None else (Rule("x", ddp_seconds * 1e3, "DDP"),),
+            ),
+        ),
+        ("Choice", "Strategies", "Fastest", "Median", "Slowest"),
+        tuple(
+            (
+                each.name,
+                str(len(each.seconds)),
+                milliseconds(each.seconds[0]),
+                milliseconds(median(each.seconds)),
+                milliseconds(each.seconds[-1]),
+            )
+            for each in values
+        ),
+        "Strategies differ in several choices at once, so a row does not show the effect of its "
+        "choice alone.",
+    )
+
+
+def _ends(seconds: tuple[float, ...]) -> tuple[float, float]:
+    return seconds[0], seconds[-1]
+
+
+def _values(label: StrategyLabel, kind: str) -> list[str]:
+    """A strategy may mix methods, and makes one of each other choice."""
+    texts = [chip.text.partition(" × ")[0] for chip in label.chips if chip.kind == kind]
+    if kind == "slices":
+        texts = [text.removeprefix("slices ") for text in texts]
+    return texts or ([OTHERWISE[kind]] if kind in OTHERWISE else [])
