@@ -157,7 +157,7 @@ def _schedule(schedule: Schedule) -> str:
     if schedule.overlap_forward:
         text += ", also during the next forward pass"
     return text + (
-        ", all-gathers wait until links are idle" if schedule.gather == "when_idle" else ""
+        ", all-gathers wait for idle links" if schedule.gather == "when_idle" else ""
     )
 
 

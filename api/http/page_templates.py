@@ -4,7 +4,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fastapi import Request, Response
 from fastapi.templating import Jinja2Templates
@@ -14,6 +14,7 @@ from autosync.api.http.access.browser import (
     FORM_HEADER,
     form_key,
     form_token,
+    local_address,
     new_cookie,
     send_form_key,
 )
@@ -22,7 +23,6 @@ from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
 from autosync.environment import own_version
-from autosync.exports.settings import TITLES
 from autosync.units import bytes_in_words, fraction_in_words, milliseconds
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -53,8 +53,10 @@ def compile_templates() -> None:
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response:
     """A refusal, for someone who looks at the dashboard with a browser."""
-    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    shown = {"problem": problem, "here": here if request.method == "GET" else "/"}
+    came_from = urlsplit(request.headers.get("referer", ""))
+    here = request.url if request.method == "GET" else came_from
+    address = here.path + (f"?{here.query}" if here.query else "")
+    shown = {"problem": problem, "here": local_address(address or "/")}
     return show(request, "error.html", shown, problem["status"])
 
 
@@ -97,8 +99,6 @@ def _environment() -> Jinja2Templates:
     templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
     templates.env.globals |= {"meanings": meanings(), "is_settled": is_settled}
     templates.env.globals["settled_spread"] = SETTLED_SPREAD
-    others = {name: title for name, title in TITLES.items() if name != "autosync"}
-    templates.env.globals["frameworks"] = others
     filters = {
         "ms": milliseconds,
         "times": _times,

@@ -215,7 +215,16 @@ def version_chart(versions: Sequence[SimulatorVersion], in_use: int, shown: int 
                 () if shown is None else (Rule("x", shown, "this version"),),
             ),
         ),
-        ("Version", "Held out", "Before", "Chosen by searches", "Before", "Unseen models", "Trials", "Use"),
+        (
+            "Version",
+            "Held out",
+            "Before",
+            "Chosen by searches",
+            "Before",
+            "Unseen models",
+            "Trials",
+            "Use",
+        ),
         tuple(
             (
                 str(v.number),

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Select,
     SQLColumnExpression,
     and_,
+    case,
     func,
     literal,
     select,
@@ -236,24 +237,22 @@ def first_confirmed(
     )
 
 
-def confirmed_spread(tuning_id: SQLColumnExpression[str]) -> ScalarSelect[float | None]:
-    """The larger spread of a finished tuning's answer and baseline."""
-    answer = (
-        select(StrategyRow.strategy_id)
-        .join(OutcomeRow, OutcomeRow.strategy_hash == StrategyRow.hash)
-        .where(OutcomeRow.tuning_id == tuning_id)
+def confirmed_spread(tuning_id: SQLColumnExpression[str]) -> ColumnElement[float | None]:
+    """The larger spread of a finished tuning's answer and baseline; joins outcome and strategy of
+    the answer."""
+    of_tuning = select(StrategySummaryRow.spread).where(
+        StrategySummaryRow.tuning_id == tuning_id, StrategySummaryRow.confirmed
     )
-    baseline = first_confirmed(ProposalRow.strategy_id, tuning_id)
-    return (
-        select(func.max(StrategySummaryRow.spread))
-        .where(
-            StrategySummaryRow.tuning_id == tuning_id,
-            StrategySummaryRow.strategy_id.in_(
-                [answer.scalar_subquery(), baseline.scalar_subquery()]
-            ),
-        )
+    answer = of_tuning.where(
+        StrategySummaryRow.strategy_id == StrategyRow.strategy_id
+    ).scalar_subquery()
+    baseline = (
+        of_tuning.where(StrategySummaryRow.origin == OutcomeRow.baseline)
+        .order_by(StrategySummaryRow.position)
+        .limit(1)
         .scalar_subquery()
     )
+    return func.coalesce(case((answer > baseline, answer), else_=baseline), answer)
 
 
 def ddp_error_of(tuning_id: SQLColumnExpression[str]) -> ScalarSelect[str | None]:

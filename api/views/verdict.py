@@ -45,7 +45,11 @@ def headline(
         return Headline(f"{what} waits for a worker, {turn}", where=where)
     ended = STATE_WORDS.get(tuning.state)
     if tuning.best_seconds is None or ddp_seconds is None:
-        return Headline(f"{what} {ended or 'is being tuned'}, nothing to compare yet", where=where)
+        done = ended or "is being tuned"
+        nothing = f"{done}, nothing to compare yet"
+        if tuning.state in ("failed", "cancelled"):
+            nothing = f"{done} before anything could be compared"
+        return Headline(f"{what} {nothing}", where=where)
     ratio = ddp_seconds / tuning.best_seconds
     faster = f"{ratio:.2f} times as fast as torch's DDP" if ratio > 1 else "nothing beats DDP"
     return Headline(

@@ -61,7 +61,7 @@ def test_ddp_and_strategies_without_a_domain() -> None:
 def test_when_halves_are_gathered_shows() -> None:
     domain = domain_of()
     idle = describe(known_designs.dear_idle(domain), domain)
-    assert idle.endswith("also during the next forward pass, all-gathers wait until links are idle")
+    assert idle.endswith("also during the next forward pass, all-gathers wait for idle links")
     assert idle.startswith(describe(known_designs.dear_sliced(domain), domain))
 
 

@@ -107,7 +107,7 @@ def why_fragment(
 
     tuning = reports.tuning(session, tuning_id)
     if ddp_id(session, tuning_id) is None:  # the first that a tuning proposes
-        return show(request, "tuning/why_later.html", {})
+        return show(request, "tuning/why_later.html", {"tuning": tuning})
     answer = tuning.result.strategy_id if tuning.result and not tuning.result.keep_ddp else None
     chosen = strategy or answer or best_other_than_ddp(session, tuning_id)
     shown = {**_why(session, tuning_id, chosen), "chosen": strategy}

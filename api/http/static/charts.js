@@ -23,7 +23,7 @@ function scale(plot, key, narrow) {
   const vertical = key === "y";
   const rows = axis.categories.length;
   const rules = plot.rules.filter((each) => each.axis === key).map((each) => each.at);
-  const longest = narrow ? 16 : 30; // the end of a name tells strategies apart
+  const longest = narrow ? 16 : 34; // the end of a name tells strategies apart
   const short = (name) => (name.length > longest ? `${name.slice(0, longest - 8)}…${name.slice(-7)}` : name);
   return {
     type: "linear",

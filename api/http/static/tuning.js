@@ -13,15 +13,17 @@ function refresh() {
   }, 800);
 }
 
-// Another strategy is the fastest: it takes the place of the one that was compared with DDP, unless
-// a reader has chosen one.
+// Why one strategy is faster than DDP. One that a reader has chosen stays.
+function explain() {
+  if (!document.querySelector("#strategy-shown[data-chosen]")) htmx.trigger("#why", "proposed");
+}
+
 let fastest = document.getElementById("fastest").dataset.strategy;
 document.addEventListener("htmx:afterSwap", (event) => {
   if (event.detail.target.id !== "live") return;
   const now = document.getElementById("fastest").dataset.strategy;
-  if (now === fastest) return;
+  if (now !== fastest) explain();
   fastest = now;
-  htmx.trigger("#why", "proposed");
 });
 
 function follow() {
@@ -30,7 +32,8 @@ function follow() {
   source.addEventListener("end", () => {
     source.close();
     refresh();
-    for (const part of ["#why", "#frameworks"]) htmx.trigger(part, "ended");
+    explain();
+    htmx.trigger("#frameworks", "ended");
   });
 }
 

@@ -9,20 +9,20 @@ from autosync.api.views.dashboard.strategy_labels import StrategyLabel
 from autosync.units import milliseconds
 
 CHOICES = {
-    "method": "method",
-    "order": "order",
-    "slices": "slices",
-    "overlap": "next forward pass",
-    "gather": "all-gathers",
-    "shares": "batch shares",
+    "method": "Method",
+    "order": "Order of messages",
+    "slices": "Slices",
+    "overlap": "Next forward pass",
+    "gather": "All-gathers",
+    "shares": "Batch shares",
 }
-"""Kinds of chips that are choices, and how rows call them."""
+"""Kinds of chips that are choices, and how the table calls them."""
 OTHERWISE = {
     "order": "as gradients become ready",
-    "slices": "not sliced",
-    "overlap": "has to wait for all messages",
-    "gather": "do not wait",
-    "shares": "equal",
+    "slices": "no slices",
+    "overlap": "ends before next forward pass",
+    "gather": "all-gathers do not wait",
+    "shares": "equal batch shares",
 }
 """What a strategy without such a chip does."""
 
@@ -34,10 +34,6 @@ class ChosenValue:
     kind: str
     value: str
     seconds: tuple[float, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{CHOICES[self.kind]}: {self.value}"
 
 
 def chosen_values(
@@ -68,18 +64,18 @@ def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
     medians: list[Point] = []
     for row, each in enumerate(values):
         low, high, middle = (s * 1e3 for s in (*_ends(each.seconds), median(each.seconds)))
-        words = f"{each.name}: {len(each.seconds)} strategies, {low:.1f} to {high:.1f} ms"
+        words = f"{each.value}: {len(each.seconds)} strategies, {low:.1f} to {high:.1f} ms"
         spans.append(((low, high), row, words))
-        medians.append((middle, row, f"{each.name}: median {middle:.1f} ms"))
+        medians.append((middle, row, f"{each.value}: median {middle:.1f} ms"))
     return Chart(
         "choices",
         "Step time by choice",
         "the fastest, the median and the slowest of the strategies that made each choice",
-        "; ".join(f"{each.name}: fastest {milliseconds(each.seconds[0])}" for each in values),
+        "; ".join(f"{each.value}: fastest {milliseconds(each.seconds[0])}" for each in values),
         (
             Plot(
                 Axis("ms an iteration", "ms"),
-                Axis(categories=tuple(each.name for each in values)),
+                Axis(categories=tuple(each.value for each in values)),
                 (
                     Series("median", "ink", "strokes", tuple(medians)),
                     Series("fastest to slowest", "interval", "bars", tuple(spans), 12),
@@ -87,10 +83,11 @@ def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
                 () if ddp_seconds is None else (Rule("x", ddp_seconds * 1e3, "DDP"),),
             ),
         ),
-        ("Choice", "Strategies", "Fastest", "Median", "Slowest"),
+        ("Choice", "Of", "Strategies", "Fastest", "Median", "Slowest"),
         tuple(
             (
-                each.name,
+                each.value,
+                CHOICES[each.kind],
                 str(len(each.seconds)),
                 milliseconds(each.seconds[0]),
                 milliseconds(median(each.seconds)),
@@ -110,6 +107,4 @@ def _ends(seconds: tuple[float, ...]) -> tuple[float, float]:
 def _values(label: StrategyLabel, kind: str) -> list[str]:
     """A strategy may mix methods, and makes one of each other choice."""
     texts = [chip.text.partition(" × ")[0] for chip in label.chips if chip.kind == kind]
-    if kind == "slices":
-        texts = [text.removeprefix("slices ") for text in texts]
     return texts or ([OTHERWISE[kind]] if kind in OTHERWISE else [])

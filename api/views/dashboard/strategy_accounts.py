@@ -125,7 +125,7 @@ def compared_facts(
         "Order of messages": _order,
         "Slices": _slices,
         "Continues in the next forward pass": lambda a: _yes(a.strategy.schedule.overlap_forward),
-        "All-gathers wait until links are idle": lambda a: _yes(
+        "All-gathers wait for idle links": lambda a: _yes(
             a.strategy.schedule.gather == "when_idle"
         ),
         "Partitioned variables": lambda a: str(sum(len(c.shards) > 1 for c in a.strategy.choices)),

@@ -142,9 +142,9 @@ def _schedule(strategy: Strategy) -> list[Chip]:
     if schedule.slice_bytes:
         chips.append(Chip("slices", f"slices of {schedule.slice_bytes / MIB:.3g} MiB"))
     if schedule.overlap_forward:
-        chips.append(Chip("overlap", "continues in the next forward pass"))
+        chips.append(Chip("overlap", "continues in next forward pass"))
     if schedule.gather == "when_idle":
-        chips.append(Chip("gather", "all-gathers wait until links are idle"))
+        chips.append(Chip("gather", "all-gathers wait for idle links"))
     return chips
 
 

@@ -90,7 +90,7 @@ def test_a_finished_tuning_shows_its_answer(
     assert load_bundle(tmp_path / "best.json").domain_id == REQUEST.domain.id
 
 
-CHARTS = {"convergence", "accuracy", "confirmation", "rounds"}
+CHARTS = {"convergence", "accuracy", "confirmation", "rounds", "choices"}
 REASONS = {"timeline", "predicted-timeline", "nics", "memory"}
 
 
@@ -112,7 +112,7 @@ def test_every_chart_is_drawn_and_has_a_table_that_keys_open(
         figure.locator("summary").focus()
         page.keyboard.press("Enter")
         expect(figure.locator("tbody tr").first).to_be_visible()
-    for name in CHARTS - {"rounds"}:
+    for name in CHARTS - {"rounds", "choices"}:
         assert plots(page.locator(f"figure#{name}"))[0]["rules"].count("limit") == 1
     assert [plot["rules"] for plot in plots(page.locator("figure#timeline"))] == [["", "limit"]] * 2
 
@@ -150,7 +150,7 @@ def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database)
     expect(choice).to_have_value(answer.strategy_id)
     facts = page.locator("#why .facts-table")
     expect(facts.locator("thead")).to_contain_text("DDP")
-    expect(facts.locator("tr.differs").filter(has_text="Predicted in all")).to_contain_text("ms")
+    expect(facts.locator("tr.differs").filter(has_text="Measured")).to_contain_text("ms")
     panels = page.locator("figure#timeline .plot-title")
     expect(panels).to_have_count(2)
     expect(panels.last).to_contain_text("DDP, measured")
@@ -160,7 +160,7 @@ def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database)
     expect(page.locator("figure#predicted-timeline")).to_contain_text("recorded its timeline")
     expect(page.locator("figure#timeline .plot-title")).to_have_count(1)
     choice.select_option(next(row.strategy_id for row in rows if row.is_ddp))
-    expect(page.locator("#why h2")).to_have_text("Why: DDP")
+    expect(page.locator("#why h2")).to_have_text("Where the time goes: DDP")
 
 
 def test_a_strategy_and_a_trial_that_failed_have_pages(
@@ -176,7 +176,8 @@ def test_a_strategy_and_a_trial_that_failed_have_pages(
     expect(page.locator("pre.stderr")).to_have_text("worker 2: ...")
     page.get_by_role("link", name="trials", exact=True).click()
     expect(page.locator("table.trials tbody tr")).to_have_count(8 + 12)
-    page.get_by_role("link", name="Only those that failed").click()
+    page.get_by_label("failed only").check()
+    page.get_by_role("button", name="Show").click()
     expect(page.locator("table.trials tbody tr")).to_have_count(1)
 
 

@@ -26,7 +26,7 @@ def test_chips_say_what_differs_from_ddp() -> None:
     assert [chip.text for chip in label.chips if chip.differs] == [
         "front layers first",
         "slices of 2 MiB",
-        "continues in the next forward pass",
+        "continues in next forward pass",
     ]
     assert label.mark != label_of(plain).mark
 
