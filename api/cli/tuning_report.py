@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from autosync.api.cli.console import number_of_ms, out, print_table, warn
+from autosync.units import scales_in_words
 
 if TYPE_CHECKING:
     from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
@@ -84,9 +85,8 @@ def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None
 
 
 def scale_words(byte_scale: float, time_scale: float) -> str:
-    """Both scales in words, e.g. `Byte scale 1/16, time scale 2`."""
-    fraction = f"1/{1 / byte_scale:g}" if byte_scale < 1 else "1 (all bytes)"
-    return f"Byte scale {fraction}, time scale {time_scale:g}"
+    """Both scales in words, e.g. `Trials: 1/16 of the bytes, 2 times slower`."""
+    return f"Trials: {scales_in_words(byte_scale, time_scale) or 'all bytes, at full speed'}"
 
 
 def warn_unshaped() -> None:
