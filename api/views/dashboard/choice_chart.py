@@ -13,7 +13,6 @@ CHOICES = {
     "order": "Order of messages",
     "slices": "Slices",
     "overlap": "Next forward pass",
-    "gather": "All-gathers",
     "shares": "Batch shares",
 }
 """Kinds of chips that are choices, and how the table calls them."""
@@ -21,7 +20,6 @@ OTHERWISE = {
     "order": "as gradients become ready",
     "slices": "no slices",
     "overlap": "ends before next forward pass",
-    "gather": "all-gathers do not wait",
     "shares": "equal batch shares",
 }
 """What a strategy without such a chip does."""
