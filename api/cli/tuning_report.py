@@ -64,7 +64,10 @@ def _speedup_words(row: "RankedStrategy") -> str:
         return "1.00 (baseline)"
     if not row.confirmed or row.speedup is None:
         return "[dim]not confirmed[/]"
-    return f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+    from autosync.api.views.tuning_schemas import is_settled
+
+    words = f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+    return words if is_settled(row.spread) else f"[dim]{words}, not settled[/]"
 
 
 def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None:
@@ -99,10 +102,12 @@ def warn_unshaped() -> None:
 
 
 def _print_verdict(tuning: "Tuning") -> None:
-    from autosync.api.views.verdict import headline
+    from autosync.api.views.verdict import NOT_SETTLED, headline
 
     said = headline(tuning, None, "")
     out.print(f"\n[bold]{escape(said.sentence)}.[/] {escape(said.certainty)}")
+    if tuning.result is not None and not tuning.result.settled:
+        warn(f"[bold]{NOT_SETTLED.label}[/]: {NOT_SETTLED.reason}")
 
 
 def print_two_lines(path: Path) -> None:
