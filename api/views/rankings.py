@@ -42,9 +42,9 @@ RANKING_SORTS = {
     "spread": SortKey(StrategySummaryRow.spread, nullable=True),
     "origin": SortKey(StrategySummaryRow.origin, str),
 }
-RANKING_STATES = {
+RANKING_STATES: dict[str, ColumnElement[bool]] = {
     "measured": StrategySummaryRow.step_seconds.is_not(None),
-    "confirmed": StrategySummaryRow.confirmed,
+    "confirmed": StrategySummaryRow.confirmed.is_(True),
     "failed": and_(
         StrategySummaryRow.step_seconds.is_(None), StrategySummaryRow.error.is_not(None)
     ),
