@@ -15,7 +15,7 @@ from autosync.trials.request_names import (
 )
 from autosync.units import milliseconds, scales_in_words
 
-DETAILS = re.compile(r"\(([^,()]*),[^()]*\)")
+DETAILS = re.compile(r"\(([^,()]*),(?:[^()]|\([^()]*\))*\)")
 """What a launcher tells of itself beyond the first words, which a sentence has no room for."""
 STATE_WORDS = {"paused": "is paused", "failed": "failed", "cancelled": "was cancelled"}
 """Of a tuning that does not run."""

@@ -201,7 +201,8 @@ def test_headlines_say_what_is_known(sqlite: Database) -> None:
     told = headline(
         tuning,
         None,
-        "testbed (4 nodes, 1/2 of the bytes, link rates within 0.6% of the cluster file)",
+        "testbed (4 nodes, 1/2 of the bytes, link rates within 0.6% of the cluster file, "
+        "short of cores (1 a rank), latency not emulated)",
     )
     assert f"{tuning.result.speedup:.2f} times as fast" in told.sentence
     assert f"{tuning.result.speedup_low:.2f} to {tuning.result.speedup_high:.2f}" in told.certainty
