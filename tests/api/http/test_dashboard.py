@@ -73,7 +73,7 @@ def test_a_finished_tuning_shows_its_answer(
     expect(page.locator(".certainty")).to_contain_text(
         "percentiles 10 and 90 of 2 interleaved repeats"
     )
-    expect(page.locator(".heading")).to_contain_text("Measured on testbed (4 nodes), byte scale")
+    expect(page.locator(".heading")).to_contain_text("Measured on testbed (4 nodes), 1/2 of the bytes")
     expect(page.locator(".apply .chip").first).to_be_visible()
     expect(page.locator("table.ranked .chip.differs").first).to_be_visible()
     tiles = page.locator(".tile")
@@ -169,7 +169,7 @@ def test_a_strategy_and_a_trial_that_failed_have_pages(
     tuning_id = finished(shown_database, REQUEST)
     page.goto(f"/tunings/{tuning_id}")
     page.locator("table.ranked tbody tr").last.locator("a.strategy").click()
-    expect(page.get_by_text("timeout: no answer within 120 s")).to_be_visible()
+    expect(page.locator(".refusal")).to_have_text("timeout: no answer within 120 s")
     expect(page.locator("figure#predicted-timeline")).to_be_visible()
     page.locator("table.trials a").first.click()
     expect(page.get_by_role("alert")).to_contain_text("no answer within 120 s")
