@@ -156,9 +156,7 @@ def _schedule(schedule: Schedule) -> str:
         text += f", in slices of {size_in_words(schedule.slice_bytes)}"
     if schedule.overlap_forward:
         text += ", also during the next forward pass"
-    return text + (
-        ", all-gathers wait for idle links" if schedule.gather == "when_idle" else ""
-    )
+    return text + (", all-gathers wait for idle links" if schedule.gather == "when_idle" else "")
 
 
 def _groups(choices: Iterable[VariableChoice]) -> int:

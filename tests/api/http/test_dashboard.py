@@ -73,7 +73,9 @@ def test_a_finished_tuning_shows_its_answer(
     expect(page.locator(".certainty")).to_contain_text(
         "percentiles 10 and 90 of 2 interleaved repeats"
     )
-    expect(page.locator(".heading")).to_contain_text("Measured on testbed (4 nodes), 1/2 of the bytes")
+    expect(page.locator(".heading")).to_contain_text(
+        "Measured on testbed (4 nodes), 1/2 of the bytes"
+    )
     expect(page.locator(".apply .chip").first).to_be_visible()
     expect(page.locator("table.ranked .chip.differs").first).to_be_visible()
     tiles = page.locator(".tile")
