@@ -23,7 +23,7 @@ from autosync.api.http.page_templates import show
 from autosync.api.spec import TuningSpec, checked
 from autosync.api.views import documents, reports, service, simulators
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
-from autosync.api.views.dashboard.tuning_form import form_of_tuning
+from autosync.api.views.dashboard.tuning_form import asked_like, form_of_tuning
 from autosync.api.views.glossary import glossary
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import Simulators
@@ -146,7 +146,7 @@ def start(
     try:
         given: dict[str, Any] = {name: value for name, value in form.items() if value}
         if like := given.pop(LIKE, ""):
-            given = form_of_tuning(session, like).others | given
+            given = asked_like(session, like, given)
         asked = checked(TuningSpec, given).model_dump_json(exclude_unset=True)
         tuning_id = uploads.tuning(asked.encode(), client)
     except AutosyncError as error:

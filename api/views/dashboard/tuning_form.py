@@ -49,7 +49,7 @@ def form_of_tuning(session: Session, tuning_id: str) -> FormOfTuning:
     }
     if not named:
         others["optimizer"] = json.loads(domain.optimizer)
-    if tuning.profile_source == "measured" and tuning.compute != "kernels":
+    if tuning.compute != "kernels":  # which are measured
         others["profile"] = json.loads(domain.profile)
     fields = {
         **_model(tuning),
@@ -62,6 +62,17 @@ def form_of_tuning(session: Session, tuning_id: str) -> FormOfTuning:
         **{name: str(tuning.settings[name]) for name in IN_FORM},
     }
     return FormOfTuning(fields, others)
+
+
+def asked_like(session: Session, tuning_id: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What a form that `form_of_tuning` filled in asks for. The profile is taken over where model
+    and cluster are, which it is of. given: fields that are not empty. Raises NotFound."""
+    like = form_of_tuning(session, tuning_id)
+    same = all(
+        given.get(name, "") == like.fields[name] for name in ("graph", "batch_size", "cluster")
+    )
+    others = {name: value for name, value in like.others.items() if same or name != "profile"}
+    return others | given
 
 
 def _model(tuning: Tuning) -> dict[str, str]:
