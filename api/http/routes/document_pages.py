@@ -26,7 +26,7 @@ from autosync.api.http.routes.pages import listed_tunings
 from autosync.api.views import documents, simulators
 from autosync.api.views.charts import Chart, OperationCost, model_chart, version_chart
 from autosync.api.views.dashboard.cluster_list import grouped_clusters, stored_clusters
-from autosync.api.views.dashboard.measured_domains import measured_domains
+from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.reports import TuningFilter
 from autosync.cluster import Cluster, Node
 from autosync.errors import AutosyncError
@@ -117,9 +117,9 @@ def cluster_page(name: Id, request: Request, session: Reading) -> Response:
 def runtimes_page(
     request: Request, session: Reading, cursor: Cursor = None, text: Words = ""
 ) -> Response:
-    """What was measured, by domain, with links to the tables themselves."""
-    domains, following = measured_domains(session, ON_A_PAGE, cursor, text)
-    shown = {"domains": domains, "next": following, "cursor": cursor, "text": text}
+    """What was measured, by model and cluster, with links to the tables themselves."""
+    models, following = measured_models(session, ON_A_PAGE, cursor, text)
+    shown = {"models": models, "next": following, "cursor": cursor, "text": text}
     return show(request, "documents/runtimes.html", shown)
 
 

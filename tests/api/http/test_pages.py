@@ -222,8 +222,8 @@ def test_clusters_are_listed_with_devices_and_rates_and_found(
 
 def test_runtimes_have_a_page(reader: TestClient, tuning_id: str) -> None:
     page = reader.get("/runtimes").text
-    (domain,) = set(re.findall(r"runtimes\.csv\?domain=([0-9a-f]{32})", page))
-    rows = reader.get(f"/v1/runtimes.csv?domain={domain}").text.strip().splitlines()
+    (asked,) = re.findall(r"runtimes\.csv\?(graph=[^\"]+)", page)
+    rows = reader.get(f"/v1/runtimes.csv?{html.unescape(asked)}").text.strip().splitlines()
     assert f">{len(rows) - 1}</td>" in page
     assert "No trial is of such" in text_of(reader, "/runtimes?text=nobody")
 
