@@ -1,13 +1,18 @@
-"""Charts that group or compare: step time by choice, convergences of several tunings."""
+"""Charts and lists that group or compare: step time by choice, convergences, what was measured."""
+
+from dataclasses import replace
 
 from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.dashboard.choice_chart import choice_chart, chosen_values
+from autosync.api.views.dashboard.cluster_list import stored_clusters
+from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.dashboard.strategy_labels import Chip, StrategyLabel
 from autosync.api.views.dashboard.trial_points import trial_points
 from autosync.api.views.dashboard.tuning_comparison import convergences
 from autosync.units import scales_in_words
 from tests.api.sample import finished, small_request
+from tests.domains import domain_of, grid_cluster
 
 
 def label(*chips: Chip) -> StrategyLabel:
@@ -71,3 +76,24 @@ def test_scales_are_told_in_words() -> None:
     assert scales_in_words(1 / 64, 2.0) == "1/64 of the bytes, 2 times slower"
     assert scales_in_words(1.0, 1.0) == ""
     assert scales_in_words(0.0001234, 0.5) == "0.000123 of the bytes, 2 times faster"
+
+
+def test_models_that_were_measured_and_clusters_come_in_pages(database: Database) -> None:
+    small = small_request()
+    wide = replace(small, domain=domain_of(cluster=grid_cluster(2)))
+    ids = [finished(database, request) for request in (small, wide, small)]
+    with database.reading() as session:
+        trials = sum(len(reports.trials(session, each).items) for each in ids)
+        whole, last = measured_models(session, 5)
+        assert last is None
+        assert sum(each.trials for each in whole) == trials
+        assert sum(each.tunings for each in whole) == 3
+        assert sum(each.failed for each in whole) == 3
+        assert measured_models(session, 5, text="CHAIN grid")[0] == whole
+        assert measured_models(session, 5, text="nobody") == ([], None)
+        first, following = stored_clusters(session, 1)
+        second, end = stored_clusters(session, 1, following)
+        assert {line.nodes for line in (*first, *second)} == {2, 4}
+        assert end is None
+        assert len(stored_clusters(session, 5, text="CPU")[0]) == 2
+        assert stored_clusters(session, 5, text="v100") == ([], None)
