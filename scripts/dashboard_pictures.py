@@ -25,7 +25,10 @@ PARTS = (
 )
 """File, colours, pixels, and where the picture begins."""
 SERVER = (
-    "import sys; from autosync.api.http.app import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
+    "import sys; from autosync.api.http.access.access_rules import Access; "
+    "from autosync.api.http.app import serve; "
+    "from autosync.api.http.listening import listening_sockets; "
+    "serve(sys.argv[1], listening_sockets('127.0.0.1', int(sys.argv[2])), Access())"
 )
 
 

@@ -92,6 +92,15 @@ RequiredOutput = Annotated[
     Path,
     typer.Option("-o", "--output", help="Write to this file.", metavar="FILE", show_default=False),
 ]
+KeepDays = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Workers remove tunings that ended more than so many days ago, with their trials and "
+        "events, and older versions of the simulator.",
+        show_default="keep all",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 DatabaseUrl = Annotated[
     str,

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,6 +19,7 @@ from autosync.api.http.access.browser import (
     new_cookie,
     send_form_key,
 )
+from autosync.api.http.root_path import RootPathAddresses
 from autosync.api.views.glossary import meanings
 from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
@@ -35,9 +37,8 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     key = known or new_cookie()
     caller = getattr(request.state, "caller", None)
     shared = {"caller": caller, "form_token": form_token(key)}
-    response = _ENVIRONMENT.TemplateResponse(
-        request, name, {**context, **shared}, status_code=status
-    )
+    templates = _templates(request.app.state.root_path)
+    response = templates.TemplateResponse(request, name, {**context, **shared}, status_code=status)
     if known is None:
         send_form_key(request, access, response, key)
     if caller is not None and caller.way == "browser":
@@ -45,17 +46,19 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     return response
 
 
-def compile_templates() -> None:
+def compile_templates(root_path: str) -> None:
     """All of them, which takes a tenth of a second; later ones find them compiled."""
-    for name in _ENVIRONMENT.env.list_templates(extensions=["html"]):
-        _ENVIRONMENT.env.get_template(name)
+    environment = _templates(root_path).env
+    for name in environment.list_templates(extensions=["html"]):
+        environment.get_template(name)
 
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response:
-    """A refusal, for someone who looks at the dashboard with a browser."""
-    came_from = urlsplit(request.headers.get("referer", ""))
-    here = request.url if request.method == "GET" else came_from
-    address = here.path + (f"?{here.query}" if here.query else "")
+    """A refusal, for someone who looks at the dashboard with a browser; where a key is missing with
+    the way to the log in, and from there back to this page."""
+    here = request.url if request.method == "GET" else urlsplit(request.headers.get("referer", ""))
+    path = here.path.removeprefix(request.app.state.root_path)
+    address = path + (f"?{here.query}" if here.query else "")
     shown = {"problem": problem, "here": local_address(address or "/")}
     return show(request, "error.html", shown, problem["status"])
 
@@ -93,8 +96,11 @@ def _query(wanted: TuningFilter | RankingFilter | dict[str, str]) -> str:
     return "".join(f"{name}={quote(value)}&" for name, value in given.items() if value)
 
 
-def _environment() -> Jinja2Templates:
+@cache
+def _templates(root_path: str) -> Jinja2Templates:
     templates = Jinja2Templates(directory=TEMPLATES)
+    templates.env.add_extension(RootPathAddresses)
+    templates.env.globals["root_path"] = root_path
     templates.env.globals["version"] = own_version()
     templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
     templates.env.globals |= {"meanings": meanings(), "is_settled": is_settled}
@@ -112,6 +118,3 @@ def _environment() -> Jinja2Templates:
     }
     templates.env.filters |= filters
     return templates
-
-
-_ENVIRONMENT = _environment()

@@ -95,7 +95,7 @@ class TuningFilter:
         for column, value in (
             (TuningRow.state, self.state),
             (GraphRow.id, self.graph_id),
-            (ClusterRow.id, self.cluster_id),
+            (TuningRow.cluster_id, self.cluster_id),
         ):
             if value:
                 yield column == value
@@ -127,10 +127,7 @@ class TuningFilter:
     def needs_documents(self) -> bool:
         """Whether it looks at names of models and clusters, whose tables are joined then."""
         return bool(
-            self.text
-            or self.graph_id
-            or self.cluster_id
-            or self.sort.removeprefix("-") in ("model", "cluster")
+            self.text or self.graph_id or self.sort.removeprefix("-") in ("model", "cluster")
         )
 
 
@@ -150,7 +147,7 @@ def tunings(
         if wanted.needs_documents:
             query = query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
             query = query.join(GraphRow, GraphRow.id == DomainRow.graph_id)
-            query = query.join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+            query = query.join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
         return query.where(*wanted.conditions())
 
     query = joined(select(TuningRow.id))
@@ -210,7 +207,7 @@ _SUMMARY = (
     .select_from(TuningRow)
     .join(DomainRow, DomainRow.id == TuningRow.domain_id)
     .join(GraphRow, GraphRow.id == DomainRow.graph_id)
-    .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+    .join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
     .outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
     .outerjoin(StrategyRow, StrategyRow.hash == OutcomeRow.strategy_hash)
 )

@@ -79,8 +79,8 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
 
 def _interval(result: TuningResult) -> str:
     return (
-        f"{result.speedup_low:.2f} to {result.speedup_high:.2f} times as fast (percentiles 10 and "
-        f"90 of {result.repeats} interleaved repeats)"
+        f"{result.speedup_low:.2f} to {result.speedup_high:.2f} (percentiles 10 and 90 of "
+        f"{result.repeats} interleaved repeats)"
     )
 
 

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "export 3f2a90c1 --for ddp --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
     "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": "tests/api/cli/test_tune.py",
     "serve": "tests/api/cli/test_serve.py",
+    "serve --root-path /autosync": "tests/api/http/test_root_path.py",
     "worker": "tests/api/cli/test_serve.py",
 }
 """What needs more than one command: the test in which it runs."""

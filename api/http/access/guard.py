@@ -149,7 +149,7 @@ def _to_login(request: Request, error: NotAuthorized) -> Response | None:
         page = parsed_url(headers.get("hx-current-url", ""))
         answer.headers["HX-Redirect"] = _login_before(page.path)
         return answer
-    if request.method != "GET" or not is_for_reader(request):
+    if request.method not in ("GET", "HEAD") or not is_for_reader(request):
         return None
     if headers.get("sec-fetch-site") == "cross-site":
         # after a link from elsewhere a browser keeps the cookie (SameSite=Strict); it sends it with

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
-from autosync.api.views import reports, service
+from autosync.api.views import documents, reports, service
 from autosync.api.views.dashboard.framework_answers import framework_answers
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
 from autosync.api.views.rankings import (
@@ -65,6 +65,7 @@ def tuning_page(
     tuning_id: Id, request: Request, session: Reading, wanted: Wanted, cursor: Cursor = None
 ) -> Response:
     shown = _status(session, tuning_id) | _ranked(session, tuning_id, wanted, cursor)
+    shown["costs"] = documents.measured_costs(session, shown["tuning"])
     return show(request, "tuning/tuning.html", shown)
 
 

@@ -26,15 +26,10 @@ document.addEventListener("htmx:afterSwap", (event) => {
   fastest = now;
 });
 
-function follow() {
-  const source = new EventSource(`/v1/tunings/${tuning.dataset.id}/events`);
-  source.addEventListener("progress", refresh);
-  source.addEventListener("end", () => {
-    source.close();
-    refresh();
-    explain();
-    htmx.trigger("#frameworks", "ended");
-  });
+function ended() {
+  refresh();
+  explain();
+  htmx.trigger("#frameworks", "ended");
 }
 
-if (!tuning.dataset.ended) addEventListener("load", follow);
+if (!tuning.dataset.ended) addEventListener("load", () => followTuning(tuning.dataset.id, refresh, ended));

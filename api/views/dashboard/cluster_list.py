@@ -56,14 +56,14 @@ _LINES: dict[str, ClusterLine] = {}
 def stored_clusters(
     session: Session, limit: int, cursor: str | None = None, text: str = ""
 ) -> tuple[list[ClusterLine], str | None]:
-    """A page of stored ones, the newest first, and the cursor of the next page.
+    """A page of posted ones, the newest first, and the cursor of the next page.
 
     text: words in the name, or types of devices.
 
     Raises:
         InvalidInput: the cursor is of another list.
     """
-    query = select(ClusterRow)
+    query = select(ClusterRow).where(ClusterRow.bundled.is_(False))
     for word in searched_words(text):
         device = ClusterRow.document.icontains(f'"type":"{word}', autoescape=True)
         query = query.where(ClusterRow.name.icontains(word, autoescape=True) | device)

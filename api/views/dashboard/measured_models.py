@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, TrialRow
+from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, TrialRow, TuningRow
 from autosync.api.views.paging import SortKey, sorted_page
 from autosync.api.views.rankings import searched_words
 
@@ -60,7 +60,8 @@ def measured_models(
         .select_from(TrialRow)
         .join(DomainRow, DomainRow.id == TrialRow.domain_id)
         .join(GraphRow, GraphRow.id == DomainRow.graph_id)
-        .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+        .join(TuningRow, TuningRow.id == TrialRow.tuning_id)
+        .join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
         .group_by(GraphRow.name, ClusterRow.name)
     )
     for word in searched_words(text):

@@ -206,6 +206,7 @@ def test_headlines_say_what_is_known(sqlite: Database) -> None:
     )
     assert f"{tuning.result.speedup:.2f} times as fast" in told.sentence
     assert f"{tuning.result.speedup_low:.2f} to {tuning.result.speedup_high:.2f}" in told.certainty
+    assert f"{told.sentence} {told.certainty}".count("times as fast") == 1
     limit, best = tuning.result.limit_seconds, tuning.result.best_seconds
     assert limit == iteration_limit(request.domain, request.space).seconds
     assert f"{100 * limit / best:.0f} % of the limit of {limit * 1e3:.1f} ms" in told.certainty
