@@ -21,7 +21,7 @@ from playwright.sync_api import Page, sync_playwright
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 PARTS = (
     ("dashboard.png", "light", {"width": 1160, "height": 1060}, "body"),
-    ("dashboard_why.png", "dark", {"width": 1160, "height": 1300}, "#why"),
+    ("dashboard_why.png", "dark", {"width": 1160, "height": 1900}, "#why"),
 )
 """File, colours, pixels, and where the picture begins."""
 SERVER = (

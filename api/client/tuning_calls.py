@@ -21,7 +21,7 @@ from autosync.api.client.service_connection import (
 )
 from autosync.api.client.service_errors import ServiceError, unreachable
 from autosync.api.views.event_schemas import TuningEvents
-from autosync.api.views.schemas import (
+from autosync.api.views.tuning_schemas import (
     ChangedTuning,
     RankedStrategies,
     State,

@@ -13,14 +13,8 @@ from autosync.api.db.document_store import load_graph
 from autosync.api.db.lookup import found, not_found, stored
 from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.api.views.paging import SortKey, sorted_page
-from autosync.api.views.schemas import (
-    BundledModel,
-    Clusters,
-    ClusterSummary,
-    Graphs,
-    GraphSummary,
-    Tuning,
-)
+from autosync.api.views.schemas import BundledModel, Clusters, ClusterSummary, Graphs, GraphSummary
+from autosync.api.views.tuning_schemas import Tuning
 from autosync.cluster import MessageCost
 from autosync.cluster_file import bundled_clusters
 from autosync.documents import adapter, from_json

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from autosync.api.views.schemas import ResponseModel, State
+from autosync.api.views.schemas import ResponseModel
+from autosync.api.views.tuning_schemas import State
 
 
 class TuningEvent(ResponseModel):

@@ -25,6 +25,8 @@ from autosync.api.http.routes.pages import listed_tunings
 from autosync.api.http.uploads import store_cluster, store_graph
 from autosync.api.views import documents, simulators
 from autosync.api.views.charts import Chart, OperationCost, model_chart, version_chart
+from autosync.api.views.dashboard.cluster_list import grouped_clusters, stored_clusters
+from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.reports import TuningFilter
 from autosync.cluster import Cluster, Node
 from autosync.errors import AutosyncError
@@ -34,6 +36,7 @@ LISTED = 500
 """Simulators under names of their own."""
 CHARTED = 60
 """Versions of the chart, the newest."""
+Words = Annotated[str, Query(max_length=200)]
 Place = Annotated[int, Query(ge=0, le=10**7)]
 Upload = Annotated[bytes, File()]
 
@@ -81,8 +84,10 @@ def model_page(
 
 
 @router.get("/clusters")
-def clusters_page(request: Request, session: Reading, cursor: Cursor = None) -> Response:
-    return show(request, "documents/clusters.html", _clusters(session, cursor))
+def clusters_page(
+    request: Request, session: Reading, cursor: Cursor = None, text: Words = ""
+) -> Response:
+    return show(request, "documents/clusters.html", _clusters(session, cursor, text=text))
 
 
 @router.post("/clusters")
@@ -106,6 +111,16 @@ def cluster_page(name: Id, request: Request, session: Reading) -> Response:
         **listed_tunings(session, TuningFilter(cluster_id=cluster.id, archived=False)),
     }
     return show(request, "documents/cluster.html", shown)
+
+
+@router.get("/runtimes")
+def runtimes_page(
+    request: Request, session: Reading, cursor: Cursor = None, text: Words = ""
+) -> Response:
+    """What was measured, by model and cluster, with links to the tables themselves."""
+    models, following = measured_models(session, ON_A_PAGE, cursor, text)
+    shown = {"models": models, "next": following, "cursor": cursor, "text": text}
+    return show(request, "documents/runtimes.html", shown)
 
 
 @router.get("/simulators")
@@ -160,10 +175,17 @@ def _models(
 
 
 def _clusters(
-    session: Session, cursor: str | None, refused: AutosyncError | None = None
+    session: Session, cursor: str | None, refused: AutosyncError | None = None, text: str = ""
 ) -> dict[str, Any]:
-    clusters = documents.clusters(session, ON_A_PAGE, cursor)
-    return {"clusters": clusters, "cursor": cursor, "refused": refused}
+    lines, following = stored_clusters(session, ON_A_PAGE, cursor, text)
+    return {
+        "stored": lines,
+        "next": following,
+        "groups": grouped_clusters(text),
+        "text": text,
+        "cursor": cursor,
+        "refused": refused,
+    }
 
 
 def _charts(session: Session, shown: int | None) -> list[Chart]:

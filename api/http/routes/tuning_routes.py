@@ -33,7 +33,8 @@ from autosync.api.views.exports import (
     settings_document,
 )
 from autosync.api.views.reports import TuningFilter
-from autosync.api.views.schemas import (
+from autosync.api.views.timeline_schemas import Timeline
+from autosync.api.views.tuning_schemas import (
     ChangedTuning,
     RankedStrategies,
     State,
@@ -41,7 +42,6 @@ from autosync.api.views.schemas import (
     Tuning,
     Tunings,
 )
-from autosync.api.views.timeline_schemas import Timeline
 from autosync.exports.settings import FrameworkName
 
 StrategyId = Annotated[

@@ -87,7 +87,7 @@ def test_late_updates_verify_where_they_are_allowed(folder: Path) -> None:
     )
     (folder / "late.json").write_text(to_json(mixed))
     refused = autosync(folder, *command, "--allow-inexact", code=2)
-    assert "run into the next forward pass" in " ".join(refused.stderr.split())
+    assert "continue during the next forward pass" in " ".join(refused.stderr.split())
 
 
 def load_graph(folder: Path) -> ModelGraph:

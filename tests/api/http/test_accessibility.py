@@ -49,7 +49,10 @@ def pages(database: Database) -> dict[str, str]:
         f"{of}/trials/7": ".stderr",
         f"{of}/strategies/{answer}": "figure#predicted-timeline",
         f"{of}/compare?left={answer}&right={second}": "figure#predicted-timeline",
-        f"/compare?left={done}&right={other}": ".facts-table",
+        f"/compare?tuning={done}&tuning={other}&tuning={held.job_id}": ".facts-table",
+        f"/?like={done}": "#start form",
+        "/runtimes": "table.runtimes",
+        "/glossary": "dl.glossary",
     }
 
 

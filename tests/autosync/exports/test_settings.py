@@ -129,7 +129,7 @@ def test_halves_and_powersgd_are_hooks() -> None:
 def test_what_ddp_does_otherwise_is_said() -> None:
     priority = replace(grouped(0, 0, 0, 0, 0, 0), schedule=Schedule("priority", slice_bytes=4096))
     order, slices = exported("ddp", priority).deviations
-    assert "nearest next use first" in order
+    assert "front layers first" in order
     assert "4096 bytes" in slices
 
 

@@ -135,7 +135,7 @@ def state_refusal(rank: int, world: int, case: str) -> str:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("sharded", "run into the next forward pass"),
+        ("sharded", "continue during the next forward pass"),
         ("server", "its parameter server, which alone has its state"),
     ],
 )

@@ -82,7 +82,7 @@ def test_it_is_told_in_words() -> None:
     [
         (strategy_of(DOMAIN, lambda v: ReduceScatter(0, True)), "updated by all ranks in parts"),
         (strategy_of(DOMAIN, lambda v: ParameterServer(0, 0)), "updated by its parameter server"),
-        (replace(PLAIN, schedule=Schedule(overlap_forward=True)), "run into the next forward"),
+        (replace(PLAIN, schedule=Schedule(overlap_forward=True)), "during the next forward"),
         (PLAIN.carrying(Staleness(1)), "its updates are late"),
     ],
 )

@@ -499,6 +499,6 @@ def test_what_clocks_do_not_allow_is_refused(pair: Ranks) -> None:
         assert "allow_inexact=True" in found["not asked"]
         for name in ("all-reduced", "mixed"):
             assert "travels otherwise than between its owner and all ranks" in found[name]
-        assert "run into the next forward pass" in found["overlapping"]
+        assert "continue during the next forward pass" in found["overlapping"]
         assert "GradScaler" in found["scaled"]
         assert "was put around a model (Sequential)" in found["in DDP"]

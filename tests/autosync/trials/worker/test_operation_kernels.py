@@ -219,7 +219,7 @@ def test_launchers_refuse_what_they_cannot_give() -> None:
         refuse_excess(fast, cores=16)
     refuse_excess(fast, cores=25)
     scaled = Workload(fast.domain, byte_scale=0.5)
-    with pytest.raises(InvalidInput, match=r"50\.0 Gbit/s.*s = 0\.5.*smaller byte scale"):
+    with pytest.raises(InvalidInput, match=r"50\.0 Gbit/s.*byte scale 0\.5.*smaller byte scale"):
         refuse_excess(scaled, cores=2)
 
 
