@@ -1,5 +1,6 @@
-"""The process that commands are forked from: it has loaded the libraries that they share, which
-takes longer than most commands. AutoSync's own modules each command loads for itself.
+"""The process that commands are forked from: it has loaded what they share, libraries and the
+application that most commands call, which takes longer than most commands. The modules of the
+command line itself each command loads for itself: they read the terminal's settings.
 
 Requests come on a socket, each with its standard streams; the answers are the process's id, then
 its exit code. At the end of the socket this process ends.
@@ -16,9 +17,9 @@ from typing import Any
 
 LIBRARIES = (
     *("numpy", "numba", "scipy.optimize", "scipy.stats", "pandas", "torch", "pydantic"),
-    *("sqlalchemy.orm", "alembic.command"),
+    *("sqlalchemy.orm", "alembic.command", "autosync.api.http.app"),
 )
-"""None of them reads settings of the terminal as it is loaded."""
+"""None of them reads the environment as it is loaded."""
 REQUEST_BYTES = 1 << 20
 STREAMS = 3
 
