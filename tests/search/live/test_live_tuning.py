@@ -1,10 +1,12 @@
 """`autosync.tune` on the three ranks of a running job."""
 
 import gc
+import importlib
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +42,23 @@ CLIPPED = 1e-3
 MINUTES = 5
 """For a tuning that is through with its few trials in seconds: it must not run out of time."""
 
+SHORT = Settings(warmup=1, iterations=3)
+"""Trials of few iterations."""
+
 Seen = list[dict[str, Any]]
+
+
+def warmed(rank: int, world: int) -> None:
+    """Trials collect garbage around every pass, which is not to look at the modules of the search."""
+    two_hosts(rank)
+    importlib.import_module("autosync.search.live.live_tuning")
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
 def trio() -> Iterator[Ranks]:
     with ranks(3) as made:
-        made.run(two_hosts)
+        made.run(warmed)
         yield made
 
 
@@ -82,7 +94,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         optimizer,
         minutes=MINUTES,
         others=[scaler],
-        settings=Settings(budget=6, proposals=200, repeats=2),
+        settings=replace(SHORT, budget=6, proposals=200, repeats=2),
         save=out / "best.json",
         trials=out / "trials.json",
         on_event=note,
@@ -116,7 +128,7 @@ def tuned_again(rank: int, model: nn.Module, out: Path) -> list[str]:
         plain,
         optimizer,
         minutes=MINUTES,
-        settings=Settings(budget=5, proposals=100, repeats=1),
+        settings=replace(SHORT, budget=5, proposals=100, repeats=1),
         since=out / "trials.json",
         on_event=note,
     )
@@ -190,7 +202,7 @@ def falling_back(rank: int, world: int) -> dict[str, Any]:
             minutes=MINUTES,
             max_grad_norm=CLIPPED,
             ddp_options={"gradient_as_bucket_view": True},
-            settings=Settings(budget=2, proposals=50, probe=False),
+            settings=replace(SHORT, budget=2, proposals=50, probe=False),
         )
     words = " ".join(str(one.message) for one in caught)
     restored = before == fingerprint(model, optimizer)
@@ -339,7 +351,7 @@ def several(rank: int, world: int) -> dict[str, Any]:
         optimizers,
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
-        settings=Settings(budget=4, proposals=64, repeats=1, probe=False),
+        settings=replace(SHORT, budget=4, proposals=64, repeats=1, probe=False),
         on_event=note,
     )
     by_ddp = DistributedDataParallel(twin, find_unused_parameters=True)
@@ -421,7 +433,7 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
         batches=stream,
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
-        settings=Settings(budget=2, proposals=64, repeats=1, probe=False, warmup=1, iterations=3),
+        settings=replace(SHORT, budget=2, proposals=64, repeats=1, probe=False),
         on_event=note,
     )
     first, recorded = seen[0], seen[1:5]
