@@ -49,7 +49,7 @@ Seen = list[dict[str, Any]]
 
 
 def warmed(rank: int, world: int) -> None:
-    """Trials collect garbage around every pass, which is not to look at the modules of the search."""
+    """Trials collect garbage around every pass: it need not look at the modules of the search."""
     two_hosts(rank)
     importlib.import_module("autosync.search.live.live_tuning")
     gc.freeze()
