@@ -10,6 +10,8 @@ from autosync.search.designs.design_table import DESIGNS
 from tests.example_scripts import example_domain, losses
 from tests.long_parameters import long_after
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def domain() -> Domain:

@@ -6,6 +6,7 @@ Requests come on a socket, each with its standard streams; the answers are the p
 its exit code. At the end of the socket this process ends.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -58,7 +59,21 @@ def main() -> None:
         importlib.import_module(module)
     gc.freeze()  # what is shared stays so
     fork_commands(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("autosync.api.cli.main", run_name="__main__", alter_sys=True)
+    run_command()
+
+
+def run_command() -> None:
+    """Ends as an interpreter does that takes no modules apart: of the libraries that forks share
+    that takes most of a short command's time."""
+    try:
+        runpy.run_module("autosync.api.cli.main", run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if not isinstance(left.code, int):  # the interpreter knows what that means
+            raise
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(left.code)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from autosync.search.designs.design_table import DESIGNS
 from autosync.strategy import Replica
 from tests.example_scripts import example_domain, losses
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def domain() -> Domain:
