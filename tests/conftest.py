@@ -1,4 +1,4 @@
-"""What tests of several rooms need of the machine."""
+"""Fixtures, and the order of the tests, for the whole test suite."""
 
 import gc
 import os

@@ -135,7 +135,7 @@ def module_name(path: Path) -> str:
 
 def kernel_files() -> list[Path]:
     """Files of autosync, the simulator and the search with functions that numba compiles."""
-    paths = [path for room in ("simulator", "search") for path in (ROOT / room).rglob("*.py")]
+    paths = [path for package in ("simulator", "search") for path in (ROOT / package).rglob("*.py")]
     marked = [p for p in paths if "@njit" in p.read_text() or "@cached_kernel" in p.read_text()]
     return [*marked, *(Path(str(module.__file__)) for module in PLAIN_PYTHON)]
 

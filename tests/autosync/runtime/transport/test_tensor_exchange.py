@@ -211,7 +211,7 @@ def unknown(rank: int, world: int) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_sent_is_refused_on_every_rank(pair: Ranks) -> None:
+def test_state_of_unknown_types_is_refused_on_every_rank(pair: Ranks) -> None:
     first, second = pair.run(unknown)
     assert first == second
     assert "state 'found' is a set" in first
