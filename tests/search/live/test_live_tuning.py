@@ -323,9 +323,25 @@ def alternating_step(rank: int) -> Callable[[nn.Module, list[torch.optim.Optimiz
     return step
 
 
+class EventChecks:
+    """Of a tuning's events, on rank 0. restored: whether model and optimizers were as before when
+    the search ended. failures: messages of trials without a time."""
+
+    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.trained = [(model, optimizer) for optimizer in optimizers]
+        self.before = [fingerprint(*each) for each in self.trained]
+        self.restored: list[bool] = []
+        self.failures: list[str] = []
+
+    def __call__(self, event: TuningEvent) -> None:
+        if event.kind == "done":
+            self.restored.append([fingerprint(*each) for each in self.trained] == self.before)
+        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
+            self.failures.append(event.message)
+
+
 def several(rank: int, world: int) -> dict[str, Any]:
-    """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP.
-    restored: by the end of the search, on rank 0."""
+    """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP."""
     model, optimizers = sidestepping()
     twin, twin_optimizers = sidestepping()
     step = alternating_step(rank)
@@ -334,17 +350,7 @@ def several(rank: int, world: int) -> dict[str, Any]:
         autosync.tune(step, model, optimizers, minutes=MINUTES)
     except autosync.errors.InvalidInput as error:
         refused = str(error)
-    failures: list[str] = []
-    restored: list[bool] = []
-    before = [fingerprint(model, optimizer) for optimizer in optimizers]
-
-    def note(event: TuningEvent) -> None:
-        if event.kind == "done":
-            now = [fingerprint(model, optimizer) for optimizer in optimizers]
-            restored.append(now == before)
-        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
-            failures.append(event.message)
-
+    events = EventChecks(model, optimizers)
     after, same = autosync.tune(
         step,
         model,
@@ -352,7 +358,7 @@ def several(rank: int, world: int) -> dict[str, Any]:
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
         settings=replace(SHORT, budget=4, proposals=64, repeats=1, probe=False),
-        on_event=note,
+        on_event=events,
     )
     by_ddp = DistributedDataParallel(twin, find_unused_parameters=True)
     for network, stepping in ((after, same), (by_ddp, twin_optimizers)):
@@ -363,9 +369,9 @@ def several(rank: int, world: int) -> dict[str, Any]:
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     return {
         "refused": refused,
-        "failures": failures,
+        "failures": events.failures,
         "same": same is optimizers,
-        "restored": restored,
+        "restored": events.restored,
         "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
     }
 
@@ -415,17 +421,7 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
     except autosync.errors.InvalidInput as error:
         refused = str(error)
     expected = [hash(tuple(values.flatten().tolist())) for values in peek(stream)]
-    before = [fingerprint(model, optimizer) for optimizer in optimizers]
-    restored: list[bool] = []
-    failures: list[str] = []
-
-    def note(event: TuningEvent) -> None:
-        if event.kind == "done":
-            now = [fingerprint(model, optimizer) for optimizer in optimizers]
-            restored.append(now == before)
-        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
-            failures.append(event.message)
-
+    events = EventChecks(model, optimizers)
     autosync.tune(
         step,
         model,
@@ -434,14 +430,14 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
         settings=replace(SHORT, budget=2, proposals=64, repeats=1, probe=False),
-        on_event=note,
+        on_event=events,
     )
     first, recorded = seen[0], seen[1:5]
     passes = [seen[i : i + 4] for i in range(5, len(seen), 4)]
     return {
         "refused": refused,
-        "restored": restored,
-        "failures": failures,
+        "restored": events.restored,
+        "failures": events.failures,
         "again": first == recorded[0],
         "recorded": recorded == expected[:4],
         "passes": len(passes),
