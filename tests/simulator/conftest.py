@@ -1,5 +1,5 @@
-"""The dataset that comes with AutoSync, and a pause of the garbage collector, which takes almost half
-of the time of what makes a million objects."""
+"""The dataset that comes with AutoSync, and a pause of the garbage collector, which takes almost
+half of the time of what makes a million objects."""
 
 import gc
 from collections.abc import Iterator
