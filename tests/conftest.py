@@ -64,9 +64,11 @@ gc.disable()  # until all is collected: modules and tests stay, and looking at t
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Collections of garbage in tests need not look at all modules and tests."""
+    """Collections of garbage in tests need not look at all modules and tests, nor come as often as
+    usual: while a million objects are made they take almost half of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
 
 

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from autosync.bundled_data import data_file
 from autosync.cluster_file import load_cluster
@@ -24,7 +23,6 @@ CARD = read_card(data_file(FOLDER, FILE))
 MOST_BYTES = 500_000
 
 
-@pytest.mark.usefixtures("no_garbage_collection")
 def test_it_has_learned_from_the_measurements_beside_it(
     bundled_dataset: list[MeasuredDomain],
 ) -> None:
