@@ -36,11 +36,11 @@ SHARING = {
 """Files that run in the process of another, with which they share what takes long to make."""
 
 
-class FilesTogether(LoadFileScheduling):
+class FilesTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no annotations
     """Each file's tests run in one process, as with --dist loadfile, and so do files that share."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
+        file: str = super()._split_scope(nodeid)
         return SHARING.get(file, file)
 
 
