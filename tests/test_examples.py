@@ -23,7 +23,7 @@ def before() -> list[float]:
     return losses("before.py")
 
 
-@pytest.mark.parametrize("name", long_after(2, ["ddp", "dear", "ps_load_balanced"]))
+@pytest.mark.parametrize("name", long_after(1, ["dear", "ddp", "ps_load_balanced"]))
 def test_after_trains_as_before(
     tmp_path: Path, domain: Domain, before: list[float], name: str
 ) -> None:
