@@ -45,6 +45,8 @@ MINUTES = 5
 SHORT = Settings(warmup=1, iterations=3)
 """Trials of few iterations."""
 
+TRIALS = 4
+
 Seen = list[dict[str, Any]]
 
 
@@ -94,7 +96,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         optimizer,
         minutes=MINUTES,
         others=[scaler],
-        settings=replace(SHORT, budget=6, proposals=200, repeats=2),
+        settings=replace(SHORT, budget=TRIALS, proposals=100, repeats=2),
         save=out / "best.json",
         trials=out / "trials.json",
         on_event=note,
@@ -128,7 +130,7 @@ def tuned_again(rank: int, model: nn.Module, out: Path) -> list[str]:
         plain,
         optimizer,
         minutes=MINUTES,
-        settings=replace(SHORT, budget=5, proposals=100, repeats=1),
+        settings=replace(SHORT, budget=TRIALS - 1, proposals=100, repeats=1),
         since=out / "trials.json",
         on_event=note,
     )
@@ -172,9 +174,9 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(tuned: Seen, out: 
 def test_a_second_tuning_measures_first_what_the_first_found(tuned: Seen, out: Path) -> None:
     measured = read_earlier(out / "trials.json")
     assert isinstance(measured, EarlierTrials)
-    assert len(measured.trials) == 6
+    assert len(measured.trials) == TRIALS
     again = tuned[0]["again"]
-    assert len(again) == 5
+    assert len(again) == TRIALS - 1
     assert again[0].startswith("ddp: ")
     assert not tuned[1]["again"]
 
