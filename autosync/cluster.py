@@ -311,9 +311,12 @@ class Cluster:
         does not count."""
         if backend == self.backend:
             return self
+        return replace(self.without_measured_costs(), backend=backend)
+
+    def without_measured_costs(self) -> "Cluster":
+        """The cluster as it was stated: costs that a probe or trials measured are unknown."""
         return replace(
             self,
-            backend=backend,
             costs=(),
             overlap_slowdown=None,
             transfer_slowdown=0.0,

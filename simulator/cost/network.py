@@ -121,9 +121,77 @@ def link_seconds_per_byte(
     return float(load_of(edges, resources_of(cluster)).max())
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the messages of a cluster occupy, whatever its measured costs are: the fields of
+    `Network` that only the topology decides. Besides:
+
+    paid: whose fitted cost each class pays. workers: ranks of its largest team.
+    latency_seconds f64[K]: of the stated links. sends f64[K]: that one resource sees.
+    travels bool[K]: False where a class has one rank and moves nothing.
+    """
+
+    message_class: NDArray[np.int16]
+    operations: NDArray[np.uint8]
+    paid: tuple[MessageKind, ...]
+    workers: tuple[int, ...]
+    latency_seconds: F64
+    sends: F64
+    travels: NDArray[np.bool_]
+    sparse: NDArray[np.bool_]
+    seconds_per_byte: F64
+    equation_seconds_per_byte: F64
+    server: NDArray[np.int16]
+    load: F64
+    resources: tuple[str, ...]
+    utilization: F64
+    flows: F64
+    ports: NDArray[np.bool_]
+
+
 @lru_cache(maxsize=8)
 def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every class of messages that plans over these teams can hold."""
+    traffic = _traffic_of(cluster.without_measured_costs(), teams)
+    engine = cluster.cost("engine")
+    travels = traffic.travels
+    costs = [cluster.cost(each) for each in traffic.paid]
+    latency_seconds = traffic.latency_seconds.tolist()
+    startups = [
+        startup_seconds(cluster, *each)
+        for each in zip(traffic.paid, traffic.workers, latency_seconds, strict=True)
+    ]
+    rounds = np.where(traffic.sparse, float(ROUNDS_OF_ROWS), 1.0)
+
+    def of_costs(field: str) -> F64:
+        return np.where(travels, [getattr(cost, field) for cost in costs], 0.0)
+
+    return Network(
+        message_class=traffic.message_class,
+        operations=traffic.operations,
+        startup_seconds=np.where(travels, rounds * startups, 0.0),
+        copy_seconds_per_byte=of_costs("seconds_per_byte") + engine.seconds_per_byte,
+        host_seconds=of_costs("host_seconds") * rounds,
+        host_seconds_per_byte=of_costs("host_seconds_per_byte"),
+        link_seconds=traffic.sends * cluster.link_seconds_per_send * rounds,
+        seconds_per_byte=traffic.seconds_per_byte,
+        equation_seconds_per_byte=traffic.equation_seconds_per_byte,
+        server=traffic.server,
+        load=traffic.load,
+        resources=traffic.resources,
+        utilization=traffic.utilization,
+        flows=traffic.flows,
+        ports=traffic.ports,
+        in_flight=backend_of(cluster).in_flight,
+        engine_seconds=(
+            engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size
+        ),
+    )
+
+
+@lru_cache(maxsize=8)
+def _traffic_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Traffic:
+    """A fit of costs asks for hundreds of networks of one topology."""
     where = resources_of(cluster)
     message_class = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int16)
     classes = _classes(cluster, teams)
@@ -152,27 +220,16 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     held = share.max(axis=0)[first] > 0
     ports = np.bincount(column, weights=where.ports) > 0
     first, ports = first[held], ports[held]
-    engine = cluster.cost("engine")
     operations = [operation for operation, _, _ in classes]
-    paid = [COST_KIND[operation] for operation in operations]
-    costs = [cluster.cost(each) for each in paid]
-    startups = [
-        startup_seconds(cluster, *each)
-        for each in zip(paid, workers, latency_seconds.tolist(), strict=True)
-    ]
-    rounds = np.array([ROUNDS_OF_ROWS if op.sparse else 1 for op in operations], dtype=np.float64)
-
-    def of_costs(field: str) -> F64:
-        return np.where(travels, [getattr(cost, field) for cost in costs], 0.0)
-
-    return Network(
+    return Traffic(
         message_class=message_class,
         operations=np.array(operations, dtype=np.uint8),
-        startup_seconds=np.where(travels, rounds * startups, 0.0),
-        copy_seconds_per_byte=of_costs("seconds_per_byte") + engine.seconds_per_byte,
-        host_seconds=of_costs("host_seconds") * rounds,
-        host_seconds_per_byte=of_costs("host_seconds_per_byte"),
-        link_seconds=sends * cluster.link_seconds_per_send * rounds,
+        paid=tuple(COST_KIND[operation] for operation in operations),
+        workers=tuple(workers),
+        latency_seconds=latency_seconds,
+        sends=sends,
+        travels=travels,
+        sparse=np.array([operation.sparse for operation in operations]),
         seconds_per_byte=alone,
         equation_seconds_per_byte=equation,
         server=np.array([root for _, _, root in classes], dtype=np.int16),
@@ -181,10 +238,6 @@ def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         utilization=np.ascontiguousarray(share[:, first]),
         flows=np.ascontiguousarray(flows[:, first]),
         ports=ports,
-        in_flight=backend_of(cluster).in_flight,
-        engine_seconds=(
-            engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size
-        ),
     )
 
 

@@ -254,7 +254,7 @@ class TestMeasurement:
             measure_profile(network(), wrong, cross_entropy, graph)
 
 
-def test_what_data_sheets_carry_over_to_another_device_is_no_measurement() -> None:
+def test_a_profile_scaled_to_another_device_is_an_estimate() -> None:
     measured = domain_of()
     there = replace(measured.profile, device="v100", source="measured")
     same = replace(measured, profile=there, cluster=of_type(measured.cluster, "v100"))

@@ -90,7 +90,7 @@ def test_how_late_updates_are() -> None:
     assert describe(owned.carrying(Staleness(4))).endswith("; values at most 4 iterations old")
 
 
-def test_where_modules_live() -> None:
+def test_placements_are_described() -> None:
     domain = heavy_layers((1.0, 1.0, 1.0))
     strategy = with_placement(
         known_designs.all_reduce_per_variable(domain),

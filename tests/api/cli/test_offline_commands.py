@@ -7,8 +7,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from autosync.api.cli import model_arguments
 from autosync.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
+from autosync.errors import InvalidInput
 from autosync.extensions.staleness.document import Staleness
 from autosync.extensions.staleness.proposals import clocked_servers
 from autosync.graph import ModelGraph
@@ -223,17 +225,42 @@ def test_import_of_a_step_that_depends_on_values(folder: Path) -> None:
     ],
 )
 def test_a_path_in_the_place_of_a_module_hints_at_the_module(
-    folder: Path, typed: str, way: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, typed: str, way: str
 ) -> None:
-    (folder / "mine.py").write_text(
-        "def tiny():\n    pass\n\n\ndef other(size=3, *, wide=True):\n    pass\n\n\n"
-        "def needs(x):\n    pass\n\n\ndef _own():\n    pass\n"
-    )
-    for command in (("import", typed, "-o", "out.json"), ("profile", typed)):
-        said = " ".join(autosync(folder, *command, code=2).stderr.split())
-        assert "names a file, a model is a function in a module" in said
-        assert f"Way out: Give {way}" in said
-    assert ("There is no file" in said) == (not typed.startswith(("mine", "./mine")))
+    (folder / "mine.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(folder)
+    with pytest.raises(InvalidInput, match="names a file") as caught:
+        model_arguments.load_graph(typed, None)
+    assert caught.value.remedy.startswith(f"Give {way}")
+    named = typed.startswith(("mine", "./mine"))
+    assert ("There is no file" in caught.value.message) == (not named)
+
+
+FUNCTIONS = """
+def tiny():
+    pass
+
+def other(size=3, *, wide=True):
+    pass
+
+def needs(x):
+    pass
+
+def _own():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [("import", "mine.py", "-o", "out.json"), ("profile", "mine.py")]
+)
+def test_commands_refuse_a_path_in_the_place_of_a_module(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    (folder / "mine.py").write_text(FUNCTIONS)
+    said = " ".join(autosync(folder, *command, code=2).stderr.split())
+    assert "names a file, a model is a function in a module" in said
+    assert "Way out: Give mine:tiny or mine:other:" in said
 
 
 def test_import_of_a_function_of_ones_own(folder: Path) -> None:

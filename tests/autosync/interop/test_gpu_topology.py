@@ -120,7 +120,7 @@ def test_ports_on_no_switch_with_a_gpu_are_told() -> None:
     assert (none.nics, none.port_notes) == (0, ())
 
 
-def test_what_is_cut_is_told_or_refused() -> None:
+def test_truncated_tables_are_reported_or_refused() -> None:
     text = gpus_and_ports(beside(8, {i: i for i in range(8)}, {8: "NODE", 9: "SYS"}, 10))
     rows_cut = read_topology(text[: text.index("\nNIC6")], "t")
     assert rows_cut.nics == 8
@@ -174,7 +174,7 @@ def test_a_matrix_without_nvlinks_says_so() -> None:
         ("x" * 1_000_001, "larger than"),
     ],
 )
-def test_what_is_no_topology_names_the_line(text: str, words: str) -> None:
+def test_malformed_topologies_name_the_line(text: str, words: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_topology(text, "topo.txt")
     assert words in refused.value.message

@@ -70,7 +70,7 @@ def test_how_to_log_in_is_left_out_with_a_note() -> None:
         ("x" * 1_000_001, "larger than 1000 kB"),
     ],
 )
-def test_what_is_no_hostfile_names_the_line(text: str, words: str) -> None:
+def test_malformed_hostfiles_name_the_line(text: str, words: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_hostfile(text, "hosts")
     assert words in refused.value.message
@@ -111,7 +111,7 @@ def test_tasks_of_each_host() -> None:
             expand_counts(bad)
 
 
-def test_what_a_list_leaves_out_is_stated() -> None:
+def test_hardware_that_a_list_omits_must_be_stated() -> None:
     cluster = cluster_of_hosts([Host("a", 8), Host("b", 8)], A100, "hosts")
     assert cluster.world_size == 16
     assert cluster.backend == "nccl"

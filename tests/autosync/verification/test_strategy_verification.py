@@ -279,12 +279,12 @@ def lagging(strategy: Strategy, domain: Domain, words: str) -> None:
         ParameterServer(0, 0, encoding=Encoding("bf16")),
     ],
 )
-def test_what_does_not_lag_is_refused_by_name(shard: Synchronizer) -> None:
+def test_synchronizers_that_cannot_lag_are_refused_by_name(shard: Synchronizer) -> None:
     strategy = with_choice(0, whole(SHAPES[0]), shard)
     lagging(strategy, DOMAIN, f"'v0' is synchronized by {shard.kind}, of a kind that does not lag")
 
 
-def test_what_lags_is_dense_and_leaves_the_next_forward_alone() -> None:
+def test_lagging_needs_dense_gradients_and_no_forward_overlap() -> None:
     lagging(plain(SPARSE), SPARSE, "by all_gather of sparse rows")
     overlapping = replace(plain(), schedule=Schedule(overlap_forward=True))
     lagging(overlapping, DOMAIN, "continue during the next forward pass")

@@ -76,7 +76,7 @@ def test_a_step_that_a_processor_holds_up_does_not_count(monkeypatch: pytest.Mon
         assert payload_rates.run_ring(command, listener)["arriving"] == [0.02]
 
 
-def test_what_is_inaccurate_is_named() -> None:
+def test_inaccurate_links_are_named() -> None:
     links = (LinkRate(0, 1, 1.01e6, 1e6), LinkRate(1, 0, 0.9e6, 1e6))
     with pytest.raises(InaccurateLink, match=r"from node 1 to node 0 carries 7\.2 .* says 8\.0"):
         refuse_inaccurate(links)
