@@ -11,7 +11,7 @@ from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
 from autosync.api.views.paging import one_page, read_cursor
 from autosync.api.views.schemas import RankedStrategies, RankedStrategy, Tuning, columns_of
-from autosync.search.loop.outcome import DDP, paired_speedup, reporting_repeats
+from autosync.search.loop.outcome import DDP, paired_speedup, reporting_half
 
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
 
@@ -222,7 +222,8 @@ def confirmed_speedups(
     found = {}
     for strategy_id, mine in seconds.items():
         if both := sorted(mine.keys() & base.keys()):
-            theirs, ours = reporting_repeats([base[i] for i in both], [mine[i] for i in both])
+            reporting = reporting_half(both)
+            theirs, ours = [base[i] for i in reporting], [mine[i] for i in reporting]
             ratios = tuple(t / o for t, o in zip(theirs, ours, strict=True))
             found[strategy_id] = ConfirmedSpeedup(*paired_speedup(theirs, ours), ratios)
     return found
