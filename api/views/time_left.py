@@ -17,8 +17,9 @@ class _Event:
 class TimeLeft:
     """An estimate over the events of one tuning, given in their order.
 
-    budget: trials of the search. repeats: of its confirmation. Times are seconds of any one clock, the caller's. Rankings between two rounds of the
-    search count while they run, not before.
+    budget: trials of the search. repeats: of its confirmation. Times are
+    seconds of any one clock, the caller's. Rankings between two rounds of the search count while
+    they run, not before.
     """
 
     def __init__(self, budget: int, repeats: int):

@@ -33,8 +33,6 @@ from autosync.simulator.learned.learned_simulator import LearnedSimulator
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosync.simulator.learned.encoders import EncoderKind
-
 Arrays = dict[str, NDArray[Any]]
 
 MOST_TRIALS = 10**9
@@ -77,7 +75,7 @@ class CheckpointCard:
     sources: tuple[SourceDomain, ...]
     accuracy: float | None
     unseen: str
-    encoder: Literal["none", "gat", "lstm"] = "none"
+    encoder: Literal["none", "gat"] = "none"
     seed: int = 0
     feature_version: int = FEATURE_VERSION
     versions: tuple[tuple[str, str], ...] = ()
@@ -109,7 +107,7 @@ def card_of(
     seed: int = 0,
     dataset: str = "",
     parents: tuple[str, ...] = (),
-    encoder: Literal["none", "gat", "lstm"] = "none",
+    encoder: Literal["none", "gat"] = "none",
 ) -> CheckpointCard:
     """The fields are those of the card."""
     versions = tuple((name, version(name)) for name in ("torch", "numpy"))
@@ -228,7 +226,7 @@ def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator
         arrays: Arrays = load(weights)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
-    network = None if card.encoder == "none" else _network(card.encoder, card.seed)
+    network = None if card.encoder == "none" else _network(card.seed)
     _check(arrays, len(card.sources), network, name)
     kernel = Kernel(**{field.name: _field(arrays, field.name) for field in fields(Kernel)})
     sources = []
@@ -242,18 +240,17 @@ def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator
 
     from autosync.simulator.learned.encoders import Encoder
 
-    assert card.encoder != "none"
     state = {key: torch.from_numpy(arrays[NETWORK + key]) for key in network.state_dict()}
     network.load_state_dict(state)
     network.eval()
     scaling = arrays[ENCODER + "center"], arrays[ENCODER + "scale"]
-    return LearnedSimulator(kernel, sources, Encoder(card.encoder, network, *scaling))
+    return LearnedSimulator(kernel, sources, Encoder(network, *scaling))
 
 
-def _network(kind: "EncoderKind", seed: int) -> "nn.Module":
-    from autosync.simulator.learned.encoders import network_of  # loads torch
+def _network(seed: int) -> "nn.Module":
+    from autosync.simulator.learned.encoders import gat_network  # loads torch
 
-    return network_of(kind, seed)
+    return gat_network(seed)
 
 
 def _field(arrays: Arrays, name: str) -> Any:

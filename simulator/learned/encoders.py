@@ -1,4 +1,4 @@
-"""Encoders of a strategy: networks whose last hidden state joins the columns of the process.
+"""The encoder of a strategy: a network whose last hidden state joins the columns of the process.
 
 An encoder learns from other domains: a linear layer on its hidden state predicts their residuals,
 by AutoSync's ranking loss (thesis 8.3.1) and a Huber loss, which also tells how far apart two
@@ -8,7 +8,6 @@ other columns (a deep kernel in two stages).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,23 +23,40 @@ from autosync.simulator.learned.one_thread import one_thread
 
 F64 = NDArray[np.float64]
 
-EncoderKind = Literal["gat", "lstm"]
-
-EPOCHS, RATE, WEIGHT_DECAY, CLIP = 20, 2e-3, 3e-4, 1.0
+WEIGHT_DECAY, RATE_DECAY = 3e-4, 0.3
 BATCH = 16
 """Strategies of a step, all of one domain."""
-SIGMA, TEMPERATURE = 0.01, 0.05
-"""Of the ranking loss: the difference of relative seconds below which two strategies are alike, and
-of log seconds that is clear. AutoSync has no temperature."""
+SIGMA = 0.01
+"""The difference of relative seconds below which two strategies are alike."""
 UNIT, BEND = 0.1, 2.0
 """Log seconds of an output of 1, and the miss in these beyond which the loss is linear."""
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
-    """center, scale f32[len(NODE_COLUMNS)]: of what the network reads."""
+class EncoderTraining:
+    """decay_at: epochs at which the rate falls to its `RATE_DECAY`. clip: of the gradient's norm.
+    temperature: the difference of scores that is clear to the ranking loss. corrects_timeline:
+    scores are the timeline's log seconds and a correction, of which the Huber loss judges the size;
+    else they are the network's output alone, judged by the ranking loss alone.
+    """
 
-    kind: EncoderKind
+    epochs: int = 20
+    rate: float = 2e-3
+    decay_at: tuple[int, ...] = (10, 16)
+    clip: float = 1.0
+    temperature: float = 0.05
+    corrects_timeline: bool = True
+
+
+PUBLISHED = EncoderTraining(200, 1e-3, (80, 160), 0.25, 1.0, corrects_timeline=False)
+"""AutoSync's settings (supplement, section 10)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """network: `(n, N, len(NODE_COLUMNS))` values and edges to `(n, HIDDEN)`. center, scale
+    f32[len(NODE_COLUMNS)]: of what it reads."""
+
     network: nn.Module
     center: NDArray[np.float32]
     scale: NDArray[np.float32]
@@ -69,80 +85,76 @@ class Encoder:
         return torch.from_numpy(values), torch.from_numpy(nodes.edges)
 
 
-def network_of(kind: EncoderKind, seed: int) -> nn.Module:
-    """`(n, N, len(NODE_COLUMNS))` values and edges to `(n, HIDDEN)`, its weights drawn from the
-    seed."""
+def gat_network(seed: int) -> nn.Module:
+    """Its weights are drawn from the seed."""
+    from autosync.simulator.learned.gat_network import GatNetwork  # takes seconds to load
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if kind == "lstm":
-            return LstmNetwork()
-        from autosync.simulator.learned.gat_network import GatNetwork  # takes seconds to load
-
         return GatNetwork()
-
-
-class LstmNetwork(nn.Module):
-    """Supplement, equations 4 to 7: an MLP a node, a bidirectional LSTM in forward order, both
-    ends' states."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(len(NODE_COLUMNS), width), nn.ReLU())
-        self.lstm = nn.LSTM(width, width, batch_first=True, bidirectional=True)
-        self.last = nn.Sequential(nn.Linear(2 * width, HIDDEN), nn.Tanh())
-
-    def forward(self, values: Tensor, edges: Tensor) -> Tensor:
-        _, (states, _) = self.lstm(self.encoder(values))
-        result: Tensor = self.last(torch.cat([states[-2], states[-1]], dim=1))
-        return result
 
 
 @one_thread()
 def trained_encoder(
-    kind: EncoderKind, sources: Sequence[StrategyFeatures], seconds: Sequence[F64], seed: int = 0
-) -> Encoder:
-    """seconds: measured, `(n,)` of each domain's strategies."""
+    network: nn.Module,
+    sources: Sequence[StrategyFeatures],
+    seconds: Sequence[F64],
+    seed: int = 0,
+    training: EncoderTraining | None = None,
+) -> tuple[Encoder, nn.Linear]:
+    """The encoder, and the layer that has predicted residuals from its hidden state.
+
+    network: learns in place. seconds: measured, `(n,)` of each domain's strategies.
+    """
+    training = training or EncoderTraining()
     tables = [each.nodes for each in sources if each.nodes is not None]
     rows = np.concatenate([table.values.reshape(-1, len(NODE_COLUMNS)) for table in tables])
     scale = rows.std(axis=0)
     spread = np.where(scale > 1e-9, scale, np.inf).astype(np.float32)
-    encoder = Encoder(kind, network_of(kind, seed), rows.mean(axis=0), spread)
+    encoder = Encoder(network, rows.mean(axis=0), spread)
     rng = np.random.default_rng(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = nn.Linear(HIDDEN, 1)
-    parameters = [*encoder.network.parameters(), *head.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [EPOCHS // 2, EPOCHS * 4 // 5], 0.3)
-    encoder.network.train()
-    for _ in range(EPOCHS):
+    parameters = [*network.parameters(), *head.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=training.rate, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, training.decay_at, RATE_DECAY)
+    network.train()
+    for _ in range(training.epochs):
         for number in rng.permutation(len(tables)).tolist():
             order = rng.permutation(len(seconds[number]))
             for some in np.array_split(order, max(1, round(len(order) / BATCH))):
                 check_cancelled()
                 nodes = NodeFeatures(tables[number].values[some], tables[number].edges)
-                output = head(encoder.network(*encoder.tensors(nodes)))[:, 0]
-                loss = _loss(output, sources[number].base_seconds[some], seconds[number][some])
+                output = head(network(*encoder.tensors(nodes)))[:, 0]
+                base = sources[number].base_seconds[some]
+                loss = _loss(output, base, seconds[number][some], training)
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
-                nn.utils.clip_grad_norm_(parameters, CLIP)
+                nn.utils.clip_grad_norm_(parameters, training.clip)
                 optimizer.step()
         schedule.step()
-    encoder.network.eval()
-    return encoder
+    network.eval()
+    return encoder, head
 
 
-def _loss(output: Tensor, base_seconds: F64, step_seconds: F64) -> Tensor:
+def _loss(
+    output: Tensor, base_seconds: F64, step_seconds: F64, training: EncoderTraining
+) -> Tensor:
+    labels = torch.from_numpy((step_seconds / np.median(step_seconds)).astype(np.float32))
+    if not training.corrects_timeline:
+        return ranking_loss(output, labels, training.temperature)
     residual = np.log(step_seconds / base_seconds)
     target = torch.from_numpy(((residual - np.median(residual)) / UNIT).astype(np.float32))
-    base = torch.from_numpy(np.log(base_seconds).astype(np.float32))
-    labels = torch.from_numpy((step_seconds / np.median(step_seconds)).astype(np.float32))
-    return ranking_loss(base + UNIT * output, labels) + huber_loss(output, target, delta=BEND)
+    scores = torch.from_numpy(np.log(base_seconds).astype(np.float32)) + UNIT * output
+    return ranking_loss(scores, labels, training.temperature) + huber_loss(
+        output, target, delta=BEND
+    )
 
 
-def ranking_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """The mean over pairs of which one is slower by more than SIGMA; 0 where none is. scores: log
-    seconds. labels: seconds over their median."""
+def ranking_loss(scores: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """The mean over pairs of which one is slower by more than SIGMA; 0 where none is. scores: lower
+    is faster. labels: seconds over their median."""
     slower = labels[:, None] > labels[None, :] + SIGMA
-    margins = softplus((scores[None, :] - scores[:, None]) / TEMPERATURE)
+    margins = softplus((scores[None, :] - scores[:, None]) / temperature)
     return (margins * slower).sum() / slower.sum().clamp(min=1)

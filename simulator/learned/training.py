@@ -21,16 +21,16 @@ from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain
 
 if TYPE_CHECKING:
-    from autosync.simulator.learned.encoders import EncoderKind
+    from torch import nn
 
 F64 = NDArray[np.float64]
 
 
 def simulator_from(
-    sources: Sequence[LabelledTrials], encoder: "EncoderKind | None" = None, seed: int = 0
+    sources: Sequence[LabelledTrials], network: "nn.Module | None" = None, seed: int = 0
 ) -> LearnedSimulator:
-    """What has learned from these domains, and knows no other. encoder: trained first, from the
-    seed; the features then have their nodes.
+    """What has learned from these domains, and knows no other. network: an encoder's, trained
+    first; the features then have their nodes. seed: of the order in which it sees them.
 
     Raises:
         InvalidInput: there is no source.
@@ -45,15 +45,23 @@ def simulator_from(
             remedy="Measure strategies of another domain first.",
         )
     features, seconds = [s.features for s in sources], [s.step_seconds for s in sources]
-    network = None
-    if encoder is not None:
+    encoder = None
+    if network is not None:
         from autosync.simulator.learned.encoders import trained_encoder
 
-        network = trained_encoder(encoder, features, seconds, seed)
-        features = [network.joined(each) for each in features]
+        encoder, _ = trained_encoder(network, features, seconds, seed)
+        features = [encoder.joined(each) for each in features]
     kept = [kept_trials(source_trials(*each)) for each in zip(features, seconds, strict=True)]
     models = [each.domain.graph.name for each in sources]
-    return LearnedSimulator(learned_kernel(kept, models), kept, network)
+    return LearnedSimulator(learned_kernel(kept, models), kept, encoder)
+
+
+def _taught(sources: Sequence[LabelledTrials], with_gat: bool, seed: int) -> LearnedSimulator:
+    if not with_gat:
+        return simulator_from(sources)
+    from autosync.simulator.learned.encoders import gat_network
+
+    return simulator_from(sources, gat_network(seed), seed)
 
 
 def source_of(trials: LabelledTrials) -> SourceDomain:
@@ -173,17 +181,18 @@ def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:
 def train_simulator(
     sources: Sequence[SplitTrials],
     say: Say = lambda text: None,
-    encoder: "EncoderKind | None" = None,
+    with_gat: bool = False,
     seed: int = 0,
 ) -> TrainingOutcome:
-    """Learn from the trials of several domains that are not held out.
+    """Learn from the trials of several domains that are not held out. with_gat: an encoder, from
+    the seed.
 
     Raises:
         InvalidInput: there is no source.
     """
-    shares = list(accuracy_of_unseen(sources, say, encoder, seed).values())
+    shares = list(accuracy_of_unseen(sources, say, with_gat, seed).values())
     say("learning from all of them")
-    simulator = simulator_from([each.learned for each in sources], encoder, seed)
+    simulator = _taught([each.learned for each in sources], with_gat, seed)
     if not shares:
         return TrainingOutcome(simulator, None, "none: domains of one model only")
     return TrainingOutcome(simulator, float(np.mean(shares)), UNSEEN)
@@ -192,7 +201,7 @@ def train_simulator(
 def accuracy_of_unseen(
     sources: Sequence[SplitTrials],
     say: Say = lambda text: None,
-    encoder: "EncoderKind | None" = None,
+    with_gat: bool = False,
     seed: int = 0,
 ) -> dict[int, float]:
     """The share of each source's pairs that is ranked rightly by a simulator that learned from
@@ -202,7 +211,7 @@ def accuracy_of_unseen(
     found: dict[int, float] = {}
     for graph in sorted(set(graphs)) if len(set(graphs)) > 1 else ():
         others = [s.learned for s, name in zip(sources, graphs, strict=True) if name != graph]
-        simulator = simulator_from(others, encoder, seed)
+        simulator = _taught(others, with_gat, seed)
         for number, source in enumerate(sources):
             if graphs[number] == graph:
                 trials = source.trials
