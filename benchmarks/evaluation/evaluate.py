@@ -15,7 +15,6 @@ The last lines hold, for each domain, the simulator that is best on the domains 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 
 from autosync.simulator.learned.learned_simulator import LabelledTrials
 from autosync.simulator.runtime_dataset import load_dataset
-from benchmarks.evaluation.gat import gat
+from benchmarks.evaluation.gat import gat, gat_published
 from benchmarks.evaluation.linear import linear
-from benchmarks.evaluation.lstm import lstm
+from benchmarks.evaluation.lstm import lstm, lstm_published
 from benchmarks.evaluation.measured_pool import MeasuredPool, pool_of
 from benchmarks.evaluation.pick_scores import (
     PICK_COLUMNS,
@@ -47,8 +46,8 @@ SIMULATORS: dict[str, Predictors] = {
     "process": process,
     "lstm": lstm,
     "gat": gat,
-    "lstm_published": partial(lstm, published=True),
-    "gat_published": partial(gat, published=True),
+    "lstm_published": lstm_published,
+    "gat_published": gat_published,
 }
 QUICK = ("timeline", "linear", "process")
 """The others take hours."""

@@ -97,8 +97,12 @@ class Kernel:
         return result
 
 
-def start_kernel(center: F64, scale: F64) -> Kernel:
-    """Where learning starts, and what a process without any other domain uses."""
+def start_kernel(center: F64, scale: F64, hidden: bool = False) -> Kernel:
+    """Where learning starts, and what a process without any other domain uses. hidden: with an
+    encoder's hidden state behind the columns, which is read as it is."""
+    if hidden:
+        center = np.concatenate((center, np.zeros(HIDDEN)))
+        scale = np.concatenate((scale, np.ones(HIDDEN)))
     groups = int(column_groups(len(center)).max()) + 1
     return Kernel(
         center,
@@ -198,14 +202,15 @@ def source_trials(features: StrategyFeatures, step_seconds: F64) -> SourceTrials
     )
 
 
-def kept_trials(trials: SourceTrials, most: int = MOST_OF_A_SOURCE) -> SourceTrials:
-    """At most so many: the fastest by the timeline, and others at even distances."""
-    if len(trials) <= most:
-        return trials
-    order = np.argsort(trials.slowness, kind="stable")
+def kept_rows(slowness: F64, most: int = MOST_OF_A_SOURCE) -> I64:
+    """Of trials `(n,)` at most so many: the fastest by the timeline, and others at even
+    distances."""
+    if len(slowness) <= most:
+        return np.arange(len(slowness))
+    order = np.argsort(slowness, kind="stable")
     fast = round(FAST_SHARE * most)
     others = np.linspace(fast, len(order) - 1, most - fast).astype(np.int64)
-    return trials.take(np.sort(np.concatenate((order[:fast], order[others]))))
+    return np.sort(np.concatenate((order[:fast], order[others])))
 
 
 def standardisation(sources: Sequence[SourceTrials]) -> tuple[F64, F64]:

@@ -3,7 +3,7 @@ models that it never saw.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from autosync.errors import InvalidInput
 from autosync.population import Population, decode
 from autosync.simulator.learned.checkpoint import SourceDomain
 from autosync.simulator.learned.features.strategy_features import features_of, joined_features
-from autosync.simulator.learned.gaussian_process import kept_trials, source_trials
+from autosync.simulator.learned.gaussian_process import kept_rows, source_trials
 from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain
@@ -27,10 +27,10 @@ F64 = NDArray[np.float64]
 
 
 def simulator_from(
-    sources: Sequence[LabelledTrials], network: "nn.Module | None" = None, seed: int = 0
+    sources: Sequence[LabelledTrials], network: "nn.Module | None" = None
 ) -> LearnedSimulator:
-    """What has learned from these domains, and knows no other. network: an encoder's, trained
-    first; the features then have their nodes. seed: of the order in which it sees them.
+    """What has learned from these domains, and knows no other. network: an encoder's, which learns
+    with the kernel; the features then have their nodes.
 
     Raises:
         InvalidInput: there is no source.
@@ -44,16 +44,23 @@ def simulator_from(
             value=0,
             remedy="Measure strategies of another domain first.",
         )
-    features, seconds = [s.features for s in sources], [s.step_seconds for s in sources]
-    encoder = None
-    if network is not None:
-        from autosync.simulator.learned.encoders import trained_encoder
-
-        encoder, _ = trained_encoder(network, features, seconds, seed)
-        features = [encoder.joined(each) for each in features]
-    kept = [kept_trials(source_trials(*each)) for each in zip(features, seconds, strict=True)]
+    every = [source_trials(each.features, each.step_seconds) for each in sources]
+    rows = [kept_rows(each.slowness) for each in every]
+    kept = [each.take(some) for each, some in zip(every, rows, strict=True)]
     models = [each.domain.graph.name for each in sources]
-    return LearnedSimulator(learned_kernel(kept, models), kept, encoder)
+    if network is None:
+        return LearnedSimulator(learned_kernel(kept, models), kept)
+    from autosync.simulator.learned.encoders import encoder_of
+
+    read = [each.features.take(some) for each, some in zip(sources, rows, strict=True)]
+    nodes = [each.nodes for each in read if each.nodes is not None]
+    encoder = encoder_of(network, nodes)
+    kernel = learned_kernel(kept, models, encoder, nodes)
+    joined = [
+        replace(trials, columns=encoder.joined(each).summary.astype(np.float32))
+        for trials, each in zip(kept, read, strict=True)
+    ]
+    return LearnedSimulator(kernel, joined, encoder)
 
 
 def _taught(sources: Sequence[LabelledTrials], with_gat: bool, seed: int) -> LearnedSimulator:
@@ -61,7 +68,7 @@ def _taught(sources: Sequence[LabelledTrials], with_gat: bool, seed: int) -> Lea
         return simulator_from(sources)
     from autosync.simulator.learned.encoders import gat_network
 
-    return simulator_from(sources, gat_network(seed), seed)
+    return simulator_from(sources, gat_network(seed))
 
 
 def source_of(trials: LabelledTrials) -> SourceDomain:

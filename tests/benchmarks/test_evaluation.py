@@ -10,7 +10,7 @@ from torch import nn
 
 from autosync.population import concatenate, decode, encode
 from autosync.search.designs import known_designs
-from autosync.simulator.learned.encoders import PUBLISHED
+from autosync.simulator.learned.encoders import gat_network
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.runtime_dataset import MeasuredDomain
@@ -25,7 +25,6 @@ from benchmarks.evaluation.evaluate import (
     others_of,
     score_picks,
 )
-from benchmarks.evaluation.gat import gat_network, published_predictor
 from benchmarks.evaluation.lstm import lstm_network
 from benchmarks.evaluation.measured_pool import MeasuredPool, merged_by_messages, pool_of
 from benchmarks.evaluation.pick_scores import (
@@ -36,6 +35,7 @@ from benchmarks.evaluation.pick_scores import (
     perfect_scores,
 )
 from benchmarks.evaluation.process import process, timeline
+from benchmarks.evaluation.published import published
 from benchmarks.evaluation.replay import answers, replay
 from tests.simulator.learned.worlds import invented_seconds, small_domain, some_strategies
 
@@ -181,14 +181,13 @@ def test_a_published_network_ranks_by_its_own_scores(
     made: Callable[[int], nn.Module], pools: list[MeasuredPool]
 ) -> None:
     """Without other domains it learns from the trials at hand, and before them is the timeline."""
-    training = replace(PUBLISHED, epochs=3)
     features, seconds = pools[0].trials.features, pools[0].trials.step_seconds
     asked, known, nothing = np.arange(30, 50), np.arange(12), np.arange(0)
-    alone = published_predictor(lambda: made(0), [], training)
+    alone = published(lambda: made(0), [], epochs=3)
     np.testing.assert_array_equal(
         alone(features, nothing, seconds[nothing], asked)[0], features.base_seconds[asked]
     )
-    taught = published_predictor(lambda: made(0), others_of(pools[0], pools, False), training)
+    taught = published(lambda: made(0), others_of(pools[0], pools, False), epochs=3)
     found = [each(features, known, seconds[known], asked)[0] for each in (alone, taught)]
     for each in found:
         assert np.median(each) == pytest.approx(np.median(seconds[known]))
