@@ -17,7 +17,7 @@ from autosync.search.loop.ranking import promise_of
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from benchmarks.evaluation.measured_pool import MeasuredPool
-from benchmarks.evaluation.predictors import Predictor
+from benchmarks.evaluation.process import Predictor
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
