@@ -114,8 +114,8 @@ def start_kernel(center: F64, scale: F64, hidden: bool = False) -> Kernel:
         level=0.05,
         smooth=0.07,
         reach=50.0,
-        noise=0.015,
-        power=3.0,
+        noise=0.03,
+        power=2.0,
     )
 
 

@@ -40,10 +40,11 @@ MOST_SOURCES = 16
 """Domains that a kernel is learned from, those with the most trials."""
 FEWEST_MODELS = 3
 """With fewer, `start_kernel` stays: one or two would be judged almost by themselves."""
-PRIOR_WEIGHT = 0.001
+PRIOR_WEIGHT = 0.01
 """Of the squared logarithm of each value over its start."""
-LEARNED = ("linear", "weights", "level", "smooth", "reach", "noise", "power")
-"""Fields of a kernel that are positive; `correlations` are shares."""
+LEARNED = ("linear", "weights", "level", "smooth", "reach")
+"""Fields of a kernel that are learned and positive; `correlations` are shares. The noise stays as at
+the start: labels are means of several passes, so their likelihood says less than a trial has."""
 
 
 @one_thread()
@@ -123,7 +124,8 @@ class Grams:
         self.fall = torch.from_numpy(fall[:, domain[:, None], domain[None, :]])
         self.same = torch.from_numpy(domain[:, None] == domain[None, :])
         self.residual = torch.from_numpy(np.concatenate([each.residual for each in sources]))
-        self.slowness = torch.from_numpy(np.concatenate([each.slowness for each in sources]))
+        slowness = np.concatenate([each.slowness for each in sources])
+        self.noise = torch.diag(torch.from_numpy(kernel.noise_variance(slowness)))
         model = np.repeat(np.array(models), sizes)
         self.blocks = [torch.from_numpy(np.flatnonzero(model == name)) for name in np.unique(model)]
 
@@ -146,8 +148,7 @@ class Grams:
         ):
             between = shared * fall ** torch.exp(-values["reach"])
             found = found + part * torch.where(self.same, 1.0, between)
-        noise = torch.exp(2.0 * values["noise"]) * self.slowness ** torch.exp(values["power"])
-        return found + torch.diag(noise)
+        return found + self.noise
 
     def left_out_loss(self, values: dict[str, Tensor], hidden: Tensor | None = None) -> Tensor:
         """A trial's mean negative log likelihood given the other models, each model counting alike;
