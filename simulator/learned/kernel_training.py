@@ -1,7 +1,7 @@
 """Learns a process's kernel: the most likely one for models that it does not see.
 
 The loss is the negative log likelihood, a trial, of the residuals of each model's domains given
-those of all other models, with a weak prior about `start_kernel`. All models' likelihoods follow
+those of all other models, with a prior about `start_kernel`. All models' likelihoods follow
 from one inverse of the covariance of all trials (Rasmussen and Williams 2006, section 5.4.2, with a
 model left out in place of a trial).
 """
@@ -40,8 +40,10 @@ MOST_SOURCES = 16
 """Domains that a kernel is learned from, those with the most trials."""
 FEWEST_MODELS = 3
 """With fewer, `start_kernel` stays: one or two would be judged almost by themselves."""
-PRIOR_WEIGHT = 0.01
-"""Of the squared logarithm of each value over its start."""
+PRIOR_WEIGHT = 1.0
+"""Of the squared logarithm of each value over its start: a likelihood of eleven domains moves it by
+some percent. With a hundredth of it the kernel trusts domains that are unlike any of these too
+much (benchmarks/evaluation)."""
 LEARNED = ("linear", "weights", "level", "smooth", "reach")
 """Fields of a kernel that are learned and positive; `correlations` are shares. The noise stays as at
 the start: labels are means of several passes, so their likelihood says less than a trial has."""
