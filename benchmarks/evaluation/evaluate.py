@@ -100,12 +100,31 @@ def score(
 ) -> DomainScores:
     """is_taught: by the other pools."""
     known = others_of(pool, pools, True) if is_taught else []
-    picks = score_picks(pool, simulator(known))
-    behind = np.empty((0, max(REPLAYED.values())))
+    picks, behind = score_picks(pool, simulator(known)), replays(pool, timeline([]), 0)
     if len(pool.measured) >= LEAST_STRATEGIES and seeds:
         predictor = simulator(others_of(pool, pools, False) if is_taught else [])
-        behind = np.array([replay(pool, predictor, behind.shape[1], s) for s in range(seeds)])
+        behind = replays(pool, predictor, seeds)
     return DomainScores(pool.name, pool.graph, picks, behind)
+
+
+def perfect(pool: MeasuredPool, seeds: int) -> DomainScores:
+    """Of a predictor that knows the labels; its picks are judged by labels of the domain's noise,
+    and its trials are single passes."""
+    labels, noise = pool.trials.step_seconds, pool.measured.noise
+    judged, _ = judged_picks(pool)
+    picks = {}
+    if noise is not None and len(judged) >= TOP:
+        picks = dict.fromkeys(REPLAYED, perfect_scores(labels, judged, noise))
+    return DomainScores(
+        pool.name, pool.graph, picks, replays(pool, lambda f, t, s, a: (labels[a], 0.0 * a), seeds)
+    )
+
+
+def replays(pool: MeasuredPool, predictor: Predictor, seeds: int) -> F64:
+    """By how much each answer is behind, f64[seeds, trials]; empty for a small domain."""
+    if len(pool.measured) < LEAST_STRATEGIES or not seeds:
+        return np.empty((0, max(REPLAYED.values())))
+    return np.array([replay(pool, predictor, max(REPLAYED.values()), s) for s in range(seeds)])
 
 
 def chosen_elsewhere(rows: Sequence[Sequence[DomainScores]], words: str) -> list[DomainScores]:
@@ -149,8 +168,8 @@ def domain_lines(name: str, known: str, scores: Sequence[DomainScores]) -> list[
     lines = []
     for each in scores:
         taus = " | ".join(f"{s.kendall:.2f}" for s in each.picks.values())
-        behind = each.behind.mean(axis=0) if len(each.behind) else []
-        ends = " | ".join(f"{100 * behind[n - 1]:.2f} %" for n in REPLAYED.values() if len(behind))
+        behind = [each.behind[:, n - 1] for n in REPLAYED.values()]
+        ends = " | ".join(f"{100 * np.mean(b):.2f} %" if len(b) else "" for b in behind)
         lines.append(f"| {name} | {known} | {each.domain} | {taus} | {ends} |")
     return lines
 
@@ -180,13 +199,7 @@ def evaluate(
         print("\n".join(line for line in lines if f"| {words} |" in line))
     for line in details if by_domain else ():
         print(line)
-    perfect = [
-        perfect_scores(pool.trials.step_seconds, judged_picks(pool)[0], pool.measured.noise)
-        for pool in asked
-        if pool.measured.noise is not None and len(pool.measured.picks)
-    ]
-    if perfect:
-        print(f"| perfect predictor |  |  | {pick_line(perfect)} |  |  |")
+    print("\n".join(table_lines("perfect predictor", "", [perfect(p, seeds) for p in asked])))
 
 
 def main() -> None:

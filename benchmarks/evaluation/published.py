@@ -46,15 +46,17 @@ def published(
     """It learns from other domains' trials, and where there are none from those of the domain at
     hand; with too few of either it is the timeline. Scores rank and tell no seconds: their median
     is that of the trials, or of the timeline."""
-    known = scoring_network(network(), sources, epochs) if sources else None
+    known = None
+    if sources:
+        features, labels = zip(*((s.features, s.step_seconds) for s in sources), strict=True)
+        known = scoring_network(network(), features, labels, epochs)
 
     def predict(
         features: StrategyFeatures, tried: I64, seconds: F64, asked: I64
     ) -> tuple[F64, F64]:
         base, scoring = features.base_seconds, known
         if scoring is None and len(tried) >= FEWEST:
-            own = _Trials(features.take(tried), seconds)
-            scoring = scoring_network(network(), [own], epochs)
+            scoring = scoring_network(network(), [features.take(tried)], [seconds], epochs)
         if scoring is None:
             return base[asked], np.zeros(len(asked))
         scores = scoring(features.take(asked))
@@ -64,18 +66,12 @@ def published(
     return predict
 
 
-@dataclass(frozen=True, slots=True)
-class _Trials:
-    features: StrategyFeatures
-    step_seconds: F64
-
-
 @one_thread()
 def scoring_network(
-    network: nn.Module, sources: Sequence[LabelledTrials | _Trials], epochs: int
+    network: nn.Module, sources: Sequence[StrategyFeatures], seconds: Sequence[F64], epochs: int
 ) -> ScoringNetwork:
     """The network, which learns in place, and a linear layer behind it."""
-    tables = [each.features.nodes for each in sources if each.features.nodes is not None]
+    tables = [each.nodes for each in sources if each.nodes is not None]
     rng = np.random.default_rng(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -86,7 +82,7 @@ def scoring_network(
     network.train()
     for _ in range(epochs):
         for number in rng.permutation(len(tables)).tolist():
-            labels, nodes = sources[number].step_seconds, tables[number]
+            labels, nodes = seconds[number], tables[number]
             relative = torch.from_numpy((labels / np.median(labels)).astype(np.float32))
             order = rng.permutation(len(labels))
             for some in np.array_split(order, max(1, round(len(order) / BATCH))):

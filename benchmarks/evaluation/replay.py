@@ -8,7 +8,6 @@ confirmation finds it.
 """
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from autosync.search.loop.confirm import FINALISTS
@@ -27,9 +26,9 @@ LEAST_STRATEGIES = 220
 SEED_SHARE = 0.9
 
 
-def replay(pool: MeasuredPool, predictor: Predictor | None, trials: int, seed: int) -> F64:
+def replay(pool: MeasuredPool, predictor: Predictor, trials: int, seed: int) -> F64:
     """By which share the answer after each trial is slower than the fastest that was left, f64[m];
-    m is `trials`, or all that there are. predictor: None chooses at random."""
+    m is `trials`, or all that there are."""
     rng = np.random.default_rng(seed)
     left = np.sort(rng.permutation(pool.sampled)[: round(SEED_SHARE * len(pool.sampled))])
     passes = pool.passes[rng.integers(2, size=pool.passes.shape[1]), np.arange(len(pool.shares))]
@@ -37,7 +36,7 @@ def replay(pool: MeasuredPool, predictor: Predictor | None, trials: int, seed: i
     while len(tried) < min(trials, len(left)):
         rest = np.setdiff1d(left, tried)
         count = min(ROUND_TRIALS, len(rest), trials - len(tried))
-        picks = _next_trials(pool, predictor, rest, tried, passes[tried], count, rng)
+        picks = _next_trials(pool, predictor, rest, tried, passes[tried], count)
         tried = np.concatenate((tried, picks))
     labels = pool.trials.step_seconds
     return answers(passes[tried], labels[tried]) / float(labels[left].min()) - 1.0
@@ -56,15 +55,12 @@ def answers(trial_seconds: F64, label_seconds: F64) -> F64:
 
 def _next_trials(
     pool: MeasuredPool,
-    predictor: Predictor | None,
+    predictor: Predictor,
     rest: I64,
     tried: I64,
     seconds: F64,
     count: int,
-    rng: Generator,
 ) -> I64:
-    if predictor is None:
-        return np.sort(rng.permutation(rest)[:count])
     features = pool.trials.features
     predicted, std = predictor(features, tried, seconds, rest)
     best = float(seconds.min()) if len(seconds) else None

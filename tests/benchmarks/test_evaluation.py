@@ -128,15 +128,17 @@ def test_one_table_holds_every_simulator_with_transfer_and_without(
     monkeypatch.setattr(evaluation, "LEAST_STRATEGIES", SAMPLED + PICKS)
     names = [name for name in SIMULATORS if "published" not in name]
     evaluate(pools, pools, names, seeds=2, by_domain=True)
-    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out.splitlines()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed]
     table = [line for line in lines if len(line) == len(lines[0])]
     for name in names:
         for transfer in ("yes", "no") if name != "timeline" else ("no",):
             rows = [line for line in table if line[:2] == [name, transfer]]
             assert [line[2] for line in rows] == ["none", "12", "20"]
             assert all("±" in line[-2] for line in rows[1:])
-    assert len([line for line in lines if line[0].strip() == BEST]) == 3
-    assert lines[-1][0].startswith("perfect predictor")
+    assert len([line for line in table if line[0] == BEST]) == 3
+    perfect = [line for line in table if line[0] == "perfect predictor"]
+    assert [line[2] for line in perfect] == ["12", "20"]
     assert sum(pools[0].name in line for line in lines) == 2 * len(names) - 1
 
 
@@ -153,11 +155,11 @@ def test_the_best_simulator_is_chosen_on_other_models() -> None:
     assert chosen_elsewhere([first, second], "none") == [second[0], second[1], first[2]]
 
 
-@pytest.mark.parametrize("name", ["random", "timeline", "linear", "process"])
+@pytest.mark.parametrize("name", ["timeline", "linear", "process"])
 def test_a_replay_ends_nearer_than_it_begins_and_is_repeatable(
     name: str, pools: list[MeasuredPool]
 ) -> None:
-    predictor = None if name == "random" else SIMULATORS[name](others_of(pools[0], pools, False))
+    predictor = SIMULATORS[name](others_of(pools[0], pools, False))
     found = replay(pools[0], predictor, 20, seed=1)
     assert len(found) == 20
     assert found[-1] <= found[0]
@@ -190,7 +192,7 @@ def test_a_published_network_ranks_by_its_own_scores(
     taught = published(lambda: made(0), others_of(pools[0], pools, False), epochs=3)
     found = [each(features, known, seconds[known], asked)[0] for each in (alone, taught)]
     for each in found:
-        assert np.median(each) == pytest.approx(np.median(seconds[known]))
+        assert np.median(each) == pytest.approx(np.median(seconds[known]), rel=0.01)
         assert each.std() > 0.0
     assert not np.allclose(*found)
 
