@@ -3,13 +3,9 @@
     python -m benchmarks.evaluation.evaluate [datasets/runtimes] [--simulators process gat ...]
         [--seeds 12] [--domains "vgg16, example-4x1-40gbe" ...] [--by-domain] [--published]
 
-Each simulator stands there twice: with what other domains taught it and without. Picks are what
-searches picked in each domain, ranked before its first trial, after the 12 trials of a small tuning
-and after 20 (`pick_scores`), by simulators that learned from all other domains, kernel and encoder
-included. The replay is a search of the domain's measured strategies, without hand-designed ones: by
-how much its answer is slower than the fastest of them (`replay`), by simulators that learned from
-the domains of other models alone. Means over domains; the replay's standard error is of the seeds.
-The last lines hold, for each domain, the simulator that is best on the domains of other models.
+Each simulator stands there twice: with what other domains taught it and without. Picks are ranked
+before a domain's first trial, after 12 and after 20 (`pick_scores`); searches are replayed without
+hand-designed strategies (`replay`). Means over domains; README.md beside this says more.
 """
 
 import argparse
@@ -99,11 +95,8 @@ def score(
     seeds: int,
 ) -> DomainScores:
     """is_taught: by the other pools."""
-    known = others_of(pool, pools, True) if is_taught else []
-    picks, behind = score_picks(pool, simulator(known)), replays(pool, timeline([]), 0)
-    if len(pool.measured) >= LEAST_STRATEGIES and seeds:
-        predictor = simulator(others_of(pool, pools, False) if is_taught else [])
-        behind = replays(pool, predictor, seeds)
+    known, others = (others_of(pool, pools, same) if is_taught else [] for same in (True, False))
+    picks, behind = score_picks(pool, simulator(known)), replays(pool, simulator, others, seeds)
     return DomainScores(pool.name, pool.graph, picks, behind)
 
 
@@ -115,16 +108,19 @@ def perfect(pool: MeasuredPool, seeds: int) -> DomainScores:
     picks = {}
     if noise is not None and len(judged) >= TOP:
         picks = dict.fromkeys(REPLAYED, perfect_scores(labels, judged, noise))
-    return DomainScores(
-        pool.name, pool.graph, picks, replays(pool, lambda f, t, s, a: (labels[a], 0.0 * a), seeds)
-    )
+    behind = replays(pool, lambda _: lambda f, t, s, asked: (labels[asked], 0.0 * asked), [], seeds)
+    return DomainScores(pool.name, pool.graph, picks, behind)
 
 
-def replays(pool: MeasuredPool, predictor: Predictor, seeds: int) -> F64:
+def replays(
+    pool: MeasuredPool, simulator: Predictors, known: Sequence[LabelledTrials], seeds: int
+) -> F64:
     """By how much each answer is behind, f64[seeds, trials]; empty for a small domain."""
+    trials = max(REPLAYED.values())
     if len(pool.measured) < LEAST_STRATEGIES or not seeds:
-        return np.empty((0, max(REPLAYED.values())))
-    return np.array([replay(pool, predictor, max(REPLAYED.values()), s) for s in range(seeds)])
+        return np.empty((0, trials))
+    predictor = simulator(known)
+    return np.array([replay(pool, predictor, trials, seed) for seed in range(seeds)])
 
 
 def chosen_elsewhere(rows: Sequence[Sequence[DomainScores]], words: str) -> list[DomainScores]:

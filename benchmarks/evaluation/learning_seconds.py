@@ -1,18 +1,17 @@
 """What a tuning spends on learning; prints seconds and nothing is measured by trials.
 
-    python -m benchmarks.evaluation.learning_seconds [datasets/runtimes] [--domain NAME]
+    python -m benchmarks.evaluation.learning_seconds
 
-The domain's measured strategies come in the rounds of a tuning: designs first, then four a round.
-After each round the bundled simulator learns all trials so far, features of them included, and
-predicts as many proposals as the timeline passes to it, with standard deviations.
+Strategies of ResNet-50 that were measured come in the rounds of a tuning: designs first, then four
+a round. After each round the bundled simulator learns all trials so far, features of them included,
+and predicts as many proposals as the timeline passes to it, with standard deviations.
 """
 
-import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 
+from autosync.bundled_data import data_folder
 from autosync.search.loop.proposing import ROUND_TRIALS
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import COARSE_SIZE
@@ -23,16 +22,9 @@ from autosync.simulator.runtime_dataset import load_dataset
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("datasets/runtimes"))
-    parser.add_argument("--domain", default="resnet50, example-4x1")
-    given = parser.parse_args()
-    measured = {each.name: each for each in load_dataset(given.folder)}
-    if given.domain not in measured:
-        parser.error(f"no domain {given.domain!r}; there are {', '.join(measured)}")
-    each, settings = measured[given.domain], Settings()
+    measured = load_dataset(data_folder("runtimes"))
+    each = next(each for each in measured if each.name == "resnet50, example-4x1")
+    settings = Settings()
     proposals = sample(each.domain, Space(), 0, COARSE_SIZE, settings.seed)
     order = np.concatenate((each.designs, np.setdiff1d(np.arange(len(each)), each.designs)))
     began = time.perf_counter()

@@ -20,8 +20,7 @@ from benchmarks.evaluation.process import F64, I64, Predictor
 EPOCHS, RATE, DECAY, DECAY_AT = 200, 1e-3, 0.3, (80, 160)
 WEIGHT_DECAY, CLIP = 3e-4, 0.25
 SIGMA = 0.01
-"""The difference of relative seconds below which two strategies are alike; AutoSync has 0.005 to
-0.03."""
+"""Relative seconds that are no difference; AutoSync has 0.005 to 0.03."""
 BATCH = 16
 """Strategies of a step, all of one domain."""
 FEWEST = 8

@@ -1,10 +1,8 @@
 """Replays the search on a measured domain; nothing is measured.
 
-A search tries strategies of the domain in the rounds of a tuning, learns after each round and
-chooses by a tuning's own selection. Hand-designed strategies are left out. A seed leaves nine
-tenths of the domain's strategies and says which of two measured passes each trial returns. The
-answer is the best, by all its measurements, of the three that were fastest in their trials, as a
-confirmation finds it.
+A search tries strategies that nobody designed in a tuning's rounds, learns after each and chooses by
+a tuning's own selection. A seed leaves nine tenths of them and says which of two measured passes
+each trial returns. The answer is the best, by all measurements, of the three fastest trials.
 """
 
 import numpy as np

@@ -45,8 +45,8 @@ PRIOR_WEIGHT = 1.0
 some percent. With a hundredth of it the kernel trusts domains that are unlike any of these too
 much (benchmarks/evaluation)."""
 LEARNED = ("linear", "weights", "level", "smooth", "reach")
-"""Fields of a kernel that are learned and positive; `correlations` are shares. The noise stays as at
-the start: labels are means of several passes, so their likelihood says less than a trial has."""
+"""Fields of a kernel that are learned and positive; `correlations` are shares. The noise stays as
+it starts: labels are means of several passes, so their likelihood tells less than a trial has."""
 
 
 @one_thread()
