@@ -23,8 +23,7 @@ from autosync.simulator.runtime_dataset import load_dataset
 
 def main() -> None:
     measured = load_dataset(data_folder("runtimes"))
-    each = next(each for each in measured if each.name == "resnet50, example-4x1")
-    settings = Settings()
+    each, settings = next(e for e in measured if e.name == "resnet50, example-4x1"), Settings()
     proposals = sample(each.domain, Space(), 0, COARSE_SIZE, settings.seed)
     order = np.concatenate((each.designs, np.setdiff1d(np.arange(len(each)), each.designs)))
     began = time.perf_counter()

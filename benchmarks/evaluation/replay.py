@@ -1,7 +1,7 @@
 """Replays the search on a measured domain; nothing is measured.
 
-A search tries strategies that nobody designed in a tuning's rounds, learns after each and chooses by
-a tuning's own selection. A seed leaves nine tenths of them and says which of two measured passes
+A search tries strategies that nobody designed in a tuning's rounds, learns after each and chooses
+by a tuning's own selection. A seed leaves nine tenths of them and says which of two measured passes
 each trial returns. The answer is the best, by all measurements, of the three fastest trials.
 """
 
