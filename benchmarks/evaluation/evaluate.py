@@ -144,7 +144,7 @@ def table_lines(name: str, known: str, scores: Sequence[DomainScores]) -> list[s
     lines = []
     for words in next((each.picks for each in scores if each.picks), {}):
         picks = pick_line([each.picks[words] for each in scores if each.picks])
-        replayed = " |  | " if words not in REPLAYED else _replayed(scores, REPLAYED[words])
+        replayed = " | " if words not in REPLAYED else _replayed(scores, REPLAYED[words])
         lines.append(f"| {name} | {known} | {words} | {picks} | {replayed} |")
     return lines
 
