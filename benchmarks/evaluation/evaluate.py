@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.learned_simulator import LabelledTrials
 from autosync.simulator.runtime_dataset import load_dataset
 from benchmarks.evaluation.gat import gat, gat_published
@@ -31,10 +31,8 @@ from benchmarks.evaluation.pick_scores import (
     perfect_scores,
     pick_line,
 )
-from benchmarks.evaluation.process import Predictor, Predictors, process, timeline
+from benchmarks.evaluation.process import F64, I64, Predictor, Predictors, process, timeline
 from benchmarks.evaluation.replay import LEAST_STRATEGIES, replay
-
-F64 = NDArray[np.float64]
 
 SIMULATORS: dict[str, Predictors] = {
     "timeline": timeline,
@@ -108,7 +106,11 @@ def perfect(pool: MeasuredPool, seeds: int) -> DomainScores:
     picks = {}
     if noise is not None and len(judged) >= TOP:
         picks = dict.fromkeys(REPLAYED, perfect_scores(labels, judged, noise))
-    behind = replays(pool, lambda _: lambda f, t, s, asked: (labels[asked], 0.0 * asked), [], seeds)
+
+    def knows(features: StrategyFeatures, tried: I64, seconds: F64, asked: I64) -> tuple[F64, F64]:
+        return labels[asked], np.zeros(len(asked))
+
+    behind = replays(pool, lambda known: knows, [], seeds)
     return DomainScores(pool.name, pool.graph, picks, behind)
 
 
@@ -178,8 +180,8 @@ def evaluate(
     by_domain: bool = False,
 ) -> None:
     """Print the table; a row stands there as soon as it is known."""
-    columns = ("simulator", "other domains", "trials", *PICK_COLUMNS)
-    columns += ("replay's answer behind the best", "worst domain")
+    replayed = ("replay's answer behind the best", "worst domain")
+    columns = ("simulator", "other domains", "trials", *PICK_COLUMNS, *replayed)
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     rows: list[list[DomainScores]] = []
     details: list[str] = []

@@ -36,7 +36,7 @@ class ScoringNetwork:
     def __call__(self, features: StrategyFeatures) -> F64:
         """A score of each strategy, `(n,)`, lower is faster."""
         hidden = self.encoder.joined(features).summary[:, -HIDDEN:].astype(np.float32)
-        return self.head(torch.from_numpy(hidden))[:, 0].double().numpy()
+        return np.asarray(self.head(torch.from_numpy(hidden))[:, 0], dtype=np.float64)
 
 
 def published(

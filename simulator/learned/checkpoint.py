@@ -233,8 +233,11 @@ def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
     found = _blank(card)
     _check(arrays, _arrays(found), len(card.sources), name)
-    values = {field.name: arrays[KERNEL + field.name] for field in fields(Kernel)}
-    scalars = {key: float(v[0]) for key, v in values.items() if v.shape == (1,)}
+    values: dict[str, Any] = {}
+    for field in fields(Kernel):
+        value = getattr(found.kernel, field.name)
+        array = arrays[KERNEL + field.name]
+        values[field.name] = float(array[0]) if isinstance(value, float) else array
     sources = []
     for number, source in enumerate(card.sources):
         rows = np.flatnonzero(arrays["source"] == number)
@@ -247,9 +250,9 @@ def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator
         network = encoder.network.eval()
         state = {key: torch.from_numpy(arrays[NETWORK + key]) for key in network.state_dict()}
         network.load_state_dict(state)
-        scaling = {key: arrays[ENCODER + key] for key in ("center", "scale")}
-        encoder = replace(encoder, **scaling)
-    return LearnedSimulator(Kernel(**values | scalars), sources, encoder)
+        center, scale = arrays[ENCODER + "center"], arrays[ENCODER + "scale"]
+        encoder = replace(encoder, center=center, scale=scale)
+    return LearnedSimulator(Kernel(**values), sources, encoder)
 
 
 def _blank(card: CheckpointCard) -> LearnedSimulator:

@@ -75,7 +75,9 @@ def learned_kernel(
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2 * STEPS // 3], 0.3)
     for _ in range(STEPS):
         check_cancelled()
-        hidden = encoder and torch.cat([encoder.hidden(nodes[k]) for k in order]).double()
+        hidden = None
+        if encoder is not None:
+            hidden = torch.cat([encoder.hidden(nodes[k]) for k in order]).double()
         prior = sum((((values[name] - start[name]) ** 2).sum() for name in start), torch.zeros(()))
         loss = grams.left_out_loss(values, hidden) + PRIOR_WEIGHT * prior
         optimizer.zero_grad()

@@ -194,7 +194,7 @@ def test_a_published_network_ranks_by_its_own_scores(
     for each in found:
         assert np.median(each) == pytest.approx(np.median(seconds[known]), rel=0.01)
         assert each.std() > 0.0
-    assert not np.allclose(*found)
+    assert not np.allclose(found[0], found[1])
 
 
 def test_the_answer_is_the_best_of_the_three_fastest_in_their_trials() -> None:
