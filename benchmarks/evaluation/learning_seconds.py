@@ -2,9 +2,8 @@
 
     python -m benchmarks.evaluation.learning_seconds
 
-Strategies of ResNet-50 that were measured come in the rounds of a tuning: designs first, then four
-a round. After each round the bundled simulator learns all trials so far, features of them included,
-and predicts as many proposals as the timeline passes to it, with standard deviations.
+Measured strategies of ResNet-50 come in the rounds of a tuning. After each the bundled simulator
+learns all trials so far and predicts as many proposals as the timeline passes to it.
 """
 
 import time

@@ -22,7 +22,6 @@ WEIGHT_DECAY, CLIP = 3e-4, 0.25
 SIGMA = 0.01
 """Relative seconds that are no difference; AutoSync has 0.005 to 0.03."""
 BATCH = 16
-"""Strategies of a step, all of one domain."""
 FEWEST = 8
 """Trials of the domain at hand that a network learns from, where it knows no other."""
 
