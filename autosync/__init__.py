@@ -58,6 +58,6 @@ def __getattr__(name: str) -> Any:
             f"autosync.{name} needs the search, which is not installed here: {error}.",
             thing=f"autosync.{name}",
             value=error.name,
-            remedy="Install the whole of autosync on the training hosts, or tune elsewhere and "
-            "use autosync.distribute with the bundle.",
+            remedy="pip install 'autosync[tune]' on the training hosts; autosync.distribute with a "
+            "bundle from elsewhere needs the core alone.",
         ) from error
