@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.document_store import insert_new
 from autosync.api.db.tables import ProposalRow, StrategySummaryRow, TrialRow
+from autosync.search.loop.outcome import reporting_half
 
 
 def add_summary(
@@ -77,7 +78,8 @@ def _measured(trials: Sequence[Row[Any]]) -> dict[str, Any]:
     """Columns that follow from a strategy's trials."""
     measured = [trial for trial in trials if trial.step_seconds]
     confirming = [trial for trial in measured if trial.phase == "confirm"]
-    seconds = [second for trial in confirming or measured for second in trial.iteration_seconds]
+    judged = reporting_half(confirming) or measured
+    seconds = [second for trial in judged for second in trial.iteration_seconds]
     searched = [s for t in measured if t.phase == "search" for s in t.iteration_seconds]
     low, median, high = np.percentile(seconds, [10, 50, 90]) if seconds else (0.0, 0.0, 0.0)
     errors = [trial for trial in trials if trial.error_kind is not None]

@@ -31,7 +31,7 @@ from autosync.api.views.paging import SortKey, one_page, read_cursor, sorted_pag
 from autosync.api.views.schemas import columns_of
 from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
 from autosync.errors import InvalidInput
-from autosync.search.loop.outcome import DDP, paired_speedup, reporting_repeats
+from autosync.search.loop.outcome import DDP, paired_speedup, reporting_half
 
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
 
@@ -365,7 +365,8 @@ def confirmed_speedups(
     found = {}
     for strategy_id, mine in seconds.items():
         if both := sorted(mine.keys() & base.keys()):
-            theirs, ours = reporting_repeats([base[i] for i in both], [mine[i] for i in both])
+            reporting = reporting_half(both)
+            theirs, ours = [base[i] for i in reporting], [mine[i] for i in reporting]
             ratios = tuple(t / o for t, o in zip(theirs, ours, strict=True))
             found[strategy_id] = ConfirmedSpeedup(*paired_speedup(theirs, ours), ratios)
     return found

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autosync.api.engine.phases import PHASES, TRIALS
-from autosync.search.loop.confirm import FINALISTS
+from autosync.search.loop.confirm import FINALISTS, most_confirming_trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,14 @@ class _Event:
 class TimeLeft:
     """An estimate over the events of one tuning, given in their order.
 
-    budget: trials of the search. repeats: of its confirmation, each a trial of DDP and one of each
-    finalist. Times are seconds of any one clock, the caller's. Rankings between two rounds of the
-    search count while they run, not before.
+    budget: trials of the search. repeats: of its confirmation. Times are
+    seconds of any one clock, the caller's. Rankings between two rounds of the search count while
+    they run, not before.
     """
 
     def __init__(self, budget: int, repeats: int):
-        self._left = {"search": budget, "confirm": repeats * min(budget, FINALISTS + 1)}
+        confirming = most_confirming_trials(min(budget, FINALISTS + 1), repeats)
+        self._left = {"search": budget, "confirm": confirming}
         self._trial_seconds: dict[str, list[float]] = {phase: [] for phase in TRIALS}
         self._ranking_began: _Event | None = None
         self._last: _Event | None = None

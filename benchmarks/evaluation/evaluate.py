@@ -1,24 +1,26 @@
 """Evaluates simulators on measured domains; prints one table, and nothing is measured.
 
-    python -m benchmarks.evaluation.evaluate [datasets/runtimes] [--simulators learned lstm ...]
-        [--untransferred] [--seeds 3] [--domains "vgg16, example-4x1-40gbe" ...]
+    python -m benchmarks.evaluation.evaluate [datasets/runtimes] [--simulators process gat ...]
+        [--seeds 12] [--domains "vgg16, example-4x1-40gbe" ...] [--by-domain] [--published]
 
-Picks: what searches picked in each domain, ranked by simulators that learned from all other domains
-(kernel and all else included), before its first trial, after the 12 trials of a small tuning and
-after 20 (`pick_scores`). Replay: by how much the answer of a search of the domain's measured
-strategies, without hand-designed ones, is slower than the fastest of them after 12 and 20 trials
-(`replay`), with simulators that learned from the domains of other models alone. Means over domains.
-`--untransferred`: simulators know no other domain.
+Each simulator stands there twice: with what other domains taught it and without. Picks are ranked
+before a domain's first trial, after 12 and after 20 (`pick_scores`); searches are replayed without
+hand-designed strategies (`replay`). Means over domains; README.md beside this says more.
 """
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.learned_simulator import LabelledTrials
 from autosync.simulator.runtime_dataset import load_dataset
+from benchmarks.evaluation.gat import gat, gat_published
+from benchmarks.evaluation.linear import linear
+from benchmarks.evaluation.lstm import lstm, lstm_published
 from benchmarks.evaluation.measured_pool import MeasuredPool, pool_of
 from benchmarks.evaluation.pick_scores import (
     PICK_COLUMNS,
@@ -29,11 +31,35 @@ from benchmarks.evaluation.pick_scores import (
     perfect_scores,
     pick_line,
 )
-from benchmarks.evaluation.predictors import PREDICTORS, Predictor
+from benchmarks.evaluation.process import F64, I64, Predictor, Predictors, process, timeline
 from benchmarks.evaluation.replay import LEAST_STRATEGIES, replay
 
-REPLAYED = (12, 20)
-"""Trials after which a replayed search is looked at."""
+SIMULATORS: dict[str, Predictors] = {
+    "timeline": timeline,
+    "linear": linear,
+    "process": process,
+    "lstm": lstm,
+    "gat": gat,
+    "lstm_published": lstm_published,
+    "gat_published": gat_published,
+}
+QUICK = ("timeline", "linear", "process")
+"""The others take hours."""
+REPLAYED = {"12": 12, "20": 20}
+"""Trials after which a replayed search is looked at, by what the table says."""
+BEST = "best on other models"
+
+
+@dataclass(frozen=True, slots=True)
+class DomainScores:
+    """Of one simulator in one domain. picks: by what was learned of the domain; empty where few
+    were picked. behind f64[seeds, trials]: of replays; empty where few strategies were measured.
+    """
+
+    domain: str
+    graph: str
+    picks: dict[str, PickScores]
+    behind: F64
 
 
 def score_picks(pool: MeasuredPool, predictor: Predictor) -> dict[str, PickScores]:
@@ -59,48 +85,119 @@ def others_of(
     ]
 
 
-def print_picks(
-    pools: Sequence[MeasuredPool], asked: Sequence[MeasuredPool], names: Sequence[str], alone: bool
-) -> None:
-    print(f"| simulator | trials | {' | '.join(PICK_COLUMNS)} |")
-    print(f"|---|---|{'---|' * len(PICK_COLUMNS)}")
-    for name in names:
-        scores = []
-        for pool in asked:
-            predictor = PREDICTORS[name]([] if alone else others_of(pool, pools, True))
-            scores.append(score_picks(pool, predictor))
-        for words in scores[0]:
-            of_words = [each[words] for each in scores if each]
-            print(f"| {name} | {words} | {pick_line(of_words)} |", flush=True)
-    perfect = [
-        perfect_scores(pool.trials.step_seconds, judged_picks(pool)[0], pool.measured.noise)
-        for pool in asked
-        if pool.measured.noise is not None and len(pool.measured.picks)
-    ]
-    if perfect:
-        print(f"| perfect predictor |  | {pick_line(perfect)} |", flush=True)
+def score(
+    pool: MeasuredPool,
+    pools: Sequence[MeasuredPool],
+    simulator: Predictors,
+    is_taught: bool,
+    seeds: int,
+) -> DomainScores:
+    """is_taught: by the other pools."""
+    known, others = (others_of(pool, pools, same) if is_taught else [] for same in (True, False))
+    picks, behind = score_picks(pool, simulator(known)), replays(pool, simulator, others, seeds)
+    return DomainScores(pool.name, pool.graph, picks, behind)
 
 
-def print_replay(
+def perfect(pool: MeasuredPool, seeds: int) -> DomainScores:
+    """Of a predictor that knows the labels; its picks are judged by labels of the domain's noise,
+    and its trials are single passes."""
+    labels, noise = pool.trials.step_seconds, pool.measured.noise
+    judged, _ = judged_picks(pool)
+    picks = {}
+    if noise is not None and len(judged) >= TOP:
+        picks = dict.fromkeys(REPLAYED, perfect_scores(labels, judged, noise))
+
+    def knows(features: StrategyFeatures, tried: I64, seconds: F64, asked: I64) -> tuple[F64, F64]:
+        return labels[asked], np.zeros(len(asked))
+
+    behind = replays(pool, lambda known: knows, [], seeds)
+    return DomainScores(pool.name, pool.graph, picks, behind)
+
+
+def replays(
+    pool: MeasuredPool, simulator: Predictors, known: Sequence[LabelledTrials], seeds: int
+) -> F64:
+    """By how much each answer is behind, f64[seeds, trials]; empty for a small domain."""
+    trials = max(REPLAYED.values())
+    if len(pool.measured) < LEAST_STRATEGIES or not seeds:
+        return np.empty((0, trials))
+    predictor = simulator(known)
+    return np.array([replay(pool, predictor, trials, seed) for seed in range(seeds)])
+
+
+def chosen_elsewhere(rows: Sequence[Sequence[DomainScores]], words: str) -> list[DomainScores]:
+    """For each domain the scores of the simulator that ranks the picks of other models' domains
+    best, knowing what `words` say: no simulator is chosen by the domain it is reported on.
+
+    rows: of each simulator, in the order of the domains.
+    """
+    found = []
+    for number, own in enumerate(rows[0]):
+        taus = [
+            np.mean([s.picks[words].kendall for s in row if s.picks and s.graph != own.graph])
+            for row in rows
+        ]
+        found.append(rows[int(np.argmax(taus))][number])
+    return found
+
+
+def table_lines(name: str, known: str, scores: Sequence[DomainScores]) -> list[str]:
+    """Of one simulator, a line for each set of trials."""
+    lines = []
+    for words in next((each.picks for each in scores if each.picks), {}):
+        picks = pick_line([each.picks[words] for each in scores if each.picks])
+        replayed = " | " if words not in REPLAYED else _replayed(scores, REPLAYED[words])
+        lines.append(f"| {name} | {known} | {words} | {picks} | {replayed} |")
+    return lines
+
+
+def _replayed(scores: Sequence[DomainScores], trials: int) -> str:
+    curves = [each.behind[:, trials - 1] for each in scores if len(each.behind)]
+    if not curves:
+        return " | "
+    means = [float(curve.mean()) for curve in curves]
+    errors = [float(curve.var(ddof=1)) / len(curve) if len(curve) > 1 else 0.0 for curve in curves]
+    error = np.sqrt(sum(errors)) / len(errors)
+    return f"{100 * np.mean(means):.2f} ± {100 * error:.2f} % | {100 * max(means):.2f} %"
+
+
+def domain_lines(name: str, known: str, scores: Sequence[DomainScores]) -> list[str]:
+    """Of one simulator, a line for each domain."""
+    lines = []
+    for each in scores:
+        taus = " | ".join(f"{s.kendall:.2f}" for s in each.picks.values())
+        behind = [each.behind[:, n - 1] for n in REPLAYED.values()]
+        ends = " | ".join(f"{100 * np.mean(b):.2f} %" if len(b) else "" for b in behind)
+        lines.append(f"| {name} | {known} | {each.domain} | {taus} | {ends} |")
+    return lines
+
+
+def evaluate(
     pools: Sequence[MeasuredPool],
     asked: Sequence[MeasuredPool],
     names: Sequence[str],
     seeds: int,
-    alone: bool,
+    by_domain: bool = False,
 ) -> None:
-    print(f"\n| replayed by | {' | '.join(f'{n} trials | worst domain' for n in REPLAYED)} |")
-    print(f"|---|{'---|' * 2 * len(REPLAYED)}")
-    large = [pool for pool in asked if len(pool.measured) >= LEAST_STRATEGIES]
-    for name in ("random", *names) if large else ():
-        curves = []
-        for pool in large:
-            others = [] if alone else others_of(pool, pools, False)
-            predictor = None if name == "random" else PREDICTORS[name](others)
-            runs = [replay(pool, predictor, REPLAYED[-1], seed) for seed in range(seeds)]
-            curves.append(np.mean(runs, axis=0)[[n - 1 for n in REPLAYED]])
-        figures = zip(np.mean(curves, axis=0), np.max(curves, axis=0), strict=True)
-        cells = " | ".join(f"{100 * mean:.2f} % | {100 * worst:.2f} %" for mean, worst in figures)
-        print(f"| {name} | {cells} |", flush=True)
+    """Print the table; a row stands there as soon as it is known."""
+    replayed = ("replay's answer behind the best", "worst domain")
+    columns = ("simulator", "other domains", "trials", *PICK_COLUMNS, *replayed)
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    rows: list[list[DomainScores]] = []
+    details: list[str] = []
+    for name in names:
+        for is_taught in (True, False) if name != "timeline" else (False,):
+            scores = [score(pool, pools, SIMULATORS[name], is_taught, seeds) for pool in asked]
+            known = "yes" if is_taught else "no"
+            print("\n".join(table_lines(name, known, scores)), flush=True)
+            details += domain_lines(name, known, scores)
+            rows.append(scores)
+    for words in rows[0][0].picks if len(rows) > 1 else ():
+        lines = table_lines(BEST, "", chosen_elsewhere(rows, words))
+        print("\n".join(line for line in lines if f"| {words} |" in line))
+    for line in details if by_domain else ():
+        print(line)
+    print("\n".join(table_lines("perfect predictor", "", [perfect(p, seeds) for p in asked])))
 
 
 def main() -> None:
@@ -108,17 +205,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, nargs="?", default=Path("datasets/runtimes"))
-    parser.add_argument(
-        "--simulators", nargs="+", choices=PREDICTORS, default=["timeline", "linear", "learned"]
-    )
-    parser.add_argument("--untransferred", action="store_true")
+    parser.add_argument("--simulators", nargs="+", choices=SIMULATORS, default=list(QUICK))
     parser.add_argument("--domains", nargs="+", default=[], metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=3, help="of the replays")
+    parser.add_argument("--seeds", type=int, default=12, help="of the replays; 0: none")
+    parser.add_argument("--by-domain", action="store_true", help="a line for each domain as well")
+    parser.add_argument(
+        "--published", action="store_true", help="networks alone, by AutoSync's settings, as well"
+    )
     given = parser.parse_args()
     pools = [pool_of(each) for each in load_dataset(given.folder)]
     asked = [pool for pool in pools if not given.domains or pool.name in given.domains]
-    print_picks(pools, asked, given.simulators, given.untransferred)
-    print_replay(pools, asked, given.simulators, given.seeds, given.untransferred)
+    names = [*given.simulators, *(n for n in SIMULATORS if given.published and "published" in n)]
+    evaluate(pools, asked, list(dict.fromkeys(names)), given.seeds, given.by_domain)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 """Replays the search on a measured domain; nothing is measured.
 
-A search tries strategies of the domain in the rounds of a tuning, learns after each round and
-chooses by a tuning's own selection. Hand-designed strategies are left out. A seed leaves nine
-tenths of the domain's strategies and says which of two measured passes each trial returns. The
-answer is the best, by all its measurements, of the three that were fastest in their trials, as a
-confirmation finds it.
+A search tries strategies that nobody designed in a tuning's rounds, learns after each and chooses
+by a tuning's own selection. A seed leaves nine tenths of them and says which of two measured passes
+each trial returns. The answer is the best, by all measurements, of the three fastest trials.
 """
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from autosync.search.loop.confirm import FINALISTS
@@ -17,7 +14,7 @@ from autosync.search.loop.ranking import promise_of
 from autosync.search.loop.selection import select
 from autosync.search.loop.settings import Settings
 from benchmarks.evaluation.measured_pool import MeasuredPool
-from benchmarks.evaluation.predictors import Predictor
+from benchmarks.evaluation.process import Predictor
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -27,9 +24,9 @@ LEAST_STRATEGIES = 220
 SEED_SHARE = 0.9
 
 
-def replay(pool: MeasuredPool, predictor: Predictor | None, trials: int, seed: int) -> F64:
+def replay(pool: MeasuredPool, predictor: Predictor, trials: int, seed: int) -> F64:
     """By which share the answer after each trial is slower than the fastest that was left, f64[m];
-    m is `trials`, or all that there are. predictor: None chooses at random."""
+    m is `trials`, or all that there are."""
     rng = np.random.default_rng(seed)
     left = np.sort(rng.permutation(pool.sampled)[: round(SEED_SHARE * len(pool.sampled))])
     passes = pool.passes[rng.integers(2, size=pool.passes.shape[1]), np.arange(len(pool.shares))]
@@ -37,7 +34,7 @@ def replay(pool: MeasuredPool, predictor: Predictor | None, trials: int, seed: i
     while len(tried) < min(trials, len(left)):
         rest = np.setdiff1d(left, tried)
         count = min(ROUND_TRIALS, len(rest), trials - len(tried))
-        picks = _next_trials(pool, predictor, rest, tried, passes[tried], count, rng)
+        picks = _next_trials(pool, predictor, rest, tried, passes[tried], count)
         tried = np.concatenate((tried, picks))
     labels = pool.trials.step_seconds
     return answers(passes[tried], labels[tried]) / float(labels[left].min()) - 1.0
@@ -56,15 +53,12 @@ def answers(trial_seconds: F64, label_seconds: F64) -> F64:
 
 def _next_trials(
     pool: MeasuredPool,
-    predictor: Predictor | None,
+    predictor: Predictor,
     rest: I64,
     tried: I64,
     seconds: F64,
     count: int,
-    rng: Generator,
 ) -> I64:
-    if predictor is None:
-        return np.sort(rng.permutation(rest)[:count])
     features = pool.trials.features
     predicted, std = predictor(features, tried, seconds, rest)
     best = float(seconds.min()) if len(seconds) else None

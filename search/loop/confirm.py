@@ -9,11 +9,11 @@ from autosync.errors import AutosyncError
 from autosync.search.loop.outcome import (
     MeasuredRow,
     Outcome,
-    choosing_repeats,
+    choosing_half,
     is_ddp,
     paired_speedup,
     rank_measured,
-    reporting_repeats,
+    reporting_half,
     strategy_id,
 )
 from autosync.search.loop.settings import Settings
@@ -37,21 +37,27 @@ def confirmation(store: Store, settings: Settings) -> list[Proposal]:
     """The next interleaved repeats of finalists and baseline: the winner is not the luckiest trial.
     None where it is settled.
 
-    Trials are at most `settings.repeats` of each finalist and of the baseline. Those that the race
-    saves go to more repeats, where several finalists are still in it.
+    The first half of `settings.repeats` chooses the winner; in the other half, which reports, it
+    runs against the baseline alone.
     """
+    choosing = max(1, settings.repeats // 2)
     begun = _begun(store)
     if not begun:
-        return _repeats(_finalists(store), range(min(RACE_FROM, settings.repeats)))
+        return _repeats(_finalists(store), range(min(RACE_FROM, choosing)))
     first = [proposal.candidate for proposal in begun if proposal.round == 0]
     done = 1 + max(proposal.round for proposal in begun)
+    if done >= settings.repeats:
+        return []
     latest = {proposal.candidate.strategy.id for proposal in begun if proposal.round == done - 1}
-    racing = _racing(store, [each for each in first if each.strategy.id in latest], first[0])
-    others = sum(candidate is not first[0] for candidate in racing)
-    left = settings.repeats * len(first) - len(begun)
-    if done < settings.repeats or (others > 1 and left >= len(racing)):
-        return _repeats(racing, range(done, done + 1))
-    return []
+    finalists = [each for each in first if each.strategy.id in latest]
+    return _repeats(_racing(store, finalists, first[0], done >= choosing), range(done, done + 1))
+
+
+def most_confirming_trials(finalists: int, repeats: int) -> int:
+    """Of `finalists` strategies, the baseline among them: all run in the half that chooses, two in
+    the other one."""
+    choosing = max(1, repeats // 2)
+    return finalists * choosing + min(2, finalists) * (repeats - choosing)
 
 
 def _begun(store: Store) -> list[Proposal]:
@@ -94,9 +100,12 @@ def _repeats(candidates: Sequence[Candidate], repeats: range) -> list[Proposal]:
     ]
 
 
-def _racing(store: Store, finalists: Sequence[Candidate], baseline: Candidate) -> list[Candidate]:
-    """Of the finalists of the last repeat: the baseline, and those that the leader (the least
-    median) did not beat in every repeat; one whose trials all failed is out."""
+def _racing(
+    store: Store, finalists: Sequence[Candidate], baseline: Candidate, is_chosen: bool
+) -> list[Candidate]:
+    """Of the finalists of the last repeat: the baseline, the leader (the least median) and, until
+    the winner is chosen, those that the leader did not beat in every repeat; one whose trials all
+    failed is out."""
     seconds = repeated_seconds(store.proposals(), store.trials())
     medians = {
         each.strategy.id: float(np.median(list(seconds[each.strategy.id].values())))
@@ -109,7 +118,7 @@ def _racing(store: Store, finalists: Sequence[Candidate], baseline: Candidate) -
         own = candidate.strategy.id
         if candidate is baseline or own == leader:
             return True
-        if own not in medians or leader is None:
+        if is_chosen or own not in medians or leader is None:
             return False
         pairs = list(zip(*_common(seconds[own], seconds[leader]), strict=True))
         return len(pairs) < RACE_FROM or any(mine < best for mine, best in pairs)
@@ -121,7 +130,8 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
     """The answer from what the store holds; from the search alone when confirmation is missing.
 
     The first half of the repeats chooses the winner; the other half, which had no part in that,
-    tells its speed-up, so that no luck that made it win is reported. A single repeat does both.
+    tells its seconds and its speed-up, so that no luck that made it win is reported. A single
+    repeat does both.
 
     ddp_fits: the devices' memory; where it does not, the fastest other one is the answer, whatever
         DDP took where it was measured.
@@ -139,8 +149,8 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
         for row in ranked
         if row.confirmed and base.confirmed and row is not base
     }
-    choosing = {key: paired_speedup(*choosing_repeats(*both))[1] for key, both in repeated.items()}
-    pairs = {key: paired_speedup(*reporting_repeats(*both)) for key, both in repeated.items()}
+    choosing = {key: paired_speedup(*map(choosing_half, both))[1] for key, both in repeated.items()}
+    pairs = {key: paired_speedup(*map(reporting_half, both)) for key, both in repeated.items()}
     most = max((len(seconds[key]) for key in pairs), default=0)
     last = [key for key in pairs if len(seconds[key]) >= most - 1]  # a stop may split a repeat
     best = max(last, key=lambda key: choosing[key], default=None)
@@ -162,7 +172,7 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
         speedup=median,
         speedup_low=low,
         speedup_high=high,
-        repeats=len(reporting_repeats(*repeated[best])[0])
+        repeats=len(reporting_half(repeated[best][0]))
         if best in repeated
         else len(seconds.get(base_id, {})),
         keep_ddp=keep and against_ddp,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict
@@ -13,6 +13,8 @@ from autosync.domain import Domain
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.strategy import EXACT, AllReduce, Strategy
 from autosync.trials.contract import ErrorKind, TrialResult
+
+T = TypeVar("T")
 
 DDP = "ddp"
 """Name of the builder that keeps torch's own DDP."""
@@ -37,9 +39,9 @@ OnEvent = Callable[[TuningEvent], None]
 class MeasuredRow:
     """One measured strategy of the ranked table.
 
-    step_seconds, spread: the median over all its measured iterations, and (p90 - p10) / median;
-        None when every trial of it failed, then `error` says how and `error_kind` in a word.
-    confirmed: iterations come from the interleaved repeats.
+    step_seconds, spread: the median over its measured iterations, and (p90 - p10) / median; None
+        when every trial of it failed, then `error` says how and `error_kind` in a word.
+    confirmed: the iterations are of those interleaved repeats that report (`reporting_half`).
     """
 
     candidate: Candidate
@@ -59,9 +61,10 @@ class Outcome:
     best: the strategy to use; torch's DDP when `keep_ddp`.
     baseline: what the answer is compared with. That is DDP; where DDP ran out of memory, the
         fastest known design that did not.
-    best_seconds, baseline_seconds: medians over the interleaved repeats, in the domain's time.
-    speedup: median, over the `repeats` that did not choose the winner, of the baseline's time by
-        the best's in the same repeat. speedup_low, speedup_high: 10th and 90th percentile.
+    best_seconds, baseline_seconds: medians over the `repeats` that did not choose the winner, in
+        the domain's time.
+    speedup: median, over the same repeats, of the baseline's time by the best's in one repeat.
+        speedup_low, speedup_high: 10th and 90th percentile.
     ranked: every measured strategy, fastest first, failures last.
     """
 
@@ -113,7 +116,8 @@ def strategy_id(proposal: Proposal) -> str:
 def rank_measured(
     proposals: Sequence[Proposal], trials: Sequence[TrialResult]
 ) -> tuple[MeasuredRow, ...]:
-    """The ranked table. A strategy confirmed in interleaved repeats is judged by these alone."""
+    """The ranked table. A strategy confirmed in interleaved repeats is judged by those of them that
+    report, so that its seconds are those of the reported speed-up."""
     by_key = {trial.key: trial for trial in trials}
     found: dict[str, list[tuple[Proposal, TrialResult]]] = {}
     for proposal in proposals:
@@ -131,9 +135,12 @@ def _origin(row: MeasuredRow) -> str:
 
 def _row(measured: list[tuple[Proposal, TrialResult]]) -> MeasuredRow:
     candidate = measured[0][0].candidate
-    confirming = [trial for proposal, trial in measured if proposal.phase == "confirm"]
-    confirmed = any(trial.step_seconds is not None for trial in confirming)
-    judged = confirming if confirmed else [trial for _, trial in measured]
+    confirming = [
+        trial
+        for proposal, trial in measured
+        if proposal.phase == "confirm" and trial.step_seconds is not None
+    ]
+    judged = reporting_half(confirming) or [trial for _, trial in measured]
     seconds = [second for trial in judged for second in trial.iteration_seconds]
     if not seconds:
         error = next(trial.error for trial in judged if trial.error)
@@ -141,23 +148,19 @@ def _row(measured: list[tuple[Proposal, TrialResult]]) -> MeasuredRow:
         return MeasuredRow(candidate, None, None, len(measured), False, words, error.kind)
     low, median, high = np.percentile(seconds, [10, 50, 90])
     spread = float((high - low) / median)
-    return MeasuredRow(candidate, float(median), spread, len(measured), confirmed)
+    return MeasuredRow(candidate, float(median), spread, len(measured), bool(confirming))
 
 
-def choosing_repeats(
-    ddp: Sequence[float], other: Sequence[float]
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Of paired repeats the first half, which chooses the winner; all where there is one."""
-    half = len(ddp) // 2 or len(ddp)
-    return ddp[:half], other[:half]
+def choosing_half(repeats: Sequence[T]) -> Sequence[T]:
+    """Of a strategy's repeats, in their order, those that choose the winner: the first half; all
+    where there is one."""
+    return repeats[: len(repeats) // 2 or len(repeats)]
 
 
-def reporting_repeats(
-    ddp: Sequence[float], other: Sequence[float]
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Of paired repeats the half that does not choose the winner, which its speed-up is of."""
-    half = len(ddp) // 2
-    return ddp[half:], other[half:]
+def reporting_half(repeats: Sequence[T]) -> Sequence[T]:
+    """Of a strategy's repeats, in their order, those that had no part in choosing the winner. All
+    that is reported of a confirmed strategy is of these. A single repeat does both."""
+    return repeats[len(repeats) // 2 :]
 
 
 def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:

@@ -18,7 +18,8 @@ SEARCHED = ("refined_share", "neighbour_share")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """budget: strategies tried. proposals: sampled a round. repeats: of the confirmation.
+    """budget: strategies tried. proposals: sampled a round. repeats: of the
+    confirmation; half of them choose the winner among the finalists, half report it.
 
     probe: measure what messages cost before the search, unless the cluster brings its costs.
     alpha: weight of similarity against predicted time in the selection (equation 11).
@@ -34,7 +35,7 @@ class Settings:
 
     budget: int = 24
     proposals: int = 30_000
-    repeats: int = 10
+    repeats: int = 20
     alpha: float = 0.5
     acquisition: Acquisition = "lower_bound"
     first_designs: int = 8

@@ -9,7 +9,7 @@ from autosync.cancellation import beside, check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs import known_designs
-from autosync.search.loop.confirm import conclude, confirmation
+from autosync.search.loop.confirm import conclude, confirmation, most_confirming_trials
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import since_then
 from autosync.search.loop.outcome import OnEvent, Outcome, TuningEvent
@@ -106,7 +106,8 @@ def run_pending(
     totals = {phase: sum(p.phase == phase for p in proposals) for phase in ("search", "confirm")}
     totals["search"] = max(totals["search"], settings.budget)
     finalists = sum(p.phase == "confirm" and p.round == 0 for p in proposals)
-    totals["confirm"] = max(totals["confirm"], settings.repeats * finalists)
+    most = most_confirming_trials(finalists, settings.repeats)
+    totals["confirm"] = max(totals["confirm"], most)
     done = dict.fromkeys(totals, 0)
     for proposal in proposals:
         done[proposal.phase] += 1

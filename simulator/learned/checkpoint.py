@@ -6,10 +6,10 @@ data: nothing in it is executed, and it is checked tensor by tensor before anyth
 
 import json
 import platform
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,16 @@ from autosync.bundled_data import data_file
 from autosync.documents import STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
-from autosync.simulator.learned.features.feature_names import (
-    FEATURE_VERSION,
-    GROUPS,
-    SUMMARY_COLUMNS,
-)
+from autosync.simulator.learned.features.feature_names import FEATURE_VERSION, SUMMARY_COLUMNS
 from autosync.simulator.learned.features.node_features import NODE_COLUMNS
-from autosync.simulator.learned.gaussian_process import HIDDEN, LIMITS, Kernel, SourceTrials
+from autosync.simulator.learned.gaussian_process import (
+    HIDDEN,
+    LIMITS,
+    Kernel,
+    SourceTrials,
+    start_kernel,
+)
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from autosync.simulator.learned.encoders import EncoderKind
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -41,7 +38,9 @@ MOST_TRIALS = 10**9
 """Of one domain."""
 FOLDER, FILE = "simulators", "default.safetensors"
 KERNEL, ENCODER, NETWORK = "kernel.", "encoder.", "encoder.network."
-"""Prefixes of their arrays; the others are the trials'."""
+"""Prefixes of their arrays."""
+OF_TRIALS = ("source", "columns", "residual", "slowness")
+"""The other arrays, a row for each trial."""
 RETRAIN = "Train it again on its trials: `autosync simulator train`."
 
 
@@ -77,7 +76,7 @@ class CheckpointCard:
     sources: tuple[SourceDomain, ...]
     accuracy: float | None
     unseen: str
-    encoder: Literal["none", "gat", "lstm"] = "none"
+    encoder: Literal["none", "gat"] = "none"
     seed: int = 0
     feature_version: int = FEATURE_VERSION
     versions: tuple[tuple[str, str], ...] = ()
@@ -109,7 +108,7 @@ def card_of(
     seed: int = 0,
     dataset: str = "",
     parents: tuple[str, ...] = (),
-    encoder: Literal["none", "gat", "lstm"] = "none",
+    encoder: Literal["none", "gat"] = "none",
 ) -> CheckpointCard:
     """The fields are those of the card."""
     versions = tuple((name, version(name)) for name in ("torch", "numpy"))
@@ -145,22 +144,26 @@ def parse_card(text: str | bytes, source: str = "card") -> CheckpointCard:
 
 def weights_of(simulator: LearnedSimulator) -> bytes:
     """What a simulator has learned, in the safetensors format: the same bytes every time."""
-    sources = simulator.sources
+    arrays = _arrays(simulator)
+    return bytes(save({name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}))
+
+
+def _arrays(simulator: LearnedSimulator) -> Arrays:
+    kernel, sources, encoder = simulator.kernel, simulator.sources, simulator.encoder
     arrays: Arrays = {
-        KERNEL + field.name: np.atleast_1d(getattr(simulator.kernel, field.name))
-        for field in fields(Kernel)
+        KERNEL + field.name: np.atleast_1d(getattr(kernel, field.name)) for field in fields(Kernel)
     }
-    if simulator.encoder is not None:
-        state = simulator.encoder.network.state_dict()
+    if encoder is not None:
+        state = encoder.network.state_dict()
         arrays |= {NETWORK + name: tensor.numpy() for name, tensor in state.items()}
-        arrays[ENCODER + "center"] = simulator.encoder.center
-        arrays[ENCODER + "scale"] = simulator.encoder.scale
-    arrays["source"] = np.repeat(np.arange(len(sources)), [len(each) for each in sources])
-    empty = np.zeros((0, len(simulator.kernel.center)), dtype=np.float32)
+        arrays |= {ENCODER + name: getattr(encoder, name) for name in ("center", "scale")}
+    counts = np.array([len(each) for each in sources], dtype=np.int64)
+    arrays["source"] = np.repeat(np.arange(len(sources)), counts)
+    empty = np.zeros((0, len(kernel.center)), dtype=np.float32)
     arrays["columns"] = np.concatenate([empty, *(each.columns for each in sources)])
     for name in ("residual", "slowness"):
         arrays[name] = np.concatenate([np.zeros(0), *(getattr(each, name) for each in sources)])
-    return bytes(save({name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}))
+    return arrays
 
 
 def save_checkpoint(path: Path, simulator: LearnedSimulator, card: CheckpointCard) -> None:
@@ -228,77 +231,57 @@ def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator
         arrays: Arrays = load(weights)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
-    network = None if card.encoder == "none" else _network(card.encoder, card.seed)
-    _check(arrays, len(card.sources), network, name)
-    kernel = Kernel(**{field.name: _field(arrays, field.name) for field in fields(Kernel)})
+    found = _blank(card)
+    _check(arrays, _arrays(found), len(card.sources), name)
+    values: dict[str, Any] = {}
+    for field in fields(Kernel):
+        value = getattr(found.kernel, field.name)
+        array = arrays[KERNEL + field.name]
+        values[field.name] = float(array[0]) if isinstance(value, float) else array
     sources = []
     for number, source in enumerate(card.sources):
         rows = np.flatnonzero(arrays["source"] == number)
         columns = (arrays[part][rows] for part in ("columns", "residual", "slowness"))
         sources.append(SourceTrials(np.array(source.descriptor), *columns))
-    if network is None:
-        return LearnedSimulator(kernel, sources)
-    import torch
+    encoder = found.encoder
+    if encoder is not None:
+        import torch
 
-    from autosync.simulator.learned.encoders import Encoder
-
-    assert card.encoder != "none"
-    state = {key: torch.from_numpy(arrays[NETWORK + key]) for key in network.state_dict()}
-    network.load_state_dict(state)
-    network.eval()
-    scaling = arrays[ENCODER + "center"], arrays[ENCODER + "scale"]
-    return LearnedSimulator(kernel, sources, Encoder(card.encoder, network, *scaling))
+        network = encoder.network.eval()
+        state = {key: torch.from_numpy(arrays[NETWORK + key]) for key in network.state_dict()}
+        network.load_state_dict(state)
+        center, scale = arrays[ENCODER + "center"], arrays[ENCODER + "scale"]
+        encoder = replace(encoder, center=center, scale=scale)
+    return LearnedSimulator(Kernel(**values), sources, encoder)
 
 
-def _network(kind: "EncoderKind", seed: int) -> "nn.Module":
-    from autosync.simulator.learned.encoders import network_of  # loads torch
+def _blank(card: CheckpointCard) -> LearnedSimulator:
+    """Of a card's form, without a trial: every array has its type, and its shape but for that."""
+    columns, encoder = len(SUMMARY_COLUMNS), None
+    if card.encoder != "none":
+        from autosync.simulator.learned.encoders import Encoder, gat_network  # loads torch
 
-    return network_of(kind, seed)
-
-
-def _field(arrays: Arrays, name: str) -> Any:
-    array = arrays[KERNEL + name]
-    return float(array[0]) if name in SCALARS else array
-
-
-SCALARS = ("level", "smooth", "reach", "noise", "power")
-"""Fields of a kernel that are one number."""
+        ones = np.ones(len(NODE_COLUMNS), dtype=np.float32)
+        encoder, columns = Encoder(gat_network(card.seed), ones, ones), columns + HIDDEN
+    return LearnedSimulator(start_kernel(np.zeros(columns), np.ones(columns)), (), encoder)
 
 
-def _check(arrays: Arrays, sources: int, network: "nn.Module | None", name: str) -> None:
-    """Raises InvalidInput where these are not exactly the arrays of a simulator of so many
-    domains."""
-    residual, columns, groups = arrays.get("residual"), len(SUMMARY_COLUMNS), len(GROUPS)
-    trials = residual.size if residual is not None else 0
-    weights: dict[str, tuple[int, ...]] = {}
-    if network is not None:
-        columns, groups = columns + HIDDEN, groups + 1
-        weights = {NETWORK + key: tuple(w.shape) for key, w in network.state_dict().items()}
-        weights |= {ENCODER + key: (len(NODE_COLUMNS),) for key in ("center", "scale")}
-    shapes: dict[str, tuple[int, ...]] = {
-        "source": (trials,),
-        "columns": (trials, columns),
-        "residual": (trials,),
-        "slowness": (trials,),
-        **{KERNEL + part: (columns,) for part in ("center", "scale")},
-        **{KERNEL + part: (groups,) for part in ("linear", "weights")},
-        KERNEL + "correlations": (3,),
-        **{KERNEL + part: (1,) for part in SCALARS},
-        **weights,
-    }
-    if missing := shapes.keys() - arrays.keys():
+def _check(arrays: Arrays, form: Arrays, sources: int, name: str) -> None:
+    """Raises InvalidInput where the arrays have not the names, shapes and types of `form`, any
+    number of trials apart, or their values are not those of a simulator of so many domains."""
+    trials = arrays["residual"].size if "residual" in arrays else 0
+    if missing := form.keys() - arrays.keys():
         raise _damaged(name, f"tensor {min(missing)!r} is missing")
-    if odd := arrays.keys() - shapes.keys():
+    if odd := arrays.keys() - form.keys():
         raise _damaged(name, f"tensor {min(odd)!r} belongs to no simulator")
-    types: dict[str, np.dtype[Any]] = {"source": np.dtype(np.int64)}
-    types |= {part: np.dtype(np.float32) for part in ("columns", *weights)}
-    for part, shape in shapes.items():
-        array, dtype = arrays[part], types.get(part, np.dtype(np.float64))
-        if (array.shape, array.dtype) != (shape, dtype):
+    for part, right in form.items():
+        array = arrays[part]
+        shape = (trials, *right.shape[1:]) if part in OF_TRIALS else right.shape
+        if (array.shape, array.dtype) != (shape, right.dtype):
             raise _damaged(
                 name,
                 f"tensor {part!r} has shape {array.shape} and type {array.dtype}; it must be "
-                f"{shape} and {dtype}",
+                f"{shape} and {right.dtype}",
             )
         if wrong := _wrong_values(part, array, sources):
             raise _damaged(name, f"tensor {part!r} {wrong}")

@@ -1,14 +1,14 @@
 """Learns a process's kernel: the most likely one for models that it does not see.
 
 The loss is the negative log likelihood, a trial, of the residuals of each model's domains given
-those of all other models, with a weak prior about `start_kernel`. All models' likelihoods follow
+those of all other models, with a prior about `start_kernel`. All models' likelihoods follow
 from one inverse of the covariance of all trials (Rasmussen and Williams 2006, section 5.4.2, with a
 model left out in place of a trial).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autosync.cancellation import check_cancelled
+from autosync.simulator.learned.features.node_features import NodeFeatures
 from autosync.simulator.learned.gaussian_process import (
     LIMITS,
     Kernel,
@@ -27,47 +28,65 @@ from autosync.simulator.learned.gaussian_process import (
 )
 from autosync.simulator.learned.one_thread import one_thread
 
+if TYPE_CHECKING:
+    from autosync.simulator.learned.encoders import Encoder
+
 F64 = NDArray[np.float64]
 
 STEPS = 24
 """Of Adam. More change the likelihood of what is left out by less than 0.005 a trial."""
-RATE = 0.12
+RATE, ENCODER_RATE = 0.12, 0.01
 MOST_SOURCES = 16
 """Domains that a kernel is learned from, those with the most trials."""
 FEWEST_MODELS = 3
 """With fewer, `start_kernel` stays: one or two would be judged almost by themselves."""
-PRIOR_WEIGHT = 0.001
-"""Of the squared logarithm of each value over its start."""
-LEARNED = ("linear", "weights", "level", "smooth", "reach", "noise", "power")
-"""Fields of a kernel that are positive; `correlations` are shares."""
+PRIOR_WEIGHT = 1.0
+"""Of the squared logarithm of each value over its start: a likelihood of eleven domains moves it by
+some percent. With a hundredth of it the kernel trusts domains that are unlike any of these too
+much (benchmarks/evaluation)."""
+LEARNED = ("linear", "weights", "level", "smooth", "reach")
+"""Fields of a kernel that are learned and positive; `correlations` are shares. The noise stays as
+it starts: labels are means of several passes, so their likelihood tells less than a trial has."""
 
 
 @one_thread()
-def learned_kernel(sources: Sequence[SourceTrials], models: Sequence[str]) -> Kernel:
-    """From at least one domain. models: the name of each one's graph."""
-    kernel = start_kernel(*standardisation(sources))
+def learned_kernel(
+    sources: Sequence[SourceTrials],
+    models: Sequence[str],
+    encoder: "Encoder | None" = None,
+    nodes: Sequence[NodeFeatures] = (),
+) -> Kernel:
+    """From at least one domain. models: the name of each one's graph. encoder: its network learns
+    with the kernel, in place, from the nodes of each domain's trials; its hidden state is a group
+    of columns behind those of the sources."""
+    kernel = start_kernel(*standardisation(sources), hidden=encoder is not None)
     order = sorted(range(len(sources)), key=lambda k: -len(sources[k]))[:MOST_SOURCES]
-    used, names = [sources[k] for k in order], [models[k] for k in order]
+    names = [models[k] for k in order]
     if len(set(names)) < FEWEST_MODELS:
         return kernel
-    grams = Grams(used, names, kernel)
+    grams = Grams([sources[k] for k in order], names, kernel)
     start = values_of(kernel)
     values = {name: value.clone().requires_grad_() for name, value in start.items()}
-    optimizer = torch.optim.Adam(values.values(), lr=RATE)
+    groups: list[dict[str, Any]] = [{"params": list(values.values()), "lr": RATE}]
+    if encoder is not None:
+        weights = list(encoder.network.train().parameters())
+        groups.append({"params": weights, "lr": ENCODER_RATE})
+    optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2 * STEPS // 3], 0.3)
-    least, best = np.inf, start
     for _ in range(STEPS):
         check_cancelled()
+        hidden = None
+        if encoder is not None:
+            hidden = torch.cat([encoder.hidden(nodes[k]) for k in order]).double()
         prior = sum((((values[name] - start[name]) ** 2).sum() for name in start), torch.zeros(()))
-        loss = grams.left_out_loss(values) + PRIOR_WEIGHT * prior
-        if float(loss.detach()) < least:
-            least = float(loss.detach())
-            best = {name: value.detach().clone() for name, value in values.items()}
+        loss = grams.left_out_loss(values, hidden) + PRIOR_WEIGHT * prior
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
-    return with_values(kernel, best)
+    if encoder is not None:
+        encoder.network.eval()
+    return with_values(kernel, {name: value.detach() for name, value in values.items()})
 
 
 def values_of(kernel: Kernel) -> dict[str, Tensor]:
@@ -88,19 +107,18 @@ def with_values(kernel: Kernel, values: dict[str, Tensor]) -> Kernel:
 class Grams:
     """What the covariance of N trials of several domains is computed from, whatever the kernel.
 
-    products, squares f64[G, N, N]: mean products and mean squared differences by group. blocks:
-    the trials of each model.
+    products f64[G, N, N]: mean products by group. blocks: the trials of each model.
     """
 
     def __init__(
         self, sources: Sequence[SourceTrials], models: Sequence[str], kernel: Kernel
     ) -> None:
-        rows = np.concatenate([kernel.standard(source.columns) for source in sources])
-        group = column_groups(rows.shape[1])
+        columns = sources[0].columns.shape[1]  # those of the hidden state are not known yet
+        plain = replace(kernel, center=kernel.center[:columns], scale=kernel.scale[:columns])
+        rows = np.concatenate([plain.standard(source.columns) for source in sources])
+        group = column_groups(columns)
         chosen = [torch.from_numpy(rows[:, group == number]) for number in range(group.max() + 1)]
         self.products = torch.stack([part @ part.T / part.shape[1] for part in chosen])
-        own = torch.diagonal(self.products, dim1=1, dim2=2)
-        self.squares = (own[:, :, None] + own[:, None, :] - 2.0 * self.products).clamp(min=0.0)
         sizes = [len(source) for source in sources]
         domain = np.repeat(np.arange(len(sources)), sizes)
         descriptors = np.array([source.descriptor for source in sources])
@@ -110,14 +128,21 @@ class Grams:
         self.fall = torch.from_numpy(fall[:, domain[:, None], domain[None, :]])
         self.same = torch.from_numpy(domain[:, None] == domain[None, :])
         self.residual = torch.from_numpy(np.concatenate([each.residual for each in sources]))
-        self.slowness = torch.from_numpy(np.concatenate([each.slowness for each in sources]))
+        slowness = np.concatenate([each.slowness for each in sources])
+        self.noise = torch.diag(torch.from_numpy(kernel.noise_variance(slowness)))
         model = np.repeat(np.array(models), sizes)
         self.blocks = [torch.from_numpy(np.flatnonzero(model == name)) for name in np.unique(model)]
 
-    def covariance(self, values: dict[str, Tensor]) -> Tensor:
-        """`gaussian_process.covariance` of all trials, and their noise."""
-        linear = torch.tensordot(torch.exp(2.0 * values["linear"]), self.products, 1)
-        squares = torch.tensordot(torch.exp(values["weights"]), self.squares, 1)
+    def covariance(self, values: dict[str, Tensor], hidden: Tensor | None = None) -> Tensor:
+        """`gaussian_process.covariance` of all trials, and their noise. hidden `(N, HIDDEN)`: the
+        last group of columns."""
+        products = self.products
+        if hidden is not None:
+            products = torch.cat((products, (hidden @ hidden.T)[None] / hidden.shape[1]))
+        own = torch.diagonal(products, dim1=1, dim2=2)
+        apart = (own[:, :, None] + own[:, None, :] - 2.0 * products).clamp(min=0.0)
+        linear = torch.tensordot(torch.exp(2.0 * values["linear"]), products, 1)
+        squares = torch.tensordot(torch.exp(values["weights"]), apart, 1)
         distance = torch.sqrt(3.0 * squares + 1e-12)
         smooth = (1.0 + distance) * torch.exp(2.0 * values["smooth"] - distance)
         parts = (torch.exp(2.0 * values["level"]), linear, smooth)
@@ -127,13 +152,12 @@ class Grams:
         ):
             between = shared * fall ** torch.exp(-values["reach"])
             found = found + part * torch.where(self.same, 1.0, between)
-        noise = torch.exp(2.0 * values["noise"]) * self.slowness ** torch.exp(values["power"])
-        return found + torch.diag(noise)
+        return found + self.noise
 
-    def left_out_loss(self, values: dict[str, Tensor]) -> Tensor:
+    def left_out_loss(self, values: dict[str, Tensor], hidden: Tensor | None = None) -> Tensor:
         """A trial's mean negative log likelihood given the other models, each model counting alike;
         without its constant."""
-        precision = torch.cholesky_inverse(torch.linalg.cholesky(self.covariance(values)))
+        precision = torch.cholesky_inverse(torch.linalg.cholesky(self.covariance(values, hidden)))
         weighted = precision @ self.residual
         loss = torch.zeros(())
         for block in self.blocks:

@@ -3,7 +3,7 @@ models that it never saw.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,22 +15,22 @@ from autosync.errors import InvalidInput
 from autosync.population import Population, decode
 from autosync.simulator.learned.checkpoint import SourceDomain
 from autosync.simulator.learned.features.strategy_features import features_of, joined_features
-from autosync.simulator.learned.gaussian_process import kept_trials, source_trials
+from autosync.simulator.learned.gaussian_process import kept_rows, source_trials
 from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain
 
 if TYPE_CHECKING:
-    from autosync.simulator.learned.encoders import EncoderKind
+    from torch import nn
 
 F64 = NDArray[np.float64]
 
 
 def simulator_from(
-    sources: Sequence[LabelledTrials], encoder: "EncoderKind | None" = None, seed: int = 0
+    sources: Sequence[LabelledTrials], network: "nn.Module | None" = None
 ) -> LearnedSimulator:
-    """What has learned from these domains, and knows no other. encoder: trained first, from the
-    seed; the features then have their nodes.
+    """What has learned from these domains, and knows no other. network: an encoder's, which learns
+    with the kernel; the features then have their nodes.
 
     Raises:
         InvalidInput: there is no source.
@@ -44,16 +44,31 @@ def simulator_from(
             value=0,
             remedy="Measure strategies of another domain first.",
         )
-    features, seconds = [s.features for s in sources], [s.step_seconds for s in sources]
-    network = None
-    if encoder is not None:
-        from autosync.simulator.learned.encoders import trained_encoder
-
-        network = trained_encoder(encoder, features, seconds, seed)
-        features = [network.joined(each) for each in features]
-    kept = [kept_trials(source_trials(*each)) for each in zip(features, seconds, strict=True)]
+    every = [source_trials(each.features, each.step_seconds) for each in sources]
+    rows = [kept_rows(each.slowness) for each in every]
+    kept = [each.take(some) for each, some in zip(every, rows, strict=True)]
     models = [each.domain.graph.name for each in sources]
-    return LearnedSimulator(learned_kernel(kept, models), kept, network)
+    if network is None:
+        return LearnedSimulator(learned_kernel(kept, models), kept)
+    from autosync.simulator.learned.encoders import encoder_of
+
+    read = [each.features.take(some) for each, some in zip(sources, rows, strict=True)]
+    nodes = [each.nodes for each in read if each.nodes is not None]
+    encoder = encoder_of(network, nodes)
+    kernel = learned_kernel(kept, models, encoder, nodes)
+    joined = [
+        replace(trials, columns=encoder.joined(each).summary.astype(np.float32))
+        for trials, each in zip(kept, read, strict=True)
+    ]
+    return LearnedSimulator(kernel, joined, encoder)
+
+
+def _taught(sources: Sequence[LabelledTrials], with_gat: bool, seed: int) -> LearnedSimulator:
+    if not with_gat:
+        return simulator_from(sources)
+    from autosync.simulator.learned.encoders import gat_network
+
+    return simulator_from(sources, gat_network(seed))
 
 
 def source_of(trials: LabelledTrials) -> SourceDomain:
@@ -173,17 +188,18 @@ def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:
 def train_simulator(
     sources: Sequence[SplitTrials],
     say: Say = lambda text: None,
-    encoder: "EncoderKind | None" = None,
+    with_gat: bool = False,
     seed: int = 0,
 ) -> TrainingOutcome:
-    """Learn from the trials of several domains that are not held out.
+    """Learn from the trials of several domains that are not held out. with_gat: an encoder, from
+    the seed.
 
     Raises:
         InvalidInput: there is no source.
     """
-    shares = list(accuracy_of_unseen(sources, say, encoder, seed).values())
+    shares = list(accuracy_of_unseen(sources, say, with_gat, seed).values())
     say("learning from all of them")
-    simulator = simulator_from([each.learned for each in sources], encoder, seed)
+    simulator = _taught([each.learned for each in sources], with_gat, seed)
     if not shares:
         return TrainingOutcome(simulator, None, "none: domains of one model only")
     return TrainingOutcome(simulator, float(np.mean(shares)), UNSEEN)
@@ -192,7 +208,7 @@ def train_simulator(
 def accuracy_of_unseen(
     sources: Sequence[SplitTrials],
     say: Say = lambda text: None,
-    encoder: "EncoderKind | None" = None,
+    with_gat: bool = False,
     seed: int = 0,
 ) -> dict[int, float]:
     """The share of each source's pairs that is ranked rightly by a simulator that learned from
@@ -202,7 +218,7 @@ def accuracy_of_unseen(
     found: dict[int, float] = {}
     for graph in sorted(set(graphs)) if len(set(graphs)) > 1 else ():
         others = [s.learned for s, name in zip(sources, graphs, strict=True) if name != graph]
-        simulator = simulator_from(others, encoder, seed)
+        simulator = _taught(others, with_gat, seed)
         for number, source in enumerate(sources):
             if graphs[number] == graph:
                 trials = source.trials

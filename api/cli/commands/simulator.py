@@ -68,7 +68,7 @@ def train(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Ends in .safetensors.")
     ] = None,
     encoder: Annotated[
-        Literal["none", "gat", "lstm"],
+        Literal["none", "gat"],
         typer.Option(help="Network that reads the strategy beside the sums over its messages."),
     ] = "none",
     seed: Annotated[int, typer.Option(min=0, help="Of the encoder.")] = 0,
@@ -106,9 +106,9 @@ def train(
 
     check_writable(output)
     measured = load_dataset(folder)
-    network = None if encoder == "none" else encoder
-    sources = split_dataset(measured, network is not None)
-    found = train_simulator(sources, say, network, seed)
+    with_gat = encoder == "gat"
+    sources = split_dataset(measured, with_gat)
+    found = train_simulator(sources, say, with_gat, seed)
     learned = tuple(source_of(each.learned) for each in sources)
     hashed = dataset_hash(measured)
     card = card_of(learned, found.accuracy, found.unseen, seed, hashed, encoder=encoder)

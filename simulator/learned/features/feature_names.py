@@ -1,14 +1,12 @@
-"""The names of all features, in the order of their columns, and which belong together.
+"""The names of all features, in the order of their columns.
 
 Everything is relative (to compute, to the model's bytes, to the mean link), and nothing is a name:
 exchanging identical hosts or renaming groups leaves every feature as it was.
 """
 
-import numpy as np
-
 from autosync.codes import Channel, Op, Order
 
-FEATURE_VERSION = 8
+FEATURE_VERSION = 9
 """Goes up whenever the meaning of a feature changes, or what is kept of trials; a checkpoint of
 another version is refused."""
 
@@ -70,28 +68,3 @@ SUMMARY_TIMES = (
     *(f"if_{name}" for name in WHAT_IFS),
 )
 SUMMARY_COLUMNS = (*SUMMARY_RAW, *SUMMARY_PRE, *SUMMARY_TIMES)
-
-COUNTS = (
-    "shards",
-    *(name for name in SUMMARY_COLUMNS if name.startswith("messages_")),
-    *(f"{side}_log_messages" for side in SIDES),
-)
-CHOICES = (
-    "sliced",
-    "overlap",
-    "staleness",
-    "log_compute",
-    *(name for name in SUMMARY_COLUMNS if name.startswith("order_")),
-)
-GROUPS = {
-    "what_ifs": tuple(f"if_{name}" for name in WHAT_IFS),
-    "choices": CHOICES,
-    "counts": COUNTS,
-    "times": tuple(name for name in SUMMARY_TIMES if not name.startswith("if_")),
-    "bytes": tuple(n for n in (*SUMMARY_RAW, *SUMMARY_PRE) if n not in (*COUNTS, *CHOICES)),
-}
-"""Columns whose weight in a kernel is learned together."""
-GROUP_OF_COLUMN = np.array(
-    [next(k for k, names in enumerate(GROUPS.values()) if n in names) for n in SUMMARY_COLUMNS]
-)
-"""The number of each column's group."""

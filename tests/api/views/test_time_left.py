@@ -23,14 +23,14 @@ def test_before_a_trial_was_timed_nothing_is_claimed() -> None:
     left.see("search", 1, 10, 30.0)  # the workers started meanwhile
     assert left.seconds(31.0) is None
     left.see("search", 2, 10, 34.0)
-    assert left.seconds(34.0) == pytest.approx(4.0 * (8 + 12))
+    assert left.seconds(34.0) == pytest.approx(4.0 * (8 + 4 + 2 * 2))
 
 
 def test_trials_of_the_budget_and_of_the_confirmation() -> None:
     left = TimeLeft(budget=10, repeats=3)
     now = searched(left, trials=4, budget=10, each=2.0)
-    assert left.seconds(now) == pytest.approx(2.0 * (6 + 3 * 4))
-    assert left.words(now) == "about 36 s left"
+    assert left.seconds(now) == pytest.approx(2.0 * (6 + 4 + 2 * 2))
+    assert left.words(now) == "about 28 s left"
 
 
 def test_it_counts_down_through_a_trial_and_never_past_it() -> None:

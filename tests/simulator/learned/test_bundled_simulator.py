@@ -13,7 +13,7 @@ from autosync.models import bundled
 from autosync.profiling import estimate_profile
 from autosync.simulator.learned.checkpoint import FILE, FOLDER, default_simulator, read_card
 from autosync.simulator.learned.features.domain_descriptor import describe_domain
-from autosync.simulator.learned.gaussian_process import kept_trials, source_trials
+from autosync.simulator.learned.gaussian_process import kept_rows, source_trials
 from autosync.simulator.learned.training import dataset_hash, split_trials
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain
@@ -35,7 +35,8 @@ def test_it_has_learned_from_the_measurements_beside_it(
     )
     each = bundled_dataset[smallest]
     learned = split_trials(each.domain, each.population, each.label_seconds).learned
-    kept = kept_trials(source_trials(learned.features, learned.step_seconds))
+    every = source_trials(learned.features, learned.step_seconds)
+    kept = every.take(kept_rows(every.slowness))
     known = default_simulator().sources[smallest]
     np.testing.assert_allclose(known.columns, kept.columns, rtol=1e-4)
     np.testing.assert_allclose(known.residual, kept.residual, atol=1e-6)

@@ -9,6 +9,7 @@ from autosync.errors import InvalidInput
 from autosync.population import concatenate
 from autosync.simulator.learned.features import strategy_features
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, describe_domain
+from autosync.simulator.learned.gaussian_process import NCCL
 from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
 from autosync.simulator.learned.training import simulator_from
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
@@ -94,6 +95,24 @@ def test_a_first_trial_tells_the_level(moved: LearnedSimulator, trials: Labelled
     before = np.median(np.log(moved.predict_features(slow.features)[0] / slow.step_seconds))
     after = taught(moved, slow.take(KNOWN[:1])).predict_features(slow.features)[0]
     assert abs(np.median(np.log(after / slow.step_seconds))) < abs(before)
+
+
+def test_a_first_trial_tells_the_level_of_a_backend_that_no_source_used(
+    moved: LearnedSimulator, trials: LabelledTrials
+) -> None:
+    """Before it the level is the timeline's; after it most of the miss is gone."""
+    descriptor = trials.features.descriptor.copy()
+    descriptor[NCCL] = 1.0
+    features = replace(trials.features, descriptor=descriptor)
+    nccl = LabelledTrials(trials.domain, features, 1.1 * trials.step_seconds)
+    assert moved.posterior(descriptor).level() == 0.0
+    misses = []
+    for count in (0, 1, 4):
+        simulator = taught(moved, nccl.take(KNOWN[:count])) if count else moved
+        seconds, _ = simulator.predict_features(nccl.take(UNSEEN).features)
+        misses.append(abs(float(np.median(np.log(seconds / nccl.step_seconds[UNSEEN])))))
+    assert misses[1] < 0.75 * misses[0]
+    assert misses[2] < 0.5 * misses[0]
 
 
 def test_trials_make_seconds_right_and_intervals_hold(
