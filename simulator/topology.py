@@ -10,9 +10,7 @@ from math import ceil
 
 from autosync.cluster import Cluster, Node
 from autosync.devices import DEVICE_TYPES, PCIE_3, PCIE_4
-
-NVLINK_GENERATIONS = ((150.0, 2), (300.0, 3), (450.0, 4), (float("inf"), 5))
-"""GB/s in each direction of all NVLinks of a GPU (data sheets), and up to which generation."""
+from autosync.link_rates import payload_share
 
 WITHOUT_PEER_TO_PEER = frozenset({"rtx-2080-ti", "rtx-3090", "rtx-4090"})
 """GeForce cards whose driver offers no peer-to-peer transfers over PCIe: bytes pass host memory."""
@@ -25,21 +23,18 @@ RDMA_LATENCY_US = 20.0
 """Where no transport is stated: nodes of a lower latency are taken to use InfiniBand (1 to 5 us),
 others TCP (tens)."""
 
-PAYLOAD_SHARE = {"tcp": 0.956}
-RDMA_PAYLOAD_SHARE = 0.97
-"""Payload that cluster files state of a port, over its nominal rate (TCP: at an MTU of 1500)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """A team of `nodes` x `gpus_per_node` ranks.
 
-    gpu: device type. generation: of its NVLinks or its PCIe slot. nvlink: whether GPUs of a node
-        reach each other over NVLink. switched: through NVSwitch. pairs: over bridges that join
-        pairs only. peer_to_peer: without passing host memory.
+    gpu: device type. nvlink: whether all GPUs of a node reach each other over NVLink. generation:
+        of these, or of the PCIe slot. switched: through NVSwitch. peer_to_peer: without passing
+        host memory.
     link_gbytes_per_second: of a GPU to the others of its node, one direction, data sheet.
     slot_gbytes_per_second: of a GPU's PCIe slot, one direction.
-    stated_gbytes_per_second: what the file says of the links inside a node; 0: nothing.
+    stated_gbytes_per_second, stated_node_gbytes_per_second: payload inside a node and of its NICs,
+        as a file says whose costs were measured; 0: not measured.
     nics, nic_gbytes_per_second: those that the team uses in a node, and the nominal rate of one.
     transport: what carries messages between nodes; "" for a single node.
     rails: each GPU has a NIC near it, and equal GPUs of all nodes share a leaf switch.
@@ -55,11 +50,11 @@ class Topology:
     nvlink: bool
     generation: int
     switched: bool
-    pairs: bool
     peer_to_peer: bool
     link_gbytes_per_second: float
     slot_gbytes_per_second: float
     stated_gbytes_per_second: float = 0.0
+    stated_node_gbytes_per_second: float = 0.0
     nics: int = 1
     nic_gbytes_per_second: float = 0.0
     transport: str = ""
@@ -75,15 +70,17 @@ class Topology:
 
     @property
     def gpu_link(self) -> str:
-        """The class of the links inside a node: nvlink4, pcie4, pcie3-without-p2p, pcie4-pairs."""
-        if self.nvlink and not (self.pairs and self.gpus_per_node > 2):
+        """The class of the links inside a node: nvlink4, pcie4, pcie3-without-p2p."""
+        if self.nvlink:
             return f"nvlink{self.generation}"
-        suffix = "-pairs" if self.nvlink else "" if self.peer_to_peer else "-without-p2p"
-        return f"pcie{self.slot_generation}{suffix}"
+        return f"pcie{self.generation}" + ("" if self.peer_to_peer else "-without-p2p")
 
     @property
-    def slot_generation(self) -> int:
-        return _slot_generation(self.slot_gbytes_per_second)
+    def network(self) -> str:
+        """The class of the network between nodes; "" for a single one. EFA reads GPUs' memory from
+        the A100 on; before, messages pass host memory."""
+        staged = self.transport == "efa" and DEVICE_TYPES[self.gpu].year < 2020
+        return f"{self.transport}-staged" if staged else self.transport
 
     @property
     def node_gbytes_per_second(self) -> float:
@@ -99,44 +96,35 @@ def topology_of(cluster: Cluster) -> Topology:
 def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
     """What NCCL sees of some ranks. Dedicated servers of the team are left out.
 
-    Where nodes differ, the slowest links, NICs and the fullest node count.
+    Where nodes differ, the slowest links, the slowest NICs and the fullest node count.
     """
     node_of = cluster.node_of_server()
-    members = [int(node_of[rank]) for rank in team if rank < cluster.world_size]
+    members = [int(node_of[rank]) for rank in team if rank < cluster.world_size] or [0]
     held = {place: members.count(place) for place in sorted(set(members))}
-    nodes = [cluster.nodes[place] for place in held]
-    if not nodes:  # servers by themselves
-        nodes, held = [cluster.nodes[0]], {0: 1}
-    gpus = max(held.values())
-    links = [_links_of(node, count) for node, count in zip(nodes, held.values(), strict=True)]
-    slowest = min(links, key=lambda each: each.gbytes_per_second)
-    stated = [node.intra_bandwidth_gbps or 0.0 for node in nodes]
+    crosses = len(held) > 1
     assumed: list[str] = []
-    transport = _transport(cluster, assumed) if len(nodes) > 1 else ""
-    nics, nic_rate = min(
-        (
-            _nics_of(node, count, transport)
-            for node, count in zip(nodes, held.values(), strict=True)
-        ),
-        key=lambda each: each[0] * each[1],
-    )
+    transport = _transport(cluster, assumed) if crosses else ""
+    ports = [_ports_of(cluster.nodes[place], count, transport) for place, count in held.items()]
+    links = min(ports, key=lambda each: each.link_gbytes_per_second)
+    network = min(ports, key=lambda each: each.nics * each.nic_gbytes_per_second)
+    measured = bool(cluster.costs)
     return Topology(
-        nodes=len(nodes),
-        gpus_per_node=gpus,
-        gpu=slowest.gpu,
-        nvlink=slowest.nvlink,
-        generation=slowest.generation,
-        switched=slowest.switched,
-        pairs=slowest.pairs,
-        peer_to_peer=slowest.gpu not in WITHOUT_PEER_TO_PEER or slowest.nvlink,
-        link_gbytes_per_second=slowest.gbytes_per_second,
-        slot_gbytes_per_second=slowest.slot_gbytes_per_second,
-        stated_gbytes_per_second=min(stated) / 8,
-        nics=nics,
-        nic_gbytes_per_second=nic_rate if len(nodes) > 1 else 0.0,
+        nodes=len(held),
+        gpus_per_node=max(held.values()),
+        gpu=links.gpu,
+        nvlink=links.nvlink,
+        generation=links.generation,
+        switched=links.switched,
+        peer_to_peer=links.nvlink or links.gpu not in WITHOUT_PEER_TO_PEER,
+        link_gbytes_per_second=links.link_gbytes_per_second,
+        slot_gbytes_per_second=links.slot_gbytes_per_second,
+        stated_gbytes_per_second=links.stated_gbytes_per_second * measured,
+        stated_node_gbytes_per_second=network.payload_gbytes_per_second * (measured and crosses),
+        nics=network.nics,
+        nic_gbytes_per_second=network.nic_gbytes_per_second * crosses,
         transport=transport,
-        rails=all(node.rails for node in nodes),
-        oversubscription=cluster.oversubscription if len(nodes) > 1 else 1.0,
+        rails=all(cluster.nodes[place].rails for place in held),
+        oversubscription=cluster.oversubscription if crosses else 1.0,
         connection_gbytes_per_second=cluster.connection_gbps / 8,
         nccl_version=_version(cluster.nccl_version),
         assumed=tuple(assumed),
@@ -144,40 +132,54 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
 
 
 @dataclass(frozen=True, slots=True)
-class _NodeLinks:
+class _Ports:
+    """Of a node's slowest device and of its NICs; as `Topology` has them."""
+
     gpu: str
     nvlink: bool
     generation: int
     switched: bool
-    pairs: bool
-    gbytes_per_second: float
+    link_gbytes_per_second: float
     slot_gbytes_per_second: float
+    stated_gbytes_per_second: float
+    nics: int
+    nic_gbytes_per_second: float
+    payload_gbytes_per_second: float
 
 
-def _links_of(node: Node, gpus: int) -> _NodeLinks:
-    """Of the slowest device of a node, `gpus` of which are in the team."""
-    found = []
-    for held in node.devices:
-        device = DEVICE_TYPES[held.type]
-        rate = device.nvlinks * device.nvlink_gbps / 8
-        default = bool(device.nvlinks) and not device.nvlink_bridge
-        nvlink = bool(rate) and (node.gpu_link == "nvlink" or (default and node.gpu_link == ""))
-        slot = device.pcie_gbps / 8
-        if nvlink:
-            generation = next(number for most, number in NVLINK_GENERATIONS if rate <= most)
-            # eight GPUs with three generations and later meet nowhere but at an NVSwitch
-            switched = node.nvswitch or (generation > 2 and gpus > 4 and not device.nvlink_bridge)
-            rate = _uncut(rate, node)
-        else:
-            generation, switched, rate = _slot_generation(slot), False, slot
-        pairs = device.nvlink_bridge and nvlink
-        found.append(_NodeLinks(held.type, nvlink, generation, switched, pairs, rate, slot))
-    return min(found, key=lambda each: each.gbytes_per_second)
+def _ports_of(node: Node, gpus: int, transport: str) -> _Ports:
+    """What `gpus` of a node's GPUs use. They send through the NICs near them: half of the GPUs use
+    half of the NICs."""
+    types = {held.type: DEVICE_TYPES[held.type] for held in node.devices}
+    nvlink = node.gpu_link_kind == "nvlink"
+    # a bridge joins two cards: of more, a ring passes their slots
+    nvlink = nvlink and (gpus <= 2 or not any(each.nvlink_bridge for each in types.values()))
 
+    def link_rate(name: str) -> float:
+        return types[name].nvlink_bytes_per_second / 1e9 if nvlink else types[name].pcie_gbps / 8
 
-def _uncut(rate: float, node: Node) -> float:
+    slowest = min(types, key=link_rate)
+    slot, rate = types[slowest].pcie_gbps / 8, link_rate(slowest)
+    generation = types[slowest].nvlink_generation if nvlink else _slot_generation(slot)
+    share = min(gpus / sum(device.count for device in node.devices), 1.0)
+    nics = max(1, ceil(node.nics * share))
     stated = (node.intra_bandwidth_gbps or 0.0) / 8
-    return stated if 0 < stated < CUT_LINK_SHARE * rate else rate
+    return _Ports(
+        gpu=slowest,
+        nvlink=nvlink,
+        generation=generation,
+        # more than four GPUs of three generations and later meet only at an NVSwitch
+        switched=nvlink and (node.nvswitch or (generation > 2 and gpus > 4)),
+        link_gbytes_per_second=stated if nvlink and 0 < stated < CUT_LINK_SHARE * rate else rate,
+        slot_gbytes_per_second=slot,
+        stated_gbytes_per_second=stated,
+        nics=nics,
+        nic_gbytes_per_second=(
+            node.nic_gbps or node.bandwidth_gbps / node.nics / payload_share(transport)
+        )
+        / 8,
+        payload_gbytes_per_second=node.bandwidth_gbps / 8 * nics / node.nics,
+    )
 
 
 def _slot_generation(gbytes_per_second: float) -> int:
@@ -198,17 +200,6 @@ def _transport(cluster: Cluster, assumed: list[str]) -> str:
         )
     )
     return "tcp" if slow else "infiniband"
-
-
-def _nics_of(node: Node, gpus: int, transport: str) -> tuple[int, float]:
-    """How many NICs of a node `gpus` of its GPUs use, and GB/s of one, nominal.
-
-    GPUs send through the NICs near them: half of a node's GPUs use half of its NICs.
-    """
-    held = max(sum(device.count for device in node.devices), 1)
-    share = PAYLOAD_SHARE.get(transport, RDMA_PAYLOAD_SHARE)
-    rate = node.nic_gbps or node.bandwidth_gbps / node.nics / share
-    return max(1, ceil(node.nics * min(gpus / held, 1.0))), rate / 8
 
 
 def _version(text: str) -> tuple[int, int]:

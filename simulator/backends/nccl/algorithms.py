@@ -105,7 +105,7 @@ class _System:
 
     def of_transport(self, quantity: str) -> float:
         """Of the network between nodes; 1 within a single one, where nothing counts by it."""
-        return self.lookup(self.topology.transport, quantity).value if self.crosses else 1.0
+        return self.lookup(self.topology.network, quantity).value if self.crosses else 1.0
 
     @property
     def crosses(self) -> bool:
@@ -126,6 +126,8 @@ class _System:
         if not self.crosses:
             return float("inf")
         rate = topology.node_gbytes_per_second * self.of_transport("share")
+        if topology.stated_node_gbytes_per_second:
+            rate = topology.stated_node_gbytes_per_second / topology.oversubscription
         if topology.transport == "tcp":
             one = topology.connection_gbytes_per_second
             carried = one or self.of_transport("connection_gbytes_per_second")
@@ -163,7 +165,7 @@ class _System:
         )
 
     def _width(self, quantity: str) -> float:
-        name = self.topology.transport if self.crosses else self.link
+        name = self.topology.network if self.crosses else self.link
         return self.lookup(name, quantity).width
 
 

@@ -15,7 +15,7 @@ F64 = NDArray[np.float64]
 
 KNOTS_BYTES: F64 = 2.0 ** np.arange(3.0, 38.5, 0.5)
 """8 B to 256 GiB."""
-SEGMENT_ERROR = 0.02
+SEGMENT_ERROR = 0.04
 
 NINE_OF_TEN = 1.645
 """Standard deviations on each side within which nine of ten of a normal distribution lie."""
@@ -141,7 +141,7 @@ def confidence(topology: Topology) -> dict[str, dict[str, Constant]]:
     was measured on."""
     names = [generation(topology), topology.gpu_link]
     if topology.nodes > 1:
-        names.append(topology.transport)
+        names.append(topology.network)
     return {
         name: {quantity: each for (owner, quantity), each in PRIORS.items() if owner == name}
         for name in names

@@ -33,12 +33,13 @@ PROTOCOLS = ("ll", "ll128", "simple")
 
 NVLINK_SHARES = {2: 0.87, 3: 0.78, 4: 0.82, 5: 0.77}
 NVLS_SHARES = {4: 0.68, 5: 0.60}
-PCIE_SHARES = {"": (0.75, 1.0), "-without-p2p": (0.42, 0.5), "-pairs": (0.95, 2.0)}
-"""Prior and bound: without peer-to-peer every byte passes host memory; pairs use two slots."""
+PCIE_SHARES = {"": (0.75, 1.0), "-without-p2p": (0.42, 0.5)}
+"""Prior and bound: without peer-to-peer every byte passes host memory."""
 TRANSPORT_SHARES = {
     "infiniband": 0.93,
     "roce": 0.92,
     "efa": 0.88,
+    "efa-staged": 0.7,
     "slingshot": 0.9,
     "gpudirect-tcpx": 0.75,
     "gpudirect-tcpxo": 0.9,
@@ -48,6 +49,7 @@ TRANSPORT_HOPS_US = {
     "infiniband": 5.0,
     "roce": 6.0,
     "efa": 25.0,
+    "efa-staged": 50.0,
     "slingshot": 10.0,
     "gpudirect-tcpx": 60.0,
     "gpudirect-tcpxo": 50.0,
