@@ -19,6 +19,9 @@ CUT_LINK_SHARE = 0.7
 """A node that states less than this share of its GPUs' NVLinks has links that are cut (an H800 has
 200 of 450 GB/s); above it, what an all-reduce reaches is the constants' matter."""
 
+EFA_MATURE = (2, 12)
+"""NCCL's version of the time from which on sweeps over EFA show its latency of today."""
+
 RDMA_LATENCY_US = 20.0
 """Where no transport is stated: nodes of a lower latency are taken to use InfiniBand (1 to 5 us),
 others TCP (tens)."""
@@ -77,10 +80,10 @@ class Topology:
 
     @property
     def network(self) -> str:
-        """The class of the network between nodes; "" for a single one. EFA reads GPUs' memory from
-        the A100 on; before, messages pass host memory."""
-        staged = self.transport == "efa" and DEVICE_TYPES[self.gpu].year < 2020
-        return f"{self.transport}-staged" if staged else self.transport
+        """The class of the network between nodes; "" for a single one. EFA was slower before it
+        read GPUs' memory (A100 and later), and in its first plugins for NCCL."""
+        early = DEVICE_TYPES[self.gpu].year < 2020 or (0, 0) < self.nccl_version < EFA_MATURE
+        return "efa-early" if self.transport == "efa" and early else self.transport
 
     @property
     def node_gbytes_per_second(self) -> float:

@@ -150,7 +150,8 @@ class _System:
             way.gpu_bytes / (self.link_rate * link_share),
             way.node_bytes / (self.node_rate * node_share),
         )
-        fill = inside * self.of_link("fill") + outside * self.of_transport("fill")
+        fill = inside * self.of_link(f"fill_{hop or name}")
+        fill += outside * self.of_transport(f"fill_{name}")
         return Candidate(
             algorithm=algorithm,
             protocol=protocol,

@@ -98,7 +98,7 @@ def cost_segments(
     if not choices:
         return ()
     seconds, place = fastest(choices, KNOTS_BYTES)
-    found = []
+    found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
         run = choices[int(place[(first + last) // 2])]

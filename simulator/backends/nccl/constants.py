@@ -39,7 +39,7 @@ TRANSPORT_SHARES = {
     "infiniband": 0.93,
     "roce": 0.92,
     "efa": 0.88,
-    "efa-staged": 0.7,
+    "efa-early": 0.7,
     "slingshot": 0.9,
     "gpudirect-tcpx": 0.75,
     "gpudirect-tcpxo": 0.9,
@@ -49,7 +49,7 @@ TRANSPORT_HOPS_US = {
     "infiniband": 5.0,
     "roce": 6.0,
     "efa": 25.0,
-    "efa-staged": 50.0,
+    "efa-early": 50.0,
     "slingshot": 10.0,
     "gpudirect-tcpx": 60.0,
     "gpudirect-tcpxo": 50.0,
@@ -77,7 +77,8 @@ def _common(hops_us: tuple[float, float, float]) -> dict[str, Constant]:
     found["ll_share"] = _share(0.25, 0.3, TUNER)
     found["ll128_share"] = _share(0.85, 0.15, TUNER)
     found["tree_share"] = _share(0.92, 0.1, TUNER)
-    found["fill"] = _share(0.5, 0.5, PIPELINE, 4.0)
+    for protocol in PROTOCOLS:
+        found[f"fill_{protocol}"] = _share(0.5, 0.5, PIPELINE, 4.0)
     return found
 
 
@@ -88,6 +89,7 @@ def _priors() -> dict[tuple[str, str], Constant]:
         if number in NVLS_SHARES:
             found["nvls_share"] = _share(NVLS_SHARES[number], 0.05, PEAKS)
             found["hop_nvls_seconds"] = _seconds(25.0)
+            found["fill_nvls"] = _share(0.5, 0.5, PIPELINE, 4.0)
         classes[f"nvlink{number}"] = found
     for number in (3, 4, 5):
         for suffix, (share, most) in PCIE_SHARES.items():
