@@ -63,8 +63,9 @@ class Candidate:
 
     def seconds(self, size_bytes: F64) -> F64:
         """`(n,)` of messages of `(n,)` bytes."""
-        transfer = size_bytes * self.seconds_per_byte
-        result: F64 = self.startup_seconds + transfer + 2.0 * np.sqrt(self.fill_seconds * transfer)
+        transfer = np.multiply.outer(self.seconds_per_byte, size_bytes)
+        fill = 2.0 * np.sqrt(np.expand_dims(self.fill_seconds, -1) * transfer)
+        result: F64 = np.expand_dims(self.startup_seconds, -1) + transfer + fill
         return result
 
     def limited_to(self, channels: int) -> "Candidate":
@@ -94,7 +95,7 @@ def generation(topology: Topology) -> str:
 
 
 class _System:
-    """A topology with the constants of its classes."""
+    """A topology with the constants of its classes, numbers or arrays of as many trials."""
 
     def __init__(self, topology: Topology, lookup: Lookup) -> None:
         self.topology, self.lookup = topology, lookup
@@ -131,9 +132,9 @@ class _System:
         if topology.transport == "tcp":
             one = topology.connection_gbytes_per_second
             carried = one or self.of_transport("connection_gbytes_per_second")
-            rate = min(rate, connections(topology) * carried)
+            rate = _least(rate, connections(topology) * carried)
         slots = topology.gpus_per_node * topology.slot_gbytes_per_second
-        return min(rate, slots) * 1e9
+        return _least(rate, slots) * 1e9
 
     def candidate(self, algorithm: str, protocol: str, way: "_Way", hop: str = "") -> Candidate:
         """An algorithm and protocol that takes these steps and moves these bytes. hop: whose steps
@@ -146,28 +147,40 @@ class _System:
         if protocol != "Simple":
             link_share *= self.of_link(f"{name}_share")
             node_share *= self.of_transport(f"{name}_share")
-        per_byte = max(
-            way.gpu_bytes / (self.link_rate * link_share),
-            way.node_bytes / (self.node_rate * node_share),
-        )
+        inside_per_byte = way.gpu_bytes / (self.link_rate * link_share)
+        outside_per_byte = way.node_bytes / (self.node_rate * node_share)
         fill = inside * self.of_link(f"fill_{hop or name}")
         fill += outside * self.of_transport(f"fill_{name}")
         return Candidate(
             algorithm=algorithm,
             protocol=protocol,
             startup_seconds=launch + inside + outside,
-            seconds_per_byte=per_byte,
+            seconds_per_byte=_most(inside_per_byte, outside_per_byte),
             fill_seconds=fill,
             gpu_bytes=way.gpu_bytes,
             nic_bytes=way.node_bytes / topology.nics,
             channels=CHANNELS.get(self.link, PCIE_CHANNELS),
-            startup_width=self._width(f"hop_{name}_seconds"),
-            rate_width=self._width("share"),
+            startup_width=max(self._widths(f"hop_{hop or name}_seconds", f"hop_{name}_seconds")),
+            rate_width=max(self._widths("share", "share")),
         )
 
-    def _width(self, quantity: str) -> float:
-        name = self.topology.network if self.crosses else self.link
-        return self.lookup(name, quantity).width
+    def _widths(self, inside: str, outside: str) -> Iterator[float]:
+        """Of a quantity of the links and of the network."""
+        yield self.lookup(self.link, inside).width
+        if self.crosses:
+            yield self.lookup(self.topology.network, outside).width
+
+
+def _least(one: float, other: float) -> float:
+    """Of numbers, or of each of many at once: a fit tries many constants."""
+    result: float = np.minimum(one, other)
+    return result
+
+
+def _most(one: float, other: float) -> float:
+    """The same of the greater."""
+    result: float = np.maximum(one, other)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

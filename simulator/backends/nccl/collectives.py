@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.backends.nccl.algorithms import generation
-from autosync.simulator.backends.nccl.constants import PRIORS, Constant
+from autosync.simulator.backends.nccl.algorithms import Candidate, generation
+from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
 from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
 from autosync.simulator.topology import Topology
 
@@ -16,9 +16,6 @@ F64 = NDArray[np.float64]
 KNOTS_BYTES: F64 = 2.0 ** np.arange(3.0, 38.5, 0.5)
 """8 B to 256 GiB."""
 SEGMENT_ERROR = 0.04
-
-NINE_OF_TEN = 1.645
-"""Standard deviations on each side within which nine of ten of a normal distribution lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +66,7 @@ def collective_times(
         zeros = np.zeros(len(sizes))
         return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
     seconds, place = fastest(choices, sizes)
-    per_byte, startup_width, rate_width = np.array(
-        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
-    )[place].T
-    transfer = sizes * per_byte
-    width = np.hypot((seconds - transfer) * startup_width, transfer * rate_width) / seconds
-    factor = np.exp(NINE_OF_TEN * width)
+    factor = np.exp(fitted_constants().interval_scale * log_widths(choices, place, sizes, seconds))
     return CollectiveTimes(
         seconds,
         seconds / factor,
@@ -82,6 +74,18 @@ def collective_times(
         tuple(choices[each].algorithm for each in place),
         tuple(choices[each].protocol for each in place),
     )
+
+
+def log_widths(
+    choices: tuple[Candidate, ...], place: NDArray[np.int64], size_bytes: F64, seconds: F64
+) -> F64:
+    """By what the widths of constants move the logarithm of each time, `(n,)`, half a width."""
+    per_byte, startup, rate = np.array(
+        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
+    )[place].T
+    transfer = size_bytes * per_byte
+    result: F64 = np.hypot((seconds - transfer) * startup, transfer * rate) / seconds
+    return result
 
 
 @lru_cache(maxsize=4096)
@@ -139,10 +143,13 @@ def _is_straight(size_bytes: F64, seconds: F64, first: int, last: int) -> bool:
 def confidence(topology: Topology) -> dict[str, dict[str, Constant]]:
     """The constants that a topology's times use: by class, by quantity, with how many sweeps each
     was measured on."""
-    names = [generation(topology), topology.gpu_link]
-    if topology.nodes > 1:
-        names.append(topology.network)
     return {
-        name: {quantity: each for (owner, quantity), each in PRIORS.items() if owner == name}
-        for name in names
+        name: {quantity: each for (owner, quantity), each in constants().items() if owner == name}
+        for name in classes_of(topology)
     }
+
+
+def classes_of(topology: Topology) -> tuple[str, ...]:
+    """The classes whose constants a topology's times use."""
+    network = (topology.network,) if topology.nodes > 1 else ()
+    return (generation(topology), topology.gpu_link, *network)

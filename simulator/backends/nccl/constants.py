@@ -5,7 +5,14 @@ transport between nodes (efa). Each of its quantities has a prior, from a data s
 constants of NCCL's own tuner (src/graph/tuning.cc), a physical bound, and a width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from autosync.bundled_data import data_file
+from autosync.documents import STRICT, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,8 @@ TRANSPORT_HOPS_US = {
     "tcp": 40.0,
 }
 """Of LL; LL128 and Simple wait as much longer as NCCL's tuner has it for InfiniBand."""
+SIMPLE_HOPS_US = {"gpudirect-tcpx": 400.0, "gpudirect-tcpxo": 400.0}
+"""Chunks of Simple that wait for the network's host threads."""
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 
 
@@ -100,7 +109,7 @@ def _priors() -> dict[tuple[str, str], Constant]:
         classes[name] = {f"launch_{each}_seconds": _seconds(us) for each, us in microseconds}
     for name, share in TRANSPORT_SHARES.items():
         hop = TRANSPORT_HOPS_US[name]
-        hops = _common((hop, hop + 3.5, hop + 9.0))
+        hops = _common((hop, hop + 3.5, SIMPLE_HOPS_US.get(name, hop + 9.0)))
         classes[name] = hops | {"share": _share(share, 0.08, PEAKS)}
     connection = Constant(1.6, 0.3, 6.0, 0.3, TCP_CONNECTION)
     classes["tcp"]["connection_gbytes_per_second"] = connection
@@ -114,6 +123,51 @@ def _priors() -> dict[tuple[str, str], Constant]:
 PRIORS = _priors()
 
 
+@dataclass(frozen=True, slots=True)
+class FittedValue:
+    """Of a quantity: its value, one standard deviation of its logarithm, and on how many sweeps its
+    class was measured."""
+
+    value: float
+    width: float
+    measured: int
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class FittedConstants:
+    """datasets/nccl/constants.json, as `benchmarks/published/collectives.py --fit` writes it.
+
+    classes: by class, by quantity. interval_scale: by which the widths of predictions are
+    multiplied, so that nine of ten rows of left-out systems lie in their intervals.
+    """
+
+    classes: dict[str, dict[str, FittedValue]]
+    interval_scale: float
+    version: Literal[1] = 1
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@cache
+def fitted_constants() -> FittedConstants:
+    """As bundled."""
+    path = data_file("nccl", "constants.json")
+    return from_json(FittedConstants, path.read_bytes(), source=str(path))
+
+
+@cache
+def constants() -> dict[tuple[str, str], Constant]:
+    """All classes' quantities: as fitted, else their priors."""
+    found = dict(PRIORS)
+    for name, quantities in fitted_constants().classes.items():
+        for quantity, each in quantities.items():
+            prior = PRIORS[name, quantity]
+            found[name, quantity] = replace(
+                prior, value=each.value, width=each.width, measured=each.measured
+            )
+    return found
+
+
 def constant(name: str, quantity: str) -> Constant:
     """A quantity of a class: as fitted, else its prior."""
-    return PRIORS[name, quantity]
+    return constants()[name, quantity]
