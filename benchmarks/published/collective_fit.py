@@ -47,7 +47,7 @@ EVALUATIONS = 9
 COMMON_WIDTHS = (
     ("fill", 0.8),
     ("hop_nvls", 0.4),
-    ("hop_ll_", 0.1),
+    ("hop_ll_", 0.05),
     ("hop", 0.5),
     ("launch_ll_", 0.1),
     ("launch", 1.0),
@@ -55,26 +55,36 @@ COMMON_WIDTHS = (
     ("ll_share", 0.5),
     ("ll128_share", 0.2),
     ("tree_share", 0.15),
-    ("nvls_share", 0.05),
+    ("nvls", 0.05),
     ("connection", 0.3),
+    ("host", 0.2),
+    ("proxy", 0.2),
 )
 """One standard deviation of the shift that all classes of a kind share, by how a quantity's name
 begins. LL's hops and launches are those of NCCL's tuner, which are found in every late sweep."""
 CLASS_WIDTHS = (
     ("fill", 0.4),
-    ("hop_ll_", 0.2),
+    ("hop_ll_", 0.1),
     ("hop", 0.3),
+    ("launch_ll_", 0.4),
     ("launch", 0.2),
     ("share", 0.08),
     ("ll_share", 0.3),
     ("ll128_share", 0.1),
     ("tree_share", 0.1),
-    ("nvls_share", 0.05),
+    ("nvls", 0.05),
     ("connection", 0.2),
+    ("host", 0.2),
+    ("proxy", 0.2),
 )
 """The same of the shift of one class."""
 PCIE_SHARE_WIDTH = 0.3
 """What a slot reaches depends on switches and host bridges that no file states."""
+
+NETWORK_HOP_WIDTH = 0.3
+"""Networks of one kind differ by their switches, NICs and drivers."""
+INFINIBAND_HOP_WIDTH = 0.05
+"""NCCL's tuner has its hop from InfiniBand, and late sweeps agree to 1 %."""
 
 
 def kind_of(name: str) -> str:
@@ -92,6 +102,8 @@ def class_width(name: str, quantity: str) -> float:
     """One standard deviation of a class's own shift."""
     if quantity == "share" and kind_of(name) == "pcie":
         return PCIE_SHARE_WIDTH
+    if quantity == "hop_ll_seconds" and kind_of(name) == "network":
+        return INFINIBAND_HOP_WIDTH if name == "infiniband" else NETWORK_HOP_WIDTH
     return _width(CLASS_WIDTHS, quantity)
 
 

@@ -46,6 +46,9 @@ TRANSPORT_OF: dict[str, Transport] = {
     "InfiniBand": "infiniband",
     "Slingshot": "slingshot",
 }
+SMALL_BYTES = 2.0**16
+ONLY_SMALL = ("coreweave_a100_16n",)
+"""Sweeps whose NICs are not stated: nothing below SMALL_BYTES depends on them."""
 ONE_PROCESS = ("-g 2", "-g 8", "1 process of 4 GPUs", "columns removed by the author")
 """Notes of sweeps whose one process drives several GPUs: their launches take it 30 us and more."""
 
@@ -99,6 +102,8 @@ def _sweep(records: list[dict[str, str]]) -> Sweep:
     first = records[0]
     rows = [(float(each["size_bytes"]), float(each["time_us"]) * 1e-6) for each in records]
     sizes, seconds = np.array(rows).T
+    if first["sweep_id"] in ONLY_SMALL:
+        sizes, seconds = sizes[sizes < SMALL_BYTES], seconds[sizes < SMALL_BYTES]
     return Sweep(
         name=first["sweep_id"],
         system=first["system"],
@@ -117,7 +122,7 @@ def _sweep(records: list[dict[str, str]]) -> Sweep:
 def _what_is_missing(record: dict[str, str]) -> str:
     if record["gpu"] not in DEVICE_OF and record["sweep_id"] not in GUESSED:
         return "its GPUs are not stated"
-    if record["sweep_id"] == "aws_karpenter_sock":
+    if record["sweep_id"] in ("aws_karpenter_sock", *ONLY_SMALL):
         return ""  # the rate of its one connection is far below any NIC's
     if record["nodes"] != "1" and not record["nic_gbps"] and "NVL72" not in record["intra"]:
         return "its NICs are not stated"

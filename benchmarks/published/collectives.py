@@ -28,12 +28,11 @@ from benchmarks.published.collective_fit import (
     predict,
     write,
 )
-from benchmarks.published.collective_rows import read_sweeps, topology_of_statement
+from benchmarks.published.collective_rows import SMALL_BYTES, read_sweeps, topology_of_statement
 
 F64 = NDArray[np.float64]
 
 LARGE_BYTES = 2.0**20
-SMALL_BYTES = 2.0**16
 
 
 def print_sweeps(found: tuple[Predicted, ...], rows: bool) -> None:

@@ -31,10 +31,17 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 CHANNELS = {"nvlink2": 12, "nvlink3": 24, "nvlink4": 24, "nvlink5": 32}
 PCIE_CHANNELS = 4
 NVLS_LEAST_GPUS = 5
+STAGED = ("tcp", "efa-early")
+"""Networks whose bytes a thread of each rank copies through host memory."""
+MOST_GPUS_OF_A_BOARD = 16
+"""More are joined by the switches of a rack."""
+TREES_GAIN_SINCE = (2, 12)
 NVLS_TUNER_SHARE = {4: 0.85, 5: 0.74}
 """By which NCCL's tuner takes NVLS to be slower than the links, times 5/6 (tuning.cc): a ring wins
 where it moves fewer bytes."""
 
+FILL_ENDS_SECONDS = 3e-4
+"""Chunks have a largest size: filling a pipeline takes no more time once all bytes take longer."""
 F64 = NDArray[np.float64]
 Lookup = Callable[[str, str], Constant]
 
@@ -64,7 +71,8 @@ class Candidate:
     def seconds(self, size_bytes: F64) -> F64:
         """`(n,)` of messages of `(n,)` bytes."""
         transfer = np.multiply.outer(self.seconds_per_byte, size_bytes)
-        fill = 2.0 * np.sqrt(np.expand_dims(self.fill_seconds, -1) * transfer)
+        filled = transfer / (1.0 + transfer / FILL_ENDS_SECONDS)
+        fill = 2.0 * np.sqrt(np.expand_dims(self.fill_seconds, -1) * filled)
         result: F64 = np.expand_dims(self.startup_seconds, -1) + transfer + fill
         return result
 
@@ -118,7 +126,11 @@ class _System:
         topology = self.topology
         if topology.stated_gbytes_per_second:
             return topology.stated_gbytes_per_second * 1e9
-        return topology.link_gbytes_per_second * 1e9 * self.of_link("share")
+        rate = topology.link_gbytes_per_second * self.of_link("share")
+        if not topology.peer_to_peer:
+            host = self.of_link("host_gbytes_per_second")
+            rate = _least(rate, host / topology.gpus_per_node)
+        return rate * 1e9
 
     @property
     def node_rate(self) -> float:
@@ -133,8 +145,10 @@ class _System:
             one = topology.connection_gbytes_per_second
             carried = one or self.of_transport("connection_gbytes_per_second")
             rate = _least(rate, connections(topology) * carried)
-        slots = topology.gpus_per_node * topology.slot_gbytes_per_second
-        return _least(rate, slots) * 1e9
+        through = topology.slot_gbytes_per_second
+        if topology.network in STAGED:
+            through = _least(through, self.of_transport("proxy_gbytes_per_second"))
+        return _least(rate, topology.gpus_per_node * through) * 1e9
 
     def candidate(self, algorithm: str, protocol: str, way: "_Way", hop: str = "") -> Candidate:
         """An algorithm and protocol that takes these steps and moves these bytes. hop: whose steps
@@ -207,7 +221,7 @@ def _candidates(system: _System, operation: str) -> Iterator[Candidate]:
     topology = system.topology
     if topology.ranks < 2:
         return
-    protocols = PROTOCOLS if topology.nvlink else ("LL", "Simple")
+    protocols = protocols_of(topology)
     ring = _ring(topology, operation)
     yield from (system.candidate("Ring", protocol, ring) for protocol in protocols)
     if operation == "all_reduce":
@@ -220,6 +234,14 @@ def _candidates(system: _System, operation: str) -> Iterator[Candidate]:
             yield system.candidate(name, "Simple", _nvls(system), hop="nvls")
     if operation in ("all_gather", "reduce_scatter") and has_pat(topology):
         yield system.candidate("PAT", "Simple", _pat(topology))
+
+
+def protocols_of(topology: Topology) -> tuple[str, ...]:
+    """LL128 relies on NVLink's order of writes; GPUDirect-TCPX runs Simple only (Google's settings
+    for it)."""
+    if topology.network == "gpudirect-tcpx":
+        return ("Simple",)
+    return PROTOCOLS if topology.nvlink else ("LL", "Simple")
 
 
 def _ring(topology: Topology, operation: str) -> _Way:
@@ -241,8 +263,7 @@ def _ring(topology: Topology, operation: str) -> _Way:
 
 
 def _tree(system: _System) -> _Way:
-    """Double binary trees over the nodes, chains inside them. Two nodes exchange the message once;
-    of more, an inner node passes on what its children send."""
+    """Double binary trees over the nodes, chains inside them."""
     topology = system.topology
     gpus = topology.gpus_per_node
     return _Way(
@@ -256,8 +277,13 @@ def _tree(system: _System) -> _Way:
 
 
 def _crossing(topology: Topology) -> float:
-    """Bytes out of a node by a double binary tree, per byte of the message."""
-    return 0.0 if topology.nodes == 1 else 1.0 if topology.nodes == 2 else 2.0
+    """Bytes out of a node by a double binary tree, per byte of the message. Two nodes exchange the
+    message once; of more, an inner node passes on what its children send. Early versions' trees
+    gain nothing of it: a sweep of 2.9 stays at a ring's rate."""
+    if topology.nodes == 1:
+        return 0.0
+    early = (0, 0) < topology.nccl_version < TREES_GAIN_SINCE
+    return 2.0 if topology.nodes > 2 or early else 1.0
 
 
 def has_nvls(topology: Topology) -> bool:
@@ -277,19 +303,20 @@ def has_pat(topology: Topology) -> bool:
 
 def _is_since(topology: Topology, major: int, minor: int) -> bool:
     """A version that is not stated is taken for a late one."""
-    return topology.nccl_version in ((0, 0),) or topology.nccl_version >= (major, minor)
+    return topology.nccl_version == (0, 0) or topology.nccl_version >= (major, minor)
 
 
 def _nvls(system: _System) -> _Way:
     """The switch adds up: each GPU sends the message and its part of the sum. Between nodes, trees
     of the GPUs of equal place."""
     topology = system.topology
+    rack = topology.gpus_per_node > MOST_GPUS_OF_A_BOARD
     return _Way(
         1.0,
         2 * log2(topology.nodes),
         1.0 + 1.0 / topology.gpus_per_node,
         _crossing(topology),
-        system.of_link("nvls_share") / system.of_link("share"),
+        system.of_link("nvls_rack_share" if rack else "nvls_share") / system.of_link("share"),
         system.of_transport("tree_share"),
     )
 

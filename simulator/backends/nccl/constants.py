@@ -34,22 +34,28 @@ class Constant:
 TUNER = "NCCL, src/graph/tuning.cc: the tuner's constants"
 TCP_CONNECTION = "one connection carried 10 to 15 Gbit/s (PACE, section VI-D; NVIDIA/nccl#209)"
 PEAKS = "the peak of an all-reduce over the nominal rate"
+HOST_MEMORY = "memory of hosts, and four RTX 2080 Ti (datasets/measurements/rtx-2080-ti.json)"
+PROXY = "nodes of one GPU reached 30.6 Gbit/s with eight sockets (NVIDIA/nccl#209)"
 PIPELINE = "0: chunks cost nothing; 1: a pipeline whose chunks are as large as is best"
 
 PROTOCOLS = ("ll", "ll128", "simple")
 
 NVLINK_SHARES = {2: 0.87, 3: 0.78, 4: 0.82, 5: 0.77}
 NVLS_SHARES = {4: 0.68, 5: 0.60}
-PCIE_SHARES = {"": (0.75, 1.0), "-without-p2p": (0.42, 0.5)}
+PCIE_SHARES = {"": (0.75, 1.0), "-without-p2p": (0.48, 0.5)}
 """Prior and bound: without peer-to-peer every byte passes host memory."""
+HOST_GBYTES = {3: 24.0, 4: 100.0, 5: 200.0}
+"""What all GPUs of a host of that time pass through its memory at once, where none reaches another:
+four RTX 2080 Ti got 6.6 GB/s each (rtx-2080-ti.json); a socket's memory became four times as fast
+with PCIe 4.0 hosts."""
 TRANSPORT_SHARES = {
-    "infiniband": 0.93,
-    "roce": 0.92,
-    "efa": 0.88,
-    "efa-early": 0.7,
-    "slingshot": 0.9,
-    "gpudirect-tcpx": 0.75,
-    "gpudirect-tcpxo": 0.9,
+    "infiniband": 0.95,
+    "roce": 0.95,
+    "efa": 0.92,
+    "efa-early": 0.75,
+    "slingshot": 0.93,
+    "gpudirect-tcpx": 0.8,
+    "gpudirect-tcpxo": 0.92,
     "tcp": 0.941,
 }
 TRANSPORT_HOPS_US = {
@@ -85,7 +91,7 @@ def _common(hops_us: tuple[float, float, float]) -> dict[str, Constant]:
     }
     found["ll_share"] = _share(0.25, 0.3, TUNER)
     found["ll128_share"] = _share(0.85, 0.15, TUNER)
-    found["tree_share"] = _share(0.92, 0.1, TUNER)
+    found["tree_share"] = _share(1.0, 0.1, TUNER, 1.2)
     for protocol in PROTOCOLS:
         found[f"fill_{protocol}"] = _share(0.5, 0.5, PIPELINE, 4.0)
     return found
@@ -97,12 +103,16 @@ def _priors() -> dict[tuple[str, str], Constant]:
         found = _common((0.6, 1.9, 3.4)) | {"share": _share(share, 0.05, PEAKS)}
         if number in NVLS_SHARES:
             found["nvls_share"] = _share(NVLS_SHARES[number], 0.05, PEAKS)
+            found["nvls_rack_share"] = _share(0.55, 0.1, PEAKS)
             found["hop_nvls_seconds"] = _seconds(25.0)
             found["fill_nvls"] = _share(0.5, 0.5, PIPELINE, 4.0)
         classes[f"nvlink{number}"] = found
     for number in (3, 4, 5):
         for suffix, (share, most) in PCIE_SHARES.items():
             found = _common((1.0, 2.5, 5.7)) | {"share": _share(share, 0.25, PEAKS, most)}
+            if suffix:
+                host = HOST_GBYTES[number]
+                found["host_gbytes_per_second"] = Constant(host, 5.0, 800.0, 0.3, HOST_MEMORY)
             classes[f"pcie{number}{suffix}"] = found
     for name in GENERATIONS:
         microseconds = zip(PROTOCOLS, (6.7, 14.0, 8.4), strict=True)
@@ -113,6 +123,8 @@ def _priors() -> dict[tuple[str, str], Constant]:
         classes[name] = hops | {"share": _share(share, 0.08, PEAKS)}
     connection = Constant(1.6, 0.3, 6.0, 0.3, TCP_CONNECTION)
     classes["tcp"]["connection_gbytes_per_second"] = connection
+    for name in ("tcp", "efa-early"):
+        classes[name]["proxy_gbytes_per_second"] = Constant(3.8, 0.5, 12.0, 0.3, PROXY)
     return {
         (name, quantity): each
         for name, quantities in classes.items()
