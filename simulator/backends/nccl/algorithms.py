@@ -31,8 +31,6 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 CHANNELS = {"nvlink2": 12, "nvlink3": 24, "nvlink4": 24, "nvlink5": 32}
 PCIE_CHANNELS = 4
 NVLS_LEAST_GPUS = 5
-STAGED = ("tcp", "efa-early")
-"""Networks whose bytes a thread of each rank copies through host memory."""
 MOST_GPUS_OF_A_BOARD = 16
 """More are joined by the switches of a rack."""
 TREES_GAIN_SINCE = (2, 12)
@@ -146,7 +144,7 @@ class _System:
             carried = one or self.of_transport("connection_gbytes_per_second")
             rate = _least(rate, connections(topology) * carried)
         through = topology.slot_gbytes_per_second
-        if topology.network in STAGED:
+        if topology.staged:
             through = _least(through, self.of_transport("proxy_gbytes_per_second"))
         return _least(rate, topology.gpus_per_node * through) * 1e9
 
@@ -237,11 +235,12 @@ def _candidates(system: _System, operation: str) -> Iterator[Candidate]:
 
 
 def protocols_of(topology: Topology) -> tuple[str, ...]:
-    """LL128 relies on NVLink's order of writes; GPUDirect-TCPX runs Simple only (Google's settings
-    for it)."""
+    """LL128 relies on NVLink's order of writes. GPUDirect-TCPX runs Simple only (Google's settings
+    for it); over GPUDirect-TCPXO a sweep keeps LL's slope up to 16 MiB."""
     if topology.network == "gpudirect-tcpx":
         return ("Simple",)
-    return PROTOCOLS if topology.nvlink else ("LL", "Simple")
+    with_ll128 = topology.nvlink and topology.network != "gpudirect-tcpxo"
+    return PROTOCOLS if with_ll128 else ("LL", "Simple")
 
 
 def _ring(topology: Topology, operation: str) -> _Way:
