@@ -28,6 +28,12 @@ OPERATIONS: dict[str, CollectiveOperation] = {
 }
 """By the name of the program, without _perf."""
 
+CHOICES = {
+    each.lower(): each
+    for each in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNet", "PAT", "LL", "LL128", "Simple")
+}
+"""Of NCCL_ALGO and NCCL_PROTO, whose case does not count."""
+
 PROGRAM = re.compile(rf"\b({'|'.join(OPERATIONS)})_perf\b")
 PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err)>:|\d+:(?=\s|#))")
 """Of a line, as mpirun --tag-output and srun --label write it."""
@@ -226,7 +232,7 @@ class _Table:
 
 def _columns(words: str) -> tuple[str, ...]:
     """Of the heading of a table; empty where the line is none."""
-    found = tuple(words.lstrip("#").split())
+    found = tuple(word for word in words.lstrip("#").split() if word != "timestamp")
     table = found[:3] == ("size", "count", "type") and {"time", "algbw", "busbw"} <= {*found}
     return found if table else ()
 
@@ -241,7 +247,8 @@ def _read_heading(words: str, heading: _Heading) -> None:
     if version := VERSION.search(words):
         heading.nccl_version = version[1] or _from_code(int(version[2]))
     for kind, value in FORCED.findall(words):
-        heading.forced[kind] = value.lower() if value.isalnum() else ""  # a list forces none
+        known = CHOICES.get(value.lower(), value)
+        heading.forced[kind] = known if known.isalnum() else ""  # a list forces none
 
 
 def _from_code(code: int) -> str:

@@ -8,6 +8,11 @@ from numpy.typing import NDArray
 
 from autosync.simulator.backends.nccl.algorithms import generation
 from autosync.simulator.backends.nccl.constants import PRIORS, Constant
+from autosync.simulator.backends.nccl.measured_curves import (
+    MeasuredFactor,
+    curve_for,
+    measured_factor,
+)
 from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
 from autosync.simulator.topology import Topology
 
@@ -55,7 +60,8 @@ class CostSegment:
 def collective_times(
     topology: Topology, operation: str, size_bytes: F64, forced: Forced = NOTHING_FORCED
 ) -> CollectiveTimes:
-    """Seconds of an operation at each size, without anything beside it.
+    """Seconds of an operation at each size, without anything beside it: as measured on the cluster
+    where its file holds curves of it, else by the constants.
 
     size_bytes f64[n]: the whole buffer, as nccl-tests count it (of an all-gather the output, of a
     reduce-scatter the input).
@@ -74,6 +80,9 @@ def collective_times(
     )[place].T
     transfer = sizes * per_byte
     width = np.hypot((seconds - transfer) * startup_width, transfer * rate_width) / seconds
+    if (measured := _measured(topology, operation, sizes, forced)) is not None:
+        seconds = seconds * measured.factor
+        width = np.hypot(measured.width, width * measured.width_share)
     factor = np.exp(NINE_OF_TEN * width)
     return CollectiveTimes(
         seconds,
@@ -82,6 +91,19 @@ def collective_times(
         tuple(choices[each].algorithm for each in place),
         tuple(choices[each].protocol for each in place),
     )
+
+
+def _measured(
+    topology: Topology, operation: str, size_bytes: F64, forced: Forced
+) -> MeasuredFactor | None:
+    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
+    if curve is None or forced.channels:
+        return None
+
+    def constants_seconds(team: Topology, sizes: F64) -> F64:
+        return fastest(runnable(team, operation, forced), sizes)[0]
+
+    return measured_factor(topology, curve, size_bytes, constants_seconds)
 
 
 @lru_cache(maxsize=4096)
@@ -98,6 +120,8 @@ def cost_segments(
     if not choices:
         return ()
     seconds, place = fastest(choices, KNOTS_BYTES)
+    if (measured := _measured(topology, operation, KNOTS_BYTES, forced)) is not None:
+        seconds = seconds * measured.factor
     found = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
