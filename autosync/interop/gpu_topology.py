@@ -8,6 +8,7 @@ from autosync.cluster_file import MAX_BYTES
 from autosync.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput
 from autosync.interop import refused_file
+from autosync.link_rates import NVLINK_SHARE, PCIE_SHARE
 
 _refused = partial(refused_file, remedy="Give it what `nvidia-smi topo -m` prints, whole.")
 
@@ -25,13 +26,6 @@ ESCAPE = re.compile(
 )
 """The header is underlined, also where it is written into a file. Logs and web pages keep the
 codes without the escape byte, or show it as text."""
-
-NVLINK_SHARE = 0.78
-"""Of NVLink's rate that an all-reduce's payload reaches: 235 of 300 GB/s on a DGX A100
-(nccl-tests, bus bandwidth)."""
-PCIE_SHARE = 0.42
-"""Of a slot's rate, without peer-to-peer: 52.9 of 126 Gbit/s, fitted to nodes of four RTX 2080 Ti
-(docs/gpu-clusters.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from autosync.errors import InvalidInput
 from autosync.interop import refused_file
 from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_list import MAX_HOSTS, Host
-
-PAYLOAD_SHARE = 0.956
-"""Lists and options state a port's rate, a cluster what TCP carries of it at an MTU of 1500."""
+from autosync.link_rates import TCP_SHARE
 
 TRANSPORT_LATENCY_US = {"tcp": 50.0, "roce": 5.0, "infiniband": 5.0, "efa": 15.0}
 """One way between two hosts: TCP and RDMA as in the bundled clusters, EFA as AWS states it."""
@@ -84,7 +82,7 @@ def cluster_of_hosts(
         name,
         nodes,
         "nccl" if on_gpus else "gloo",
-        description=f"from {source}; {PAYLOAD_SHARE:.1%} of the rates of {hardware.ports} "
+        description=f"from {source}; {TCP_SHARE:.1%} of the rates of {hardware.ports} "
         f"port{'s' if hardware.ports > 1 else ''} a host; "
         + (f"{ASSUMED_TRANSPORT.upper()} is assumed; " if assumed else "")
         + "`autosync probe` measures it",
@@ -193,7 +191,7 @@ def _node(host: Host, hardware: HostHardware, source: str) -> Node:
             "State the rate on the wire in Gbit/s (--port-gbps; in a specification of AutoDist's "
             "network_bandwidth, for which AutoDist would assume 1).",
         )
-    bandwidth_gbps = round(rate * hardware.ports * PAYLOAD_SHARE, 9)
+    bandwidth_gbps = round(rate * hardware.ports * TCP_SHARE, 9)
     latency_us = hardware.stated_latency_us
     if host.server_only:
         return Node(host.address, (), bandwidth_gbps, None, latency_us, True, hardware.ports)

@@ -1,0 +1,144 @@
+"""The published sweeps of nccl-tests, each with the cluster that its columns describe."""
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.bundled_data import data_file
+from autosync.cluster import Cluster, Device, Node, Transport
+from autosync.simulator.backends.nccl import Forced
+from autosync.simulator.topology import Topology, topology_of
+
+F64 = NDArray[np.float64]
+
+DEVICE_OF = {
+    "A100-SXM4-40GB": "a100",
+    "A100-SXM4": "a100",
+    "A100": "a100",
+    "A100-SXM4-80GB": "a100-80gb",
+    "A100-PCIe-80GB": "a100-80gb",
+    "H100-SXM5-80GB": "h100",
+    "H100-PCIe": "h100-pcie",
+    "B200": "b200",
+    "GB200": "gb200",
+    "V100-SXM2-16GB": "v100",
+    "V100-SXM2-32GB": "v100",
+    "V100-32GB": "v100",
+    "RTX 4090": "rtx-4090",
+    "RTX 2080 Ti": "rtx-2080-ti",
+}
+GUESSED = {"gh200_slingshot_2n": "gh200", "aws_karpenter_sock": "t4"}
+"""Types of GPUs that a sweep does not state, of which little depends."""
+TRANSPORT_OF: dict[str, Transport] = {
+    "": "",
+    "none": "",
+    "EFA": "efa",
+    "TCP": "tcp",
+    "GPUDirect-TCPX": "gpudirect-tcpx",
+    "GPUDirect-TCPXO": "gpudirect-tcpxo",
+    "RoCE": "roce",
+    "InfiniBand": "infiniband",
+    "Slingshot": "slingshot",
+}
+ONE_PROCESS = ("-g 2", "-g 8", "1 process of 4 GPUs")
+"""Notes of sweeps whose one process drives several GPUs: their launches take it 30 us and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One run of nccl-tests.
+
+    size_bytes, seconds f64[n]. complete: the columns say all that a prediction needs; else `why`.
+    one_process: a single process drives all GPUs of a node, whose launches are a floor.
+    """
+
+    name: str
+    system: str
+    operation: str
+    topology: Topology
+    forced: Forced
+    size_bytes: F64
+    seconds: F64
+    one_process: bool
+    trust: str
+    why: str
+
+    @property
+    def complete(self) -> bool:
+        return not self.why
+
+    @property
+    def bus_factor(self) -> float:
+        """By which nccl-tests multiply bytes over seconds for the bus bandwidth."""
+        n = self.topology.ranks
+        return {
+            "all_reduce": 2 * (n - 1) / n,
+            "all_gather": (n - 1) / n,
+            "reduce_scatter": (n - 1) / n,
+        }.get(self.operation, 1.0)
+
+
+@cache
+def read_sweeps() -> tuple[Sweep, ...]:
+    """The sweeps of datasets/measurements/collectives.csv, in its order."""
+    with data_file("measurements", "collectives.csv").open(newline="") as file:
+        records = list(csv.DictReader(file))
+    names = dict.fromkeys(record["sweep_id"] for record in records)
+    return tuple(_sweep([each for each in records if each["sweep_id"] == name]) for name in names)
+
+
+def _sweep(records: list[dict[str, str]]) -> Sweep:
+    first = records[0]
+    rows = [(float(each["size_bytes"]), float(each["time_us"]) * 1e-6) for each in records]
+    sizes, seconds = np.array(rows).T
+    return Sweep(
+        name=first["sweep_id"],
+        system=first["system"],
+        operation=first["op"],
+        topology=topology_of(cluster_of(first)),
+        forced=Forced(algorithm=first["algo"], protocol=first["proto"]),
+        size_bytes=sizes,
+        seconds=seconds,
+        one_process=any(words in first["notes"] for words in ONE_PROCESS),
+        trust=first["trust"],
+        why=_what_is_missing(first),
+    )
+
+
+def _what_is_missing(record: dict[str, str]) -> str:
+    if record["nodes"] != "1" and not record["nic_gbps"] and "NVL72" not in record["intra"]:
+        return "its NICs are not stated"
+    if record["gpu"] not in DEVICE_OF and record["sweep_id"] not in GUESSED:
+        return "its GPUs are not stated"
+    if record["sweep_id"] == "tcp100_v100_4n":
+        return "its sockets collapsed, by settings that the author gives up"
+    return ""
+
+
+def cluster_of(record: dict[str, str]) -> Cluster:
+    """The cluster file that somebody would write for a sweep's columns."""
+    device = DEVICE_OF.get(record["gpu"]) or GUESSED.get(record["sweep_id"], "rtx-2080-ti")
+    nodes, gpus, intra = int(record["nodes"]), int(record["gpus_per_node"]), record["intra"]
+    if "NVL72" in intra:  # one NVLink domain, which NCCL treats like a node
+        nodes, gpus = 1, nodes * gpus
+    bridged, linked = "bridge" in intra, intra.startswith("NVLink") or "NVSwitch" in intra
+    between = record["transport"].split(" ")[0] if nodes > 1 else ""
+    node = {
+        "devices": (Device(device, gpus),),
+        "bandwidth_gbps": float(record["nic_gbps"] or 25.0) * int(record["nics_per_node"] or 1),
+        "intra_bandwidth_gbps": 64.0,
+        "nics": int(record["nics_per_node"] or 1),
+        "nic_gbps": float(record["nic_gbps"] or 25.0),
+        "nvswitch": "NVSwitch" in intra or "NVL72" in intra,
+        "gpu_link": "nvlink" if linked or bridged else "pcie",
+    }
+    return Cluster(
+        name=record["sweep_id"],
+        nodes=tuple(Node(f"10.0.0.{place}", **node) for place in range(1, nodes + 1)),
+        backend="nccl",
+        transport=TRANSPORT_OF[between],
+        nccl_version=record["nccl_version"],
+    )

@@ -1,0 +1,148 @@
+"""How long NCCL's operations take on a topology: what predictions and commands ask for."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.simulator.backends.nccl.algorithms import generation
+from autosync.simulator.backends.nccl.constants import PRIORS, Constant
+from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
+from autosync.simulator.topology import Topology
+
+F64 = NDArray[np.float64]
+
+KNOTS_BYTES: F64 = 2.0 ** np.arange(3.0, 38.5, 0.5)
+"""8 B to 256 GiB."""
+SEGMENT_ERROR = 0.04
+
+NINE_OF_TEN = 1.645
+"""Standard deviations on each side within which nine of ten of a normal distribution lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """seconds, low_seconds, high_seconds f64[n]: of each size; between the last two nine of ten
+    measurements are expected. algorithm, protocol: n names."""
+
+    seconds: F64
+    low_seconds: F64
+    high_seconds: F64
+    algorithm: tuple[str, ...]
+    protocol: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CostSegment:
+    """What an operation costs from `least_bytes` on, up to the next segment's.
+
+    seconds = startup_seconds + bytes x seconds_per_byte, of the whole buffer as nccl-tests count
+    it. gpu_bytes, nic_bytes: bytes through each GPU's port and through each NIC that the team uses,
+    in one direction, per byte of the message. channels: how many NCCL runs at once.
+    """
+
+    least_bytes: float
+    algorithm: str
+    protocol: str
+    startup_seconds: float
+    seconds_per_byte: float
+    gpu_bytes: float
+    nic_bytes: float
+    channels: int
+
+
+def collective_times(
+    topology: Topology, operation: str, size_bytes: F64, forced: Forced = NOTHING_FORCED
+) -> CollectiveTimes:
+    """Seconds of an operation at each size, without anything beside it.
+
+    size_bytes f64[n]: the whole buffer, as nccl-tests count it (of an all-gather the output, of a
+    reduce-scatter the input).
+
+    Raises:
+        InvalidInput: no such operation, algorithm or protocol, or none that runs on the topology.
+    """
+    sizes = np.asarray(size_bytes, dtype=np.float64)
+    choices = runnable(topology, operation, forced)
+    if not choices:
+        zeros = np.zeros(len(sizes))
+        return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
+    seconds, place = fastest(choices, sizes)
+    per_byte, startup_width, rate_width = np.array(
+        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
+    )[place].T
+    transfer = sizes * per_byte
+    width = np.hypot((seconds - transfer) * startup_width, transfer * rate_width) / seconds
+    factor = np.exp(NINE_OF_TEN * width)
+    return CollectiveTimes(
+        seconds,
+        seconds / factor,
+        seconds * factor,
+        tuple(choices[each].algorithm for each in place),
+        tuple(choices[each].protocol for each in place),
+    )
+
+
+@lru_cache(maxsize=4096)
+def cost_segments(
+    topology: Topology, operation: str, forced: Forced = NOTHING_FORCED
+) -> tuple[CostSegment, ...]:
+    """The same as affine pieces, ascending in size and within SEGMENT_ERROR of it; empty for a
+    single rank.
+
+    Raises:
+        InvalidInput: as `collective_times`.
+    """
+    choices = runnable(topology, operation, forced)
+    if not choices:
+        return ()
+    seconds, place = fastest(choices, KNOTS_BYTES)
+    found = []
+    for first, last in pieces(KNOTS_BYTES, seconds):
+        slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
+        run = choices[int(place[(first + last) // 2])]
+        found.append(
+            CostSegment(
+                least_bytes=float(KNOTS_BYTES[first]) if found else 0.0,
+                algorithm=run.algorithm,
+                protocol=run.protocol,
+                startup_seconds=float(seconds[first] - slope * KNOTS_BYTES[first]),
+                seconds_per_byte=float(slope),
+                gpu_bytes=run.gpu_bytes,
+                nic_bytes=run.nic_bytes,
+                channels=run.channels,
+            )
+        )
+    return tuple(found)
+
+
+def pieces(size_bytes: F64, seconds: F64) -> list[tuple[int, int]]:
+    """The fewest chords, from left to right, within SEGMENT_ERROR of the curve at its knots."""
+    found, first = [], 0
+    while first < len(size_bytes) - 1:
+        last = first + 1
+        while last + 1 < len(size_bytes) and _is_straight(size_bytes, seconds, first, last + 1):
+            last += 1
+        found.append((first, last))
+        first = last
+    return found
+
+
+def _is_straight(size_bytes: F64, seconds: F64, first: int, last: int) -> bool:
+    within = slice(first, last + 1)
+    ends = [first, last]
+    chord = np.interp(size_bytes[within], size_bytes[ends], seconds[ends])
+    return bool((np.abs(chord / seconds[within] - 1.0) <= SEGMENT_ERROR).all())
+
+
+def confidence(topology: Topology) -> dict[str, dict[str, Constant]]:
+    """The constants that a topology's times use: by class, by quantity, with how many sweeps each
+    was measured on."""
+    names = [generation(topology), topology.gpu_link]
+    if topology.nodes > 1:
+        names.append(topology.network)
+    return {
+        name: {quantity: each for (owner, quantity), each in PRIORS.items() if owner == name}
+        for name in names
+    }
