@@ -8,7 +8,6 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population, decode, encode
 from autosync.simulator.cost.compute_time import slowest_factors
-from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import prediction_of, restated_domain, slowdown
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
@@ -114,7 +113,9 @@ def explain_plan(
         if engine is None:
             assuming = replace(inputs, costs=assumed, compute=work)
             return float(assuming.play(np.array([factor])).seconds[0])
-        sharded = play_sharded(plans, index, assumed, work, factor, engine.shard_ranks)
+        sharded = play_sharded(
+            plans, index, inputs.network, assumed, work, factor, engine.shard_ranks
+        )
         return sharded.step_seconds
 
     real, not_slowed, no_startup, no_network, no_update = (
@@ -128,9 +129,7 @@ def explain_plan(
         )
     )
     rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-    links = network_of(domain.cluster, plans.teams)
-    classes = links.classes_of(plans)[rows]
-    busy = plans.wire_bytes[rows] @ links.load[classes]
+    busiest, busiest_seconds = inputs.network.busiest(plans, rows)
     return Explanation(
         step_seconds=real,
         compute_seconds=no_update,
@@ -138,10 +137,10 @@ def explain_plan(
         transfer_seconds=no_startup - no_network,
         startup_seconds=not_slowed - no_startup,
         slowed_seconds=real - not_slowed,
-        messages=len(classes),
+        messages=rows.stop - rows.start,
         wire_bytes=int(plans.wire_bytes[rows].sum()),
-        busiest=links.resources[int(busy.argmax())],
-        busiest_seconds=float(busy.max()),
+        busiest=busiest,
+        busiest_seconds=busiest_seconds,
         limit_seconds=bound.seconds,
         peak_memory_bytes=tuple(memory_of(whole).peak_bytes(plans, population)[index].tolist()),
         device_memory_bytes=tuple(device_memory_bytes(domain).tolist()),
