@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from autosync.collective_curve import MOST_SIZES, CollectiveCurve, CollectiveOperation
+from autosync.collective_curve import (
+    MOST_SIZES,
+    CollectiveCurve,
+    CollectiveOperation,
+    bus_share,
+)
 from autosync.interop import refused_file
 
 _refused = partial(
@@ -41,14 +46,6 @@ RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?\bPid\s+\d+\s+on\s+(\S+)\s+device\s")
 VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|\bnccl-library=(\d{4,5})\b")
 FORCED = re.compile(r"\bNCCL_(ALGO|PROTO)(?:\s*=\s*|\s+set by environment to\s+)([^\s\"']+)")
 TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\s*$")
-
-BUS_SHARE = {
-    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all": lambda ranks: (ranks - 1) / ranks,
-}
-"""busbw over algbw, of the operations where it is not 1."""
 
 SPIKE_BYTES = 65536
 """Smaller messages take no longer than larger ones: where they do, the first rows of a log hold
@@ -216,10 +213,10 @@ class _Table:
         )
         return Sweep(curve, heading.nccl_version)
 
-    def _check_bus_share(self, operation: str, ranks: int) -> None:
+    def _check_bus_share(self, operation: CollectiveOperation, ranks: int) -> None:
         if not self.bus_share:
             return
-        share = BUS_SHARE.get(operation, lambda ranks: 1.0)(ranks)
+        share = bus_share(operation, ranks)
         found = median(self.bus_share)
         if abs(found / share - 1) > ROUNDING:
             raise refused_file(

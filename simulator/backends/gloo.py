@@ -22,8 +22,9 @@ left out (`python -m benchmarks.published.gloo_messages`)."""
 
 def gloo_edges(operation: Op, team: Team, root: int) -> Edges:
     """All-reduce is a ring that waits for its segments, reduce a ring reduce-scatter that is then
-    gathered at the root, broadcast a binomial tree (its sources); the runtime's reduce-scatter is an all-to-all, because gloo's own
-    moves an all-reduce's bytes (measured), and its all-gather sends from every rank to every other.
+    gathered at the root, broadcast a binomial tree (its sources); the runtime's reduce-scatter is
+    an all-to-all, because gloo's own moves an all-reduce's bytes (measured), and its all-gather
+    sends from every rank to every other.
     """
     size = len(team)
     match operation:
