@@ -19,6 +19,7 @@ from autosync.profiling import profile_from_step_seconds, update_seconds
 from autosync.search.designs.known_designs import ddp
 from autosync.search.designs.published_methods import horovod
 from autosync.simulator.accumulation import accumulated_seconds
+from autosync.simulator.cost.applied_constants import straggler_slowdown
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
@@ -31,7 +32,8 @@ from benchmarks.published.training_systems import (
 
 ADAM_PASSES = 7 / 5
 """Adam reads value, gradient and two moments and writes three; SGD with momentum moves five."""
-ROUNDS = 6
+ASSUMED: dict[str, float] = {}
+ROUNDS = 5
 """Of finding the compute of a run from its seconds."""
 
 
@@ -59,6 +61,9 @@ def strategy_of(row: TrainingRow, domain: Domain) -> Strategy:
 def domain_of(row: TrainingRow, compute_seconds: float) -> Domain:
     graph = graph_of(row.model, row.batch_size, row.sequence, row.precision, row.engine)
     cluster = cluster_of(row.system, max(row.gpus, 2))
+    if ASSUMED:
+        cluster = replace(cluster, overlap_slowdown=ASSUMED["overlap"], transfer_slowdown=ASSUMED["transfer"])
+        compute_seconds *= 1.0 + straggler_slowdown(row.gpus, ASSUMED["straggler"])
     device = cluster.fastest_device_type
     profile = profile_from_step_seconds(graph, compute_seconds, device)
     spent = ADAM_PASSES * update_seconds(graph, device)
@@ -80,7 +85,7 @@ def compute_of(row: TrainingRow) -> float:
     measured run."""
     compute = row.seconds / row.accumulate
     for _ in range(ROUNDS):
-        compute *= (row.seconds / predicted_seconds(row, compute)) ** 1.0
+        compute *= row.seconds / predicted_seconds(row, compute)
     return compute
 
 

@@ -74,11 +74,12 @@ MODELS: dict[str, tuple[str, int]] = {
 MPT_SHAPES = {
     "MPT-125m": (12, 768), "MPT-350m": (24, 1024), "MPT-760m": (24, 1536), "MPT-1b": (24, 2048),
     "MPT-3b": (32, 2560), "MPT-7b": (32, 4096), "MPT-13b": (40, 5120), "MPT-30b": (48, 7168),
-    "MPT-70b": (64, 8192), "Transformer-XL base": (16, 512),
+    "MPT-70b": (80, 8192), "Transformer-XL base": (16, 512),
 }  # fmt: skip
-"""Blocks and width of decoders (llm-foundry, scripts/train/yamls/pretrain). MPT-70b has as many
-blocks as its stated number of parameters asks for."""
+"""Blocks and width of decoders (llm-foundry, scripts/train/yamls/pretrain; NVIDIA's example)."""
+VOCABULARIES = {"Transformer-XL base": 267735}
 VOCABULARY = 50368
+"""Tokens that a model knows, where `VOCABULARIES` does not say."""
 SEQUENCES = {"Transformer-XL base": 192}
 """Tokens of a sample where the table has none (NVIDIA's example, --tgt_len)."""
 
@@ -190,8 +191,8 @@ def gradient_dtype(precision: str, engine: str) -> DType:
 def decoder(name: str, blocks: int, width: int, batch_size: int, sequence: int) -> ModelGraph:
     """A decoder of `blocks` blocks by hand: a token table, and in each block four matrices with
     their vectors. FLOPs are of its matrix products; each block recomputes nothing."""
-    tokens = batch_size * sequence
-    variables: list[Variable] = [Variable("transformer.wte.weight", (VOCABULARY, width))]
+    tokens, known = batch_size * sequence, VOCABULARIES.get(name, VOCABULARY)
+    variables: list[Variable] = [Variable("transformer.wte.weight", (known, width))]
     operations: list[Operation] = [
         Operation("wte", "embedding", 0, 0, tokens * width * 2, True, (), (0,))
     ]
@@ -219,7 +220,7 @@ def decoder(name: str, blocks: int, width: int, batch_size: int, sequence: int) 
             if label == "attn.Wqkv":
                 flops = 2 * tokens * sequence * width
                 add(f"{at}.attention", "scaled_dot_product_attention", flops, ())
-    add("lm_head", "linear", 2 * tokens * VOCABULARY * width, (("transformer.norm_f", width, 0),))
+    add("lm_head", "linear", 2 * tokens * known * width, (("transformer.norm_f", width, 0),))
     last = range(len(operations))
     of = {variable: place for place, each in enumerate(operations) for variable in each.variables}
     order = tuple(sorted(range(len(variables)), key=lambda v: (-of[v], -v)))

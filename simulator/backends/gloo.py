@@ -49,6 +49,5 @@ GLOO = BackendModel(
     sharded_copies=True,
     always_tcp=True,
     owners_caveat="",
-    borrowed_constants="",
     descriptor=0.0,
 )

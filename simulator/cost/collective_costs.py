@@ -45,9 +45,13 @@ OPERATION_NAMES = {
 def has_collective_model(cluster: Cluster) -> bool:
     """Whether messages cost what the model of NCCL's collectives says: on GPUs, where the cluster
     file states no fitted costs."""
-    fitted = any(cost.kind != "engine" for cost in cluster.costs)
+    return on_nccl_gpus(cluster) and all(cost.kind == "engine" for cost in cluster.costs)
+
+
+def on_nccl_gpus(cluster: Cluster) -> bool:
+    """Whether NCCL moves the messages of GPUs of known types."""
     gpus = all(DEVICE_TYPES[device.type].is_gpu for device in cluster.device_of_rank())
-    return cluster.backend == "nccl" and gpus and not fitted
+    return cluster.backend == "nccl" and gpus
 
 
 @dataclass(frozen=True, slots=True)
