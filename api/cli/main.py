@@ -27,6 +27,7 @@ from autosync.api.cli.commands.probe import probe
 from autosync.api.cli.commands.profile import profile
 from autosync.api.cli.commands.quickstart import quickstart
 from autosync.api.cli.commands.rank import rank
+from autosync.api.cli.commands.scale import scale
 from autosync.api.cli.commands.schema import schema
 from autosync.api.cli.commands.serve import serve
 from autosync.api.cli.commands.simulator import app as simulator
@@ -98,6 +99,7 @@ LOOK = "Look into the results"
 app.command("tune", rich_help_panel=FIND)(tune)
 app.command("rank", rich_help_panel=FIND)(rank)
 app.command("predict", rich_help_panel=FIND)(predict)
+app.command("scale", rich_help_panel=FIND)(scale)
 app.command("collectives", rich_help_panel=FIND)(collectives)
 app.command("import", rich_help_panel=DESCRIBE)(import_model)
 app.command("models", rich_help_panel=DESCRIBE)(models)
