@@ -12,7 +12,6 @@ import typer
 from autosync.api.cli.commands.cluster import app as cluster
 from autosync.api.cli.commands.clusters import clusters
 from autosync.api.cli.commands.collect import collect
-from autosync.api.cli.commands.collectives import collectives
 from autosync.api.cli.commands.dataset import app as dataset
 from autosync.api.cli.commands.db import db
 from autosync.api.cli.commands.doctor import doctor
@@ -23,11 +22,12 @@ from autosync.api.cli.commands.import_model import import_model
 from autosync.api.cli.commands.keys import app as keys
 from autosync.api.cli.commands.models import models
 from autosync.api.cli.commands.predict import predict
+from autosync.api.cli.commands.predictions.collectives import collectives
+from autosync.api.cli.commands.predictions.scale import scale
 from autosync.api.cli.commands.probe import probe
 from autosync.api.cli.commands.profile import profile
 from autosync.api.cli.commands.quickstart import quickstart
 from autosync.api.cli.commands.rank import rank
-from autosync.api.cli.commands.scale import scale
 from autosync.api.cli.commands.schema import schema
 from autosync.api.cli.commands.serve import serve
 from autosync.api.cli.commands.simulator import app as simulator
