@@ -85,7 +85,9 @@ class Network:
             np.asarray(each, dtype=np.int64)
             for each in (operation, teams, np.add(root, 1, dtype=np.int64))
         )
-        classes: NDArray[np.int32] = self.message_class[tuple(places)]
+        found = self.message_class[tuple(places)]
+        shape = np.broadcast_shapes(np.shape(found), np.shape(wire_bytes))
+        classes: NDArray[np.int32] = np.broadcast_to(found, shape)
         for _ in range(self.most_classes - 1):
             following = np.minimum(classes + 1, self.last_class[classes])
             longer = np.asarray(wire_bytes) >= self.least_bytes[following]

@@ -86,3 +86,8 @@ def test_what_was_measured_on_aws_is_predicted_at_scales_left_out() -> None:
         )
         assert median(errors) < 0.05
         assert errors[int(0.9 * len(errors))] < 0.15
+
+
+def test_classes_take_the_shape_of_the_bytes_where_bytes_tell_nothing() -> None:
+    network = network_of(apart(4), cluster_teams(apart(4)))
+    assert network.class_of(Op.ALL_REDUCE, ALL_RANKS, -1, [1.0, 1e9]).shape == (2,)
