@@ -5,10 +5,11 @@ briefly; what a file leaves out follows from the types of its devices, and `Topo
 what was taken for it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from autosync.cluster import Cluster, Node
+from autosync.collective_curve import CollectiveCurve
 from autosync.devices import DEVICE_TYPES, PCIE_3, PCIE_4
 from autosync.link_rates import payload_share
 
@@ -45,6 +46,7 @@ class Topology:
     connection_gbytes_per_second: of one TCP connection, as the file states it; 0: not stated.
     nccl_version: major and minor; (0, 0): not stated.
     assumed: sentences of what the file leaves out and was taken for it.
+    curves: collectives that were measured on the cluster, of any team.
     """
 
     nodes: int
@@ -66,6 +68,11 @@ class Topology:
     connection_gbytes_per_second: float = 0.0
     nccl_version: tuple[int, int] = (0, 0)
     assumed: tuple[str, ...] = ()
+    curves: tuple[CollectiveCurve, ...] = ()
+
+    def of_nodes(self, nodes: int) -> "Topology":
+        """The same on another number of nodes."""
+        return self if nodes == self.nodes else replace(self, nodes=nodes)
 
     @property
     def ranks(self) -> int:
@@ -138,6 +145,7 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
         connection_gbytes_per_second=cluster.connection_gbps / 8,
         nccl_version=_version(cluster.nccl_version),
         assumed=tuple(assumed),
+        curves=cluster.curves,
     )
 
 

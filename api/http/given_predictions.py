@@ -1,9 +1,10 @@
 """What given strategies take on a cluster one need not have: seconds, an interval, and what both
 rest on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import not_found
@@ -13,19 +14,35 @@ from autosync.api.views.schemas import GivenPrediction, GivenPredictions
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import encode
+from autosync.simulator.accumulation import accumulated_seconds
 from autosync.simulator.backends import backend_of
+from autosync.simulator.binding import (
+    AssumedIteration,
+    assumed_iteration,
+    at_network_speed,
+    binding_of,
+)
 from autosync.simulator.cost.applied_constants import (
-    CONNECTION_RANGE_GBPS,
-    connection_limits,
+    ESTIMATED_COMPUTE_SHARE,
     extrapolations,
     interval_share,
-    with_borrowed_constants,
+    straggler_slowdown,
     with_engine,
     with_replication_costs,
 )
+from autosync.simulator.cost.class_constants import (
+    FITTED,
+    MEASURED,
+    REPLICATION,
+    network_factors,
+    unmeasured_classes,
+    with_stragglers,
+)
+from autosync.simulator.cost.collective_costs import on_nccl_gpus
 from autosync.simulator.cost.fitted_constants import Constants, constants_of, load_constants
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import fitting_rows, most_peak_bytes
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 from autosync.verification import verify
@@ -43,16 +60,21 @@ class StrategyToPredict:
     engine: str = ""
 
 
+BY_CLASS = "by-class"
+"""What answers name as constants where they are those of a system's classes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The domain with what its constants add. share: relative half-width of intervals.
-    connections: at which rates of a TCP connection to predict the ends of the interval, too."""
+    """The domain with what its constants add. share: relative half-width of intervals, besides
+    `network`: between which multiples of their seconds messages are expected."""
 
     domain: Domain
     constants: Constants | None
     share: float
     warnings: tuple[str, ...]
-    connections: tuple[float, ...] = ()
+    network: tuple[float, float] = (1.0, 1.0)
+    name: str | None = None
 
 
 def given_predictions(session: Session, body: PredictSpec) -> GivenPredictions:
@@ -70,11 +92,12 @@ def given_predictions(session: Session, body: PredictSpec) -> GivenPredictions:
     domain, fitted = calibration.domain, calibration.constants
     asked = strategies_to_predict(domain, body.strategies)
     predictor = simulator_of(session, body.simulator)
+    by_class = calibration.name == BY_CLASS
     return GivenPredictions(
-        constants=fitted.name if fitted else None,
-        constants_fitted=fitted.fitted if fitted else "",
-        constants_measured=fitted.measured if fitted else "",
-        items=answer_all(calibration, asked, body.engine, predictor),
+        constants=calibration.name,
+        constants_fitted=fitted.fitted if fitted else FITTED if by_class else "",
+        constants_measured=fitted.measured if fitted else MEASURED if by_class else "",
+        items=answer_all(calibration, asked, body.engine, predictor, body.accumulate),
     )
 
 
@@ -114,34 +137,44 @@ def _named(domain: Domain, given: str | Strategy) -> StrategyToPredict:
 def calibrate(alone: Domain, name: str, compute_is_known: bool) -> Calibration:
     """A domain profiled on one device, at the constants of that name.
 
-    name: `auto` for those that belong to the cluster, or for any other NCCL cluster to
-    those that its backend borrows; `none`.
+    name: `auto` for those that belong to the cluster by its name, or to the classes of any other
+    NCCL cluster; `none`.
 
     Raises:
         NotFound: there are no constants of that name.
     """
     own = constants_of(alone.cluster)
     constants = own if name in ("auto", "none") else load_constants(name)
-    borrowed = backend_of(alone.cluster).borrowed_constants
-    if name == "auto" and own is None and borrowed:
-        constants = load_constants(borrowed)
+    if name == "auto" and constants is None and on_nccl_gpus(alone.cluster):
+        return _calibrate_by_class(alone, compute_is_known)
     if name == "none" or constants is None:
         why = "no constants are used: the interval is a guess"
         return Calibration(alone, None, UNKNOWN_SHARE, (why,))
     beyond = extrapolations(alone, constants)
     warnings = [f"beyond what was measured: {each.why}" for each in beyond]
-    domain = alone
-    connections: tuple[float, ...] = ()
     if own != constants:
         warnings.append(f"nothing was fitted on {alone.cluster.name}: constants of another cluster")
-        if borrowed:
-            domain = replace(alone, cluster=with_borrowed_constants(alone.cluster, constants))
-            connections = CONNECTION_RANGE_GBPS if connection_limits(alone.cluster) else ()
     if not compute_is_known:
-        warnings.append("compute is an estimate: give --step-seconds")
+        warnings.append(ESTIMATED)
     share = interval_share(constants, beyond, compute_is_known)
-    domain = with_replication_costs(domain, constants)
-    return Calibration(domain, constants, share, tuple(warnings), connections)
+    domain = with_replication_costs(alone, constants)
+    return Calibration(domain, constants, share, tuple(warnings), name=constants.name)
+
+
+ESTIMATED = "compute is an estimate: give --step-seconds"
+
+
+def _calibrate_by_class(alone: Domain, compute_is_known: bool) -> Calibration:
+    warnings = [*unmeasured_classes(alone.cluster)]
+    share = REPLICATION.error_share
+    if not compute_is_known:
+        warnings.append(ESTIMATED)
+        share += ESTIMATED_COMPUTE_SHARE
+    slowest = straggler_slowdown(alone.world_size, REPLICATION.straggler_share)
+    domain = with_stragglers(alone, slowest)
+    largest = float(alone.variables.size_bytes.max())
+    network = network_factors(alone.cluster, largest)
+    return Calibration(domain, None, share, tuple(warnings), network, BY_CLASS)
 
 
 def answer_all(
@@ -149,34 +182,39 @@ def answer_all(
     asked: list[StrategyToPredict],
     engine: str | None,
     predictor: Simulator,
+    accumulate: int = 1,
 ) -> list[GivenPrediction]:
-    """engine: a system to charge in place of each method's own; None: its own.
+    """engine: a system to charge in place of each method's own; None: its own. accumulate: batches
+    whose gradients are added up before an update.
 
     Raises:
         InvalidInput: no constants are in use that tell an engine's time.
     """
     domain, fitted = calibration.domain, calibration.constants
-    bound = iteration_limit(domain).seconds
+    limit = iteration_limit(domain)
+    bound = limit.seconds + (accumulate - 1) * limit.compute_seconds
     answers = []
     strategies = [each.strategy for each in asked]
     peaks = most_peak_bytes(domain, strategies)
     fitting = {*fitting_rows(domain, encode(strategies, domain)).tolist()}
     for place, each in enumerate(asked):
         spent = _engine_seconds(each.engine if engine is None else engine, fitted)
-        seconds = _seconds(domain, each.strategy, spent, predictor)
-        ends = [seconds, *_at_connections(calibration, each.strategy, spent, predictor)]
+        found = _predicted(calibration, each.strategy, spent, predictor, accumulate)
         caveat = backend_of(domain.cluster).caveat(each.strategy, domain.cluster)
         answers.append(
             GivenPrediction(
                 strategy=each.name,
-                predicted_seconds=seconds,
-                low_seconds=min(ends) / (1.0 + calibration.share),
-                high_seconds=max(ends) * (1.0 + calibration.share),
-                samples_per_second=domain.batch_size * domain.world_size / seconds,
+                predicted_seconds=found.seconds,
+                low_seconds=found.low_seconds,
+                high_seconds=found.high_seconds,
+                samples_per_second=(
+                    accumulate * domain.batch_size * domain.world_size / found.seconds
+                ),
                 limit_seconds=bound,
-                percent_of_limit=100.0 * bound / seconds,
+                percent_of_limit=100.0 * bound / found.seconds,
+                binding=found.binding,
                 engine_seconds=spent,
-                constants=fitted.name if fitted else None,
+                constants=calibration.name,
                 predicted_peak_bytes=int(peaks[place]),
                 fits=place in fitting,
                 warnings=[*calibration.warnings, *((caveat,) if caveat else ())],
@@ -185,19 +223,49 @@ def answer_all(
     return answers
 
 
-def _seconds(domain: Domain, strategy: Strategy, spent: float, predictor: Simulator) -> float:
-    under = replace(domain, cluster=with_engine(domain.cluster, spent)) if spent else domain
-    return float(predictor.predict(under, encode([strategy], under))[0])
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    binding: str
 
 
-def _at_connections(
-    calibration: Calibration, strategy: Strategy, spent: float, predictor: Simulator
-) -> Iterator[float]:
-    """Seconds at each rate that a connection may have."""
-    domain = calibration.domain
-    for rate in calibration.connections:
-        cluster = replace(domain.cluster, connection_gbps=rate)
-        yield _seconds(replace(domain, cluster=cluster), strategy, spent, predictor)
+def _predicted(
+    calibration: Calibration,
+    strategy: Strategy,
+    spent: float,
+    predictor: Simulator,
+    accumulate: int,
+) -> _Predicted:
+    """spent: by an engine on each message. How much longer the iteration is where messages are as
+    slow as may be, and how much shorter, the timeline tells for every predictor."""
+    alone = calibration.domain
+    domain = replace(alone, cluster=with_engine(alone.cluster, spent)) if spent else alone
+    population = encode([strategy], domain)
+    seconds = float(predictor.predict(domain, population)[0])
+    iteration = assumed_iteration(compile_plans_fast(population, domain), population, domain, 0)
+    ends = (1.0, *_network_ratios(iteration, calibration.network))
+    found, low, high = (
+        float(accumulated_seconds(domain, population, np.array([seconds * end]), accumulate)[0])
+        for end in ends
+    )
+    width = 1.0 + calibration.share
+    return _Predicted(found, low / width, high * width, binding_of(iteration).resource)
+
+
+def _network_ratios(
+    iteration: AssumedIteration, factors: tuple[float, float]
+) -> tuple[float, float]:
+    """Of the iteration's seconds where messages take these multiples of theirs, over its own."""
+    if factors == (1.0, 1.0):
+        return factors
+    own = iteration.seconds()
+    low, high = (
+        iteration.seconds(at_network_speed(iteration.inputs.costs, each)) / own
+        for each in factors
+    )
+    return min(low, 1.0), max(high, 1.0)
 
 
 def _engine_seconds(name: str, fitted: Constants | None) -> float:

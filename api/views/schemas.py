@@ -391,9 +391,10 @@ class PredictedStrategies(BaseModel):
 class GivenPrediction(BaseModel):
     """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
     which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
-    engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the rank that
-    needs most. fits: whether every device has what its rank needs. warnings: why the interval is
-    wide."""
+    binding: what shortens the iteration most where it is faster: compute, startups of messages or
+    a link. engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the
+    rank that needs most. fits: whether every device has what its rank needs. warnings: why the
+    interval is wide."""
 
     strategy: str
     predicted_seconds: float
@@ -402,6 +403,7 @@ class GivenPrediction(BaseModel):
     samples_per_second: float
     limit_seconds: float
     percent_of_limit: float
+    binding: str
     engine_seconds: float
     constants: str | None
     predicted_peak_bytes: int

@@ -29,8 +29,6 @@ class BackendModel:
     sharded_copies: `fully_shard` gathers into, and reduces in, a copy of its own.
     always_tcp: whatever the cluster's latency says.
     owners_caveat: what users should know of strategies in which several ranks own variables.
-    borrowed_constants: the fitted constants that predictions for clusters without their own use;
-        empty: none.
     descriptor: the number of the backend among the figures that describe a domain to models.
     """
 
@@ -44,7 +42,6 @@ class BackendModel:
     sharded_copies: bool
     always_tcp: bool
     owners_caveat: str
-    borrowed_constants: str
     descriptor: float
 
     def edges_of(self, operation: Op, team: Team, root: int) -> Edges:

@@ -10,13 +10,13 @@ I64 = NDArray[np.int64]
 
 
 class MessageArrays(NamedTuple):
-    """The columns of a PlanTable that matter here; see there."""
+    """The columns of a PlanTable that matter here; see there. message_class: see `Network`."""
 
     first: I64
     operation: NDArray[np.uint8]
     channel: NDArray[np.uint8]
     root: NDArray[np.int16]
-    ranks: NDArray[np.uint16]
+    message_class: NDArray[np.int32]
     carries_values: NDArray[np.bool_]
     wire_bytes: I64
     ready: NDArray[np.int32]
@@ -27,7 +27,7 @@ class MessageArrays(NamedTuple):
 
 
 class CostArrays(NamedTuple):
-    """Per class of messages; see `cost.network.Network`.
+    """Per class of messages; see `cost.network_arrays.Network`.
 
     per_flow f64[K, U]: utilization over flows.
     link f64[K]: seconds that a message holds its links besides its bytes.
@@ -41,7 +41,6 @@ class CostArrays(NamedTuple):
     its device, from the start of backward on, while gradients are still computed.
     in_order: whether a message lands only when all before it on its channel have."""
 
-    message_class: NDArray[np.int16]
     startup: F64
     copy: F64
     link: F64

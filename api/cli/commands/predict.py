@@ -55,10 +55,13 @@ def predict(
     constants: Annotated[
         str,
         typer.Option(
-            help="Fitted constants: auto (by the cluster's name; NCCL clusters of other names take "
-            "rtx-2080-ti), none, or a name."
+            help="Fitted constants: auto (by the cluster's name; of other NCCL clusters those of "
+            "their classes of links, transports and GPUs), none, or a name."
         ),
     ] = "auto",
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Batches whose gradients are added up before an update.")
+    ] = 1,
     simulator: SimulatorName = "timeline",
     device: DeviceType = None,
     efficiency: Efficiency = None,
@@ -104,6 +107,7 @@ def predict(
             constants=constants,
             compute_is_known=step_seconds is not None,
             simulator=simulator,
+            accumulate=accumulate,
         )
     for each, name in zip(found.items, names, strict=False):
         each.strategy = name
@@ -120,12 +124,15 @@ def predict(
             f"{number_of_ms(each.low_seconds)} to {number_of_ms(each.high_seconds)}",
             f"{each.samples_per_second:.1f}",
             f"{each.percent_of_limit:.0f} %",
+            each.binding,
             f"{each.predicted_peak_bytes / 1e9:.2f}{'' if each.fits else ', does not fit'}",
         )
         for each in sorted(found.items, key=lambda each: each.predicted_seconds)
     ]
-    columns = ("strategy", "predicted ms", "between", "samples/s", "of the limit", "GB a rank")
-    print_table(columns, rows, right=columns[1:])
+    columns = (
+        "strategy", "predicted ms", "between", "samples/s", "of the limit", "bound by", "GB a rank"
+    )  # fmt: skip
+    print_table(columns, rows, right=(*columns[1:5], columns[6]))
     out.print("[dim]Predictions: nothing was run.[/]")
 
 

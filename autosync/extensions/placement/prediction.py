@@ -39,7 +39,7 @@ from autosync.simulator.cost.link_resources import (
     load_of,
     resources_of,
 )
-from autosync.simulator.cost.network import startup_seconds
+from autosync.simulator.cost.edge_costs import startup_seconds
 from autosync.simulator.extension_prediction import Prediction, Rows
 from autosync.simulator.memory.live_tensors import activation_curve, most_living, storages_of
 from autosync.simulator.memory.peak_memory import DomainMemory

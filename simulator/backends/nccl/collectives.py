@@ -8,6 +8,11 @@ from numpy.typing import NDArray
 
 from autosync.simulator.backends.nccl.algorithms import Candidate, generation
 from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
+from autosync.simulator.backends.nccl.measured_curves import (
+    MeasuredFactor,
+    curve_for,
+    measured_factor,
+)
 from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
 from autosync.simulator.topology import Topology
 
@@ -16,6 +21,9 @@ F64 = NDArray[np.float64]
 KNOTS_BYTES: F64 = 2.0 ** np.arange(3.0, 38.5, 0.5)
 """8 B to 256 GiB."""
 SEGMENT_ERROR = 0.04
+
+NINE_OF_TEN = 1.645
+"""Standard deviations on each side within which nine of ten of a normal distribution lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class CostSegment:
 def collective_times(
     topology: Topology, operation: str, size_bytes: F64, forced: Forced = NOTHING_FORCED
 ) -> CollectiveTimes:
-    """Seconds of an operation at each size, without anything beside it.
+    """Seconds of an operation at each size, without anything beside it: as measured on the cluster
+    where its file holds curves of it, else by the constants.
 
     size_bytes f64[n]: the whole buffer, as nccl-tests count it (of an all-gather the output, of a
     reduce-scatter the input).
@@ -66,7 +75,11 @@ def collective_times(
         zeros = np.zeros(len(sizes))
         return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
     seconds, place = fastest(choices, sizes)
-    factor = np.exp(fitted_constants().interval_scale * log_widths(choices, place, sizes, seconds))
+    half_width = fitted_constants().interval_scale * log_widths(choices, place, sizes, seconds)
+    if (measured := _measured(topology, operation, sizes, forced)) is not None:
+        seconds = seconds * measured.factor
+        half_width = np.hypot(NINE_OF_TEN * measured.width, half_width * measured.width_share)
+    factor = np.exp(half_width)
     return CollectiveTimes(
         seconds,
         seconds / factor,
@@ -88,6 +101,19 @@ def log_widths(
     return result
 
 
+def _measured(
+    topology: Topology, operation: str, size_bytes: F64, forced: Forced
+) -> MeasuredFactor | None:
+    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
+    if curve is None or forced.channels:
+        return None
+
+    def constants_seconds(team: Topology, sizes: F64) -> F64:
+        return fastest(runnable(team, operation, forced), sizes)[0]
+
+    return measured_factor(topology, curve, size_bytes, constants_seconds)
+
+
 @lru_cache(maxsize=4096)
 def cost_segments(
     topology: Topology, operation: str, forced: Forced = NOTHING_FORCED
@@ -102,6 +128,8 @@ def cost_segments(
     if not choices:
         return ()
     seconds, place = fastest(choices, KNOTS_BYTES)
+    if (measured := _measured(topology, operation, KNOTS_BYTES, forced)) is not None:
+        seconds = seconds * measured.factor
     found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])

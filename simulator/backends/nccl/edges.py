@@ -33,6 +33,5 @@ NCCL = BackendModel(
         "one operation at a time: with n of them, each waits for n - 1 others. Dedicated server "
         "hosts (`server_only: true`) or a reduce-scatter (`zero1`, `dear`) do not wait so."
     ),
-    borrowed_constants="rtx-2080-ti",
     descriptor=1.0,
 )
