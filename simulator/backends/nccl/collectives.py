@@ -178,6 +178,10 @@ def confidence(topology: Topology) -> dict[str, dict[str, Constant]]:
 
 
 def classes_of(topology: Topology) -> tuple[str, ...]:
-    """The classes whose constants a topology's times use."""
-    network = (topology.network,) if topology.nodes > 1 else ()
-    return (generation(topology), topology.gpu_link, *network)
+    """The classes whose constants a topology's times rest on."""
+    found = [generation(topology)]
+    if topology.gpus_per_node > 1:
+        found.append(topology.gpu_link)
+    if topology.nodes > 1:
+        found.append(topology.network)
+    return tuple(found)
