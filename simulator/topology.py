@@ -20,6 +20,9 @@ CUT_LINK_SHARE = 0.7
 """A node that states less than this share of its GPUs' NVLinks has links that are cut (an H800 has
 200 of 450 GB/s); above it, what an all-reduce reaches is the constants' matter."""
 
+GPUDIRECT_EFA_YEAR, SECOND_EFA_YEAR = 2020, 2022
+"""From GPUs of which year on EFA reads their memory, and is of its second generation."""
+
 RDMA_LATENCY_US = 20.0
 """Where no transport is stated: nodes of a lower latency are taken to use InfiniBand (1 to 5 us),
 others TCP (tens)."""
@@ -84,10 +87,17 @@ class Topology:
 
     @property
     def network(self) -> str:
-        """The class of the network between nodes; "" for a single one. EFA reads GPUs' memory from
-        the A100 on; before, messages pass host memory."""
-        staged = self.transport == "efa" and DEVICE_TYPES[self.gpu].year < 2020
-        return f"{self.transport}-staged" if staged else self.transport
+        """The class of the network between nodes; "" for a single one. EFA's first generation (with
+        V100 and A100) has several times the latency of the second."""
+        early = DEVICE_TYPES[self.gpu].year < SECOND_EFA_YEAR
+        return "efa-early" if self.transport == "efa" and early else self.transport
+
+    @property
+    def staged(self) -> bool:
+        """Whether a thread of each rank copies what it sends through host memory: TCP does, and EFA
+        reads GPUs' memory from the A100 on."""
+        before = DEVICE_TYPES[self.gpu].year < GPUDIRECT_EFA_YEAR
+        return self.transport == "tcp" or (self.transport == "efa" and before)
 
     @property
     def node_gbytes_per_second(self) -> float:

@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.backends.nccl.algorithms import generation
-from autosync.simulator.backends.nccl.constants import PRIORS, Constant
+from autosync.simulator.backends.nccl.algorithms import Candidate, generation
+from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
 from autosync.simulator.backends.nccl.measured_curves import (
     MeasuredFactor,
     curve_for,
@@ -75,15 +75,11 @@ def collective_times(
         zeros = np.zeros(len(sizes))
         return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
     seconds, place = fastest(choices, sizes)
-    per_byte, startup_width, rate_width = np.array(
-        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
-    )[place].T
-    transfer = sizes * per_byte
-    width = np.hypot((seconds - transfer) * startup_width, transfer * rate_width) / seconds
+    half_width = fitted_constants().interval_scale * log_widths(choices, place, sizes, seconds)
     if (measured := _measured(topology, operation, sizes, forced)) is not None:
         seconds = seconds * measured.factor
-        width = np.hypot(measured.width, width * measured.width_share)
-    factor = np.exp(NINE_OF_TEN * width)
+        half_width = np.hypot(NINE_OF_TEN * measured.width, half_width * measured.width_share)
+    factor = np.exp(half_width)
     return CollectiveTimes(
         seconds,
         seconds / factor,
@@ -91,6 +87,18 @@ def collective_times(
         tuple(choices[each].algorithm for each in place),
         tuple(choices[each].protocol for each in place),
     )
+
+
+def log_widths(
+    choices: tuple[Candidate, ...], place: NDArray[np.int64], size_bytes: F64, seconds: F64
+) -> F64:
+    """By what the widths of constants move the logarithm of each time, `(n,)`, half a width."""
+    per_byte, startup, rate = np.array(
+        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
+    )[place].T
+    transfer = size_bytes * per_byte
+    result: F64 = np.hypot((seconds - transfer) * startup, transfer * rate) / seconds
+    return result
 
 
 def _measured(
@@ -122,7 +130,7 @@ def cost_segments(
     seconds, place = fastest(choices, KNOTS_BYTES)
     if (measured := _measured(topology, operation, KNOTS_BYTES, forced)) is not None:
         seconds = seconds * measured.factor
-    found = []
+    found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
         run = choices[int(place[(first + last) // 2])]
@@ -163,10 +171,13 @@ def _is_straight(size_bytes: F64, seconds: F64, first: int, last: int) -> bool:
 def confidence(topology: Topology) -> dict[str, dict[str, Constant]]:
     """The constants that a topology's times use: by class, by quantity, with how many sweeps each
     was measured on."""
-    names = [generation(topology), topology.gpu_link]
-    if topology.nodes > 1:
-        names.append(topology.network)
     return {
-        name: {quantity: each for (owner, quantity), each in PRIORS.items() if owner == name}
-        for name in names
+        name: {quantity: each for (owner, quantity), each in constants().items() if owner == name}
+        for name in classes_of(topology)
     }
+
+
+def classes_of(topology: Topology) -> tuple[str, ...]:
+    """The classes whose constants a topology's times use."""
+    network = (topology.network,) if topology.nodes > 1 else ()
+    return (generation(topology), topology.gpu_link, *network)
