@@ -20,14 +20,16 @@ F64 = NDArray[np.float64]
 
 REPEATED_WIDTH = 0.05
 """Standard deviation of the logarithm of one collective's seconds from run to run."""
+CARRIED_WIDTH = 0.15
 CARRIED_SHARE = 0.5
-"""Of the constants' width that is left on another node count than the measured one."""
+"""On another number of nodes than the measured one: the same of what the two numbers differ by, and
+the share of the constants' width that is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFactor:
     """factor f64[n]: measured over constants' seconds, at each size. width f64[n]: standard
-    deviation of its logarithm, from run to run. width_share f64[n]: of the constants' own width
+    deviation of its logarithm, from run to run and to other numbers of nodes. width_share f64[n]: of the constants' own width
     that is left."""
 
     factor: F64
@@ -71,6 +73,6 @@ def measured_factor(
     inside = (size_bytes >= at[0]) & (size_bytes <= at[-1])
     return MeasuredFactor(
         np.exp(np.interp(places, np.log(at), ratio)),
-        np.full(len(size_bytes), REPEATED_WIDTH),
+        np.full(len(size_bytes), REPEATED_WIDTH if exact else CARRIED_WIDTH),
         np.where(inside & exact, 0.0, CARRIED_SHARE),
     )
