@@ -11,7 +11,7 @@ from autosync.collective_curve import CollectiveOperation
 from autosync.errors import NotSupported
 from autosync.plan.plan_table import ALL_RANKS, cluster_teams
 from autosync.simulator.backends.nccl import CollectiveTimes, Forced, collective_times
-from autosync.simulator.backends.nccl.measured_curves import curve_for, measured_factor
+from autosync.simulator.backends.nccl.measured_curves import NINE_OF_TEN, at_measured, curve_for
 from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.cost.message_classes import COST_KIND
 from autosync.simulator.cost.network import network_of
@@ -28,7 +28,6 @@ BY_EDGES: dict[CollectiveOperation, Op] = {
 }
 """What plans hold, and so is predicted where messages cost what their links take."""
 
-NINE_OF_TEN = 1.645
 ASSUMED_STARTUP_WIDTH = 0.5
 LINK_WIDTH = 0.08
 """Standard deviations of the logarithm of what was not measured: gloo's messages on AWS were
@@ -75,13 +74,14 @@ def _by_edges(cluster: Cluster, operation: CollectiveOperation, sizes: F64) -> C
     else:
         starting = startup / seconds * ASSUMED_STARTUP_WIDTH
         width = np.hypot(starting, (1.0 - startup / seconds) * LINK_WIDTH)
+    half_width = NINE_OF_TEN * width
     topology = topology_of(cluster)
     curve = curve_for(topology, operation, "", "")
     if curve is not None and curve.nodes == topology.nodes:
-        measured = measured_factor(topology, curve, sizes, lambda _, at: seconds_of(at))
-        seconds = seconds * measured.factor
-        width = np.hypot(measured.width, width * measured.width_share)
-    factor = np.exp(NINE_OF_TEN * width)
+        seconds, half_width = at_measured(
+            topology, curve, sizes, lambda _, at: seconds_of(at), half_width
+        )
+    factor = np.exp(half_width)
     none = ("",) * len(sizes)
     return CollectiveTimes(seconds, seconds / factor, seconds * factor, none, none)
 

@@ -115,8 +115,8 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
 
     Where nodes differ, the slowest links, the slowest NICs and the fullest node count.
     """
-    node_of = cluster.node_of_server()
-    members = [int(node_of[rank]) for rank in team if rank < cluster.world_size] or [0]
+    node_of, world = cluster.node_of_server(), cluster.world_size
+    members = [int(node_of[rank]) for rank in team if rank < world] or [0]
     held = {place: members.count(place) for place in sorted(set(members))}
     crosses = len(held) > 1
     assumed: list[str] = []

@@ -26,20 +26,22 @@ from autosync.simulator.cost.applied_constants import (
     ESTIMATED_COMPUTE_SHARE,
     extrapolations,
     interval_share,
-    straggler_slowdown,
     with_engine,
     with_replication_costs,
 )
 from autosync.simulator.cost.class_constants import (
     FITTED,
     MEASURED,
-    REPLICATION,
     network_factors,
     unmeasured_classes,
-    with_stragglers,
 )
 from autosync.simulator.cost.collective_costs import on_nccl_gpus
 from autosync.simulator.cost.fitted_constants import Constants, constants_of, load_constants
+from autosync.simulator.cost.replication_constants import (
+    REPLICATION,
+    replication_slowdown,
+    with_replication,
+)
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import fitting_rows, most_peak_bytes
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -170,8 +172,7 @@ def _calibrate_by_class(alone: Domain, compute_is_known: bool) -> Calibration:
     if not compute_is_known:
         warnings.append(ESTIMATED)
         share += ESTIMATED_COMPUTE_SHARE
-    slowest = straggler_slowdown(alone.world_size, REPLICATION.straggler_share)
-    domain = with_stragglers(alone, slowest)
+    domain = with_replication(alone, replication_slowdown(alone.cluster))
     largest = float(alone.variables.size_bytes.max())
     network = network_factors(alone.cluster, largest)
     return Calibration(domain, None, share, tuple(warnings), network, BY_CLASS)

@@ -196,6 +196,12 @@ class _Table:
                 "the log does not list its ranks (# Rank 0 ... on HOST)",
                 "State how many there were, and on how many hosts (--ranks, --nodes).",
             )
+        if ranks < 2:
+            raise refused_file(
+                self.where,
+                "one rank has nothing to exchange",
+                "Give the log of a run on two GPUs or more.",
+            )
         if len(self.seconds) > MOST_SIZES:
             raise _refused(self.where, f"has more than {MOST_SIZES} sizes")
         self._check_bus_share(operation, ranks)

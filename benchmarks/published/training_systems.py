@@ -65,6 +65,10 @@ SYSTEMS = {
 }
 """By the beginning of a row's system. MosaicML: 1,600 Gbit/s a node, RoCE (its table's title)."""
 
+CUBE_MESH = {2: 1 / 3, 4: 2 / 3}
+"""Of its six NVLinks a V100 of a DGX-1 has two to its nearest neighbour, and four to the three GPUs
+of its half (white paper)."""
+
 MODELS: dict[str, tuple[str, int]] = {
     "BERT-large pretraining": ("bert_large", 0),
     "ResNet-50 v1.5": ("resnet50", 0),
@@ -143,6 +147,7 @@ def cluster_of(row_system: str, gpus: int) -> Cluster:
     system = _system_named(row_system)
     assert system is not None
     each, nodes = min(gpus, system.gpus), ceil(gpus / system.gpus)
+    meshed = 1.0 if system.nvswitch else CUBE_MESH.get(each, 1.0)
     share = 0.956 if system.transport == "tcp" else 0.97
     return Cluster(
         f"{row_system}, {gpus} GPUs",
@@ -151,7 +156,7 @@ def cluster_of(row_system: str, gpus: int) -> Cluster:
                 f"10.{i // 62500}.{i // 250 % 250}.{i % 250 + 1}",
                 (Device(system.gpu, each),),
                 bandwidth_gbps=system.nics * system.nic_gbps * share,
-                intra_bandwidth_gbps=system.link_gbps,
+                intra_bandwidth_gbps=system.link_gbps * meshed,
                 latency_us=5.0,
                 nics=system.nics,
                 nic_gbps=system.nic_gbps,

@@ -45,6 +45,7 @@ GLOO = BackendModel(
     streams=(Op.ALL_GATHER, Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL),
     stepwise=(Op.ALL_REDUCE, Op.REDUCE),  # gloo/allreduce.cc, gloo/reduce.cc: two segments at once
     starts_on_host=True,
+    felt_early=False,
     ranks_add_up=(Op.REDUCE_SCATTER, Op.PUSH),
     sharded_copies=True,
     always_tcp=True,

@@ -1,38 +1,20 @@
 """What the class of a system tells of predictions for it, where nothing was measured on itself.
 
-Times of collectives come from `backends.nccl.constants`, by classes of links, transports and GPUs.
-Here is what replication adds to compute, which no data sheet states: it was fitted to published
-training runs (`python -m benchmarks.published.training_rows`), and how far off these are when
-whole systems are left out is the width of a prediction's interval.
+Times of collectives come from `backends.nccl.constants`, by classes of links, transports and GPUs;
+what replication adds to compute from `replication_constants`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autosync.cluster import Cluster
 from autosync.devices import DEVICE_TYPES
-from autosync.domain import Domain
 from autosync.simulator.backends.nccl import collective_times, confidence
 from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.topology import topology_of
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicationConstants:
-    """straggler_share: standard deviation of a device's compute, over its mean. overlap_slowdown:
-    share by which compute takes longer while messages are on the wire. transfer_slowdown: as a
-    cluster's. error_share: nine of ten left-out runs were off by less."""
-
-    straggler_share: float
-    overlap_slowdown: float
-    transfer_slowdown: float
-    error_share: float
-
-
-REPLICATION = ReplicationConstants(0.012, 0.1, 0.0, 0.12)
-"""Fitted on V100 and A100 systems of 2 to 1,024 GPUs; taken for all GPUs."""
 FITTED = "priors of NCCL's tuner and data sheets, and published sweeps of nccl-tests, by class"
 MEASURED = "nccl-tests and training runs of other systems (datasets/measurements)"
 MEASURED_YEARS = (2017, 2020)
@@ -72,15 +54,3 @@ def network_factors(cluster: Cluster, size_bytes: float) -> tuple[float, float]:
         return 1.0, 1.0
     low, high = times.low_seconds[0], times.high_seconds[0]
     return float(low / times.seconds[0]), float(high / times.seconds[0])
-
-
-def with_stragglers(domain: Domain, slowdown: float) -> Domain:
-    """A domain profiled on one device, at the pace of the slowest of many: `slowdown` longer."""
-    profile = domain.profile
-    stretched = replace(
-        profile,
-        forward_seconds=tuple(each * (1.0 + slowdown) for each in profile.forward_seconds),
-        backward_seconds=tuple(each * (1.0 + slowdown) for each in profile.backward_seconds),
-        note=f"{profile.note}; the slowest of {domain.world_size} takes {slowdown:.1%} longer",
-    )
-    return replace(domain, profile=stretched)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autosync.cluster import Cluster
 from autosync.codes import Op
 from autosync.devices import DEVICE_TYPES
-from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, Teams
+from autosync.plan.plan_table import FIRST_SERVER, Teams
 from autosync.simulator.backends import backend_of
 from autosync.simulator.backends.nccl import CostSegment, cost_segments
 from autosync.simulator.cost.alike_servers import AlikeServers, alike_servers
@@ -28,6 +28,7 @@ from autosync.simulator.cost.message_classes import (
     message_classes,
 )
 from autosync.simulator.cost.network_arrays import Network
+from autosync.simulator.cost.replication_constants import REPLICATION
 from autosync.simulator.topology import Topology, topology_of, topology_of_team
 
 F64 = NDArray[np.float64]
@@ -72,18 +73,23 @@ class _Class:
 def collective_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     """The costs of every class of messages that plans over these teams can hold."""
     costs = _ClassCosts(cluster)
-    message_class = np.full((len(Op), len(teams), cluster.servers + 1), -1, dtype=np.int32)
+    team_kind = np.arange(len(teams))
+    with_server = slice(FIRST_SERVER, FIRST_SERVER + cluster.servers)
+    team_kind[with_server] = FIRST_SERVER
+    team_kind[with_server.stop :] -= cluster.servers - 1
+    _, root_kind = np.unique(costs.servers.first, return_inverse=True)
+    root_kind = np.concatenate([[0], root_kind + 1])
+    kinds = len(Op), int(team_kind[-1]) + 1, int(root_kind.max()) + 1
+    message_class = np.full(kinds, -1, dtype=np.int32)
     classes: list[_Class] = []
     last_class: list[int] = []
-    known: dict[tuple[object, ...], int] = {}
     for operation, team, root in message_classes(cluster, teams):
-        alike = costs.alike_to(operation, team, teams[team], root)
-        if alike not in known:
-            known[alike] = len(classes)
+        place = operation, team_kind[team], root_kind[root + 1]
+        if message_class[place] < 0:
+            message_class[place] = len(classes)
             found = costs.classes(operation, teams[team], root)
             last_class += [len(classes) + len(found) - 1] * len(found)
             classes += found
-        message_class[operation, team, root + 1] = known[alike]
     links = np.array([each.links for each in classes]) / costs.rates
     roots = np.array([each.root for each in classes]) / costs.root_rates
     own = roots.max(axis=1)
@@ -98,10 +104,12 @@ def collective_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     first = np.unique(column, return_index=True)[1]
     first = first[share.max(axis=0)[first] > 0]
     utilization = np.ascontiguousarray(share[:, first])
-    engine = cluster.cost("engine")
+    engine, overlap = cluster.cost("engine"), cluster.overlap_slowdown
     count = len(classes)
     return Network(
         message_class=message_class,
+        team_kind=team_kind,
+        root_kind=root_kind,
         least_bytes=np.array([each.least_bytes for each in classes]),
         last_class=np.array(last_class, dtype=np.int32),
         operations=np.array([each.operation for each in classes], dtype=np.uint8),
@@ -123,7 +131,7 @@ def collective_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
             engine.startup_seconds + engine.startup_seconds_per_worker * cluster.world_size
         ),
         transfer_slowdown=cluster.transfer_slowdown,
-        compute_slowdown=cluster.compute_slowdown,
+        compute_slowdown=REPLICATION.overlap_slowdown if overlap is None else overlap,
         owner_seconds_per_byte=own,
     )
 
@@ -145,14 +153,6 @@ class _ClassCosts:
         self.rates, self.names = np.array(rates), tuple(names)
         # of a root, what passes its NICs is counted in seconds already
         self.root_rates = np.array([1.0, 1.0, self.port, self.port])
-
-    def alike_to(self, operation: Op, team: int, teams: Teams, root: int) -> tuple[object, ...]:
-        """Equal for messages that cost the same."""
-        if operation in SERVER_OPERATIONS:
-            return operation, min(team, FIRST_SERVER), int(self.servers.first[root])
-        if operation in OPERATION_NAMES:
-            return operation, self._slowest(teams), self._kinds_of(teams)
-        return operation, team
 
     def classes(self, operation: Op, teams: Teams, root: int) -> list[_Class]:
         """Of a message, by its bytes."""

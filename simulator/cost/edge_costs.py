@@ -82,6 +82,8 @@ def edge_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
 
     return Network(
         message_class=message_class,
+        team_kind=np.arange(len(teams)),
+        root_kind=np.arange(cluster.servers + 1),
         least_bytes=np.zeros(len(classes)),
         last_class=np.arange(len(classes), dtype=np.int32),
         operations=np.array(operations, dtype=np.uint8),

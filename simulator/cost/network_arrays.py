@@ -21,9 +21,11 @@ F64 = NDArray[np.float64]
 class Network:
     """K classes of messages over R resources.
 
-    message_class i32[11, teams, servers + 1]: by operation, teams and root + 1 (see `class_of`); -1
+    message_class i32[11, T, S]: by operation and kinds of teams and of roots (see `class_of`); -1
         for messages that no plan holds. The first class of the message; those of more bytes
         follow it.
+    team_kind i64[teams], root_kind i64[servers + 1]: of each of the plans' teams, and of each
+        root, counted from -1, which is none. Alike ones are of one kind.
     least_bytes f64[K]: from which on messages are of the class. last_class i32[K]: of the classes
         of the same message.
     startup_seconds f64[K]; copy_seconds_per_byte f64[K]: an engine's own copies.
@@ -47,6 +49,8 @@ class Network:
     """
 
     message_class: NDArray[np.int32]
+    team_kind: NDArray[np.int64]
+    root_kind: NDArray[np.int64]
     least_bytes: F64
     last_class: NDArray[np.int32]
     operations: NDArray[np.uint8]
@@ -81,11 +85,9 @@ class Network:
         wire_bytes: ArrayLike = 0,
     ) -> NDArray[np.int32]:
         """The classes of messages by operation, teams, root (-1: none) and bytes; all broadcast."""
-        places = (
-            np.asarray(each, dtype=np.int64)
-            for each in (operation, teams, np.add(root, 1, dtype=np.int64))
-        )
-        found = self.message_class[tuple(places)]
+        kinds = self.team_kind[np.asarray(teams, dtype=np.int64)]
+        roots = self.root_kind[np.add(root, 1, dtype=np.int64)]
+        found = self.message_class[np.asarray(operation), kinds, roots]
         shape = np.broadcast_shapes(np.shape(found), np.shape(wire_bytes))
         classes: NDArray[np.int32] = np.broadcast_to(found, shape)
         for _ in range(self.most_classes - 1):

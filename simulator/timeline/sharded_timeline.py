@@ -204,7 +204,8 @@ class _Player:
             self._spend("wait", arrived)
             return
         self.free[own_queue] = arrived
-        self.wired = _with_interval(self.wired, (float(wired), arrived))
+        felt = start if costs.felt_early else float(wired)
+        self.wired = _with_interval(self.wired, (felt, arrived))
 
     def _beside_compute(self, message_class: int) -> float:
         """How many times its seconds a message takes at ports that backward uses, too."""

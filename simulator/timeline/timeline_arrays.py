@@ -39,7 +39,8 @@ class CostArrays(NamedTuple):
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
     its device, from the start of backward on, while gradients are still computed.
-    in_order: whether a message lands only when all before it on its channel have."""
+    in_order: whether a message lands only when all before it on its channel have.
+    felt_early: whether compute feels a message from its startup on."""
 
     startup: F64
     copy: F64
@@ -57,6 +58,7 @@ class CostArrays(NamedTuple):
     host_byte: F64
     ahead: float
     in_order: bool
+    felt_early: bool
 
 
 class ComputeArrays(NamedTuple):

@@ -237,6 +237,7 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         host_byte=costs.host_seconds_per_byte,
         ahead=0.0 if backend.starts_on_host else engine,
         in_order=backend.starts_on_host,
+        felt_early=backend.felt_early,
     )
 
 

@@ -116,7 +116,7 @@ def _print(cluster: "Cluster", curves: "tuple[CollectiveCurve, ...]") -> None:
             warn(
                 f"{curve}: the cluster has {cluster.world_size} ranks on {hosts} nodes, "
                 + (
-                    "for which the measured share is carried over."
+                    "whose predictions the curve moves and does not replace."
                     if carried
                     else "for which the curve does not count."
                 )

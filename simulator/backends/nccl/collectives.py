@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 
 from autosync.simulator.backends.nccl.algorithms import Candidate, generation
 from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
-from autosync.simulator.backends.nccl.measured_curves import (
-    MeasuredFactor,
-    curve_for,
-    measured_factor,
-)
+from autosync.simulator.backends.nccl.measured_curves import at_measured, curve_for
 from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
 from autosync.simulator.topology import Topology
 
@@ -21,9 +17,6 @@ F64 = NDArray[np.float64]
 KNOTS_BYTES: F64 = 2.0 ** np.arange(3.0, 38.5, 0.5)
 """8 B to 256 GiB."""
 SEGMENT_ERROR = 0.04
-
-NINE_OF_TEN = 1.645
-"""Standard deviations on each side within which nine of ten of a normal distribution lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +67,7 @@ def collective_times(
     if not choices:
         zeros = np.zeros(len(sizes))
         return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
-    seconds, place = fastest(choices, sizes)
-    half_width = fitted_constants().interval_scale * log_widths(choices, place, sizes, seconds)
-    if (measured := _measured(topology, operation, sizes, forced)) is not None:
-        seconds = seconds * measured.factor
-        half_width = np.hypot(NINE_OF_TEN * measured.width, half_width * measured.width_share)
+    seconds, place, half_width = _times(topology, operation, sizes, forced)
     factor = np.exp(half_width)
     return CollectiveTimes(
         seconds,
@@ -101,17 +90,25 @@ def log_widths(
     return result
 
 
-def _measured(
+def _times(
     topology: Topology, operation: str, size_bytes: F64, forced: Forced
-) -> MeasuredFactor | None:
-    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
-    if curve is None or forced.channels:
-        return None
+) -> tuple[F64, NDArray[np.int64], F64]:
+    """Seconds, the place of the choice among the runnable ones, and half the width of the
+    logarithm's interval, of each size; `(n,)` each."""
 
     def constants_seconds(team: Topology, sizes: F64) -> F64:
         return fastest(runnable(team, operation, forced), sizes)[0]
 
-    return measured_factor(topology, curve, size_bytes, constants_seconds)
+    choices = runnable(topology, operation, forced)
+    seconds, place = fastest(choices, size_bytes)
+    scale = fitted_constants().interval_scale
+    half_width: F64 = scale * log_widths(choices, place, size_bytes, seconds)
+    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
+    if curve is not None and not forced.channels:
+        seconds, half_width = at_measured(
+            topology, curve, size_bytes, constants_seconds, half_width
+        )
+    return seconds, place, half_width
 
 
 @lru_cache(maxsize=4096)
@@ -127,9 +124,7 @@ def cost_segments(
     choices = runnable(topology, operation, forced)
     if not choices:
         return ()
-    seconds, place = fastest(choices, KNOTS_BYTES)
-    if (measured := _measured(topology, operation, KNOTS_BYTES, forced)) is not None:
-        seconds = seconds * measured.factor
+    seconds, place, _ = _times(topology, operation, KNOTS_BYTES, forced)
     found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])

@@ -25,6 +25,7 @@ NCCL = BackendModel(
     streams=(),
     stepwise=(),
     starts_on_host=False,
+    felt_early=True,
     ranks_add_up=(),
     sharded_copies=False,
     always_tcp=False,

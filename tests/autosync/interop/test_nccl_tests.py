@@ -1,5 +1,6 @@
 """Logs of nccl-tests in the layouts of its versions become curves of collectives."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -147,6 +148,12 @@ def test_a_row_that_contradicts_itself_is_named(old: str, new: str, words: str) 
         read_nccl_tests(text, "log")
     assert words in caught.value.message
     assert caught.value.remedy
+
+
+def test_a_run_of_one_rank_is_refused() -> None:
+    alone = "\n".join(line for line in NEW.splitlines() if not re.match(r"#  Rank  [1-3]", line))
+    with pytest.raises(InvalidInput, match="one rank has nothing to exchange"):
+        read_nccl_tests(alone, "log")
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", HEADING, "x" * 10_000_000])

@@ -46,16 +46,15 @@ def test_between_and_beyond_measured_sizes_the_shape_is_that_of_the_constants() 
     assert min(last, middle) < middle < max(last, CURVE.seconds[1] / times(plain, 2.0**20).seconds)
 
 
-def test_other_node_counts_take_the_factor_of_the_nearest() -> None:
+def test_other_node_counts_are_moved_towards_the_nearest_measured_one() -> None:
     plain, measured = topology_of(PLAIN).of_nodes(16), topology_of(MEASURED).of_nodes(16)
     factor = CURVE.seconds[-1] / times(topology_of(PLAIN), SIZES[-1]).seconds[0]
-    found = times(measured, SIZES[-1])
-    assert found.seconds == pytest.approx(times(plain, SIZES[-1]).seconds * factor)
-    width, exact = (
-        each.high_seconds / each.low_seconds
-        for each in (found, times(topology_of(MEASURED), SIZES[-1]))
-    )
-    assert width > exact
+    before, found = times(plain, SIZES[-1]), times(measured, SIZES[-1])
+    moved = found.seconds[0] / before.seconds[0]
+    assert min(1.0, factor) < moved < max(1.0, factor)
+    exact = times(topology_of(MEASURED), SIZES[-1])
+    widths = [each.high_seconds[0] / each.low_seconds[0] for each in (exact, found, before)]
+    assert widths == sorted(widths)
 
 
 @pytest.mark.parametrize(
