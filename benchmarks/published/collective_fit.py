@@ -35,14 +35,14 @@ from benchmarks.published.collective_rows import Sweep, read_sweeps
 F64 = NDArray[np.float64]
 Table = dict[tuple[str, str], Constant]
 
-ROW_ERROR = 0.1
+ROW_ERROR = 0.2
 """Standard deviation of a row's relative error."""
 MOST_ROWS = 10.0
 """As how many independent rows a sweep counts: its sizes are off together."""
 DOUBTFUL = 0.4
 """Weight of a sweep with settings or noise that its author remarks on (trust B)."""
 STEP = 1e-3
-EVALUATIONS = 9
+EVALUATIONS = 20
 
 COMMON_WIDTHS = (
     ("fill", 0.8),
@@ -63,19 +63,19 @@ COMMON_WIDTHS = (
 """One standard deviation of the shift that all classes of a kind share, by how a quantity's name
 begins. LL's hops and launches are those of NCCL's tuner, which are found in every late sweep."""
 CLASS_WIDTHS = (
-    ("fill", 0.4),
-    ("hop_ll_", 0.1),
-    ("hop", 0.3),
-    ("launch_ll_", 0.4),
-    ("launch", 0.2),
-    ("share", 0.08),
-    ("ll_share", 0.3),
-    ("ll128_share", 0.1),
-    ("tree_share", 0.1),
-    ("nvls", 0.05),
-    ("connection", 0.2),
-    ("host", 0.2),
-    ("proxy", 0.2),
+    ("fill", 0.9),
+    ("hop_ll_", 0.2),
+    ("hop", 0.6),
+    ("launch_ll_", 0.9),
+    ("launch", 0.4),
+    ("share", 0.18),
+    ("ll_share", 0.6),
+    ("ll128_share", 0.2),
+    ("tree_share", 0.2),
+    ("nvls", 0.1),
+    ("connection", 0.4),
+    ("host", 0.4),
+    ("proxy", 0.4),
 )
 """The same of the shift of one class."""
 PCIE_SHARE_WIDTH = 0.3
