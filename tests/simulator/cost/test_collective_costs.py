@@ -19,9 +19,9 @@ from autosync.simulator.cost.network import network_of
 from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.explanation import explain
 from autosync.simulator.topology import topology_of, topology_of_team
+from autosync.strategy import AllReduce
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, period, strategy_of
-from autosync.strategy import AllReduce
 
 P5 = load_cluster("aws-p5-48xlarge-x4")
 
