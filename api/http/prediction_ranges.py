@@ -1,7 +1,7 @@
 """Between which seconds nine of ten measurements are expected around a prediction, and what binds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autosync.domain import Domain
 from autosync.population import encode
@@ -110,9 +110,7 @@ def predicted_ranges(
     plans = compile_plans_fast(population, domain)
     width = 1.0 + calibration.share
     found = []
-    for each, iteration in zip(
-        seconds, assumed_iterations(plans, population, domain), strict=True
-    ):
+    for each, iteration in zip(seconds, assumed_iterations(plans, population, domain), strict=True):
         low, high = _network_ratios(iteration, calibration.network)
         binding = binding_of(iteration).resource
         found.append(PredictedRange(each * low / width, each * high * width, binding))
@@ -127,7 +125,6 @@ def _network_ratios(
         return factors
     own = iteration.seconds()
     low, high = (
-        iteration.seconds(at_network_speed(iteration.inputs.costs, each)) / own
-        for each in factors
+        iteration.seconds(at_network_speed(iteration.inputs.costs, each)) / own for each in factors
     )
     return min(low, 1.0), max(high, 1.0)

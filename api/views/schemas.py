@@ -361,8 +361,8 @@ class ChangedTuning(ResponseModel):
 
 
 class PredictedStrategy(BaseModel):
-    """low_seconds, high_seconds, binding: as of `GivenPrediction`. predicted_speedup: DDP's predicted
-    time by this one's. predicted_peak_bytes: of the rank that needs most memory."""
+    """low_seconds, high_seconds, binding: as of `GivenPrediction`. predicted_speedup: DDP's
+    predicted time by this one's. predicted_peak_bytes: of the rank that needs most memory."""
 
     rank: int
     words: str

@@ -202,7 +202,9 @@ def decoder(name: str, blocks: int, width: int, batch_size: int, sequence: int) 
         Operation("wte", "embedding", 0, 0, tokens * width * 2, True, (), (0,))
     ]
 
-    def add(operation: str, kind: str, flops: int, shapes: tuple[tuple[str, int, int], ...]) -> None:
+    def add(
+        operation: str, kind: str, flops: int, shapes: tuple[tuple[str, int, int], ...]
+    ) -> None:
         first = len(variables)
         variables.extend(
             Variable(label, (rows, columns) if columns else (rows,))

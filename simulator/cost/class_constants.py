@@ -14,7 +14,6 @@ from autosync.simulator.backends.nccl import collective_times, confidence
 from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.topology import topology_of
 
-
 FITTED = "priors of NCCL's tuner and data sheets, and published sweeps of nccl-tests, by class"
 MEASURED = "nccl-tests and training runs of other systems (datasets/measurements)"
 MEASURED_YEARS = (2017, 2020)
@@ -22,8 +21,7 @@ MEASURED_YEARS = (2017, 2020)
 
 
 def unmeasured_classes(cluster: Cluster) -> Iterator[str]:
-    """Sentences on what a prediction rests that nobody has measured, or that the file leaves out.
-    """
+    """Sentences on what a prediction rests that nobody has measured, or that the file leaves out."""
     topology = topology_of(cluster)
     yield from topology.assumed
     for name, constants in confidence(topology).items():
