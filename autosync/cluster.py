@@ -29,6 +29,7 @@ from autosync.documents import (
     content_hash,
 )
 from autosync.errors import InvalidInput
+from autosync.link_rates import StatedTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,7 @@ class Link:
 
 
 Backend = Literal["gloo", "nccl"]
-Transport = Literal[
-    "", "tcp", "infiniband", "roce", "efa", "gpudirect-tcpx", "gpudirect-tcpxo", "slingshot"
-]
+Transport = Literal["", StatedTransport]
 MessageKind = Literal[
     "all_reduce", "reduce", "broadcast", "all_gather", "all_to_all", "send_recv", "engine"
 ]

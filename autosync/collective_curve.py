@@ -13,6 +13,17 @@ CollectiveOperation = Literal[
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv"
 ]
 
+
+def bus_share(operation: CollectiveOperation, ranks: int) -> float:
+    """nccl-tests' busbw over algbw: the bytes that each rank must send, over those of the
+    message."""
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
 MOST_SIZES = 256
 """Of one curve: nccl-tests print 28 from 8 B to 1 GiB by doubling."""
 

@@ -1,8 +1,14 @@
 """Payload rates of links of which only the nominal rate is known: estimates from data sheets."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from autosync.devices import DEVICE_TYPES
+
+StatedTransport = Literal[
+    "tcp", "roce", "infiniband", "efa", "gpudirect-tcpx", "gpudirect-tcpxo", "slingshot"
+]
+"""What carries messages between hosts."""
 
 TCP_SHARE = 0.956
 """Of a port's rate, at an MTU of 1500."""

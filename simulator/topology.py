@@ -5,10 +5,11 @@ briefly; what a file leaves out follows from the types of its devices, and `Topo
 what was taken for it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from autosync.cluster import Cluster, Node
+from autosync.collective_curve import CollectiveCurve
 from autosync.devices import DEVICE_TYPES, PCIE_3, PCIE_4
 from autosync.link_rates import payload_share
 
@@ -18,6 +19,9 @@ WITHOUT_PEER_TO_PEER = frozenset({"rtx-2080-ti", "rtx-3090", "rtx-4090"})
 CUT_LINK_SHARE = 0.7
 """A node that states less than this share of its GPUs' NVLinks has links that are cut (an H800 has
 200 of 450 GB/s); above it, what an all-reduce reaches is the constants' matter."""
+
+GPUDIRECT_EFA_YEAR, SECOND_EFA_YEAR = 2020, 2022
+"""From GPUs of which year on EFA reads their memory, and is of its second generation."""
 
 RDMA_LATENCY_US = 20.0
 """Where no transport is stated: nodes of a lower latency are taken to use InfiniBand (1 to 5 us),
@@ -42,6 +46,7 @@ class Topology:
     connection_gbytes_per_second: of one TCP connection, as the file states it; 0: not stated.
     nccl_version: major and minor; (0, 0): not stated.
     assumed: sentences of what the file leaves out and was taken for it.
+    curves: collectives that were measured on the cluster, of any team.
     """
 
     nodes: int
@@ -63,6 +68,11 @@ class Topology:
     connection_gbytes_per_second: float = 0.0
     nccl_version: tuple[int, int] = (0, 0)
     assumed: tuple[str, ...] = ()
+    curves: tuple[CollectiveCurve, ...] = ()
+
+    def of_nodes(self, nodes: int) -> "Topology":
+        """The same on another number of nodes."""
+        return self if nodes == self.nodes else replace(self, nodes=nodes)
 
     @property
     def ranks(self) -> int:
@@ -77,10 +87,17 @@ class Topology:
 
     @property
     def network(self) -> str:
-        """The class of the network between nodes; "" for a single one. EFA reads GPUs' memory from
-        the A100 on; before, messages pass host memory."""
-        staged = self.transport == "efa" and DEVICE_TYPES[self.gpu].year < 2020
-        return f"{self.transport}-staged" if staged else self.transport
+        """The class of the network between nodes; "" for a single one. EFA's first generation (with
+        V100 and A100) has several times the latency of the second."""
+        early = DEVICE_TYPES[self.gpu].year < SECOND_EFA_YEAR
+        return "efa-early" if self.transport == "efa" and early else self.transport
+
+    @property
+    def staged(self) -> bool:
+        """Whether a thread of each rank copies what it sends through host memory: TCP does, and EFA
+        reads GPUs' memory from the A100 on."""
+        before = DEVICE_TYPES[self.gpu].year < GPUDIRECT_EFA_YEAR
+        return self.transport == "tcp" or (self.transport == "efa" and before)
 
     @property
     def node_gbytes_per_second(self) -> float:
@@ -128,6 +145,7 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
         connection_gbytes_per_second=cluster.connection_gbps / 8,
         nccl_version=_version(cluster.nccl_version),
         assumed=tuple(assumed),
+        curves=cluster.curves,
     )
 
 

@@ -1,4 +1,4 @@
-"""Between which seconds nine of ten measurements are expected around a prediction, and what binds."""
+"""Seconds between which nine of ten measurements around a prediction are expected; what binds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from autosync.collective_curve import MOST_SIZES, CollectiveCurve, CollectiveOperation
+from autosync.collective_curve import (
+    MOST_SIZES,
+    CollectiveCurve,
+    CollectiveOperation,
+    bus_share,
+)
 from autosync.interop import refused_file
 
 _refused = partial(
@@ -28,6 +33,12 @@ OPERATIONS: dict[str, CollectiveOperation] = {
 }
 """By the name of the program, without _perf."""
 
+CHOICES = {
+    each.lower(): each
+    for each in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNet", "PAT", "LL", "LL128", "Simple")
+}
+"""Of NCCL_ALGO and NCCL_PROTO, whose case does not count."""
+
 PROGRAM = re.compile(rf"\b({'|'.join(OPERATIONS)})_perf\b")
 PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err)>:|\d+:(?=\s|#))")
 """Of a line, as mpirun --tag-output and srun --label write it."""
@@ -35,14 +46,6 @@ RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?\bPid\s+\d+\s+on\s+(\S+)\s+device\s")
 VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|\bnccl-library=(\d{4,5})\b")
 FORCED = re.compile(r"\bNCCL_(ALGO|PROTO)(?:\s*=\s*|\s+set by environment to\s+)([^\s\"']+)")
 TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\s*$")
-
-BUS_SHARE = {
-    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all": lambda ranks: (ranks - 1) / ranks,
-}
-"""busbw over algbw, of the operations where it is not 1."""
 
 SPIKE_BYTES = 65536
 """Smaller messages take no longer than larger ones: where they do, the first rows of a log hold
@@ -193,6 +196,12 @@ class _Table:
                 "the log does not list its ranks (# Rank 0 ... on HOST)",
                 "State how many there were, and on how many hosts (--ranks, --nodes).",
             )
+        if ranks < 2:
+            raise refused_file(
+                self.where,
+                "one rank has nothing to exchange",
+                "Give the log of a run on two GPUs or more.",
+            )
         if len(self.seconds) > MOST_SIZES:
             raise _refused(self.where, f"has more than {MOST_SIZES} sizes")
         self._check_bus_share(operation, ranks)
@@ -210,10 +219,10 @@ class _Table:
         )
         return Sweep(curve, heading.nccl_version)
 
-    def _check_bus_share(self, operation: str, ranks: int) -> None:
+    def _check_bus_share(self, operation: CollectiveOperation, ranks: int) -> None:
         if not self.bus_share:
             return
-        share = BUS_SHARE.get(operation, lambda ranks: 1.0)(ranks)
+        share = bus_share(operation, ranks)
         found = median(self.bus_share)
         if abs(found / share - 1) > ROUNDING:
             raise refused_file(
@@ -226,7 +235,7 @@ class _Table:
 
 def _columns(words: str) -> tuple[str, ...]:
     """Of the heading of a table; empty where the line is none."""
-    found = tuple(words.lstrip("#").split())
+    found = tuple(word for word in words.lstrip("#").split() if word != "timestamp")
     table = found[:3] == ("size", "count", "type") and {"time", "algbw", "busbw"} <= {*found}
     return found if table else ()
 
@@ -241,7 +250,8 @@ def _read_heading(words: str, heading: _Heading) -> None:
     if version := VERSION.search(words):
         heading.nccl_version = version[1] or _from_code(int(version[2]))
     for kind, value in FORCED.findall(words):
-        heading.forced[kind] = value.lower() if value.isalnum() else ""  # a list forces none
+        known = CHOICES.get(value.lower(), value)
+        heading.forced[kind] = known if known.isalnum() else ""  # a list forces none
 
 
 def _from_code(code: int) -> str:

@@ -1,6 +1,7 @@
 """The published sweeps of nccl-tests, each with the cluster that its columns describe."""
 
 import csv
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster, Device, Node, Transport
+from autosync.link_rates import gpu_payload_gbps, nic_payload_gbps
 from autosync.simulator.backends.nccl import Forced
 from autosync.simulator.topology import Topology, topology_of
 
@@ -27,6 +29,7 @@ DEVICE_OF = {
     "V100-SXM2-16GB": "v100",
     "V100-SXM2-32GB": "v100",
     "V100-32GB": "v100",
+    "H200": "h200",
     "RTX 4090": "rtx-4090",
     "RTX 2080 Ti": "rtx-2080-ti",
 }
@@ -43,7 +46,10 @@ TRANSPORT_OF: dict[str, Transport] = {
     "InfiniBand": "infiniband",
     "Slingshot": "slingshot",
 }
-ONE_PROCESS = ("-g 2", "-g 8", "1 process of 4 GPUs")
+SMALL_BYTES = 2.0**16
+ONLY_SMALL = ("coreweave_a100_16n",)
+"""Sweeps whose NICs are not stated: nothing below SMALL_BYTES depends on them."""
+ONE_PROCESS = ("-g 2", "-g 8", "1 process of 4 GPUs", "columns removed by the author")
 """Notes of sweeps whose one process drives several GPUs: their launches take it 30 us and more."""
 
 
@@ -51,12 +57,14 @@ ONE_PROCESS = ("-g 2", "-g 8", "1 process of 4 GPUs")
 class Sweep:
     """One run of nccl-tests.
 
+    family: of systems that are one machine, on one node or several: they are left out together.
     size_bytes, seconds f64[n]. complete: the columns say all that a prediction needs; else `why`.
     one_process: a single process drives all GPUs of a node, whose launches are a floor.
     """
 
     name: str
     system: str
+    family: str
     operation: str
     topology: Topology
     forced: Forced
@@ -94,9 +102,12 @@ def _sweep(records: list[dict[str, str]]) -> Sweep:
     first = records[0]
     rows = [(float(each["size_bytes"]), float(each["time_us"]) * 1e-6) for each in records]
     sizes, seconds = np.array(rows).T
+    if first["sweep_id"] in ONLY_SMALL:
+        sizes, seconds = sizes[sizes < SMALL_BYTES], seconds[sizes < SMALL_BYTES]
     return Sweep(
         name=first["sweep_id"],
         system=first["system"],
+        family=re.sub(r" \(.*?\)| x\d+.*", "", first["system"]),
         operation=first["op"],
         topology=topology_of(cluster_of(first)),
         forced=Forced(algorithm=first["algo"], protocol=first["proto"]),
@@ -109,13 +120,21 @@ def _sweep(records: list[dict[str, str]]) -> Sweep:
 
 
 def _what_is_missing(record: dict[str, str]) -> str:
-    if record["nodes"] != "1" and not record["nic_gbps"] and "NVL72" not in record["intra"]:
-        return "its NICs are not stated"
     if record["gpu"] not in DEVICE_OF and record["sweep_id"] not in GUESSED:
         return "its GPUs are not stated"
+    if record["sweep_id"] in ("aws_karpenter_sock", *ONLY_SMALL):
+        return ""  # the rate of its one connection is far below any NIC's
+    if record["nodes"] != "1" and not record["nic_gbps"] and "NVL72" not in record["intra"]:
+        return "its NICs are not stated"
     if record["sweep_id"] == "tcp100_v100_4n":
         return "its sockets collapsed, by settings that the author gives up"
     return ""
+
+
+def topology_of_statement(record: dict[str, str]) -> Topology:
+    """Of a row of statements.csv, which has no sweep and no NICs."""
+    missing = {"sweep_id": record["system"], "nics_per_node": ""}
+    return topology_of(cluster_of({**record, **missing}))
 
 
 def cluster_of(record: dict[str, str]) -> Cluster:
@@ -124,20 +143,26 @@ def cluster_of(record: dict[str, str]) -> Cluster:
     nodes, gpus, intra = int(record["nodes"]), int(record["gpus_per_node"]), record["intra"]
     if "NVL72" in intra:  # one NVLink domain, which NCCL treats like a node
         nodes, gpus = 1, nodes * gpus
-    bridged, linked = "bridge" in intra, intra.startswith("NVLink") or "NVSwitch" in intra
+    bridged = "bridge" in intra and gpus > 2  # pairs, between which a ring passes the slots
+    linked = ("NVLink" in intra or "NVSwitch" in intra) and not bridged
     between = record["transport"].split(" ")[0] if nodes > 1 else ""
-    node = {
-        "devices": (Device(device, gpus),),
-        "bandwidth_gbps": float(record["nic_gbps"] or 25.0) * int(record["nics_per_node"] or 1),
-        "intra_bandwidth_gbps": 64.0,
-        "nics": int(record["nics_per_node"] or 1),
-        "nic_gbps": float(record["nic_gbps"] or 25.0),
-        "nvswitch": "NVSwitch" in intra or "NVL72" in intra,
-        "gpu_link": "nvlink" if linked or bridged else "pcie",
-    }
+    nics, rate = int(record["nics_per_node"] or 1), float(record["nic_gbps"] or 25.0)
+
+    def node(place: int) -> Node:
+        return Node(
+            address=f"10.0.0.{place}",
+            devices=(Device(device, gpus),),
+            bandwidth_gbps=nic_payload_gbps(nics, rate, TRANSPORT_OF[between]),
+            intra_bandwidth_gbps=gpu_payload_gbps((device,), "nvlink" if linked else "pcie"),
+            nics=nics,
+            nic_gbps=rate,
+            nvswitch="NVSwitch" in intra or "NVL72" in intra,
+            gpu_link="nvlink" if linked else "pcie",
+        )
+
     return Cluster(
         name=record["sweep_id"],
-        nodes=tuple(Node(f"10.0.0.{place}", **node) for place in range(1, nodes + 1)),
+        nodes=tuple(node(place) for place in range(1, nodes + 1)),
         backend="nccl",
         transport=TRANSPORT_OF[between],
         nccl_version=record["nccl_version"],

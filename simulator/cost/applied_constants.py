@@ -20,7 +20,9 @@ RDMA_LATENCY_US = 20.0
 
 
 def uses_tcp(cluster: Cluster) -> bool:
-    """Of several hosts, by backend and stated latency."""
+    """Of several hosts, by backend and stated transport; where none is stated, by latency."""
+    if cluster.transport and not backend_of(cluster).always_tcp:
+        return len(cluster.nodes) > 1 and cluster.transport == "tcp"
     slow = any(node.latency_us >= RDMA_LATENCY_US for node in cluster.nodes)
     return len(cluster.nodes) > 1 and (backend_of(cluster).always_tcp or slow)
 

@@ -19,6 +19,7 @@ from autosync.simulator.cost.link_resources import (
     passing,
     resources_of,
 )
+from autosync.simulator.cost.lone_messages import lone_seconds_per_byte
 from autosync.simulator.cost.message_classes import (
     COST_KIND,
     ROUNDS_OF_ROWS,
@@ -28,6 +29,9 @@ from autosync.simulator.cost.message_classes import (
 from autosync.simulator.cost.network_arrays import Network
 
 F64 = NDArray[np.float64]
+
+FIGURES = 5
+"""Of a message's traffic: see `MessageTraffic`."""
 
 MOST_CLASSES = 32767
 """Each takes a row over all links: more of them would take gigabytes."""
@@ -47,7 +51,7 @@ def edge_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
             remedy="Describe at most 4,000 devices.",
         )
     load, flows = np.empty((2, len(classes), len(where.rate)))
-    figures, workers = np.empty((len(classes), 4)), []
+    figures, workers = np.empty((len(classes), FIGURES)), []
     travels = np.ones(len(classes), dtype=np.bool_)
     on_teams, explicit = TeamTraffic(cluster, where), FIRST_SERVER + cluster.servers
     for place, (operation, team, root) in enumerate(classes):
@@ -55,8 +59,8 @@ def edge_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         figures[place], load[place], flows[place] = on_teams.together(operation, teams[team], root)
         workers.append(max((len(ranks) for ranks in teams[team]), default=1))
         travels[place] = team < explicit or workers[place] > 1  # one rank holds a placed module
-    latency_seconds, equation, connection, sends = figures.T
-    alone = np.maximum(load.max(axis=1), connection)
+    latency_seconds, equation, connection, sends, lone = figures.T
+    alone = np.max([load.max(axis=1), connection, lone], axis=0)
     share = load / np.where(alone > 0, alone, 1.0)[:, None]
     column = number_equal_rows(share.T, flows.T)
     first = np.unique(column, return_index=True)[1]
@@ -119,8 +123,9 @@ def startup_seconds(
 class MessageTraffic(NamedTuple):
     """A message's, or one team's share of it.
 
-    figures f64[4], of which the largest count of several teams: latency seconds; seconds per byte
-        by equations 2 and 3, and of the slowest connection; how many sends one resource sees.
+    figures f64[FIGURES], of which the largest count of several teams: latency seconds; seconds per
+        byte by equations 2 and 3, and of the slowest connection; how many sends one resource sees;
+        seconds per byte of a message alone whose cost the cluster does not state.
     load, flows f64[R]: see `Network`.
     """
 
@@ -163,7 +168,7 @@ class TeamTraffic:
 def _together(parts: list[MessageTraffic], resources: int) -> MessageTraffic:
     nothing = np.zeros(resources)
     return MessageTraffic(
-        np.max([np.zeros(4), *(part.figures for part in parts)], axis=0),
+        np.max([np.zeros(FIGURES), *(part.figures for part in parts)], axis=0),
         sum((part.load for part in parts), nothing),
         sum((part.flows for part in parts), nothing),
     )
@@ -175,7 +180,7 @@ def _traffic(
     edges = backend_of(cluster).edges_of(operation, team, root)
     if not len(edges.source):
         nothing = np.zeros(len(where.rate))
-        return MessageTraffic(np.zeros(4), nothing, nothing)
+        return MessageTraffic(np.zeros(FIGURES), nothing, nothing)
     ends = where.node[edges.source], where.node[edges.target]
     latency = where.pair_latency_seconds[ends]
     weights = edges.weight / where.pair_rate[ends]
@@ -188,8 +193,10 @@ def _traffic(
     latency_seconds = edges.steps * (latency.mean() if edges.ring else latency.max())
     connection = connection_seconds(cluster, edges, where)
     most_sends = passing(edges, sends, where).max()
+    stated = cluster.cost(COST_KIND[operation]) in cluster.costs
+    lone = 0.0 if stated else lone_seconds_per_byte(cluster, edges, where)
     return MessageTraffic(
-        np.array([latency_seconds, equation, connection, most_sends]),
+        np.array([latency_seconds, equation, connection, most_sends, lone]),
         load_of(edges, where),
         passing(edges, np.ones(len(edges.source)), where),
     )

@@ -88,7 +88,7 @@ class Network:
         kinds = self.team_kind[np.asarray(teams, dtype=np.int64)]
         roots = self.root_kind[np.add(root, 1, dtype=np.int64)]
         found = self.message_class[np.asarray(operation), kinds, roots]
-        shape = np.broadcast_shapes(found.shape, np.shape(wire_bytes))
+        shape = np.broadcast_shapes(np.shape(found), np.shape(wire_bytes))
         classes: NDArray[np.int32] = np.broadcast_to(found, shape)
         for _ in range(self.most_classes - 1):
             following = np.minimum(classes + 1, self.last_class[classes])

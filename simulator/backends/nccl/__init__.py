@@ -7,12 +7,12 @@ topology, at the `constants` of its classes. `edges` says which rank sends to wh
 from autosync.simulator.backends.nccl.collectives import (
     CollectiveTimes,
     CostSegment,
-    Forced,
     collective_times,
     confidence,
     cost_segments,
 )
 from autosync.simulator.backends.nccl.edges import NCCL
+from autosync.simulator.backends.nccl.tuner import Forced
 
 __all__ = [
     "NCCL",

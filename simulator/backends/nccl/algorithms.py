@@ -31,10 +31,15 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 CHANNELS = {"nvlink2": 12, "nvlink3": 24, "nvlink4": 24, "nvlink5": 32}
 PCIE_CHANNELS = 4
 NVLS_LEAST_GPUS = 5
+MOST_GPUS_OF_A_BOARD = 16
+"""More are joined by the switches of a rack."""
+TREES_GAIN_SINCE = (2, 12)
 NVLS_TUNER_SHARE = {4: 0.85, 5: 0.74}
 """By which NCCL's tuner takes NVLS to be slower than the links, times 5/6 (tuning.cc): a ring wins
 where it moves fewer bytes."""
 
+FILL_ENDS_SECONDS = 3e-4
+"""Chunks have a largest size: filling a pipeline takes no more time once all bytes take longer."""
 F64 = NDArray[np.float64]
 Lookup = Callable[[str, str], Constant]
 
@@ -63,8 +68,10 @@ class Candidate:
 
     def seconds(self, size_bytes: F64) -> F64:
         """`(n,)` of messages of `(n,)` bytes."""
-        transfer = size_bytes * self.seconds_per_byte
-        result: F64 = self.startup_seconds + transfer + 2.0 * np.sqrt(self.fill_seconds * transfer)
+        transfer = np.multiply.outer(self.seconds_per_byte, size_bytes)
+        filled = transfer / (1.0 + transfer / FILL_ENDS_SECONDS)
+        fill = 2.0 * np.sqrt(np.expand_dims(self.fill_seconds, -1) * filled)
+        result: F64 = np.expand_dims(self.startup_seconds, -1) + transfer + fill
         return result
 
     def limited_to(self, channels: int) -> "Candidate":
@@ -94,7 +101,7 @@ def generation(topology: Topology) -> str:
 
 
 class _System:
-    """A topology with the constants of its classes."""
+    """A topology with the constants of its classes, numbers or arrays of as many trials."""
 
     def __init__(self, topology: Topology, lookup: Lookup) -> None:
         self.topology, self.lookup = topology, lookup
@@ -117,7 +124,11 @@ class _System:
         topology = self.topology
         if topology.stated_gbytes_per_second:
             return topology.stated_gbytes_per_second * 1e9
-        return topology.link_gbytes_per_second * 1e9 * self.of_link("share")
+        rate = topology.link_gbytes_per_second * self.of_link("share")
+        if not topology.peer_to_peer:
+            host = self.of_link("host_gbytes_per_second")
+            rate = _least(rate, host / topology.gpus_per_node)
+        return rate * 1e9
 
     @property
     def node_rate(self) -> float:
@@ -131,9 +142,11 @@ class _System:
         if topology.transport == "tcp":
             one = topology.connection_gbytes_per_second
             carried = one or self.of_transport("connection_gbytes_per_second")
-            rate = min(rate, connections(topology) * carried)
-        slots = topology.gpus_per_node * topology.slot_gbytes_per_second
-        return min(rate, slots) * 1e9
+            rate = _least(rate, connections(topology) * carried)
+        through = topology.slot_gbytes_per_second
+        if topology.staged:
+            through = _least(through, self.of_transport("proxy_gbytes_per_second"))
+        return _least(rate, topology.gpus_per_node * through) * 1e9
 
     def candidate(self, algorithm: str, protocol: str, way: "_Way", hop: str = "") -> Candidate:
         """An algorithm and protocol that takes these steps and moves these bytes. hop: whose steps
@@ -146,27 +159,40 @@ class _System:
         if protocol != "Simple":
             link_share *= self.of_link(f"{name}_share")
             node_share *= self.of_transport(f"{name}_share")
-        per_byte = max(
-            way.gpu_bytes / (self.link_rate * link_share),
-            way.node_bytes / (self.node_rate * node_share),
-        )
-        fill = inside * self.of_link("fill") + outside * self.of_transport("fill")
+        inside_per_byte = way.gpu_bytes / (self.link_rate * link_share)
+        outside_per_byte = way.node_bytes / (self.node_rate * node_share)
+        fill = inside * self.of_link(f"fill_{hop or name}")
+        fill += outside * self.of_transport(f"fill_{name}")
         return Candidate(
             algorithm=algorithm,
             protocol=protocol,
             startup_seconds=launch + inside + outside,
-            seconds_per_byte=per_byte,
+            seconds_per_byte=_most(inside_per_byte, outside_per_byte),
             fill_seconds=fill,
             gpu_bytes=way.gpu_bytes,
             nic_bytes=way.node_bytes / topology.nics,
             channels=CHANNELS.get(self.link, PCIE_CHANNELS),
-            startup_width=self._width(f"hop_{name}_seconds"),
-            rate_width=self._width("share"),
+            startup_width=max(self._widths(f"hop_{hop or name}_seconds", f"hop_{name}_seconds")),
+            rate_width=max(self._widths("share", "share")),
         )
 
-    def _width(self, quantity: str) -> float:
-        name = self.topology.network if self.crosses else self.link
-        return self.lookup(name, quantity).width
+    def _widths(self, inside: str, outside: str) -> Iterator[float]:
+        """Of a quantity of the links and of the network."""
+        yield self.lookup(self.link, inside).width
+        if self.crosses:
+            yield self.lookup(self.topology.network, outside).width
+
+
+def _least(one: float, other: float) -> float:
+    """Of numbers, or of each of many at once: a fit tries many constants."""
+    result: float = np.minimum(one, other)
+    return result
+
+
+def _most(one: float, other: float) -> float:
+    """The same of the greater."""
+    result: float = np.maximum(one, other)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +219,7 @@ def _candidates(system: _System, operation: str) -> Iterator[Candidate]:
     topology = system.topology
     if topology.ranks < 2:
         return
-    protocols = PROTOCOLS if topology.nvlink else ("LL", "Simple")
+    protocols = protocols_of(topology)
     ring = _ring(topology, operation)
     yield from (system.candidate("Ring", protocol, ring) for protocol in protocols)
     if operation == "all_reduce":
@@ -206,6 +232,15 @@ def _candidates(system: _System, operation: str) -> Iterator[Candidate]:
             yield system.candidate(name, "Simple", _nvls(system), hop="nvls")
     if operation in ("all_gather", "reduce_scatter") and has_pat(topology):
         yield system.candidate("PAT", "Simple", _pat(topology))
+
+
+def protocols_of(topology: Topology) -> tuple[str, ...]:
+    """LL128 relies on NVLink's order of writes. GPUDirect-TCPX runs Simple only (Google's settings
+    for it); over GPUDirect-TCPXO a sweep keeps LL's slope up to 16 MiB."""
+    if topology.network == "gpudirect-tcpx":
+        return ("Simple",)
+    with_ll128 = topology.nvlink and topology.network != "gpudirect-tcpxo"
+    return PROTOCOLS if with_ll128 else ("LL", "Simple")
 
 
 def _ring(topology: Topology, operation: str) -> _Way:
@@ -227,8 +262,7 @@ def _ring(topology: Topology, operation: str) -> _Way:
 
 
 def _tree(system: _System) -> _Way:
-    """Double binary trees over the nodes, chains inside them. Two nodes exchange the message once;
-    of more, an inner node passes on what its children send."""
+    """Double binary trees over the nodes, chains inside them."""
     topology = system.topology
     gpus = topology.gpus_per_node
     return _Way(
@@ -242,8 +276,13 @@ def _tree(system: _System) -> _Way:
 
 
 def _crossing(topology: Topology) -> float:
-    """Bytes out of a node by a double binary tree, per byte of the message."""
-    return 0.0 if topology.nodes == 1 else 1.0 if topology.nodes == 2 else 2.0
+    """Bytes out of a node by a double binary tree, per byte of the message. Two nodes exchange the
+    message once; of more, an inner node passes on what its children send. Early versions' trees
+    gain nothing of it: a sweep of 2.9 stays at a ring's rate."""
+    if topology.nodes == 1:
+        return 0.0
+    early = (0, 0) < topology.nccl_version < TREES_GAIN_SINCE
+    return 2.0 if topology.nodes > 2 or early else 1.0
 
 
 def has_nvls(topology: Topology) -> bool:
@@ -263,19 +302,20 @@ def has_pat(topology: Topology) -> bool:
 
 def _is_since(topology: Topology, major: int, minor: int) -> bool:
     """A version that is not stated is taken for a late one."""
-    return topology.nccl_version in ((0, 0),) or topology.nccl_version >= (major, minor)
+    return topology.nccl_version == (0, 0) or topology.nccl_version >= (major, minor)
 
 
 def _nvls(system: _System) -> _Way:
     """The switch adds up: each GPU sends the message and its part of the sum. Between nodes, trees
     of the GPUs of equal place."""
     topology = system.topology
+    rack = topology.gpus_per_node > MOST_GPUS_OF_A_BOARD
     return _Way(
         1.0,
         2 * log2(topology.nodes),
         1.0 + 1.0 / topology.gpus_per_node,
         _crossing(topology),
-        system.of_link("nvls_share") / system.of_link("share"),
+        system.of_link("nvls_rack_share" if rack else "nvls_share") / system.of_link("share"),
         system.of_transport("tree_share"),
     )
 

@@ -6,8 +6,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.backends.nccl.algorithms import generation
-from autosync.simulator.backends.nccl.constants import PRIORS, Constant
+from autosync.simulator.backends.nccl.algorithms import Candidate, generation
+from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
+from autosync.simulator.backends.nccl.measured_curves import at_measured, curve_for
 from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
 from autosync.simulator.topology import Topology
 
@@ -16,9 +17,6 @@ F64 = NDArray[np.float64]
 KNOTS_BYTES: F64 = 2.0 ** np.arange(3.0, 38.5, 0.5)
 """8 B to 256 GiB."""
 SEGMENT_ERROR = 0.04
-
-NINE_OF_TEN = 1.645
-"""Standard deviations on each side within which nine of ten of a normal distribution lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,8 @@ class CostSegment:
 def collective_times(
     topology: Topology, operation: str, size_bytes: F64, forced: Forced = NOTHING_FORCED
 ) -> CollectiveTimes:
-    """Seconds of an operation at each size, without anything beside it.
+    """Seconds of an operation at each size, without anything beside it: as measured on the cluster
+    where its file holds curves of it, else by the constants.
 
     size_bytes f64[n]: the whole buffer, as nccl-tests count it (of an all-gather the output, of a
     reduce-scatter the input).
@@ -68,13 +67,8 @@ def collective_times(
     if not choices:
         zeros = np.zeros(len(sizes))
         return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
-    seconds, place = fastest(choices, sizes)
-    per_byte, startup_width, rate_width = np.array(
-        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
-    )[place].T
-    transfer = sizes * per_byte
-    width = np.hypot((seconds - transfer) * startup_width, transfer * rate_width) / seconds
-    factor = np.exp(NINE_OF_TEN * width)
+    seconds, place, half_width = _times(topology, operation, sizes, forced)
+    factor = np.exp(half_width)
     return CollectiveTimes(
         seconds,
         seconds / factor,
@@ -82,6 +76,39 @@ def collective_times(
         tuple(choices[each].algorithm for each in place),
         tuple(choices[each].protocol for each in place),
     )
+
+
+def log_widths(
+    choices: tuple[Candidate, ...], place: NDArray[np.int64], size_bytes: F64, seconds: F64
+) -> F64:
+    """By what the widths of constants move the logarithm of each time, `(n,)`, half a width."""
+    per_byte, startup, rate = np.array(
+        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
+    )[place].T
+    transfer = size_bytes * per_byte
+    result: F64 = np.hypot((seconds - transfer) * startup, transfer * rate) / seconds
+    return result
+
+
+def _times(
+    topology: Topology, operation: str, size_bytes: F64, forced: Forced
+) -> tuple[F64, NDArray[np.int64], F64]:
+    """Seconds, the place of the choice among the runnable ones, and half the width of the
+    logarithm's interval, of each size; `(n,)` each."""
+
+    def constants_seconds(team: Topology, sizes: F64) -> F64:
+        return fastest(runnable(team, operation, forced), sizes)[0]
+
+    choices = runnable(topology, operation, forced)
+    seconds, place = fastest(choices, size_bytes)
+    scale = fitted_constants().interval_scale
+    half_width: F64 = scale * log_widths(choices, place, size_bytes, seconds)
+    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
+    if curve is not None and not forced.channels:
+        seconds, half_width = at_measured(
+            topology, curve, size_bytes, constants_seconds, half_width
+        )
+    return seconds, place, half_width
 
 
 @lru_cache(maxsize=4096)
@@ -97,8 +124,8 @@ def cost_segments(
     choices = runnable(topology, operation, forced)
     if not choices:
         return ()
-    seconds, place = fastest(choices, KNOTS_BYTES)
-    found = []
+    seconds, place, _ = _times(topology, operation, KNOTS_BYTES, forced)
+    found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
         run = choices[int(place[(first + last) // 2])]
@@ -139,10 +166,17 @@ def _is_straight(size_bytes: F64, seconds: F64, first: int, last: int) -> bool:
 def confidence(topology: Topology) -> dict[str, dict[str, Constant]]:
     """The constants that a topology's times use: by class, by quantity, with how many sweeps each
     was measured on."""
-    names = [generation(topology), topology.gpu_link]
-    if topology.nodes > 1:
-        names.append(topology.network)
     return {
-        name: {quantity: each for (owner, quantity), each in PRIORS.items() if owner == name}
-        for name in names
+        name: {quantity: each for (owner, quantity), each in constants().items() if owner == name}
+        for name in classes_of(topology)
     }
+
+
+def classes_of(topology: Topology) -> tuple[str, ...]:
+    """The classes whose constants a topology's times rest on."""
+    found = [generation(topology)]
+    if topology.gpus_per_node > 1:
+        found.append(topology.gpu_link)
+    if topology.nodes > 1:
+        found.append(topology.network)
+    return tuple(found)
