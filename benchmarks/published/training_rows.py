@@ -170,8 +170,8 @@ def main() -> None:
         for each in found:
             row = each.row
             print(
-                f"{row.system:28} {row.model:24} {row.engine:10} {row.precision:8} b{row.batch_size} "
-                f"s{row.sequence} {each.base.gpus}x{each.base.accumulate} -> "
+                f"{row.system:28} {row.model:24} {row.engine:10} {row.precision:8} "
+                f"b{row.batch_size} s{row.sequence} {each.base.gpus}x{each.base.accumulate} -> "
                 f"{row.gpus}x{row.accumulate}: {each.error:+.1%}"
             )
     for field in ("system", "model", "engine", "gpus"):

@@ -21,7 +21,7 @@ MEASURED_YEARS = (2017, 2020)
 
 
 def unmeasured_classes(cluster: Cluster) -> Iterator[str]:
-    """Sentences on what a prediction rests that nobody has measured, or that the file leaves out."""
+    """Sentences on what a prediction rests on that nobody measured, or that the file leaves out."""
     topology = topology_of(cluster)
     yield from topology.assumed
     for name, constants in confidence(topology).items():

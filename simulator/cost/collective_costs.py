@@ -176,7 +176,9 @@ class _ClassCosts:
         for team in _distinct(teams, self):
             ranks = np.bincount(self.node_of[list(team)], minlength=len(self.servers.node_kind))
             present = np.flatnonzero(ranks)
-            pairs = zip(self.servers.node_kind[present].tolist(), ranks[present].tolist())
+            pairs = zip(
+                self.servers.node_kind[present].tolist(), ranks[present].tolist(), strict=True
+            )
             found.update(pairs)
         return tuple(sorted(found))
 
