@@ -20,7 +20,9 @@ from autosync.api.cli.options import (
     Json,
     Model,
     Optimizer,
+    PrecisionName,
     ProfileFile,
+    Recompute,
     ServiceUrl,
     SimulatorName,
     StepSeconds,
@@ -63,6 +65,8 @@ def rank(
     device: DeviceType = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
+    precision: PrecisionName = "recorded",
+    recompute: Recompute = False,
     profile: ProfileFile = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
     url: ServiceUrl = None,
@@ -90,7 +94,7 @@ def rank(
     from autosync.simulator.backends import backend_of
 
     gc.set_threshold(GARBAGE_OBJECTS)
-    choice = ProfileChoice(profile, device, efficiency, step_seconds)
+    choice = ProfileChoice(profile, device, efficiency, step_seconds, precision, recompute)
     domain = load_domain(model, cluster, batch, choice, optimizer)
     describe_domain(domain)
     with connected(db, url, temporary=True) as at, compilation_lines(), working("ranking"):
