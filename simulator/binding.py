@@ -1,6 +1,8 @@
 """Which resource binds an iteration: the one that shortens it most where it is faster."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,19 +69,29 @@ class AssumedIteration:
         return slice(int(self.plans.first[self.index]), int(self.plans.first[self.index + 1]))
 
 
+def assumed_iterations(
+    plans: PlanTable, population: Population, domain: Domain
+) -> Iterator[AssumedIteration]:
+    """Of every strategy of compiled plans; each is to be played before the next is taken."""
+    shared = timeline_inputs(plans, domain)
+    for index in range(len(plans)):
+        own = restated_domain(domain, population, index)
+        inputs = shared if own is domain else timeline_inputs(plans, own)
+        factor = slowest_factors(own, population.layouts)[population.layout[index]]
+        yield AssumedIteration(
+            plans,
+            index,
+            inputs.of_strategy(index),
+            float(factor * slowdown(own, population, plans, index)),
+            population.engines[population.engine[index]],
+        )
+
+
 def assumed_iteration(
     plans: PlanTable, population: Population, domain: Domain, index: int
 ) -> AssumedIteration:
     """Strategy `index` of compiled plans."""
-    domain = restated_domain(domain, population, index)
-    factor = slowest_factors(domain, population.layouts)[population.layout[index]]
-    return AssumedIteration(
-        plans,
-        index,
-        timeline_inputs(plans, domain).of_strategy(index),
-        float(factor * slowdown(domain, population, plans, index)),
-        population.engines[population.engine[index]],
-    )
+    return next(islice(assumed_iterations(plans, population, domain), index, None))
 
 
 def binding_of(iteration: AssumedIteration) -> Binding:

@@ -361,13 +361,16 @@ class ChangedTuning(ResponseModel):
 
 
 class PredictedStrategy(BaseModel):
-    """predicted_speedup: DDP's predicted time by this one's. predicted_peak_bytes: of the rank that
-    needs most memory."""
+    """low_seconds, high_seconds, binding: as of `GivenPrediction`. predicted_speedup: DDP's
+    predicted time by this one's. predicted_peak_bytes: of the rank that needs most memory."""
 
     rank: int
     words: str
     origin: str
     predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    binding: str
     predicted_speedup: float
     predicted_peak_bytes: int
     strategy_id: str
@@ -422,12 +425,16 @@ class GivenPredictions(BaseModel):
 
 
 class ComparedCluster(BaseModel):
-    """A cluster with its best strategy by prediction; samples_per_second: over all devices.
+    """A cluster with its best strategy by prediction; low_seconds, high_seconds, binding: as of
+    `GivenPrediction`; samples_per_second: over all devices.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""
 
     cluster: str
     world_size: int
     predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    binding: str
     ddp_seconds: float
     words: str
     samples_per_second: float

@@ -24,7 +24,11 @@ from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.published.training_systems import cluster_of
 
 GRAPHS = {"resnet50": "resnet50", "resnet101": "resnet101", "resnext50_32x4d": "resnet50"}
-METRICS = {"": "iteration_p50", "bucket_cap_mb=25": "iteration_p50", "bucket_cap_mb=1": "iteration_p75"}
+METRICS = {
+    "": "iteration_p50",
+    "bucket_cap_mb=25": "iteration_p50",
+    "bucket_cap_mb=1": "iteration_p75",
+}
 """Of buckets of 1 MB no median was printed; quartiles were within 1 ms of medians elsewhere."""
 TIE = 0.02
 MIB = 2**20

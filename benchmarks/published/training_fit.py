@@ -49,8 +49,8 @@ class FitRows:
 
 
 def errors_at(rows: FitRows, form: str, parameters: F64) -> F64:
-    """Relative errors left, `(n,)`. Compute is nearly all of these runs, so that what is added to it
-    is added to them."""
+    """Relative errors left, `(n,)`. Compute is nearly all of these runs, so that what is added to
+    it is added to them."""
     shares = FORMS[form][1]
     more = 1.0 + shares(parameters, rows.gpus, rows.gpus_per_node)
     before = 1.0 + shares(parameters, rows.base_gpus, rows.gpus_per_node)

@@ -66,9 +66,7 @@ def strategy_of(row: TrainingRow, domain: Domain) -> Strategy:
     return horovod(domain) if "horovod" in row.engine else ddp(domain)
 
 
-def domain_of(
-    row: TrainingRow, compute_seconds: float, constants: ReplicationConstants
-) -> Domain:
+def domain_of(row: TrainingRow, compute_seconds: float, constants: ReplicationConstants) -> Domain:
     graph = graph_of(row.model, row.batch_size, row.sequence, row.precision, row.engine)
     cluster = cluster_of(row.system, max(row.gpus, 2))
     device = cluster.fastest_device_type
@@ -76,7 +74,11 @@ def domain_of(
     passes = PLAIN_PASSES if row.software.startswith("TensorFlow") else FUSED_PASSES
     spent = passes * update_seconds(graph, device)
     domain = Domain(graph, cluster, replace(profile, update_seconds=spent))
-    return domain if row.gpus == 1 else with_replication(domain, replication_slowdown(cluster, constants))
+    return (
+        domain
+        if row.gpus == 1
+        else with_replication(domain, replication_slowdown(cluster, constants))
+    )
 
 
 def predicted_seconds(
@@ -115,7 +117,9 @@ def predictions(
         if not others:
             continue
         compute = compute_of(base, constants)
-        found += [PredictedRow(row, base, predicted_seconds(row, compute, constants)) for row in others]
+        found += [
+            PredictedRow(row, base, predicted_seconds(row, compute, constants)) for row in others
+        ]
     return found
 
 
@@ -160,16 +164,14 @@ def main() -> None:
     parser.add_argument("--series", default="", help="of which systems, models or engines")
     parser.add_argument("--left-out", nargs="+", default=(), choices=("system", "model", "gpus"))
     given = parser.parse_args()
-    rows = [
-        row for row in read_training_rows() if given.series.lower() in str(row.series).lower()
-    ]
+    rows = [row for row in read_training_rows() if given.series.lower() in str(row.series).lower()]
     found = predictions(rows)
     if given.rows:
         for each in found:
             row = each.row
             print(
-                f"{row.system:28} {row.model:24} {row.engine:10} {row.precision:8} b{row.batch_size} "
-                f"s{row.sequence} {each.base.gpus}x{each.base.accumulate} -> "
+                f"{row.system:28} {row.model:24} {row.engine:10} {row.precision:8} "
+                f"b{row.batch_size} s{row.sequence} {each.base.gpus}x{each.base.accumulate} -> "
                 f"{row.gpus}x{row.accumulate}: {each.error:+.1%}"
             )
     for field in ("system", "model", "engine", "gpus"):

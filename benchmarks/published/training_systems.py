@@ -130,7 +130,7 @@ def _row(record: dict[str, str]) -> TrainingRow | None:
         gpus=gpus,
         gpus_per_node=int(record["gpus_per_node"]),
         seconds=batch * accumulate * gpus / samples,
-        software=f"{record['notes'].partition('table ')[0].partition('; act')[0]}{record['source']}",
+        software=record["notes"].partition("table ")[0].partition("; act")[0] + record["source"],
         recomputes="checkpointing True" in record["notes"],
     )
 
@@ -202,7 +202,9 @@ def decoder(name: str, blocks: int, width: int, batch_size: int, sequence: int) 
         Operation("wte", "embedding", 0, 0, tokens * width * 2, True, (), (0,))
     ]
 
-    def add(operation: str, kind: str, flops: int, shapes: tuple[tuple[str, int, int], ...]) -> None:
+    def add(
+        operation: str, kind: str, flops: int, shapes: tuple[tuple[str, int, int], ...]
+    ) -> None:
         first = len(variables)
         variables.extend(
             Variable(label, (rows, columns) if columns else (rows,))
@@ -217,8 +219,10 @@ def decoder(name: str, blocks: int, width: int, batch_size: int, sequence: int) 
 
     for block in range(blocks):
         at = f"transformer.blocks.{block}"
-        parts = (("attn.Wqkv", 3 * width, width), ("attn.out_proj", width, width),
-                 ("ffn.up_proj", 4 * width, width), ("ffn.down_proj", width, 4 * width))  # fmt: skip
+        parts = (
+            ("attn.Wqkv", 3 * width, width), ("attn.out_proj", width, width),
+            ("ffn.up_proj", 4 * width, width), ("ffn.down_proj", width, 4 * width),
+        )  # fmt: skip
         for label, rows, columns in parts:
             shapes = ((f"{at}.{label}.weight", rows, columns), (f"{at}.{label}.norm", width, 0))
             add(f"{at}.{label}", "linear", 2 * tokens * rows * columns, shapes)

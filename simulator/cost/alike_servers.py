@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.cluster import Cluster, Node
+
 LINKS = ("NIC out", "NIC in", "port out", "port in")
 
 

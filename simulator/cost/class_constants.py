@@ -12,8 +12,7 @@ from autosync.cluster import Cluster
 from autosync.devices import DEVICE_TYPES
 from autosync.simulator.backends.nccl import collective_times, confidence
 from autosync.simulator.cost.collective_costs import has_collective_model
-from autosync.simulator.topology import topology_of
-
+from autosync.simulator.topology import Topology, topology_of
 
 FITTED = "priors of NCCL's tuner and data sheets, and published sweeps of nccl-tests, by class"
 MEASURED = "nccl-tests and training runs of other systems (datasets/measurements)"
@@ -22,16 +21,8 @@ MEASURED_YEARS = (2017, 2020)
 
 
 def unmeasured_classes(cluster: Cluster) -> Iterator[str]:
-    """Sentences on what a prediction rests that nobody has measured, or that the file leaves out.
-    """
-    topology = topology_of(cluster)
-    yield from topology.assumed
-    for name, constants in confidence(topology).items():
-        if not any(each.measured for each in constants.values()):
-            yield (
-                f"no collective was measured on {name}: times are priors from data sheets "
-                "(`autosync cluster calibrate` reads your nccl-tests logs)"
-            )
+    """Sentences on what a prediction rests that nobody measured, or that the file leaves out."""
+    yield from unmeasured_collectives(topology_of(cluster))
     others = [
         kind
         for kind in sorted({device.type for device in cluster.device_of_rank()})
@@ -42,6 +33,17 @@ def unmeasured_classes(cluster: Cluster) -> Iterator[str]:
             f"no training run was measured on {', '.join(others)}: what replication adds to "
             "compute is that of V100 and A100"
         )
+
+
+def unmeasured_collectives(topology: Topology) -> Iterator[str]:
+    """The same of the times of collectives."""
+    yield from topology.assumed
+    for name, constants in confidence(topology).items():
+        if not any(each.measured for each in constants.values()):
+            yield (
+                f"no collective was measured on {name}: times are priors from data sheets "
+                "(`autosync cluster calibrate` reads your nccl-tests logs)"
+            )
 
 
 def network_factors(cluster: Cluster, size_bytes: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from autosync.devices import DEVICE_TYPES
 from autosync.plan.plan_table import FIRST_SERVER, Teams
 from autosync.simulator.backends import backend_of
 from autosync.simulator.backends.nccl import CostSegment, cost_segments
-from autosync.simulator.cost.alike_servers import AlikeServers, alike_servers
+from autosync.simulator.cost.alike_servers import alike_servers
 from autosync.simulator.cost.edge_costs import startup_seconds
 from autosync.simulator.cost.link_resources import number_equal_rows
 from autosync.simulator.cost.message_classes import (
@@ -176,7 +176,9 @@ class _ClassCosts:
         for team in _distinct(teams, self):
             ranks = np.bincount(self.node_of[list(team)], minlength=len(self.servers.node_kind))
             present = np.flatnonzero(ranks)
-            pairs = zip(self.servers.node_kind[present].tolist(), ranks[present].tolist())
+            pairs = zip(
+                self.servers.node_kind[present].tolist(), ranks[present].tolist(), strict=True
+            )
             found.update(pairs)
         return tuple(sorted(found))
 

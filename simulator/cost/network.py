@@ -1,4 +1,4 @@
-"""What messages cost on a cluster: by the edges of its backend, or as its collectives are modelled."""
+"""What messages cost on a cluster: by its backend's edges, or by the model of its collectives."""
 
 from functools import lru_cache
 

@@ -17,7 +17,9 @@ from autosync.api.cli.options import (
     Json,
     Model,
     Optimizer,
+    PrecisionName,
     ProfileFile,
+    Recompute,
     ServiceUrl,
     SimulatorName,
     StepSeconds,
@@ -45,6 +47,8 @@ def predict(
     batch: Batch = None,
     optimizer: Optimizer = None,
     step_seconds: StepSeconds = None,
+    precision: PrecisionName = "recorded",
+    recompute: Recompute = False,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -89,7 +93,7 @@ def predict(
         load_strategy,
     )
 
-    choice = ProfileChoice(profile, device, efficiency, step_seconds)
+    choice = ProfileChoice(profile, device, efficiency, step_seconds, precision, recompute)
     domain = load_domain(model, cluster, batch, choice, optimizer)
     names = strategy or []
     given: list[str | Strategy] = [

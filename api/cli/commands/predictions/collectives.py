@@ -1,7 +1,7 @@
 """`autosync collectives`: what nccl-tests would print on a cluster."""
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -15,13 +15,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from autosync.cluster import Cluster
-    from autosync.simulator.backends.nccl import CollectiveTimes
+    from autosync.simulator.backends.nccl import CollectiveTimes, Forced
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 """As nccl-tests read sizes."""
 USUAL_SIZES = tuple(8.0 * 2**place for place in range(28))
 """8 B to 1 GiB."""
 LARGEST_BYTES = float(1 << 40)
+
+
+class CollectiveRow(TypedDict):
+    """Of one size of a message; between low_seconds and high_seconds nine of ten are expected."""
+
+    size_bytes: float
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    algbw_gbytes_per_second: float
+    busbw_gbytes_per_second: float
+    algorithm: str
+    protocol: str
 
 
 def collectives(
@@ -71,8 +84,9 @@ def collectives(
     if nodes is not None:
         at = cluster_of_nodes(at, nodes)
     size_bytes = np.array(USUAL_SIZES if sizes is None else read_sizes(sizes))
-    found = predicted_collectives(at, op, size_bytes, Forced(algo, proto, channels))
-    for warning in _warnings(at, op):
+    forced = Forced(algo, proto, channels)
+    found = predicted_collectives(at, op, size_bytes, forced)
+    for warning in _warnings(at, op, forced):
         warn(warning)
     rows = _rows(at, op, size_bytes, found)
     if json:
@@ -123,7 +137,7 @@ def _rows(
     op: CollectiveOperation,
     size_bytes: "NDArray[np.float64]",
     found: "CollectiveTimes",
-) -> "list[dict[str, float | str]]":
+) -> list[CollectiveRow]:
     from autosync.collective_curve import bus_share
 
     share = bus_share(op, cluster.world_size)
@@ -142,20 +156,21 @@ def _rows(
     ]
 
 
-def _warnings(cluster: "Cluster", op: CollectiveOperation) -> list[str]:
-    """What the file leaves out, and whether its own measurements are used."""
+def _warnings(cluster: "Cluster", op: CollectiveOperation, forced: "Forced") -> list[str]:
+    """What the times rest on: the cluster file's own measurements, or classes without any."""
     from autosync.simulator.backends.nccl.measured_curves import curve_for
+    from autosync.simulator.cost.class_constants import unmeasured_collectives
     from autosync.simulator.cost.collective_costs import has_collective_model
     from autosync.simulator.topology import topology_of
 
     topology = topology_of(cluster)
-    found = [f"{each}." for each in topology.assumed] if has_collective_model(cluster) else []
-    curve = curve_for(topology, op, "", "")
-    if curve is not None:
-        found.append(f"times follow what the cluster file holds as measured: {curve}.")
+    curve = None if forced.channels else curve_for(topology, op, forced.algorithm, forced.protocol)
+    if curve is not None and curve.nodes == topology.nodes:
+        return [f"times follow what the cluster file holds as measured: {curve}."]
+    modelled = has_collective_model(cluster)
+    found = [f"{each}." for each in unmeasured_collectives(topology)] if modelled else []
+    if curve is not None and modelled:
+        found.append(f"times are moved by what the cluster file holds as measured: {curve}.")
     elif cluster.curves:
-        found.append(
-            f"the cluster file's curves hold no {op} of {cluster.world_size} ranks on "
-            f"{topology.nodes} nodes: nothing measured is used."
-        )
+        found.append("no curve of the cluster file counts here: nothing measured is used.")
     return found
