@@ -235,12 +235,13 @@ def _candidates(system: _System, operation: str) -> Iterator[Candidate]:
 
 
 def protocols_of(topology: Topology) -> tuple[str, ...]:
-    """LL128 relies on NVLink's order of writes. GPUDirect-TCPX runs Simple only (Google's settings
-    for it); over GPUDirect-TCPXO a sweep keeps LL's slope up to 16 MiB."""
+    """LL128 relies on NVLink's order of writes, and on NICs that read GPUs' memory. GPUDirect-TCPX
+    runs Simple only (Google's settings for it); over GPUDirect-TCPXO a sweep keeps LL's slope up to
+    16 MiB."""
     if topology.network == "gpudirect-tcpx":
         return ("Simple",)
-    with_ll128 = topology.nvlink and topology.network != "gpudirect-tcpxo"
-    return PROTOCOLS if with_ll128 else ("LL", "Simple")
+    in_order = topology.nvlink and not topology.staged and topology.network != "gpudirect-tcpxo"
+    return PROTOCOLS if in_order else ("LL", "Simple")
 
 
 def _ring(topology: Topology, operation: str) -> _Way:

@@ -105,6 +105,24 @@ def test_small_messages_take_ll_and_large_ones_simple() -> None:
     assert protocols == ("LL", "Simple")
 
 
+@pytest.mark.parametrize(
+    ("device", "transport", "protocols"),
+    [("h100", "infiniband", {"LL", "LL128", "Simple"}), ("a100", "tcp", {"LL", "Simple"}),
+     ("h100", "gpudirect-tcpx", {"Simple"}), ("t4", "infiniband", {"LL", "Simple"})],
+)  # fmt: skip
+def test_protocols_are_those_that_nccl_enables(
+    device: str, transport: Transport, protocols: set[str]
+) -> None:
+    ring = collective_times(on(device, 8, 2, transport), "all_gather", SIZES).protocol
+    assert set(ring) <= protocols
+    refused = {"LL", "LL128", "Simple"} - protocols
+    for protocol in refused:
+        with pytest.raises(InvalidInput, match=f"protocol {protocol}"):
+            collective_times(
+                on(device, 8, 2, transport), "all_gather", SIZES, Forced(protocol=protocol)
+            )
+
+
 def test_pat_serves_one_gpu_a_node() -> None:
     topology = replace(on(gpus=1, nodes=32), nccl_version=(2, 24))
     assert "PAT" in collective_times(topology, "all_gather", SIZES).algorithm
