@@ -37,8 +37,6 @@ class Topology:
         host memory.
     link_gbytes_per_second: of a GPU to the others of its node, one direction, data sheet.
     slot_gbytes_per_second: of a GPU's PCIe slot, one direction.
-    stated_gbytes_per_second, stated_node_gbytes_per_second: payload inside a node and of its NICs,
-        as a file says whose costs were measured; 0: not measured.
     nics, nic_gbytes_per_second: those that the team uses in a node, and the nominal rate of one.
     transport: what carries messages between nodes; "" for a single node.
     rails: each GPU has a NIC near it, and equal GPUs of all nodes share a leaf switch.
@@ -58,8 +56,6 @@ class Topology:
     peer_to_peer: bool
     link_gbytes_per_second: float
     slot_gbytes_per_second: float
-    stated_gbytes_per_second: float = 0.0
-    stated_node_gbytes_per_second: float = 0.0
     nics: int = 1
     nic_gbytes_per_second: float = 0.0
     transport: str = ""
@@ -124,7 +120,6 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
     ports = [_ports_of(cluster.nodes[place], count, transport) for place, count in held.items()]
     links = min(ports, key=lambda each: each.link_gbytes_per_second)
     network = min(ports, key=lambda each: each.nics * each.nic_gbytes_per_second)
-    measured = bool(cluster.costs)
     return Topology(
         nodes=len(held),
         gpus_per_node=max(held.values()),
@@ -135,8 +130,6 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
         peer_to_peer=links.nvlink or links.gpu not in WITHOUT_PEER_TO_PEER,
         link_gbytes_per_second=links.link_gbytes_per_second,
         slot_gbytes_per_second=links.slot_gbytes_per_second,
-        stated_gbytes_per_second=links.stated_gbytes_per_second * measured,
-        stated_node_gbytes_per_second=network.payload_gbytes_per_second * (measured and crosses),
         nics=network.nics,
         nic_gbytes_per_second=network.nic_gbytes_per_second * crosses,
         transport=transport,
@@ -159,10 +152,8 @@ class _Ports:
     switched: bool
     link_gbytes_per_second: float
     slot_gbytes_per_second: float
-    stated_gbytes_per_second: float
     nics: int
     nic_gbytes_per_second: float
-    payload_gbytes_per_second: float
 
 
 def _ports_of(node: Node, gpus: int, transport: str) -> _Ports:
@@ -190,13 +181,11 @@ def _ports_of(node: Node, gpus: int, transport: str) -> _Ports:
         switched=nvlink and (node.nvswitch or (generation > 2 and gpus > 4)),
         link_gbytes_per_second=stated if nvlink and 0 < stated < CUT_LINK_SHARE * rate else rate,
         slot_gbytes_per_second=slot,
-        stated_gbytes_per_second=stated,
         nics=nics,
         nic_gbytes_per_second=(
             node.nic_gbps or node.bandwidth_gbps / node.nics / payload_share(transport)
         )
         / 8,
-        payload_gbytes_per_second=node.bandwidth_gbps / 8 * nics / node.nics,
     )
 
 

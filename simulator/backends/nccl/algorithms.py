@@ -34,6 +34,9 @@ NVLS_LEAST_GPUS = 5
 MOST_GPUS_OF_A_BOARD = 16
 """More are joined by the switches of a rack."""
 TREES_GAIN_SINCE = (2, 12)
+"""NCCL's version from which on trees of two nodes exceed a ring's rate."""
+GENERATIONS_SINCE = ((0, "volta"), (2020, "ampere"), (2022, "hopper"), (2024, "blackwell"))
+"""By the year in which a GPU was introduced."""
 NVLS_TUNER_SHARE = {4: 0.85, 5: 0.74}
 """By which NCCL's tuner takes NVLS to be slower than the links, times 5/6 (tuning.cc): a ring wins
 where it moves fewer bytes."""
@@ -94,10 +97,7 @@ def candidates(
 def generation(topology: Topology) -> str:
     """The class of the GPUs, by what their launches take."""
     year = DEVICE_TYPES[topology.gpu].year
-    return (
-        "volta" if year < 2020 else "ampere" if year < 2022 else "hopper" if year < 2024
-        else "blackwell"
-    )  # fmt: skip
+    return [name for first, name in GENERATIONS_SINCE if first <= year][-1]
 
 
 class _System:
@@ -122,8 +122,6 @@ class _System:
     def link_rate(self) -> float:
         """Bytes a second that an all-reduce's ring gets of a GPU's links in a node."""
         topology = self.topology
-        if topology.stated_gbytes_per_second:
-            return topology.stated_gbytes_per_second * 1e9
         rate = topology.link_gbytes_per_second * self.of_link("share")
         if not topology.peer_to_peer:
             host = self.of_link("host_gbytes_per_second")
@@ -137,8 +135,6 @@ class _System:
         if not self.crosses:
             return float("inf")
         rate = topology.node_gbytes_per_second * self.of_transport("share")
-        if topology.stated_node_gbytes_per_second:
-            rate = topology.stated_node_gbytes_per_second / topology.oversubscription
         if topology.transport == "tcp":
             one = topology.connection_gbytes_per_second
             carried = one or self.of_transport("connection_gbytes_per_second")

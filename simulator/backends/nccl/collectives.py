@@ -81,7 +81,7 @@ def collective_times(
 def log_widths(
     choices: tuple[Candidate, ...], place: NDArray[np.int64], size_bytes: F64, seconds: F64
 ) -> F64:
-    """By what the widths of constants move the logarithm of each time, `(n,)`, half a width."""
+    """One standard deviation of the logarithm of each time, `(n,)`, as its constants are wide."""
     per_byte, startup, rate = np.array(
         [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
     )[place].T

@@ -165,17 +165,6 @@ def test_tcp_is_bound_by_its_connections() -> None:
     assert bus_gbytes(topology, Forced("Ring")) > 1.0
 
 
-def test_measured_rates_of_a_file_count() -> None:
-    topology = replace(
-        on("rtx-2080-ti", 4, 2, "tcp"),
-        stated_gbytes_per_second=6.6,
-        stated_node_gbytes_per_second=1.2,
-    )
-    assert bus_gbytes(topology, Forced("Ring")) == pytest.approx(1.2, rel=0.05)
-    inside = replace(topology, nodes=1)
-    assert bus_gbytes(inside, Forced("Ring")) == pytest.approx(6.6, rel=0.05)
-
-
 def test_hosts_without_peer_to_peer_share_their_memory() -> None:
     four, eight = on("rtx-2080-ti", 4, 1, ""), on("rtx-2080-ti", 8, 1, "")
     assert four.gpu_link == "pcie3-without-p2p"
