@@ -7,7 +7,7 @@ counted link by link.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from autosync.simulator.backends import backend_of
 from autosync.simulator.backends.nccl import CostSegment, cost_segments
 from autosync.simulator.cost.alike_servers import alike_servers
 from autosync.simulator.cost.edge_costs import startup_seconds
-from autosync.simulator.cost.link_resources import number_equal_rows
+from autosync.simulator.cost.link_resources import load_of, number_equal_rows, resources_of
 from autosync.simulator.cost.message_classes import (
     COST_KIND,
     ROUNDS_OF_ROWS,
@@ -87,7 +87,11 @@ def collective_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         place = operation, team_kind[team], root_kind[root + 1]
         if message_class[place] < 0:
             message_class[place] = len(classes)
-            found = costs.classes(operation, teams[team], root)
+            slowest = costs.stated_links_seconds(operation, teams[team], root)
+            found = [
+                replace(each, seconds_per_byte=max(each.seconds_per_byte, slowest))
+                for each in costs.classes(operation, teams[team], root)
+            ]
             last_class += [len(classes) + len(found) - 1] * len(found)
             classes += found
     links = np.array([each.links for each in classes]) / costs.rates
@@ -161,6 +165,18 @@ class _ClassCosts:
         if operation in OPERATION_NAMES:
             return self._of_collective(operation, teams)
         return [self._of_rows(operation, teams)]
+
+    def stated_links_seconds(self, operation: Op, teams: Teams, root: int) -> float:
+        """Per byte on the slowest of the links that the file states between two nodes, where a
+        ring in the order of the ranks passes it; 0 without such links."""
+        if not self.cluster.links:
+            return 0.0
+        where, backend = resources_of(self.cluster), backend_of(self.cluster)
+        loads = [
+            load_of(backend.edges_of(operation, team, root), where)[-2 * len(self.cluster.links) :]
+            for team in teams
+        ]
+        return float(np.max(loads, initial=0.0))
 
     def _slowest(self, teams: Teams) -> Topology | None:
         """Of the team that takes longest; None where no rank has another one to talk to."""

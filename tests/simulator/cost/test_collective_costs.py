@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.cluster import Cluster, Device, MessageCost, Node
+from autosync.cluster import Cluster, Device, Link, MessageCost, Node
 from autosync.cluster_file import load_cluster
 from autosync.codes import Op
 from autosync.domain import Domain
@@ -130,6 +130,17 @@ def test_costs_that_the_file_states_come_before_the_model() -> None:
     assert not has_collective_model(cluster_of(backend="nccl"))  # processors know no NCCL
     kind = int(network(stated).class_of(Op.ALL_REDUCE, ALL_RANKS))
     assert network(stated).startup_seconds[kind] == 5e-3
+
+
+def test_a_link_that_the_file_states_holds_a_ring_back() -> None:
+    cluster = gpus(3)
+    slow = replace(cluster, links=(Link(("10.0.0.1", "10.0.0.2"), 10.0),))
+    plain, held = (
+        costs.seconds_per_byte[int(costs.class_of(Op.ALL_REDUCE, ALL_RANKS, -1, 1e9))]
+        for costs in (network(cluster), network(slow))
+    )
+    assert held == pytest.approx(2 * 23 / 24 / (10e9 / 8))
+    assert held > 10 * plain
 
 
 def test_the_slowest_nodes_team_counts() -> None:
