@@ -19,7 +19,7 @@ $(BIN)/python:
 .venv/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing AutoSync and its dependencies into .venv (once; torch is the largest)"
 	$(PIP) $(TORCH)
-	$(PIP) -e .
+	$(PIP) -e '.[service]'
 	@echo "Compiling the ranking kernels (once)"
 	$(BIN)/python scripts/warm_caches.py
 	@touch $@

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autosync.runtime.share_sampler import ShareSampler, local_batch_size
     from autosync.runtime.training_state import TrainingState
 
+    diagnose: Any
     tune: Any
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "TrainingState",
     "clip_grad_norm_",
     "detach",
+    "diagnose",
     "distribute",
     "local_batch_size",
     "tune",
@@ -36,6 +38,7 @@ _HOMES = {
     "TrainingState": "autosync.runtime.training_state",
     "clip_grad_norm_": "autosync.runtime.gradient_norm",
     "detach": "autosync.runtime.distributed",
+    "diagnose": "autosync.search.live.diagnosis",  # as `tune`
     "distribute": "autosync.runtime.distributed",
     "local_batch_size": "autosync.runtime.share_sampler",
     "tune": "autosync.search.live.live_tuning",  # by name only: a job may lack the search
@@ -49,12 +52,12 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
-        if name != "tune":
+        if name not in ("diagnose", "tune"):
             raise
         raise NotSupported(
-            f"autosync.tune needs the search, which is not installed here: {error}.",
-            thing="autosync.tune",
+            f"autosync.{name} needs the search, which is not installed here: {error}.",
+            thing=f"autosync.{name}",
             value=error.name,
-            remedy="Install the whole of autosync on the training hosts, or tune elsewhere and "
-            "use autosync.distribute with the bundle.",
+            remedy="pip install 'autosync[tune]' on the training hosts; autosync.distribute with a "
+            "bundle from elsewhere needs the core alone.",
         ) from error

@@ -1,10 +1,35 @@
-"""Packages that AutoSync needs for some inputs or frameworks only: its extras."""
+"""What a part of AutoSync needs beyond the core, by extra (`pip install 'autosync[EXTRA]'`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
 from autosync.errors import NotSupported
+
+OF_TUNE = (
+    *("numba", "scipy", "sklearn", "pandas", "pyarrow", "safetensors", "threadpoolctl"),
+    *("torch_geometric", "typer", "rich"),
+)
+OF_SERVICE = (
+    *("fastapi", "starlette", "uvicorn", "h11", "anyio", "sqlalchemy", "alembic", "jinja2"),
+    *("markupsafe", "python_multipart"),
+)
+EXTRA_OF = dict.fromkeys(OF_TUNE, "tune") | dict.fromkeys(OF_SERVICE, "service")
+"""The extra that brings each top-level module that the core does without."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> NotSupported | None:
+    """The refusal for a module that is not installed; None where no extra brings it."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF.get(module)
+    if extra is None:
+        return None
+    return NotSupported(
+        f"this needs {module}, which is not installed here.",
+        thing=module,
+        value=module,
+        remedy=f"pip install 'autosync[{extra}]'",
+    )
 
 
 @contextmanager

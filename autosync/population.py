@@ -59,7 +59,7 @@ class Population:
     layout, engine u8[n], extension u16[n]: index into layouts, engines, extensions.
     order u8[n]: `codes.Order`. slice_bytes i64[n].
     overlap bool[n]: synchronization may run into the next forward pass.
-    idle_gather bool[n]: of such, all-gathers leave while the wire is idle.
+    idle_gather bool[n]: of such, all-gathers also start during backward, when nothing is in flight.
     axis i8[n, V]: the cut dimension, -1 flat. parts i32[n, V]: shards of the variable.
     first i64[n + 1]: strategy i has the rows first[i]:first[i + 1], variable by variable in the
         graph's order, shard by shard.

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from autosync.api.cli.console import err, log_path
 from autosync.errors import AutosyncError
+from autosync.extras import missing_extra
 
 REFUSED = 2
 """Exit code when the user can mend the input; click uses the same for wrong usage."""
@@ -25,6 +26,12 @@ def guarded(command: Callable[[], object]) -> int:
         return REFUSED
     except OSError as error:
         return _system_refused(error)
+    except ModuleNotFoundError as error:
+        if refusal := missing_extra(error):
+            print_error(refusal)
+            return REFUSED
+        print_defect(error)
+        return BROKEN
     except Exception as error:  # process boundary: a defect is logged in full, and a line names it
         if trouble := _database_trouble(error):
             print_error(trouble)
@@ -45,7 +52,9 @@ def print_error(error: AutosyncError) -> None:
 
 
 def _database_trouble(error: Exception) -> AutosyncError | None:
-    from autosync.api.db.database import database_trouble  # most commands never load it
+    if "sqlalchemy" not in sys.modules:  # most commands never load it
+        return None
+    from autosync.api.db.database import database_trouble
 
     return database_trouble(error)
 

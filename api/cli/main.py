@@ -14,6 +14,7 @@ from autosync.api.cli.commands.clusters import clusters
 from autosync.api.cli.commands.collect import collect
 from autosync.api.cli.commands.dataset import app as dataset
 from autosync.api.cli.commands.db import db
+from autosync.api.cli.commands.diagnose import diagnose
 from autosync.api.cli.commands.doctor import doctor
 from autosync.api.cli.commands.explain import explain
 from autosync.api.cli.commands.export import export
@@ -54,6 +55,7 @@ Two lines of a training script apply what is found:
 
 Begin with one of these:
 
+    torchrun --nproc-per-node 2 -m autosync diagnose train.py:example  # is it worth it?
     autosync rank resnet50 example-4x1               # seconds, no trial
     autosync tune resnet50 example-4x1 -o best.json  # measured and confirmed
     autosync serve                                   # the same as a service with a dashboard
@@ -96,6 +98,7 @@ DESCRIBE = "Describe the model and the cluster"
 SERVICE = "Run as a service"
 LOOK = "Look into the results"
 
+app.command("diagnose", rich_help_panel=FIND)(diagnose)
 app.command("tune", rich_help_panel=FIND)(tune)
 app.command("rank", rich_help_panel=FIND)(rank)
 app.command("predict", rich_help_panel=FIND)(predict)

@@ -1,4 +1,5 @@
-"""`package.module:function`: the user's own model, named on the user's own command line."""
+"""`package.module:function` or `file.py:function`: the user's own model, named on the user's own
+command line."""
 
 import importlib
 import sys
@@ -69,6 +70,7 @@ def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
 
 def _function(target: str) -> Callable[[], Any]:
     module_name, colon, function_name = target.partition(":")
+    module_name = module_name.removesuffix(".py").replace("/", ".")  # a file of this folder
     if not (module_name and colon and function_name.isidentifier()):
         raise InvalidInput(
             f"{target!r} names no function.", thing="model", value=target, remedy=FORM

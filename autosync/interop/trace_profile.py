@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 from autosync.devices import DEVICE_TYPES, device_type_of_gpu
 from autosync.domain import Profile
@@ -103,6 +104,16 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
     Raises:
         InvalidInput: no such trace, or one that is too large.
     """
+    trace = load_trace(data, source)
+    return read_kineto(trace, source) if "traceEvents" in trace else read_chakra(trace, source)
+
+
+def load_trace(data: bytes, source: str) -> dict[str, Any]:
+    """The JSON of a trace, compressed or not, of bounded size.
+
+    Raises:
+        InvalidInput: it is no trace, or too large.
+    """
     if data.startswith(GZIP):
         data = _decompressed(data, source)
     if len(data) > MAX_TRACE_BYTES:
@@ -113,7 +124,7 @@ def read_trace(data: bytes, source: str) -> TracedSteps:
         raise _refused(source, "is no JSON") from None
     if not isinstance(trace, dict) or not trace.keys() & {"traceEvents", "nodes"}:
         raise _refused(source, "has neither 'traceEvents' (Kineto) nor 'nodes' (Chakra)")
-    return read_kineto(trace, source) if "traceEvents" in trace else read_chakra(trace, source)
+    return trace
 
 
 def _decompressed(data: bytes, source: str) -> bytes:

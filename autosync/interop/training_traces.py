@@ -119,7 +119,7 @@ def _sorted_out(
         begin, length = event.get("ts"), event.get("dur")
         given = event.get("args")
         args: dict[str, Any] = given if isinstance(given, dict) else {}
-        if not (_is_time(begin) and _is_time(length) and isinstance(name, str)):
+        if not (is_time(begin) and is_time(length) and isinstance(name, str)):
             continue
         external = args.get("External id")
         if kind in ON_DEVICE:
@@ -142,7 +142,7 @@ def _sorted_out(
     return calls, sorted(marks.values()), kernels
 
 
-def _is_time(value: object) -> TypeGuard[float]:
+def is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and 0 <= value < 1e18
 
 

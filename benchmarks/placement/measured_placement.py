@@ -4,7 +4,7 @@ ones, and a placement, measured and predicted.
 python -m benchmarks.placement.measured_placement [--iterations 20] [--rounds 3]
 
 Ranks are processes in network namespaces with shaped links. Values, gradients and messages are real
-ones; compute is waited out beside them, so many seconds a sample and layer, times the rank's
+ones; ranks sleep in place of computing, so many seconds a sample and layer, times the rank's
 slowdown. A rank's samples are as many as its share. Rounds are interleaved; their spread is the
 largest less the smallest, as a share of the median.
 """

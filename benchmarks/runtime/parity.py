@@ -2,8 +2,8 @@
 
 python -m benchmarks.runtime.parity [--quick] [--json FILE]
 
-On the testbed compute is waited out, so only what stands in the way of messages shows. The real
-models keep both cores busy, so that every microsecond of the engine's own work shows.
+On the emulated cluster ranks sleep in place of computing, so only what delays messages shows. The
+real models keep both cores busy, so that every microsecond of the engine's own work shows.
 """
 
 from dataclasses import replace

@@ -5,8 +5,8 @@ python -m benchmarks.staleness.convergence [--staleness 0 1 4 16] [--ranks 4] [-
     [--seeds 3] [-o FOLDER]
 
 The target of a task is the loss that training in step has after half of the iterations. Ranks are
-processes on this machine and compute is waited out, so seconds are those of waiting for each
-other, not of links.
+processes on this machine that sleep in place of computing. The seconds are those of ranks that wait
+for each other; links are not emulated.
 """
 
 import argparse

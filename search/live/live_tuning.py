@@ -211,7 +211,7 @@ def _verdict(
     recorded = control.agreed(lambda: record_job(job, batch_size, own_type))
     slowest = max(control.gathered(recorded.step_seconds))
     trial_seconds = control.from_first(settings.timeout_seconds)
-    job.timeout = collective_timeout(_own_timeout(job), slowest, trial_seconds)
+    job.timeout = collective_timeout(own_timeout(job), slowest, trial_seconds)
     job.renew_groups()
     cluster = control.agreed(lambda: measure_cluster(job, recorded.step_seconds))
     sharing = gpu_sharing(job)
@@ -254,7 +254,7 @@ def _no_batches(why: str, batches: object) -> InvalidInput:
     )
 
 
-def _own_timeout(job: LiveJob) -> timedelta:
+def own_timeout(job: LiveJob) -> timedelta:
     timeout: timedelta = working_group(None)._get_backend(job.device).options._timeout
     return timeout
 

@@ -130,7 +130,7 @@ def _hosts(
         return read_hostfile(_text(path), str(path))
     if kind == "ray":
         from autosync.interop.host_clusters import hosts_of_ray
-        from autosync.trials.launchers.ray_launcher import ray_nodes
+        from autosync.trials.launchers.ray_cluster import ray_nodes
 
         return hosts_of_ray(ray_nodes(_needed(source))), ()
     if kind == "autodist":

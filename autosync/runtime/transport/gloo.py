@@ -4,8 +4,8 @@ Facts measured on gloo: its reduce-scatter moves an all-reduce's bytes, so ours 
 and a local sum; `dist.reduce` goes round a ring, so a parameter server is send and receive with a
 tag a message.
 
-Where a rank adds up by itself (reduce-scatter, push), halves are added in float32 and rounded
-once. The backend's own reductions add in the type that travels.
+Where a rank adds up by itself (reduce-scatter, push), 16-bit numbers are added in float32 and
+rounded once. The backend's own reductions add in the type that travels.
 """
 
 from functools import partial

@@ -111,7 +111,7 @@ class NcclTransport:
 
 def sum_operation(share: float | None, members: int, equal_shares: bool) -> dist.ReduceOp:
     """What reductions of a team add up: its members' values as they are, or each times its share,
-    which NCCL multiplies by as it reads them (halves, float32 and float64).
+    which NCCL multiplies by as it reads them (16-bit, 32-bit and 64-bit floats).
 
     Arguments: see `Operation`. All members have to decide alike.
     """

@@ -51,6 +51,7 @@ def join_method(model: nn.Module, optimizer: Optimizer) -> None:
 def scripted(model: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit
+        warnings.simplefilter("ignore", FutureWarning)  # the same from torch 2.14 on
         torch.jit.script(model)
 
 

@@ -15,13 +15,13 @@ import pytest
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, hosts_of_ray
 from autosync.trials.launchers import ray_launcher
-from autosync.trials.launchers.ray_launcher import (
-    RayLauncher,
+from autosync.trials.launchers.ray_cluster import (
     alive_nodes,
     ray_addresses,
     ray_nodes,
     refuse_unreachable,
 )
+from autosync.trials.launchers.ray_launcher import RayLauncher
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import FAULTY, MARK
 from tests.autosync.trials.contract_suite import PoolContract, SecondNode, wait_for

@@ -1,0 +1,324 @@
+"""Where the seconds of iterations go, from the traces of all ranks.
+
+A collective moves no bytes before the last of its ranks has issued it: until then, ranks wait for
+that one. Time in which a rank computes hides both; the rest of the iteration is exposed.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autosync.diagnosis.rank_trace import (
+    F64,
+    RankTrace,
+    TracedCollective,
+    intersection,
+    overlap_seconds,
+    union,
+    without,
+)
+from autosync.errors import InvalidInput
+
+EXPLAINS = 0.5
+"""Of a rank's lateness: what takes it longer by so much is named as the cause."""
+
+LEAST_LATE_SHARE = 0.02
+"""Of an iteration: a rank that is later than the others by less is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """Mean seconds of one rank's iterations, which are the sum of the parts from `compute` on.
+
+    transfer: in which collectives that all ranks had issued were on their way, and nothing was
+    computed. waiting: the same, of collectives that another rank had not issued yet. input: in
+    which a batch was fetched and nothing else went on. python: the rest, mostly Python and
+    launches. late: how much later than the median of the others it issues a collective, on average.
+    in_flight: in which a collective that all ranks had issued was on its way, computing or not.
+    """
+
+    rank: int
+    host: str
+    iteration: float
+    compute: float
+    transfer: float
+    waiting: float
+    input: float
+    python: float
+    late: float
+    in_flight: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSeconds:
+    """One collective of an iteration, mean over iterations and ranks. place: its number in the
+    iteration. issued: since the iteration began. waiting: until the last rank has issued it.
+    transfer: from then to its end. exposed: of both, beside which nothing is computed. bus_bytes:
+    that a rank sends in a ring; 0 where its size is not traced."""
+
+    place: int
+    operation: str
+    size_bytes: int
+    issued: float
+    waiting: float
+    transfer: float
+    exposed: float
+    bus_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowestRank:
+    """late: by so many seconds after the median of the others, on average. why: `compute`,
+    `input` or `host or link`."""
+
+    rank: int
+    host: str
+    late: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """ranks: by number. collectives: of an iteration, where all ranks and iterations have the same;
+    else empty. slowest: None where no rank is late by `LEAST_LATE_SHARE`. on_device: whether a
+    GPU's kernels were traced."""
+
+    ranks: tuple[RankSeconds, ...]
+    collectives: tuple[CollectiveSeconds, ...]
+    slowest: SlowestRank | None
+    iterations: int
+    on_device: bool
+    backend: str
+
+    @property
+    def iteration_seconds(self) -> float:
+        return self.mean("iteration")
+
+    def mean(self, part: str) -> float:
+        """Of a part of `RankSeconds`, over ranks."""
+        return float(np.mean([getattr(rank, part) for rank in self.ranks]))
+
+    @property
+    def bus_bytes(self) -> float:
+        """That a rank sends an iteration, as rings do; 0 where sizes are not traced."""
+        return sum(each.bus_bytes for each in self.collectives)
+
+    @property
+    def bus_bytes_per_second(self) -> float | None:
+        """While collectives that all ranks have issued are on their way; None where it is not
+        known."""
+        seconds = self.mean("in_flight")
+        return self.bus_bytes / seconds if seconds and self.bus_bytes else None
+
+
+def break_down(traces: Sequence[RankTrace]) -> Breakdown:
+    """What the traces of all ranks say of their iterations.
+
+    Raises:
+        InvalidInput: a rank is there twice, or ranks have other numbers of iterations.
+    """
+    ordered = sorted(traces, key=lambda each: each.rank)
+    _check_ranks(ordered)
+    aligned = _aligned(ordered)
+    matched = _matched(aligned)
+    lateness = _lateness(matched, len(aligned))
+    ranks = tuple(
+        _rank_seconds(trace, [each[place] for each in matched or ()], last, late)
+        for place, (trace, late) in enumerate(zip(aligned, lateness, strict=True))
+        for last in [[max(one.issued_seconds for one in each) for each in matched or ()]]
+    )
+    return Breakdown(
+        ranks,
+        _collective_seconds(aligned, matched),
+        _slowest(ranks),
+        len(aligned[0].steps),
+        any(trace.on_device for trace in aligned),
+        next((trace.backend for trace in aligned if trace.backend), ""),
+    )
+
+
+Matched = list[tuple[TracedCollective, ...]]
+"""Collectives of the profiled iterations, by rank, in the order of issue."""
+
+
+def _check_ranks(traces: Sequence[RankTrace]) -> None:
+    twice = [rank for rank, count in Counter(each.rank for each in traces).items() if count > 1]
+    if twice:
+        raise InvalidInput(
+            f"rank {twice[0]} has {len(traces)} traces.",
+            thing="traces",
+            value=twice[0],
+            remedy="Give one trace a rank, all of the same iterations.",
+        )
+    counts = {each.rank: len(each.steps) for each in traces}
+    if len(set(counts.values())) > 1:
+        raise InvalidInput(
+            f"ranks have traced different numbers of iterations: {counts}.",
+            thing="traces",
+            value=counts,
+            remedy="Profile the same steps on every rank, with one schedule.",
+        )
+
+
+def _aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """With the clocks of other hosts set by where collectives end, which all ranks reach nearly at
+    once; ranks of one host share a clock."""
+    matched = _matched(traces)
+    if matched is None or len({trace.host for trace in traces}) < 2:
+        return list(traces)
+    ends = np.array([[one.end_seconds for one in each] for each in matched])
+    offset = np.median(ends - ends[:, :1], axis=0)
+    hosts = [trace.host for trace in traces]
+    of_host = {host: float(np.median(offset[[h == host for h in hosts]])) for host in hosts}
+    return [_earlier(trace, of_host[trace.host]) for trace in traces]
+
+
+def _earlier(trace: RankTrace, seconds: float) -> RankTrace:
+    moved = tuple(
+        replace(
+            each,
+            issued_seconds=each.issued_seconds - seconds,
+            begin_seconds=each.begin_seconds - seconds,
+            end_seconds=each.end_seconds - seconds,
+        )
+        for each in trace.collectives
+    )
+    return replace(
+        trace,
+        steps=trace.steps - seconds,
+        compute=trace.compute - seconds,
+        input=trace.input - seconds,
+        collectives=moved,
+    )
+
+
+def _within_steps(trace: RankTrace) -> list[TracedCollective]:
+    begin, end = trace.steps[0, 0], trace.steps[-1, 1]
+    return [each for each in trace.collectives if begin <= each.issued_seconds < end]
+
+
+def _matched(traces: Sequence[RankTrace]) -> Matched | None:
+    """None where ranks have issued different operations (groups of some ranks, say)."""
+    issued = [_within_steps(trace) for trace in traces]
+    if len({tuple(each.operation for each in own) for own in issued}) != 1:
+        return None
+    return list(zip(*issued, strict=True))
+
+
+def _lateness(matched: Matched | None, ranks: int) -> list[float]:
+    if not matched or ranks < 2:
+        return [0.0] * ranks
+    issued = np.array([[one.issued_seconds for one in each] for each in matched])
+    return [
+        float((issued[:, rank] - np.median(np.delete(issued, rank, axis=1), axis=1)).mean())
+        for rank in range(ranks)
+    ]
+
+
+def _rank_seconds(
+    trace: RankTrace, own: Sequence[TracedCollective], last: Sequence[float], late: float
+) -> RankSeconds:
+    """last: when the last rank has issued each of `own`; both empty where ranks do not match, whose
+    collectives then count as transfers."""
+    steps = union([tuple(step) for step in trace.steps.tolist()])
+    compute = intersection(trace.compute, steps)
+    pairs = (
+        zip(own, last, strict=True)
+        if own
+        else ((each, each.issued_seconds) for each in _within_steps(trace))
+    )
+    waits, moves = [], []
+    for each, ready in pairs:
+        waits.append((each.issued_seconds, min(max(ready, each.issued_seconds), each.end_seconds)))
+        moves.append((waits[-1][1], each.end_seconds))
+    exposed = without(steps, compute)
+    transfer = intersection(exposed, union(moves))
+    rest = without(exposed, transfer)
+    waiting = intersection(rest, union(waits))
+    rest = without(rest, waiting)
+    loading = intersection(rest, trace.input)
+    count = len(trace.steps)
+    return RankSeconds(
+        trace.rank,
+        trace.host,
+        iteration=_seconds(steps) / count,
+        compute=_seconds(compute) / count,
+        transfer=_seconds(transfer) / count,
+        waiting=_seconds(waiting) / count,
+        input=_seconds(loading) / count,
+        python=_seconds(without(rest, loading)) / count,
+        late=late,
+        in_flight=overlap_seconds(union(moves), steps) / count,
+    )
+
+
+def _seconds(intervals: F64) -> float:
+    return float(np.diff(intervals, axis=1).sum())
+
+
+def _collective_seconds(
+    traces: Sequence[RankTrace], matched: Matched | None
+) -> tuple[CollectiveSeconds, ...]:
+    """Empty where iterations issue other collectives than each other."""
+    if not matched:
+        return ()
+    begins = traces[0].steps[:, 0]
+    step = np.searchsorted(begins, [each[0].issued_seconds for each in matched], "right") - 1
+    members = [np.flatnonzero(step == number) for number in range(len(begins))]
+    issued = [tuple(matched[i][0].operation for i in own) for own in members]
+    if len(set(issued)) != 1:
+        return ()
+    found = []
+    for place in range(len(issued[0])):
+        same = [(number, matched[own[place]]) for number, own in enumerate(members)]
+        found.append(_mean_collective(traces, place, same))
+    return tuple(found)
+
+
+def _mean_collective(
+    traces: Sequence[RankTrace],
+    place: int,
+    same: Sequence[tuple[int, tuple[TracedCollective, ...]]],
+) -> CollectiveSeconds:
+    issued, waiting, transfer, exposed = [], [], [], []
+    for number, each in same:
+        last = max(one.issued_seconds for one in each)
+        for trace, one in zip(traces, each, strict=True):
+            issued.append(one.issued_seconds - trace.steps[number, 0])
+            waiting.append(max(0.0, min(last, one.end_seconds) - one.issued_seconds))
+            transfer.append(max(0.0, one.end_seconds - max(last, one.issued_seconds)))
+            flight = np.array([[one.issued_seconds, one.end_seconds]])
+            exposed.append(_seconds(flight) - overlap_seconds(flight, trace.compute))
+    first = same[0][1][0]
+    size = first.size_bytes or 0
+    return CollectiveSeconds(
+        place,
+        first.operation,
+        size,
+        issued=float(np.mean(issued)),
+        waiting=float(np.mean(waiting)),
+        transfer=float(np.mean(transfer)),
+        exposed=float(np.mean(exposed)),
+        bus_bytes=size * BUS_SHARE.get(first.operation, 1.0) * (1 - 1 / len(traces)),
+    )
+
+
+BUS_SHARE = {"all_reduce": 2.0}
+"""Of (n - 1) / n times the bytes, that a rank sends in a ring of n; 1 for other operations."""
+
+
+def _slowest(ranks: Sequence[RankSeconds]) -> SlowestRank | None:
+    if len(ranks) < 2:
+        return None
+    last = max(ranks, key=lambda each: each.late)
+    if last.late < LEAST_LATE_SHARE * last.iteration:
+        return None
+    others = [each for each in ranks if each is not last]
+    compute = float(np.median([each.compute for each in others]))
+    fetching = float(np.median([each.input for each in others]))
+    excess = {"compute": last.compute - compute, "input": last.input - fetching}
+    cause = max(excess, key=lambda part: excess[part])
+    why = cause if excess[cause] > EXPLAINS * last.late else "host or link"
+    return SlowestRank(last.rank, last.host, last.late, why)

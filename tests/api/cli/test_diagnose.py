@@ -1,0 +1,79 @@
+"""`autosync diagnose`: of traces, and under torchrun."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autosync.api.cli.main import app
+from autosync.errors import AutosyncError
+from tests.autosync.diagnosis.traces import gloo_step
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def example():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    loss = lambda outputs, rows, classes: nn.functional.cross_entropy(outputs, classes)
+    return module, (torch.randn(8, 16), torch.randint(4, (8,))), loss
+
+def broken():
+    return nn.Linear(16, 4), (torch.randn(8, 3),), None
+"""
+
+
+def refusal(*words: str) -> AutosyncError:
+    raised = CliRunner().invoke(app, ["diagnose", *words]).exception
+    assert isinstance(raised, AutosyncError)
+    return raised
+
+
+def test_traces_of_all_ranks(tmp_path: Path) -> None:
+    plain, packed, page = tmp_path / "0.json", tmp_path / "1.json.gz", tmp_path / "page.html"
+    plain.write_text(json.dumps(gloo_step(0, 530, 900)))
+    packed.write_bytes(gzip.compress(json.dumps(gloo_step(1, 700, 900)).encode()))
+    words = ["diagnose", "--trace", str(plain), "--trace", str(packed), "--json", "-o", str(page)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    found = json.loads(done.stdout)
+    assert found["breakdown"]["slowest"]["rank"] == 1
+    assert found["verdict"].startswith("Worth tuning: up to")
+    assert found["verdict"] in page.read_text()
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    assert "MODEL or --trace" in refusal().message
+    assert "no rank of a job" in refusal("train.py:example").message
+    assert "No such file" in refusal("--trace", str(tmp_path / "none.json")).message
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    assert "empty.json" in refusal("--trace", str(empty)).message
+
+
+@pytest.mark.parametrize(
+    ("target", "wrap", "says"),
+    [
+        ("train.py:example", "ddp", "under torch's DDP (2 ranks on 1 host, gloo, cpu)"),
+        ("train.py:broken", "ddp", "a training step fails"),
+    ],
+)
+def test_ranks_of_torchrun(target: str, wrap: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = ["--wrap", wrap, "--iterations", "2", "--no-predict"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", "-m", "autosync", "diagnose", target, *options],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert says in done.stdout + done.stderr
+    assert "This is a defect" not in done.stderr

@@ -1,0 +1,104 @@
+"""Where the seconds go, from traces whose answer is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.diagnosis.breakdown import Breakdown, break_down
+from autosync.diagnosis.rank_trace import RankTrace, rank_trace
+from autosync.errors import InvalidInput
+from tests.autosync.diagnosis.traces import gloo_step, nccl_step
+
+US = 1e-6
+
+
+def of(*traces: dict[str, object]) -> Breakdown:
+    return break_down([rank_trace(each, "t.json") for each in traces])
+
+
+def test_parts_of_an_iteration() -> None:
+    """Rank 0 issues at 530 and computes nothing more; rank 1 issues at 700; both end at 900."""
+    found = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
+    first, second = found.ranks
+    assert first.compute == pytest.approx(400 * US)
+    assert first.input == pytest.approx(100 * US)
+    assert first.waiting == pytest.approx(170 * US)  # 530 to 700
+    assert first.transfer == pytest.approx(200 * US)  # 700 to 900
+    assert second.waiting == 0.0
+    assert second.transfer == pytest.approx(200 * US)
+    for rank in found.ranks:
+        parts = rank.compute + rank.transfer + rank.waiting + rank.input + rank.python
+        assert parts == pytest.approx(rank.iteration) == pytest.approx(1000 * US)
+
+
+def test_a_collective_and_its_rate() -> None:
+    found = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
+    (only,) = found.collectives
+    assert (only.operation, only.size_bytes) == ("all_reduce", 4000)
+    assert only.bus_bytes == pytest.approx(4000)  # 2 (n - 1) / n of them
+    assert only.waiting == pytest.approx(85 * US)  # the mean of 170 and 0
+    assert only.transfer == pytest.approx(200 * US)
+    assert found.bus_bytes_per_second == pytest.approx(4000 / (200 * US))
+
+
+def test_the_slowest_rank_is_named_by_its_lateness() -> None:
+    found = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
+    assert found.slowest is not None
+    assert (found.slowest.rank, found.slowest.why) == (1, "host or link")
+    assert found.slowest.late == pytest.approx(170 * US)
+
+
+def test_no_rank_is_named_where_none_is_late() -> None:
+    assert of(gloo_step(0, 530, 900), gloo_step(1, 535, 900)).slowest is None
+
+
+@pytest.mark.parametrize(("part", "why"), [("compute", "compute"), ("input", "input")])
+def test_why_a_rank_is_slow(part: str, why: str) -> None:
+    one, other = (rank_trace(gloo_step(r, i, 900), "t") for r, i in ((0, 530), (1, 700)))
+    longer = (
+        np.array([[0, 250], [260, 660]]) if part == "compute" else np.array([[0, 100], [520, 690]])
+    )
+    slow = (
+        replace(other, compute=longer * US)
+        if part == "compute"
+        else replace(other, input=longer * US)
+    )
+    found = break_down([one, slow])
+    assert found.slowest is not None
+    assert found.slowest.why == why
+
+
+def test_clocks_of_hosts_are_set_by_the_ends_of_collectives() -> None:
+    apart = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900, at_us=5e6, host="b"))
+    together = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
+    for one, other in zip(apart.ranks, together.ranks, strict=True):
+        assert one.waiting == pytest.approx(other.waiting, abs=1e-9)
+        assert one.transfer == pytest.approx(other.transfer, abs=1e-9)
+
+
+def test_a_gpus_compute_hides_messages() -> None:
+    found = of(nccl_step(0), nccl_step(1))
+    assert found.on_device
+    assert found.mean("compute") == pytest.approx(550 * US)
+    assert found.mean("transfer") == pytest.approx(300 * US)  # 600 to 900
+    assert found.mean("in_flight") == pytest.approx(400 * US)
+
+
+def test_ranks_with_other_operations_still_have_their_parts() -> None:
+    one, other = (rank_trace(gloo_step(r, 530, 900), "t") for r in range(2))
+    found = break_down([one, _with_more(other)])
+    assert found.collectives == ()
+    assert found.mean("transfer") > 0
+
+
+def _with_more(trace: RankTrace) -> RankTrace:
+    return replace(trace, collectives=(*trace.collectives, *trace.collectives))
+
+
+def test_one_trace_a_rank_of_the_same_iterations() -> None:
+    with pytest.raises(InvalidInput, match="rank 0 has 2 traces"):
+        of(gloo_step(0, 530, 900), gloo_step(0, 530, 900))
+    one, other = (rank_trace(gloo_step(r, 530, 900), "t") for r in range(2))
+    with pytest.raises(InvalidInput, match="different numbers of iterations"):
+        break_down([one, replace(other, steps=np.array([[0, 1], [1, 2.0]]))])

@@ -1,0 +1,86 @@
+"""Reading one rank's trace."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autosync.diagnosis.rank_trace import intersection, rank_trace, union, without
+from autosync.errors import InvalidInput
+from tests.autosync.diagnosis.traces import event, gloo_step, nccl_step, trace
+
+
+def test_intervals_become_disjoint() -> None:
+    assert union([(3, 4), (0, 2), (1, 2.5), (4, 5)]).tolist() == [[0, 2.5], [3, 5]]
+    assert union([(0, 9), (1, 2)]).tolist() == [[0, 9]]
+
+
+def test_intersection_and_rest_make_the_whole() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        one, other = (union([(a, a + b) for a, b in random.uniform(0, 5, (6, 2))]) for _ in "ab")
+        both, rest = intersection(one, other), without(one, other)
+        total = sum(float(np.diff(each, axis=1).sum()) for each in (both, rest))
+        assert total == pytest.approx(float(np.diff(one, axis=1).sum()))
+        assert not len(intersection(rest, other))
+
+
+def test_a_call_that_issues_is_matched_with_gloos_mark() -> None:
+    read = rank_trace(gloo_step(1, 600, 950), "t.json")
+    (only,) = read.collectives
+    assert (read.rank, read.host, read.on_device) == (1, "a", False)
+    assert (only.operation, only.size_bytes) == ("all_reduce", 4000)
+    assert (only.issued_seconds, only.end_seconds) == pytest.approx((600e-6, 950e-6))
+    assert read.compute == pytest.approx(np.array([[100, 400], [420, 520]]) * 1e-6)
+    assert read.input == pytest.approx(np.array([[0, 100]]) * 1e-6)
+
+
+def test_gloos_reduce_scatter_is_named_after_its_call() -> None:
+    """gloo marks it as the all-reduce that it runs."""
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 100),
+        event("cpu_op", "c10d::_reduce_scatter_base_", 10, 12),
+        event("user_annotation", "gloo:all_reduce", 15, 40),
+    ]
+    (only,) = rank_trace(trace(0, events), "t.json").collectives
+    assert only.operation == "reduce_scatter"
+    assert only.end_seconds == pytest.approx(40e-6)
+
+
+def test_kernels_count_where_there_are_any() -> None:
+    read = rank_trace(nccl_step(0), "t.json")
+    (only,) = read.collectives
+    assert read.on_device
+    assert read.compute == pytest.approx(np.array([[50, 600]]) * 1e-6)
+    assert (only.operation, only.size_bytes, only.group) == ("all_reduce", 2000, "[0, 1]")
+    assert (only.issued_seconds, only.end_seconds) == pytest.approx((500e-6, 900e-6))
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ({"traceEvents": 3}, "no list"),
+        (trace(0, [event("cpu_op", "aten::mm", 0, 1)]), "no marked steps"),
+        (trace(0, [event("user_annotation", "ProfilerStep#0", 0, 1)]), "no operators"),
+        ({**gloo_step(0, 600, 900), "distributedInfo": {}}, "does not state its rank"),
+        ({**gloo_step(0, 600, 900), "distributedInfo": {"rank": -1}}, "does not state its rank"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"t\.json.*{says}"):
+        rank_trace(made, "t.json")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        event("cpu_op", "c10d::allreduce_", 0, 1, **{"Input Dims": [["x"]], "Input type": [3]}),
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "soon", "dur": 3},
+        {"ph": "X", "cat": "kernel", "name": None, "ts": 1, "dur": 3},
+        event("kernel", "ncclDevKernel_X", 1, 2, **{"In msg nelems": "many", "dtype": []}),
+        "no event",
+    ],
+)
+def test_events_of_another_form_are_left_out(hostile: Any) -> None:
+    given = gloo_step(0, 600, 900)
+    rank_trace({**given, "traceEvents": [*given["traceEvents"], hostile]}, "t.json")

@@ -1,0 +1,61 @@
+"""The sentence on top, and the three forms of the page."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autosync.diagnosis.breakdown import SlowestRank
+from autosync.diagnosis.mistakes import Mistake
+from autosync.diagnosis.report import Attainable, Diagnosis
+from tests.autosync.diagnosis.test_mistakes import GOOD
+
+PREDICTED = Attainable(0.5, "compute", 0.6, "dear", 0.9, "learned")
+MEASURED = Diagnosis(1, "ddp", "cuda", 1.0, GOOD)
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "says"),
+    [
+        (0.5, 0.6, "Worth tuning: 1.50 times as fast is predicted, 2.00 times as fast the limit."),
+        (0.5, 0.89, "Keep DDP: the best predicted strategy gains 1%, though 2.00 times"),
+        (0.97, 0.6, "Keep DDP: 3% of an iteration is all there is to gain."),
+        (1.4, 0.6, "Keep DDP: 0% of an iteration is all there is to gain."),
+    ],
+)
+def test_the_verdict_with_a_prediction(limit: float, best: float, says: str) -> None:
+    attainable = replace(PREDICTED, limit_seconds=limit, best_seconds=best)
+    assert replace(MEASURED, attainable=attainable).verdict.startswith(says)
+
+
+def test_without_a_prediction_the_limit_hides_all_communication() -> None:
+    """Compute, input and Python are 0.7 of the iteration."""
+    sharded = replace(MEASURED, wrapping="fsdp2", step_seconds=2.0)
+    assert sharded.limit_seconds == pytest.approx(1.4)
+    assert sharded.verdict == "Worth tuning: up to 1.43 times as fast."
+
+
+def test_ranks_that_send_nothing() -> None:
+    silent = replace(GOOD, ranks=tuple(replace(each, in_flight=0.0) for each in GOOD.ranks))
+    assert "are the ranks synchronized" in replace(MEASURED, breakdown=silent).verdict
+
+
+def test_every_form_has_the_verdict_and_what_it_rests_on() -> None:
+    whole = replace(
+        MEASURED,
+        attainable=PREDICTED,
+        breakdown=replace(GOOD, slowest=SlowestRank(1, "<b>", 0.05, "input")),
+        mistakes=(Mistake("x", "is <wrong>", "mend & go on"),),
+        notes=("a note",),
+    )
+    text, page, data = whole.to_text(), whole.to_html(), json.loads(whole.to_json())
+    for part in (whole.verdict, "exposed communication", "a note", "Messages of an iteration"):
+        assert part in text
+        assert part in page
+    assert "is <wrong>" in text
+    assert "is &lt;wrong&gt;" in page
+    assert "<wrong>" not in page
+    assert "<b>," not in page.replace("</b>", "")
+    assert data["version"] == 1
+    assert data["verdict"] == whole.verdict
+    assert data["breakdown"]["slowest"]["why"] == "input"

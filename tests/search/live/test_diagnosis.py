@@ -1,0 +1,175 @@
+"""`autosync.diagnose` on two ranks of a running job, as it stands."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+import autosync
+from autosync.errors import AutosyncError
+from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.search.live.live_training import (
+    Tiny,
+    batch_of,
+    fingerprint,
+    loss_on,
+    step_on,
+)
+
+pytestmark = pytest.mark.timeout(600)
+
+ITERATIONS = 4
+SLEEP_SECONDS = 0.2
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with ranks(2) as made:
+        yield made
+
+
+def _made(how: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    tiny = Tiny()
+    model: nn.Module = tiny
+    if how == "ddp":
+        model = DistributedDataParallel(model, find_unused_parameters=True)
+    if how == "fsdp2":
+        for layer in tiny.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def _diagnosed(rank: int, world: int, how: str, predict: bool) -> dict[str, Any]:
+    model, optimizer = _made(how)
+    step = step_on(batch_of(rank, 0))
+    step(model, optimizer)
+    before = fingerprint(model, optimizer) if how != "fsdp2" else _sharded_values(model)
+    found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS, predict=predict)
+    after = fingerprint(model, optimizer) if how != "fsdp2" else _sharded_values(model)
+    step(model, optimizer)  # training goes on
+    return {"same": before == after, **json.loads(found.to_json())}
+
+
+def _sharded_values(model: nn.Module) -> list[Any]:
+    return [cast(DTensor, p).to_local().tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2", "none"])
+def test_nothing_is_changed_and_all_ranks_read_the_same(pair: Ranks, how: str) -> None:
+    first, second = pair.run(_diagnosed, how, False)
+    assert first.pop("same")
+    assert second.pop("same")
+    assert first == second
+    assert first["wrapping"] == how
+    operations = {each["operation"] for each in first["breakdown"]["collectives"]}
+    expected = {"ddp": {"all_reduce"}, "fsdp2": {"all_gather", "reduce_scatter"}, "none": set()}
+    assert operations - {"broadcast"} == expected[how]  # DDP sends buffers, too
+
+
+def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
+    first, second = pair.run(_diagnosed, "ddp", True)
+    assert first.pop("same")
+    assert second.pop("same")
+    assert first == second
+    assert first["notes"] == [] or "profiler" in first["notes"][0]
+    attainable = first["attainable"]
+    assert 0 < attainable["best_seconds"] <= attainable["ddp_seconds"]
+    assert first["links"][0]["gbps"] > 0
+    assert "find_unused_parameters" in [each["name"] for each in first["mistakes"]]
+
+
+def _one_sleeps(rank: int, world: int, where: str) -> dict[str, Any]:
+    model, optimizer = _made("ddp")
+    loader = DataLoader(_Slow(rank == 1 and where == "input"), batch_size=None)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+        if rank == 1 and where == "step":
+            time.sleep(SLEEP_SECONDS)
+        optimizer.zero_grad()
+        loss_on(model, batch).backward()
+        optimizer.step()
+
+    found = autosync.diagnose(
+        step, model, optimizer, batches=loader, iterations=ITERATIONS, predict=False
+    )
+    data: dict[str, Any] = json.loads(found.to_json())
+    return data
+
+
+class _Slow(Dataset[torch.Tensor]):
+    def __init__(self, sleeps: bool) -> None:
+        self.sleeps = sleeps
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.sleeps:
+            time.sleep(SLEEP_SECONDS)
+        return batch_of(0, index)
+
+
+@pytest.mark.parametrize(("where", "why"), [("step", "host or link"), ("input", "input")])
+def test_the_slow_rank_is_named_with_its_reason(pair: Ranks, where: str, why: str) -> None:
+    first, _ = pair.run(_one_sleeps, where)
+    slowest = first["breakdown"]["slowest"]
+    assert (slowest["rank"], slowest["why"]) == (1, why)
+    waiting = first["breakdown"]["ranks"][0]["waiting"]
+    assert waiting > SLEEP_SECONDS / 2  # of rank 0, for rank 1
+
+
+def _fails(rank: int, world: int, how: str, folder: str) -> str:
+    model, optimizer = _made("ddp")
+
+    def step(*_: Any) -> None:
+        raise ValueError("no such shape")
+
+    options: dict[str, Any] = {"save": f"{folder}/page.pdf"} if how == "save" else {}
+    if how == "batches":
+        options = {"batches": []}
+    try:
+        autosync.diagnose(
+            step if how == "step" else step_on(batch_of(rank, 0)), model, optimizer, **options
+        )
+    except (AutosyncError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("step", "ValueError: no such shape"),
+        ("save", "page.pdf' names no format"),
+        ("batches", "batches is empty"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_every_rank(
+    pair: Ranks, how: str, says: str, tmp_path: Path
+) -> None:
+    for answer in pair.run(_fails, how, str(tmp_path)):
+        assert says in answer
+
+
+def _saved(rank: int, world: int, file: str) -> bool:
+    model, optimizer = _made("ddp")
+    step = step_on(batch_of(rank, 0))
+    autosync.diagnose(step, model, optimizer, iterations=2, predict=False, save=file)
+    dist.barrier()
+    return Path(file).read_text().startswith("<!doctype html>")
+
+
+def test_rank_0_writes_the_page(pair: Ranks, tmp_path: Path) -> None:
+    assert pair.run(_saved, str(tmp_path / "page.html")) == [True, True]
