@@ -30,7 +30,7 @@ from autosync.simulator.backends.nccl.constants import (
     FittedValue,
 )
 from autosync.simulator.backends.nccl.tuner import ONLY_FORCED, fastest
-from benchmarks.published.collective_rows import Sweep, read_sweeps
+from benchmarks.published.collective_rows import Sweep, read_statements, read_sweeps
 
 F64 = NDArray[np.float64]
 Table = dict[tuple[str, str], Constant]
@@ -68,7 +68,7 @@ CLASS_WIDTHS = (
     ("hop", 0.6),
     ("launch_ll_", 0.9),
     ("launch", 0.4),
-    ("share", 0.18),
+    ("share", 0.12),
     ("ll_share", 0.6),
     ("ll128_share", 0.2),
     ("tree_share", 0.2),
@@ -78,9 +78,9 @@ CLASS_WIDTHS = (
     ("proxy", 0.4),
 )
 """The same of the shift of one class."""
-PCIE_SHARE_WIDTH = 0.3
-"""What a slot reaches depends on switches and host bridges that no file states."""
-
+SHARE_WIDTHS = {"nvlink": 0.05, "pcie": 0.3}
+"""NVLinks of a generation are alike; what a slot reaches depends on switches and host bridges that
+no file states."""
 NETWORK_HOP_WIDTH = 0.3
 """Networks of one kind differ by their switches, NICs and drivers."""
 INFINIBAND_HOP_WIDTH = 0.05
@@ -91,7 +91,9 @@ def kind_of(name: str) -> str:
     """Of a class: gpu, network, nvlink or pcie."""
     if name in GENERATIONS:
         return "gpu"
-    return "network" if name in TRANSPORT_SHARES else name[:4]
+    if name in TRANSPORT_SHARES:
+        return "network"
+    return "nvlink" if name.startswith("nvlink") else "pcie"
 
 
 def _width(widths: Iterable[tuple[str, float]], quantity: str) -> float:
@@ -100,8 +102,8 @@ def _width(widths: Iterable[tuple[str, float]], quantity: str) -> float:
 
 def class_width(name: str, quantity: str) -> float:
     """One standard deviation of a class's own shift."""
-    if quantity == "share" and kind_of(name) == "pcie":
-        return PCIE_SHARE_WIDTH
+    if quantity == "share" and kind_of(name) in SHARE_WIDTHS:
+        return SHARE_WIDTHS[kind_of(name)]
     if quantity == "hop_ll_seconds" and kind_of(name) == "network":
         return INFINIBAND_HOP_WIDTH if name == "infiniband" else NETWORK_HOP_WIDTH
     return _width(CLASS_WIDTHS, quantity)
@@ -248,8 +250,8 @@ def interval_scale(found: tuple[Predicted, ...]) -> float:
 
 @cache
 def complete_sweeps() -> tuple[Sweep, ...]:
-    """Those whose columns say what a prediction needs."""
-    return tuple(sweep for sweep in read_sweeps() if sweep.complete)
+    """Those whose columns say what a prediction needs, and single statements."""
+    return (*(sweep for sweep in read_sweeps() if sweep.complete), *read_statements())
 
 
 def write(table: Table, scale: float) -> None:

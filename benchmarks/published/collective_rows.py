@@ -2,7 +2,7 @@
 
 import csv
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -30,6 +30,7 @@ DEVICE_OF = {
     "V100-SXM2-32GB": "v100",
     "V100-32GB": "v100",
     "H200": "h200",
+    "H100": "h100",
     "RTX 4090": "rtx-4090",
     "RTX 2080 Ti": "rtx-2080-ti",
 }
@@ -46,7 +47,7 @@ TRANSPORT_OF: dict[str, Transport] = {
     "InfiniBand": "infiniband",
     "Slingshot": "slingshot",
 }
-SMALL_BYTES = 2.0**16
+SMALL_BYTES, LARGEST_BYTES = 2.0**16, 2.0**34
 ONLY_SMALL = ("coreweave_a100_16n",)
 """Sweeps whose NICs are not stated: nothing below SMALL_BYTES depends on them."""
 ONE_PROCESS = ("-g 2", "-g 8", "1 process of 4 GPUs", "columns removed by the author")
@@ -107,7 +108,7 @@ def _sweep(records: list[dict[str, str]]) -> Sweep:
     return Sweep(
         name=first["sweep_id"],
         system=first["system"],
-        family=re.sub(r" \(.*?\)| x\d+.*", "", first["system"]),
+        family=family_of(first["system"]),
         operation=first["op"],
         topology=topology_of(cluster_of(first)),
         forced=Forced(algorithm=first["algo"], protocol=first["proto"]),
@@ -131,9 +132,52 @@ def _what_is_missing(record: dict[str, str]) -> str:
     return ""
 
 
+@cache
+def read_statements() -> tuple[Sweep, ...]:
+    """Bandwidths of one node that datasets/measurements/statements.csv states, as sweeps of one
+    size."""
+    with data_file("measurements", "statements.csv").open(newline="") as file:
+        records = list(csv.DictReader(file))
+    found = (_statement(record) for record in records)
+    return tuple(sweep for sweep in found if sweep is not None)
+
+
+def _statement(record: dict[str, str]) -> Sweep | None:
+    """None for what is no bandwidth of one node of a known GPU."""
+    known = record["gpu"] in DEVICE_OF and record["nodes"] == "1" and "PCIe" not in record["system"]
+    if not known or record["unit"] != "GB/s busbw" or "NVLink pairs" in record["system"]:
+        return None
+    topology = topology_of_statement(record)
+    ring = any(words in record["condition"] for words in ("disabled", "ring /"))
+    sweep = Sweep(
+        name=f"{record['system']}, {record['gpus_per_node']} GPUs, {record['condition']}",
+        system=record["system"],
+        family=family_of(record["system"]),
+        operation=record["op"],
+        topology=topology,
+        forced=Forced("Ring" if ring else ""),
+        size_bytes=np.array([float(record["size_bytes"] or LARGEST_BYTES)]),
+        seconds=np.zeros(1),
+        one_process=False,
+        trust=record["trust"],
+        why="",
+    )
+    seconds = sweep.bus_factor * sweep.size_bytes / (float(record["value"]) * 1e9)
+    return replace(sweep, seconds=seconds)
+
+
+def family_of(system: str) -> str:
+    """The system without how many nodes of it ran."""
+    return re.sub(r" \(.*?\)| x\d+.*", "", system)
+
+
 def topology_of_statement(record: dict[str, str]) -> Topology:
     """Of a row of statements.csv, which has no sweep and no NICs."""
-    missing = {"sweep_id": record["system"], "nics_per_node": ""}
+    missing = {
+        "sweep_id": record["system"],
+        "nics_per_node": "",
+        "intra": record["intra"] or "NVSwitch",
+    }
     return topology_of(cluster_of({**record, **missing}))
 
 

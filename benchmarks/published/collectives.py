@@ -94,7 +94,8 @@ def summary(found: tuple[Predicted, ...], scale: float) -> dict[str, tuple[float
 
 
 def print_summary(title: str, found: tuple[Predicted, ...], scale: float) -> None:
-    print(f"\n{title}: {len(found)} sweeps\n\n| | median | worst decile |\n|---|---:|---:|")
+    print(f"\n{title}: {len(found)} sweeps and statements\n")
+    print("| | median | worst decile |\n|---|---:|---:|")
     for name, (median, worst) in summary(found, scale).items():
         print(f"| {name} | {median:.1%} | {worst:.1%} |")
 

@@ -13,7 +13,7 @@ from benchmarks.published.collective_fit import (
     left_out,
     predict,
 )
-from benchmarks.published.collective_rows import read_sweeps
+from benchmarks.published.collective_rows import read_statements, read_sweeps
 from benchmarks.published.collectives import algorithms_stated, plot, print_sweeps, summary
 
 
@@ -26,6 +26,14 @@ def test_every_sweep_is_read_and_what_cannot_be_predicted_says_why() -> None:
     for sweep in sweeps:
         assert (np.diff(sweep.size_bytes) > 0).all()
         assert (sweep.seconds > 0).all()
+
+
+def test_statements_are_bandwidths_of_one_node() -> None:
+    statements = read_statements()
+    assert len(statements) == 14
+    for each in statements:
+        assert each.topology.nodes == 1
+        assert each.bus_factor * each.size_bytes / each.seconds > 300e9
 
 
 def test_sweeps_are_predicted_in_sample() -> None:
@@ -92,7 +100,7 @@ def test_systems_that_the_fit_has_not_seen_are_predicted(
     of_size = summary(found, interval_scale(found))
     assert of_size["1 MiB and more"][0] < 0.15
     assert of_size["latency below 64 KiB"][0] < 0.3
-    assert of_size["peak"][0] < 0.1
+    assert of_size["peak"][0] < 0.06
     path = tmp_path_factory.mktemp("plot") / "plot.svg"
     plot(found, path)
     assert path.read_text().startswith("<?xml")
