@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from autosync.domain import Profile
 from autosync.errors import InvalidInput
-from autosync.graph import ATTENTION, ModelGraph, Operation
+from autosync.graph import ATTENTION, DType, ModelGraph, Operation
 
 Precision = Literal["recorded", "bf16-autocast", "fp16-autocast", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -50,7 +50,7 @@ def at_precision(graph: ModelGraph, precision: Precision) -> ModelGraph:
             remedy="Leave it out, or record the model in float32.",
         )
     half = precision == "bf16"
-    dtype = "float16" if precision == "fp16-autocast" else "bfloat16"
+    dtype: DType = "float16" if precision == "fp16-autocast" else "bfloat16"
 
     def lowered(operation: Operation) -> Operation:
         if not half and operation.type in IN_32_BIT:
