@@ -53,8 +53,10 @@ def test_other_node_counts_are_moved_towards_the_nearest_measured_one() -> None:
     moved = found.seconds[0] / before.seconds[0]
     assert min(1.0, factor) < moved < max(1.0, factor)
     exact = times(topology_of(MEASURED), SIZES[-1])
-    widths = [each.high_seconds[0] / each.low_seconds[0] for each in (exact, found, before)]
-    assert widths == sorted(widths)
+    at, near, without = (
+        each.high_seconds[0] / each.low_seconds[0] for each in (exact, found, before)
+    )
+    assert at < near <= without * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
