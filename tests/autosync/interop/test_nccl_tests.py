@@ -37,6 +37,12 @@ NEW = f"""\
 host-0:4000:4010 [0] NCCL INFO Using network Socket
 #
 {HEADING}{ROWS}"""
+ALL_GATHER = (
+    NEW.replace("all_reduce", "all_gather")
+    .replace("sum ", "none")
+    .replace("14.98", " 7.49")
+    .replace("150.00", " 75.00")
+)
 OLD_BROADCAST = """\
 $ mpirun ./build/broadcast_perf -b 1M -e 1M
 # Using devices
@@ -63,6 +69,12 @@ def test_the_out_of_place_columns_of_todays_version_are_read() -> None:
     assert curve.seconds[1:] == pytest.approx((30.1e-6, 105e-6, 10737.4e-6))
     assert (curve.algorithm, curve.protocol) == ("", "")
     assert sweep.nccl_version == "2.21.5"
+
+
+def test_a_gather_is_known_by_its_program_and_its_bus_bandwidth() -> None:
+    assert only(ALL_GATHER).curve.operation == "all_gather"
+    with pytest.raises(InvalidInput, match=r"busbw is 0\.7.* times algbw, but 1\.500 times"):
+        read_nccl_tests(ALL_GATHER.replace("all_gather_perf", "all_reduce_perf"), "log")
 
 
 def test_what_is_set_up_at_the_first_message_is_no_part_of_its_time() -> None:
