@@ -22,13 +22,13 @@ def seconds_per_byte(cluster: Cluster, operation: Op) -> float:
     return float(network.seconds_per_byte[int(network.class_of(operation, ALL_RANKS))])
 
 
-def apart(ranks: int, **changed: float) -> Cluster:
+def apart(ranks: int, connection_gbps: float = 0.0) -> Cluster:
     """Hosts of one device at 8 Gbit/s: a byte takes a nanosecond."""
     nodes = tuple(
         Node(f"10.0.0.{place}", (Device("cpu"),), 8.0, latency_us=0.0)
         for place in range(1, ranks + 1)
     )
-    return replace(Cluster("apart", nodes), **changed)
+    return Cluster("apart", nodes, connection_gbps=connection_gbps)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16, 32])
