@@ -1,7 +1,7 @@
 """What predictions are answered with."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
@@ -23,6 +23,7 @@ from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy_description import describe
 
 if TYPE_CHECKING:
+    from autosync.api.http.prediction_ranges import PredictedRange
     from autosync.search.loop.outcome import TuningEvent
     from autosync.search.loop.tuning_store import Candidate
 
@@ -68,18 +69,22 @@ def predicted_strategies(
     ranked, ddp = _ranked(body, domain, body.space, predictor, limit)
     shown = ranked[: body.top]
     peaks = most_peak_bytes(domain, [candidate.strategy for candidate in shown])
+    ranges = _ranges(domain, shown)
     items = [
         PredictedStrategy(
             rank=rank,
             words=describe(candidate.strategy, domain),
             origin=candidate.origin,
             predicted_seconds=candidate.predicted_seconds,
+            low_seconds=around.low_seconds,
+            high_seconds=around.high_seconds,
+            binding=around.binding,
             predicted_speedup=ddp.predicted_seconds / candidate.predicted_seconds,
             predicted_peak_bytes=int(peak),
             strategy_id=candidate.strategy.id,
             strategy=candidate.strategy,
         )
-        for rank, (candidate, peak) in enumerate(zip(shown, peaks, strict=True), 1)
+        for rank, (candidate, peak, around) in enumerate(zip(shown, peaks, ranges, strict=True), 1)
     ]
     return PredictedStrategies(
         domain_id=domain.id,
@@ -125,17 +130,31 @@ def _compared(
 ) -> ComparedCluster:
     ranked, ddp = _ranked(body, domain, Space(), predictor, limit)
     best = ranked[0]
+    (around,) = _ranges(domain, [best])
     rate = domain.batch_size * domain.world_size / best.predicted_seconds
     cost = rented.cost_per_hour
     return ComparedCluster(
         cluster=domain.cluster.name,
         world_size=domain.world_size,
         predicted_seconds=best.predicted_seconds,
+        low_seconds=around.low_seconds,
+        high_seconds=around.high_seconds,
+        binding=around.binding,
         ddp_seconds=ddp.predicted_seconds,
         words=describe(best.strategy, domain),
         samples_per_second=rate,
         cost_per_million_samples=None if cost is None else cost / 3600.0 * 1e6 / rate,
     )
+
+
+def _ranges(domain: Domain, candidates: "Sequence[Candidate]") -> "list[PredictedRange]":
+    """Around the predicted seconds of each."""
+    from autosync.api.http.prediction_ranges import calibrate, predicted_ranges
+
+    calibration = calibrate(domain, "auto", domain.compute_source == "measured")
+    strategies = [candidate.strategy for candidate in candidates]
+    seconds = [candidate.predicted_seconds for candidate in candidates]
+    return predicted_ranges(calibration, domain, strategies, seconds)
 
 
 def _ranked(

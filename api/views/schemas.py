@@ -169,13 +169,16 @@ class StoredDocument(ResponseModel):
 
 
 class PredictedStrategy(BaseModel):
-    """predicted_speedup: DDP's predicted time by this one's. predicted_peak_bytes: of the rank that
-    needs most memory."""
+    """low_seconds, high_seconds, binding: as of `GivenPrediction`. predicted_speedup: DDP's
+    predicted time by this one's. predicted_peak_bytes: of the rank that needs most memory."""
 
     rank: int
     words: str
     origin: str
     predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    binding: str
     predicted_speedup: float
     predicted_peak_bytes: int
     strategy_id: str
@@ -199,9 +202,10 @@ class PredictedStrategies(BaseModel):
 class GivenPrediction(BaseModel):
     """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
     which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
-    engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the rank that
-    needs most. fits: whether every device has what its rank needs. warnings: why the interval is
-    wide."""
+    binding: what shortens the iteration most where it is faster: compute, startups of messages or
+    a link. engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the
+    rank that needs most. fits: whether every device has what its rank needs. warnings: why the
+    interval is wide."""
 
     strategy: str
     predicted_seconds: float
@@ -210,6 +214,7 @@ class GivenPrediction(BaseModel):
     samples_per_second: float
     limit_seconds: float
     percent_of_limit: float
+    binding: str
     engine_seconds: float
     constants: str | None
     predicted_peak_bytes: int
@@ -228,12 +233,16 @@ class GivenPredictions(BaseModel):
 
 
 class ComparedCluster(BaseModel):
-    """A cluster with its best strategy by prediction; samples_per_second: over all devices.
+    """A cluster with its best strategy by prediction; low_seconds, high_seconds, binding: as of
+    `GivenPrediction`; samples_per_second: over all devices.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""
 
     cluster: str
     world_size: int
     predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    binding: str
     ddp_seconds: float
     words: str
     samples_per_second: float

@@ -14,6 +14,7 @@ from autosync.importing import import_module
 from autosync.models import bundled
 from autosync.profiling import (
     EFFICIENCY,
+    LAUNCH_SECONDS,
     estimate_profile,
     measure_profile,
     profile_at_batch,
@@ -116,7 +117,8 @@ class TestEstimate:
         sparse = estimate_profile(bundled("ncf_sparse"), "v100")
         dense = estimate_profile(bundled("ncf_dense"), "v100")
         assert sparse.forward_seconds == dense.forward_seconds
-        assert dense.backward_seconds[0] > 1000 * sparse.backward_seconds[0]
+        assert dense.backward_seconds[0] > 10 * sparse.backward_seconds[0]
+        assert sparse.backward_seconds[0] == LAUNCH_SECONDS  # a few rows take no less
         assert dense.update_seconds > 1000 * sparse.update_seconds
 
     def test_it_comes_near_published_throughput(self) -> None:

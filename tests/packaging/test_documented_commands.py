@@ -17,6 +17,7 @@ from tests.api.cli.command import small_inputs
 from tests.autosync.diagnosis.traces import gloo_step
 from tests.autosync.interop.onnx_files import exported
 from tests.autosync.interop.test_gpu_topology import DGX_A100
+from tests.autosync.interop.test_nccl_tests import ALL_GATHER, NEW
 from tests.autosync.interop.test_resource_specs import TWO_NODES
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.packaging.test_documentation import ROOT, pages
@@ -130,6 +131,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "hosts.txt").write_text("10.0.0.1 slots=3\n10.0.0.2 slots=3\n")
     (made / "topo.txt").write_text(DGX_A100)
     (made / "resource_spec.yml").write_text(TWO_NODES)
+    (made / "all_reduce.log").write_text(NEW)
+    (made / "all_gather.log").write_text(ALL_GATHER)
     any_batch = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
     (made / "exported.onnx").write_bytes(exported(nn.Linear(4, 2), (zeros(2, 4),), **any_batch))
     (made / "llama").mkdir()

@@ -15,6 +15,7 @@ from autosync.extensions.staleness.document import Staleness
 from autosync.extensions.staleness.proposals import clocked_servers
 from autosync.graph import ModelGraph
 from autosync.search.designs.known_designs import all_reduce_5mb
+from autosync.simulator.cost.applied_constants import uses_tcp
 from autosync.strategy import Schedule
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop import onnx_files
@@ -167,7 +168,9 @@ def test_nothing_that_is_stated_about_hosts_is_ignored_without_a_note(
     assert "where torchrun starts more in a task, state --per-host" in notes
 
 
-def test_a_specification_takes_stated_ports_and_a_latency_may_contradict(folder: Path) -> None:
+def test_a_specification_takes_stated_ports_and_its_transport_counts_before_the_latency(
+    folder: Path,
+) -> None:
     (folder / "spec.yml").write_text("nodes: [{address: a, gpus: [0]}, {address: b, gpus: [1]}]")
     stated = ("--device", "v100", "--port-gbps", "25", "--nics", "2")
     done = autosync(folder, "import-cluster", "autodist", "spec.yml", *stated)
@@ -176,7 +179,9 @@ def test_a_specification_takes_stated_ports_and_a_latency_may_contradict(folder:
     assert "TCP is assumed" in done.stderr
     slow = ("--transport", "infiniband", "--latency-us", "30")
     done = autosync(folder, "import-cluster", "autodist", "spec.yml", *stated, *slow)
-    assert "30 us is TCP to them, not infiniband" in " ".join(done.stderr.split())
+    cluster = parse_cluster(done.stdout, "stdout")
+    assert (cluster.transport, cluster.nodes[0].nic_gbps) == ("infiniband", 25.0)
+    assert not uses_tcp(cluster)
 
 
 def test_a_bundled_cluster_is_printed_as_a_file_that_loads(folder: Path) -> None:
