@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from autosync.simulator.backends.nccl.collectives import classes_of
 from autosync.simulator.backends.nccl.constants import PRIORS, constants, fitted_constants
 from benchmarks.published.collective_fit import (
     CollectiveFit,
-    classes_of,
     complete_sweeps,
     fitted,
     interval_scale,

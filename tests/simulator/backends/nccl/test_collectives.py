@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autosync.cluster import Transport
 from autosync.errors import InvalidInput
@@ -18,7 +19,7 @@ from autosync.simulator.backends.nccl.constants import PRIORS, constants
 from autosync.simulator.topology import Topology, topology_of
 from tests.simulator.test_topology import cluster
 
-SIZES = 2.0 ** np.arange(3, 35)
+SIZES: NDArray[np.float64] = 2.0 ** np.arange(3.0, 35.0)
 
 
 def on(
