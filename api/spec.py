@@ -22,6 +22,7 @@ SCALES = {"byte_scale": (1e-6, 1.0), "time_scale": (0.01, 1000.0)}
 MOST_PROPOSALS = 30_000
 MOST_CLUSTERS = 8
 MOST_GIVEN = 64
+MOST_ACCUMULATED = 65_536
 MOST_TAGS = 10
 LONGEST_TAG = 40
 LONGEST_NOTE = 2000
@@ -117,6 +118,10 @@ class PredictSpec(PlacedModelSpec):
     compute_is_known: bool = Field(
         False, description="Whether the profile is of known seconds, where it was not measured."
     )
+    accumulate: int = Field(
+        1, ge=1, le=MOST_ACCUMULATED,
+        description="Batches whose gradients are added up before an update.",
+    )  # fmt: skip
     simulator: str = Field("timeline", max_length=32, description="As in POST /v1/tunings.")
 
 

@@ -1,24 +1,35 @@
 """The cluster D as a document: its hosts, what their messages cost, and the rates between them."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
+from autosync.cluster_checks import (
+    OPTIONAL_NUMBERS,
+    check_curves,
+    check_fabric,
+    check_links,
+    check_nodes,
+    check_numbers,
+    check_prices,
+)
+from autosync.collective_curve import CollectiveCurve
 from autosync.devices import DEVICE_TYPES
 from autosync.documents import (
     STRICT,
     UNLESS_EMPTY,
+    UNLESS_FALSE,
+    UNLESS_NO_ITEMS,
     UNLESS_NONE,
     UNLESS_ONE,
     UNLESS_ZERO,
     content_hash,
 )
 from autosync.errors import InvalidInput
+from autosync.link_rates import StatedTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +51,24 @@ class Device:
         return (self.memory_gb or DEVICE_TYPES[self.type].memory_gb) * 1e9
 
 
+GpuLink = Literal["", "nvlink", "pcie"]
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A host.
 
-    bandwidth_gbps: payload rate of its NIC in each direction, in Gbit/s. TCP carries at most
-        95.6 % of the wire rate at an MTU of 1500, so a 1 Gbit/s port is 0.956.
+    bandwidth_gbps: payload rate of its NICs together in each direction, in Gbit/s. TCP carries at
+        most 95.6 % of the wire rate at an MTU of 1500, so a 1 Gbit/s port is 0.956.
     intra_bandwidth_gbps: payload rate between its own devices, in Gbit/s.
-    nics: how many NICs (rails) make up bandwidth_gbps. Predictions take them for one, as where a
-        collective's channels use all of them.
+    nics: how many NICs make up bandwidth_gbps.
     usd_per_hour: its public price on demand, on the day that the cluster states; 0: not known.
+    nvswitch: an NVSwitch joins its GPUs, so that each reaches any other at the rate of all its
+        NVLinks.
+    nic_gbps: rate of one NIC on the wire, in Gbit/s, as it is sold; 0: not known. A cluster file
+        that states it may leave out bandwidth_gbps.
+    rails: each GPU has a NIC near it, and NICs of the same position in their nodes share a switch.
+    gpu_link: what joins its GPUs; "": what their type has (see `gpu_link_kind`).
     """
 
     address: str
@@ -60,11 +79,25 @@ class Node:
     server_only: bool = False
     nics: Annotated[int, UNLESS_ONE] = 1
     usd_per_hour: Annotated[float, UNLESS_ZERO] = 0.0
+    nvswitch: Annotated[bool, UNLESS_FALSE] = False
+    nic_gbps: Annotated[float, UNLESS_ZERO] = 0.0
+    rails: Annotated[bool, UNLESS_FALSE] = False
+    gpu_link: Annotated[GpuLink, UNLESS_EMPTY] = ""
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     @property
     def ranks(self) -> int:
         return 0 if self.server_only else sum(device.count for device in self.devices)
+
+    @property
+    def gpu_link_kind(self) -> Literal["nvlink", "pcie"]:
+        """`gpu_link` as stated; else NVLink where all its device types have NVLinks without a
+        bridge, which a data sheet cannot tell of."""
+        if self.gpu_link:
+            return self.gpu_link
+        kinds = [DEVICE_TYPES[device.type] for device in self.devices]
+        linked = bool(kinds) and all(kind.nvlinks and not kind.nvlink_bridge for kind in kinds)
+        return "nvlink" if linked or self.nvswitch else "pcie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +111,7 @@ class Link:
 
 
 Backend = Literal["gloo", "nccl"]
+Transport = Literal["", StatedTransport]
 MessageKind = Literal[
     "all_reduce", "reduce", "broadcast", "all_gather", "all_to_all", "send_recv", "engine"
 ]
@@ -128,129 +162,6 @@ ASSUMED_COSTS: dict[Backend, dict[MessageKind, MessageCost]] = {
 }
 
 
-OPTIONAL_NUMBERS = {
-    "overlap_slowdown": "State the share by which compute takes longer while messages are on the "
-    "wire: 0.05 for 5 %, 0 for not at all.",
-    "transfer_slowdown": "State the share by which transfers take longer while devices compute: "
-    "0.5 for half as long again, 0 for not at all.",
-    "connection_gbps": "State what one connection between two hosts reaches (`iperf3` without -P "
-    "measures it), or leave it out.",
-    "link_seconds_per_send": "State seconds, 1e-05 for 10 us; 0 where they are not known.",
-}
-"""Of a cluster, with what to do where one is impossible."""
-
-
-def check_prices(name: str, nodes: Sequence[Node], priced_on: str) -> None:
-    """Raises InvalidInput for prices without their day, or a day without prices."""
-    priced = any(node.usd_per_hour for node in nodes)
-    try:
-        dated = bool(priced_on) and bool(date.fromisoformat(priced_on))
-    except ValueError:
-        dated = not priced  # neither a date nor none
-    if priced != dated:
-        raise InvalidInput(
-            f"cluster {name!r}: priced_on must be the day of its nodes' prices, and stand "
-            f"with them only; got {priced_on!r}.",
-            thing="priced_on",
-            value=priced_on,
-            remedy="Write it as 2026-01-31, or leave out both it and usd_per_hour.",
-        )
-
-
-def check_links(name: str, links: Sequence[Link], known: set[str]) -> None:
-    """Raises InvalidInput for a link of a node that is not known, or without a bandwidth."""
-    for link in links:
-        _check_link(name, link, known)
-
-
-def _check_link(name: str, link: Link, known: set[str]) -> None:
-    for address in link.nodes:
-        if address not in known:
-            raise InvalidInput(
-                f"cluster {name!r}: a link names {address!r}, which is no node.",
-                thing="links",
-                value=address,
-                remedy=f"Known nodes: {', '.join(sorted(known)[:8])}"
-                f"{', ...' if len(known) > 8 else '.'}",
-            )
-    if not link.bandwidth_gbps > 0:
-        raise InvalidInput(
-            f"cluster {name!r}: link {link.nodes} has bandwidth_gbps "
-            f"{link.bandwidth_gbps}; it must be positive.",
-            thing="links",
-            value=link.bandwidth_gbps,
-        )
-
-
-def check_nodes(name: str, nodes: Sequence[Node]) -> set[str]:
-    """The nodes' addresses. Raises InvalidInput for what no node can be, or an address twice."""
-    if not nodes:
-        raise InvalidInput(f"cluster {name!r} has no nodes.", thing="nodes", value=())
-    seen: set[str] = set()
-    for node in nodes:
-        _check_node(name, node)
-        if node.address in seen:
-            raise _refusal(name, node, "address", node.address, "is used by two nodes")
-        seen.add(node.address)
-    return seen
-
-
-def _check_node(name: str, node: Node) -> None:
-    if not node.devices and not node.server_only:
-        raise _refusal(name, node, "devices", (), "is empty")
-    for device in node.devices:
-        if device.type not in DEVICE_TYPES:
-            raise _refusal(
-                name, node, "device type", device.type, f"is none of {', '.join(DEVICE_TYPES)}"
-            )
-        if device.count < 1:
-            raise _refusal(name, node, "device count", device.count, "must be at least 1")
-        if device.memory_gb is not None and not device.memory_gb > 0:
-            raise _refusal(name, node, "device memory_gb", device.memory_gb, "must be positive")
-        if not device.slowdown > 0:
-            raise _refusal(name, node, "device slowdown", device.slowdown, "must be positive")
-    if not node.bandwidth_gbps > 0:
-        raise _refusal(name, node, "bandwidth_gbps", node.bandwidth_gbps, "must be positive")
-    if node.ranks > 1 and not (node.intra_bandwidth_gbps or 0) > 0:
-        raise _refusal(
-            name,
-            node,
-            "intra_bandwidth_gbps",
-            node.intra_bandwidth_gbps,
-            f"must be stated, since the node has {node.ranks} devices",
-        )
-    if not node.latency_us >= 0:
-        raise _refusal(name, node, "latency_us", node.latency_us, "must not be negative")
-    if node.nics < 1:
-        raise _refusal(name, node, "nics", node.nics, "must be at least 1")
-    if not 0 <= node.usd_per_hour < np.inf:
-        raise _refusal(name, node, "usd_per_hour", node.usd_per_hour, "must be 0 or more")
-
-
-def _refusal(name: str, node: Node, field: str, value: object, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"cluster {name!r}, node {node.address!r}: {field} {why}, got {value!r}.",
-        thing=f"node {node.address}",
-        value=value,
-        remedy="Correct the cluster file.",
-    )
-
-
-def check_numbers(name: str, stated: Mapping[str, float | None]) -> None:
-    """Raises InvalidInput where one of `OPTIONAL_NUMBERS` is negative or not finite.
-
-    stated: by the field's name; None where nothing is.
-    """
-    for field, remedy in OPTIONAL_NUMBERS.items():
-        if (value := stated[field]) is not None and not 0 <= value < np.inf:
-            raise InvalidInput(
-                f"cluster {name!r}: {field} must be 0 or more and finite, got {value!r}.",
-                thing=field,
-                value=value,
-                remedy=remedy,
-            )
-
-
 GLOO_SLOWDOWN = 0.1
 """With it the timeline ranks the picks of the twelve domains of datasets/runtimes best: Kendall's
 tau 0.54 on average, 0.47 without, 0.50 to 0.54 from 0.05 to 0.4. Any eleven of them would choose it
@@ -276,6 +187,11 @@ class Cluster:
         of the message: headers, acknowledgements, what sender and receiver tell each other. An
         all-reduce of n ranks sends 2 (n - 1) times over each of its links. 0: none, or not known.
     priced_on: the day of the nodes' prices, YYYY-MM-DD; "" without prices.
+    transport: what carries messages between hosts; "": not stated.
+    oversubscription: of the switches between hosts: what the hosts of one leaf switch can send
+        together, over what its links to the spine carry. 1: all of it at once.
+    nccl_version: the version of NCCL that the jobs run, "2.21.5" or "2.21"; "": not stated.
+    curves: measured collectives of the backend; they count before any constants.
     """
 
     name: str
@@ -289,6 +205,10 @@ class Cluster:
     link_seconds_per_send: Annotated[float, UNLESS_ZERO] = 0.0
     description: str = ""
     priced_on: Annotated[str, UNLESS_EMPTY] = ""
+    transport: Annotated[Transport, UNLESS_EMPTY] = ""
+    oversubscription: Annotated[float, UNLESS_ONE] = 1.0
+    nccl_version: Annotated[str, UNLESS_EMPTY] = ""
+    curves: Annotated[tuple[CollectiveCurve, ...], UNLESS_NO_ITEMS] = ()
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -297,6 +217,8 @@ class Cluster:
         check_links(self.name, self.links, known)
         check_numbers(self.name, {field: getattr(self, field) for field in OPTIONAL_NUMBERS})
         check_prices(self.name, self.nodes, self.priced_on)
+        check_fabric(self.name, self.oversubscription, self.nccl_version)
+        check_curves(self.name, self.curves)
         if self.world_size < 2:
             raise InvalidInput(
                 f"cluster {self.name!r} has {self.world_size} device for replicas: with one device "
@@ -311,13 +233,17 @@ class Cluster:
         does not count."""
         if backend == self.backend:
             return self
+        return replace(self.without_measured_costs(), backend=backend)
+
+    def without_measured_costs(self) -> "Cluster":
+        """The cluster as it was stated: costs that a probe or trials measured are unknown."""
         return replace(
             self,
-            backend=backend,
             costs=(),
             overlap_slowdown=None,
             transfer_slowdown=0.0,
             link_seconds_per_send=0.0,
+            curves=(),
         )
 
     @property

@@ -10,9 +10,12 @@ import yaml
 
 from autosync.atomic_write import replaced_atomically
 from autosync.bundled_data import data_file, data_folder
-from autosync.cluster import OPTIONAL_NUMBERS, Cluster, Device, Node
+from autosync.cluster import Cluster, Device, Node
+from autosync.cluster_checks import OPTIONAL_NUMBERS
+from autosync.devices import DEVICE_TYPES
 from autosync.documents import from_data, to_data
 from autosync.errors import InvalidInput
+from autosync.link_rates import gpu_payload_gbps, nic_payload_gbps
 
 if TYPE_CHECKING or not yaml.__with_libyaml__:
     from yaml import SafeLoader as _SafeLoader
@@ -163,7 +166,11 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
     nodes = data.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         raise _refused(source, "names no nodes", "List them under `nodes:`.")
-    _check_numbers(data, tuple(OPTIONAL_NUMBERS), source)
+    _check_numbers(data, (*OPTIONAL_NUMBERS, "oversubscription"), source)
+    version = data.get("nccl_version")
+    if isinstance(version, int | float) and not isinstance(version, bool):
+        why = f"nccl_version is the number {_shown(version)}, of which 2.20 and 2.2 are the same"
+        raise _refused(source, why, "Write it in quotes: nccl_version: '2.20'.")
     if isinstance(day := data.get("priced_on"), date):  # as YAML reads one without quotes
         data["priced_on"] = day.isoformat()
     for position, node in enumerate(nodes, 1):
@@ -171,19 +178,38 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
             raise _refused(source, f"node number {position} is a {type(node).__name__}")
         if not isinstance(node.get("address"), str) or not node["address"]:
             raise _refused(source, f"node number {position} has no address")
-        _check_node(node, f"{source}, node {node['address']!r}")
+        where = f"{source}, node {node['address']!r}"
+        _check_node(node, where)
+        _fill_in_rates(node, str(data.get("transport", "")), where)
+
+
+NODE_NUMBERS = (
+    "bandwidth_gbps", "intra_bandwidth_gbps", "latency_us", "usd_per_hour", "nics", "nic_gbps"
+)  # fmt: skip
+
+
+def _fill_in_rates(node: dict[Any, Any], transport: str, where: str) -> None:
+    """The payload rates that the node leaves out, from the rates of its NICs and links as sold."""
+    if node.get("bandwidth_gbps") is None:
+        if not node.get("nic_gbps"):
+            raise _refused(
+                where,
+                "bandwidth_gbps is missing",
+                "State the payload rate of its NIC in Gbit/s: TCP carries some 95 % of the wire's. "
+                "Or state nics and nic_gbps, the rate of one on the wire.",
+            )
+        rate = nic_payload_gbps(node.get("nics") or 1, node["nic_gbps"], transport)
+        node["bandwidth_gbps"] = rate
+    link = "nvlink" if node.get("nvswitch") is True else node.get("gpu_link")
+    types = [device["type"] for device in node["devices"]]
+    known = bool(types) and all(each in DEVICE_TYPES for each in types)
+    if known and node.get("intra_bandwidth_gbps") is None and link in ("nvlink", "pcie"):
+        node["intra_bandwidth_gbps"] = gpu_payload_gbps(types, link) or None
 
 
 def _check_node(node: dict[Any, Any], where: str) -> None:
-    if node.get("bandwidth_gbps") is None:
-        raise _refused(
-            where,
-            "bandwidth_gbps is missing",
-            "State the payload rate of its NIC in Gbit/s: TCP carries some 95 % of the wire's.",
-        )
     _check_fields(node, NODE_FIELDS, where)
-    numbers = ("bandwidth_gbps", "intra_bandwidth_gbps", "latency_us", "usd_per_hour")
-    _check_numbers(node, numbers, where)
+    _check_numbers(node, NODE_NUMBERS, where)
     devices = node.get("devices", [] if node.get("server_only") else None)
     if not isinstance(devices, list):
         raise _refused(

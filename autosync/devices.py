@@ -26,8 +26,8 @@ class DeviceType:
     fp16, bf16, fp8: peak FLOPs a second of these types, 0 where the device has no units for them:
         it then computes at the rate of float32.
     pcie_gbps, nvlinks, nvlink_gbps: Gbit/s in each direction of its slot (or of the NVLink-C2C that
-        joins it to its CPU) and of each of its NVLinks. nvlink_bridge: it has them only where a
-        bridge joins two cards.
+        joins it to its CPU) and of each of its NVLinks. nvlink_generation: 2 to 5; 0 without.
+        nvlink_bridge: it has them only where a bridge joins two cards.
     host_beside: there is host memory beside its own, in which tensors can wait.
     year: of its introduction. source: where the figures stand.
     """
@@ -44,9 +44,21 @@ class DeviceType:
     nvlinks: int = 0
     nvlink_gbps: float = 0.0
     nvlink_bridge: bool = False
+    nvlink_generation: int = 0
     host_beside: bool = True
     year: int = 0
     source: str = ""
+
+    @property
+    def pcie_generation(self) -> int:
+        """3 to 6, of its slot; 0 where NVLink-C2C takes the slot's place."""
+        by_rate = {2 * PCIE_5: 6, PCIE_5: 5, PCIE_4: 4, PCIE_3: 3}
+        return by_rate.get(self.pcie_gbps, 0)
+
+    @property
+    def nvlink_bytes_per_second(self) -> float:
+        """Of all its NVLinks together in each direction, as sold."""
+        return self.nvlinks * self.nvlink_gbps * 1e9 / 8
 
     def flops_per_second(self, dtype: str) -> float:
         """Peak of a type that graphs name. float64 counts as float32: no row has its rate."""
@@ -75,16 +87,17 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "t4": DeviceType(8.1e12, 3.2e11, 16.0, fp16=6.5e13, year=2018, source="T4 data sheet"),
     "rtx-2080-ti": DeviceType(
-        1.345e13, 6.16e11, 11.0, fp16=5.38e13, nvlinks=2, nvlink_gbps=200.0, nvlink_bridge=True,
+        1.345e13, 6.16e11, 11.0, fp16=5.38e13, nvlinks=2, nvlink_gbps=200.0, nvlink_generation=2,
+        nvlink_bridge=True,
         year=2018, source="Turing white paper, table 1",
     ),
     "v100": DeviceType(
-        1.57e13, 9.0e11, 32.0, fp16=1.25e14, nvlinks=6, nvlink_gbps=200.0,
+        1.57e13, 9.0e11, 32.0, fp16=1.25e14, nvlinks=6, nvlink_gbps=200.0, nvlink_generation=2,
         year=2017, source="V100 SXM2 data sheet; also with 16 GB",
     ),
     "rtx-3090": DeviceType(
         3.56e13, 9.36e11, 24.0, tf32=True, fp16=7.1e13, bf16=7.1e13, pcie_gbps=PCIE_4,
-        nvlinks=4, nvlink_gbps=112.5, nvlink_bridge=True, year=2020,
+        nvlinks=4, nvlink_gbps=112.5, nvlink_generation=3, nvlink_bridge=True, year=2020,
         source="GA102 white paper, table 2",
     ),
     "rtx-4090": DeviceType(
@@ -93,7 +106,8 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "rtx-a6000": DeviceType(
         7.74e13, 7.68e11, 48.0, tf32=True, fp16=1.548e14, bf16=1.548e14, pcie_gbps=PCIE_4,
-        nvlinks=4, nvlink_gbps=112.5, nvlink_bridge=True, year=2020, source="RTX A6000 data sheet",
+        nvlinks=4, nvlink_gbps=112.5, nvlink_generation=3, nvlink_bridge=True, year=2020,
+        source="RTX A6000 data sheet",
     ),
     "a10": DeviceType(
         6.25e13, 6.0e11, 24.0, tf32=True, fp16=1.25e14, bf16=1.25e14, pcie_gbps=PCIE_4,
@@ -105,7 +119,8 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "a40": DeviceType(
         7.48e13, 6.96e11, 48.0, tf32=True, fp16=1.497e14, bf16=1.497e14, pcie_gbps=PCIE_4,
-        nvlinks=4, nvlink_gbps=112.5, nvlink_bridge=True, year=2020, source="A40 data sheet",
+        nvlinks=4, nvlink_gbps=112.5, nvlink_generation=3, nvlink_bridge=True, year=2020,
+        source="A40 data sheet",
     ),
     "l4": DeviceType(
         6.0e13, 3.0e11, 24.0, tf32=True, fp16=1.21e14, bf16=1.21e14, fp8=2.425e14,
@@ -117,52 +132,58 @@ DEVICE_TYPES: dict[str, DeviceType] = {
     ),
     "a100": DeviceType(
         1.56e14, 1.555e12, 40.0, tf32=True, fp16=3.12e14, bf16=3.12e14, pcie_gbps=PCIE_4,
-        nvlinks=12, nvlink_gbps=200.0, year=2020, source="A100 40GB SXM4 data sheet",
+        nvlinks=12, nvlink_gbps=200.0, nvlink_generation=3, year=2020,
+        source="A100 40GB SXM4 data sheet",
     ),
     "a100-80gb": DeviceType(
         1.56e14, 2.039e12, 80.0, tf32=True, fp16=3.12e14, bf16=3.12e14, pcie_gbps=PCIE_4,
-        nvlinks=12, nvlink_gbps=200.0, year=2020, source="A100 80GB SXM4 data sheet",
+        nvlinks=12, nvlink_gbps=200.0, nvlink_generation=3, year=2020,
+        source="A100 80GB SXM4 data sheet",
     ),
     "h100": DeviceType(
         4.94e14, 3.35e12, 80.0, tf32=True, fp16=9.89e14, bf16=9.89e14, fp8=1.979e15,
-        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=200.0, year=2022, source="H100 SXM5 data sheet",
+        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=200.0, nvlink_generation=4, year=2022,
+        source="H100 SXM5 data sheet",
     ),
     "h100-pcie": DeviceType(
         3.78e14, 2.0e12, 80.0, tf32=True, fp16=7.56e14, bf16=7.56e14, fp8=1.513e15,
-        pcie_gbps=PCIE_5, nvlinks=12, nvlink_gbps=200.0, nvlink_bridge=True, year=2022,
+        pcie_gbps=PCIE_5, nvlinks=12, nvlink_gbps=200.0, nvlink_generation=4, nvlink_bridge=True,
+        year=2022,
         source="H100 PCIe data sheet",
     ),
     "gh200": DeviceType(
         4.94e14, 4.0e12, 96.0, tf32=True, fp16=9.89e14, bf16=9.89e14, fp8=1.979e15,
-        pcie_gbps=C2C, nvlinks=18, nvlink_gbps=200.0, year=2023,
+        pcie_gbps=C2C, nvlinks=18, nvlink_gbps=200.0, nvlink_generation=4, year=2023,
         source="GH200 data sheet, 96 GB HBM3; also with 144 GB HBM3e at 4.9 TB/s",
     ),
     "h20": DeviceType(
         7.4e13, 4.0e12, 96.0, tf32=True, fp16=1.48e14, bf16=1.48e14, fp8=2.96e14,
-        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=200.0, year=2023,
+        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=200.0, nvlink_generation=4, year=2023,
         source="H20 data sheet; also with 141 GB",
     ),
     "h200": DeviceType(
         4.94e14, 4.8e12, 141.0, tf32=True, fp16=9.89e14, bf16=9.89e14, fp8=1.979e15,
-        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=200.0, year=2023, source="H200 SXM data sheet",
+        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=200.0, nvlink_generation=4, year=2023,
+        source="H200 SXM data sheet",
     ),
     "b200": DeviceType(
         1.1e15, 7.7e12, 180.0, tf32=True, fp16=2.25e15, bf16=2.25e15, fp8=4.5e15,
-        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=400.0, year=2024, source="HGX B200 data sheet",
+        pcie_gbps=PCIE_5, nvlinks=18, nvlink_gbps=400.0, nvlink_generation=5, year=2024,
+        source="HGX B200 data sheet",
     ),
     "gb200": DeviceType(
         1.25e15, 8.0e12, 186.0, tf32=True, fp16=2.5e15, bf16=2.5e15, fp8=5.0e15,
-        pcie_gbps=C2C / 2, nvlinks=18, nvlink_gbps=400.0, year=2024,
+        pcie_gbps=C2C / 2, nvlinks=18, nvlink_gbps=400.0, nvlink_generation=5, year=2024,
         source="GB200 NVL72 data sheet; two GPUs share the CPU's C2C",
     ),
     "b300": DeviceType(
         1.125e15, 8.0e12, 270.0, tf32=True, fp16=2.25e15, bf16=2.25e15, fp8=4.5e15,
-        pcie_gbps=2 * PCIE_5, nvlinks=18, nvlink_gbps=400.0, year=2025,
+        pcie_gbps=2 * PCIE_5, nvlinks=18, nvlink_gbps=400.0, nvlink_generation=5, year=2025,
         source="HGX B300 data sheet",
     ),
     "gb300": DeviceType(
         1.25e15, 8.0e12, 279.0, tf32=True, fp16=2.5e15, bf16=2.5e15, fp8=5.0e15,
-        pcie_gbps=C2C / 2, nvlinks=18, nvlink_gbps=400.0, year=2025,
+        pcie_gbps=C2C / 2, nvlinks=18, nvlink_gbps=400.0, nvlink_generation=5, year=2025,
         source="GB300 NVL72 data sheet; two GPUs share the CPU's C2C",
     ),
     "gb10": DeviceType(

@@ -264,12 +264,13 @@ def _shard_rows(strategy: Strategy, options: dict[Option, int]) -> Iterator[tupl
     known: dict[Synchronizer, tuple[int, ...]] = {}  # most shards are like others of their group
     for variable, choice in enumerate(strategy.choices):
         for length, shard in zip(choice.partition.lengths, choice.shards, strict=True):
-            if shard not in known:
+            row = known.get(shard)
+            if row is None:
                 method, server, option = synchronizer_row(shard)
                 group = groups.setdefault(shard.group, len(groups))
                 code = options.setdefault(option, len(options))
-                known[shard] = (method, server, group, code)
-            yield variable, length, *known[shard]
+                row = known[shard] = (method, server, group, code)
+            yield variable, length, *row
 
 
 def synchronizer_row(shard: Synchronizer) -> tuple[int, int, Option]:

@@ -102,7 +102,7 @@ def method(shard: Synchronizer) -> str:
         case AllGather():
             return "all-gather of touched rows"
         case Factors():
-            return "sufficient factors"
+            return "factored gradients"
     return name if shard.encoding.name == "none" else f"{name} in {shard.encoding.name}"
 
 
@@ -148,15 +148,15 @@ def _shares(strategy: Strategy) -> list[str]:
 def _schedule(schedule: Schedule) -> str:
     words = {
         "fifo": "as gradients get ready",
-        "priority": "nearest next use first",
+        "priority": "front layers first",
         "explicit": "in an explicit order",
     }
     text = words[schedule.order]
     if schedule.slice_bytes:
         text += f", in slices of {size_in_words(schedule.slice_bytes)}"
     if schedule.overlap_forward:
-        text += ", into the next forward"
-    return text + (", gathered while the wire is idle" if schedule.gather == "when_idle" else "")
+        text += ", also during the next forward pass"
+    return text + (", all-gathers wait for idle links" if schedule.gather == "when_idle" else "")
 
 
 def _groups(choices: Iterable[VariableChoice]) -> int:

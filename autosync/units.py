@@ -1,5 +1,7 @@
 """Units of bytes, and how seconds and bytes are written for readers."""
 
+from fractions import Fraction
+
 MIB = 1 << 20
 """A mebibyte."""
 
@@ -11,6 +13,25 @@ def milliseconds(seconds: float | None) -> str:
     value = seconds * 1e3
     digits = 2 if value < 10 else 1 if value < 1000 else 0
     return f"{value:,.{digits}f} ms"
+
+
+def scales_in_words(byte_scale: float, time_scale: float) -> str:
+    """`1/64 of the bytes, 2 times slower`; empty where neither is scaled."""
+    words = []
+    if byte_scale != 1:
+        words.append(f"{fraction_in_words(byte_scale)} of the bytes")
+    if time_scale != 1:
+        slower = time_scale > 1
+        ratio = time_scale if slower else 1 / time_scale
+        words.append(f"{ratio:g} times {'slower' if slower else 'faster'}")
+    return ", ".join(words)
+
+
+def fraction_in_words(share: float) -> str:
+    """`1/64`; a decimal number where no fraction with a small denominator is near."""
+    fraction = Fraction(share).limit_denominator(1024)
+    near = abs(float(fraction) - share) <= 1e-3 * abs(share)
+    return str(fraction) if near and fraction else f"{share:.3g}"
 
 
 def bytes_in_words(size: float | None) -> str:

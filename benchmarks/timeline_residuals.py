@@ -22,7 +22,8 @@ from scipy.stats import kendalltau
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.population import decode
-from autosync.simulator.cost.network import COST_KIND, network_of
+from autosync.simulator.cost.message_classes import COST_KIND
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.ranking_accuracy import pairwise_accuracy

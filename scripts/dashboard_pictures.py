@@ -21,11 +21,14 @@ from playwright.sync_api import Page, sync_playwright
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 PARTS = (
     ("dashboard.png", "light", {"width": 1160, "height": 1060}, "body"),
-    ("dashboard_why.png", "dark", {"width": 1160, "height": 1300}, "#why"),
+    ("dashboard_why.png", "dark", {"width": 1160, "height": 1900}, "#why"),
 )
 """File, colours, pixels, and where the picture begins."""
 SERVER = (
-    "import sys; from autosync.api.http.app import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
+    "import sys; from autosync.api.http.access.access_rules import Access; "
+    "from autosync.api.http.app import serve; "
+    "from autosync.api.http.listening import listening_sockets; "
+    "serve(sys.argv[1], listening_sockets('127.0.0.1', int(sys.argv[2])), Access())"
 )
 
 

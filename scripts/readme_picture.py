@@ -11,7 +11,7 @@ import matplotlib
 
 from autosync.api.cli.connection import connected
 from autosync.api.cli.tuning_lookup import find_tuning
-from autosync.api.views.schemas import RankedStrategies, Trials, Tuning
+from autosync.api.views.tuning_schemas import RankedStrategies, Trials, Tuning
 
 matplotlib.use("svg")
 from matplotlib import pyplot  # the backend is chosen first

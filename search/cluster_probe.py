@@ -24,7 +24,11 @@ from autosync.search.designs.building_blocks import Choices, assemble, collectiv
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.iteration_costs import CostFit, fit_costs
-from autosync.simulator.fitting.message_costs import fit_overlap_slowdown, with_message_costs
+from autosync.simulator.fitting.message_costs import (
+    fit_overlap_slowdown,
+    with_message_costs,
+    with_message_curves,
+)
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
 from autosync.trials.contract import (
     Launcher,
@@ -72,7 +76,8 @@ def probe_costs(
     compute: ComputeKind = "waited",
     device: ComputeDevice = "cpu",
 ) -> CostFit:
-    """The cluster with fitted costs, and how well the timeline then agrees.
+    """The cluster with fitted costs and curves of its collectives, and how well the timeline then
+    agrees.
 
     brief: for before a tuning. A third of the strategies (10 of 27, or 12 of 31 where a node holds
         several ranks), and fewer sizes, repeats and iterations.
@@ -103,7 +108,7 @@ def probe_costs(
                 value=cluster.name,
                 remedy="Fix that, or tune without probing: costs are then assumed.",
             ) from None
-        alone = with_message_costs(cluster, samples)
+        alone = with_message_curves(with_message_costs(cluster, samples), samples)
         if not pool.at_cluster_rates or compute == "kernels":
             nothing = np.empty(0)
             return CostFit(alone, 0.0, 0.0, nothing, nothing)

@@ -49,12 +49,10 @@ def owner_loads(domain: Domain, sparse: bool) -> tuple[NDArray[np.float64], NDAr
     network = network_of(domain.cluster, team_table(domain, ()))
     push, pull = (Op.SPARSE_PUSH, Op.SPARSE_PULL) if sparse else (Op.PUSH, Op.PULL)
 
-    def loads(operation: Op) -> NDArray[np.float64]:
-        ranks = range(domain.world_size)
-        kinds = [int(network.class_of(operation, ALL_RANKS, rank)) for rank in ranks]
-        return np.array([network.load[kind] for kind in kinds])
-
-    return loads(push), loads(pull)
+    pushed, pulled = (
+        network.owner_loads(operation, ALL_RANKS, domain.world_size) for operation in (push, pull)
+    )
+    return pushed, pulled
 
 
 def rank_speeds(domain: Domain) -> tuple[float, ...]:

@@ -44,11 +44,9 @@ def analytic_seconds(
     sync = np.empty(len(plans))
     _sum_messages(
         plans.first,
-        plans.operation,
-        plans.ranks,
         plans.root,
         plans.wire_bytes,
-        costs.message_class,
+        costs.classes_of(plans),
         costs.message_seconds,
         costs.copy_seconds_per_byte + costs.equation_seconds_per_byte,
         np.zeros(domain.cluster.servers + 1),
@@ -67,7 +65,7 @@ def analytic_seconds(
 
 @cached_kernel
 def _sum_messages(  # type: ignore[no-untyped-def]
-    first, operation, ranks, root, wire_bytes, message_class, startup, per_byte, busy, sync
+    first, root, wire_bytes, message_class, startup, per_byte, busy, sync
 ):
     """sync f64[n]: the collectives' seconds plus the busiest server's.
 
@@ -77,7 +75,7 @@ def _sum_messages(  # type: ignore[no-untyped-def]
         busy[:] = 0.0
         for message in range(first[index], first[index + 1]):
             owner = root[message] + 1
-            code = message_class[operation[message], ranks[message], owner]
+            code = message_class[message]
             busy[owner] += startup[code] + per_byte[code] * wire_bytes[message]
         most = 0.0
         for server in range(1, len(busy)):

@@ -1,24 +1,17 @@
 """Where an iteration's time goes (compute, transfers, startups), and how much memory it takes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population, decode, encode
-from autosync.simulator.cost.compute_time import slowest_factors
-from autosync.simulator.cost.network import network_of
-from autosync.simulator.extension_prediction import prediction_of, restated_domain, slowdown
+from autosync.simulator.binding import assumed_iteration, binding_of
+from autosync.simulator.extension_prediction import prediction_of, slowdown
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.sharded_timeline import play_sharded
-from autosync.simulator.timeline.timeline_arrays import (
-    ComputeArrays,
-    CostArrays,
-)
-from autosync.simulator.timeline.timeline_simulator import timeline_inputs
 from autosync.strategy import Strategy
 
 
@@ -33,6 +26,7 @@ class Explanation:
     slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
         three before are without that.
     busiest: the link that is held longest, busiest_seconds an iteration.
+    binding: what shortens the iteration most where it is faster: compute, startups or a link.
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
     peak_memory_bytes, device_memory_bytes: of each rank; the former predicted, the latter infinite
         where nothing states it.
@@ -50,6 +44,7 @@ class Explanation:
     wire_bytes: int
     busiest: str
     busiest_seconds: float
+    binding: str
     limit_seconds: float
     peak_memory_bytes: tuple[float, ...]
     device_memory_bytes: tuple[float, ...]
@@ -78,7 +73,8 @@ class Explanation:
             if seconds > 0
         )
         return (
-            f"{self.step_seconds * 1e3:.1f} ms = {parts} ms; {self.messages} messages; "
+            f"{self.step_seconds * 1e3:.1f} ms = {parts} ms, bound by {self.binding}; "
+            f"{self.messages} messages; "
             f"{self.busiest} busy {self.busiest_seconds / self.step_seconds:.0%}; "
             f"{self.limit_percent:.0f} % of the limit"
         )
@@ -95,12 +91,8 @@ def explain_plan(
     plans: PlanTable, population: Population, domain: Domain, index: int, bound: Limit
 ) -> Explanation:
     """The same for strategy `index` of compiled plans."""
-    whole = domain
-    domain = restated_domain(domain, population, index)
-    inputs = timeline_inputs(plans, domain).of_strategy(index)
-    costs, compute = inputs.costs, inputs.compute
-    factor = slowest_factors(domain, population.layouts)[population.layout[index]]
-    factor *= slowdown(domain, population, plans, index)
+    iteration = assumed_iteration(plans, population, domain, index)
+    costs, compute = iteration.inputs.costs, iteration.inputs.compute
     nothing = np.zeros_like(costs.startup)
     swift = costs._replace(
         startup=nothing, copy=nothing, host=nothing, host_byte=nothing, ahead=0.0
@@ -108,17 +100,9 @@ def explain_plan(
     free = swift._replace(per_byte=nothing)
     even = compute._replace(slowdown=0.0)
     no_work = np.zeros_like(compute.update)
-    engine = population.engines[population.engine[index]]
-
-    def period(assumed: CostArrays, work: ComputeArrays) -> float:
-        if engine is None:
-            assuming = replace(inputs, costs=assumed, compute=work)
-            return float(assuming.play(np.array([factor])).seconds[0])
-        sharded = play_sharded(plans, index, assumed, work, factor, engine.shard_ranks)
-        return sharded.step_seconds
 
     real, not_slowed, no_startup, no_network, no_update = (
-        period(assumed, work)
+        iteration.seconds(assumed, work)
         for assumed, work in (
             (costs, compute),
             (costs, even),
@@ -127,10 +111,8 @@ def explain_plan(
             (free, even._replace(update=no_work, rebuild=no_work)),
         )
     )
-    rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-    links = network_of(domain.cluster, plans.teams)
-    classes = links.classes_of(plans)[rows]
-    busy = plans.wire_bytes[rows] @ links.load[classes]
+    rows = iteration.rows
+    busiest, busiest_seconds = iteration.inputs.network.busiest(plans, rows)
     return Explanation(
         step_seconds=real,
         compute_seconds=no_update,
@@ -138,14 +120,15 @@ def explain_plan(
         transfer_seconds=no_startup - no_network,
         startup_seconds=not_slowed - no_startup,
         slowed_seconds=real - not_slowed,
-        messages=len(classes),
+        messages=rows.stop - rows.start,
         wire_bytes=int(plans.wire_bytes[rows].sum()),
-        busiest=links.resources[int(busy.argmax())],
-        busiest_seconds=float(busy.max()),
+        busiest=busiest,
+        busiest_seconds=busiest_seconds,
+        binding=binding_of(iteration).resource,
         limit_seconds=bound.seconds,
-        peak_memory_bytes=tuple(memory_of(whole).peak_bytes(plans, population)[index].tolist()),
+        peak_memory_bytes=tuple(memory_of(domain).peak_bytes(plans, population)[index].tolist()),
         device_memory_bytes=tuple(device_memory_bytes(domain).tolist()),
-        extensions=_accounts(whole, decode(population, index, whole)),
+        extensions=_accounts(domain, decode(population, index, domain)),
     )
 
 

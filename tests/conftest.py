@@ -1,4 +1,4 @@
-"""What tests of several rooms need of the machine."""
+"""Fixtures, and the order of the tests, for the whole test suite."""
 
 import gc
 import os
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import NotSupported
@@ -25,6 +27,26 @@ from tests.domains import grid_cluster
 hypothesis.settings.register_profile("short", deadline=None, max_examples=15)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
 hypothesis.settings.load_profile("short")
+
+
+SHARING = {
+    "tests/simulator/learned/test_bundled_simulator.py": "tests/simulator/test_bundled_dataset.py",
+    "tests/search/loop/test_sources.py": "tests/search/loop/test_design_candidates.py",
+}
+"""Files that run in the process of another, with which they share what takes long to make."""
+
+
+class FilesTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no annotations
+    """Each file's tests run in one process, as with --dist loadfile, and so do files that share."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return SHARING.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether | None:
+    return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,10 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (-longest[item.path], -count[item.path]))
 
 
+gc.disable()  # until all is collected: modules and tests stay, and looking at them takes seconds
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Collections of garbage in tests need not look at all modules and tests."""
+    """Collections of garbage in tests need not look at all modules and tests, nor come as often as
+    usual: while a million objects are made they take almost half of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,9 @@ from autosync.bundle import make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.search.designs.design_table import DESIGNS
 from tests.example_scripts import example_domain, losses
+from tests.long_parameters import long_after
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +23,7 @@ def before() -> list[float]:
     return losses("before.py")
 
 
-@pytest.mark.parametrize("name", ["ddp", "dear", "ps_load_balanced"])
+@pytest.mark.parametrize("name", long_after(1, ["dear", "ddp", "ps_load_balanced"]))
 def test_after_trains_as_before(
     tmp_path: Path, domain: Domain, before: list[float], name: str
 ) -> None:

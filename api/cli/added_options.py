@@ -5,7 +5,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -43,27 +43,21 @@ def spec_options(spec: type[BaseModel], names: Sequence[str]) -> Callable[[Comma
     return decorate
 
 
-def uses_service(
-    command: Callable[..., None] | None = None, *, create: bool = False
-) -> Callable[..., Any]:
-    """Adds `--db` and `--url` to a command, which is given the open connection as `at`. create:
-    makes the database where it is not there."""
-    if command is None:
-        return partial(uses_service, create=create)
-    inner = command
+def uses_service(command: Callable[..., None]) -> Callable[..., Any]:
+    """Adds `--db` and `--url` to a command, which is given the open connection as `at`."""
 
-    @wraps(inner)
+    @wraps(command)
     def run(**given: Any) -> None:
         from autosync.api.cli.connection import connected
 
         db, url = given.pop("db"), given.pop("url")
-        with connected(db, url, create=create) as at:
-            inner(**given, at=at)
+        with connected(db, url) as at:
+            command(**given, at=at)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     db = inspect.Parameter("db", keyword, default=DEFAULT_DATABASE, annotation=DatabaseUrl)
     url = inspect.Parameter("url", keyword, default=None, annotation=ServiceUrl)
-    _set_parameters(run, inner, [db, url], without="at", at_the_end=True)
+    _set_parameters(run, command, [db, url], without="at", at_the_end=True)
     return run
 
 

@@ -104,8 +104,8 @@ def refuse_missing(db: str) -> None:
             f"there is no database {db!r}.",
             thing="--db",
             value=db,
-            remedy="`autosync tune` and `autosync serve` make one; name it with --db, or a service "
-            "with --url.",
+            remedy="`autosync db upgrade`, `autosync serve` and `autosync tune` make one; name it "
+            "with --db, or a service with --url.",
         )
 
 

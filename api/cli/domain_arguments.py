@@ -13,6 +13,7 @@ from autosync.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     from autosync.bundle import Bundle
     from autosync.cluster import Cluster
+    from autosync.compute_settings import Precision
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
     from autosync.strategy import Strategy
@@ -95,12 +96,15 @@ def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFoun
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
     """How the compute seconds are found: from a file (or several, at other batch sizes), or
-    estimated for a device type."""
+    estimated for a device type. precision: in which the recorded model runs. recompute: whether
+    backward computes activations anew."""
 
     files: Sequence[Path] | None = None
     device: str | None = None
     efficiency: float | None = None
     step_seconds: float | None = None
+    precision: "Precision" = "recorded"
+    recompute: bool = False
 
 
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
@@ -110,6 +114,14 @@ def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice)
     from autosync.domain import Profile
     from autosync.profiling import profile_at_batch
 
+    if choice.files and choice.recompute:
+        raise InvalidInput(
+            "--recompute and --profile are both given, but a profile's seconds are what backward "
+            "takes.",
+            thing="--recompute",
+            value=True,
+            remedy="Profile the model with its checkpoints, and leave --recompute out.",
+        )
     found = [
         from_json(Profile, read_bytes(file, "profile"), source=str(file))
         for file in choice.files or ()
@@ -121,6 +133,7 @@ def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice)
 
 def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -> "Profile":
     """A roofline of the device, or one scaled to the step's known seconds."""
+    from autosync.compute_settings import with_recomputation
     from autosync.profiling import EFFICIENCY, estimate_profile, profile_from_step_seconds
 
     if choice.step_seconds is not None:
@@ -132,9 +145,11 @@ def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -
                 value=choice.efficiency,
                 remedy="Leave --efficiency out.",
             )
-        return profile_from_step_seconds(graph, choice.step_seconds, device)
+        known = profile_from_step_seconds(graph, choice.step_seconds, device)
+        return with_recomputation(known, choice.step_seconds) if choice.recompute else known
     given = choice.efficiency
-    return estimate_profile(graph, device, efficiency=EFFICIENCY if given is None else given)
+    found = estimate_profile(graph, device, efficiency=EFFICIENCY if given is None else given)
+    return with_recomputation(found) if choice.recompute else found
 
 
 def load_domain(
@@ -148,10 +163,11 @@ def load_domain(
     of such models."""
     from autosync.api.cli.model_arguments import load_graph
     from autosync.api.engine.request_checks import check_optimizer
+    from autosync.compute_settings import at_precision
     from autosync.domain import Domain, optimizer_named, usual_optimizer
 
     machines = load_named_cluster(cluster)
-    graph = load_graph(model, batch_size)
+    graph = at_precision(load_graph(model, batch_size), choice.precision)
     trained_with = optimizer_named(optimizer) if optimizer else usual_optimizer(graph)
     domain = Domain(graph, machines, load_profile(graph, machines, choice), trained_with)
     check_optimizer(domain)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from autosync.api.cli.commands.cluster import app as cluster
 from autosync.api.cli.commands.clusters import clusters
 from autosync.api.cli.commands.collect import collect
 from autosync.api.cli.commands.dataset import app as dataset
@@ -22,6 +23,8 @@ from autosync.api.cli.commands.import_model import import_model
 from autosync.api.cli.commands.keys import app as keys
 from autosync.api.cli.commands.models import models
 from autosync.api.cli.commands.predict import predict
+from autosync.api.cli.commands.predictions.collectives import collectives
+from autosync.api.cli.commands.predictions.scale import scale
 from autosync.api.cli.commands.probe import probe
 from autosync.api.cli.commands.profile import profile
 from autosync.api.cli.commands.quickstart import quickstart
@@ -99,10 +102,13 @@ app.command("diagnose", rich_help_panel=FIND)(diagnose)
 app.command("tune", rich_help_panel=FIND)(tune)
 app.command("rank", rich_help_panel=FIND)(rank)
 app.command("predict", rich_help_panel=FIND)(predict)
+app.command("scale", rich_help_panel=FIND)(scale)
+app.command("collectives", rich_help_panel=FIND)(collectives)
 app.command("import", rich_help_panel=DESCRIBE)(import_model)
 app.command("models", rich_help_panel=DESCRIBE)(models)
 app.command("profile", rich_help_panel=DESCRIBE)(profile)
 app.command("clusters", rich_help_panel=DESCRIBE)(clusters)
+app.add_typer(cluster, name="cluster", rich_help_panel=DESCRIBE)
 app.command("import-cluster", rich_help_panel=DESCRIBE)(import_cluster)
 app.command("probe", rich_help_panel=DESCRIBE)(probe)
 app.command("collect", rich_help_panel=DESCRIBE)(collect)

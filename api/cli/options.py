@@ -8,6 +8,7 @@ import typer
 
 from autosync.api.cli.completion import complete_cluster, complete_device, complete_model
 from autosync.api.spec import TuningSpec
+from autosync.compute_settings import Precision
 from autosync.environment import (
     DATABASE_URL_VARIABLE,
     PREFIX_VARIABLE,
@@ -75,6 +76,22 @@ StepSeconds = Annotated[
         help="Seconds one step takes on one device, if you know: scales the estimate to it.",
     ),
 ]
+PrecisionName = Annotated[
+    Precision,
+    typer.Option(
+        "--precision",
+        help="In which a model that was recorded in float32 runs: under autocast gradients stay "
+        "float32, bf16 has 16-bit parameters and gradients.",
+    ),
+]
+Recompute = Annotated[
+    bool,
+    typer.Option(
+        "--recompute",
+        help="Activation checkpointing: backward computes activations anew. Predicted memory does "
+        "not know of it.",
+    ),
+]
 ProfileFile = Annotated[
     list[Path] | None,
     typer.Option(
@@ -91,6 +108,15 @@ Output = Annotated[
 RequiredOutput = Annotated[
     Path,
     typer.Option("-o", "--output", help="Write to this file.", metavar="FILE", show_default=False),
+]
+KeepDays = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Workers remove tunings that ended more than so many days ago, with their trials and "
+        "events, and older versions of the simulator.",
+        show_default="keep all",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 DatabaseUrl = Annotated[

@@ -25,8 +25,8 @@ from autosync.api.cli.tuning_lookup import ENDED
 if TYPE_CHECKING:
     from autosync.api.client.rest_client import Client
     from autosync.api.client.tuning_calls import ServiceEvent
-    from autosync.api.views.schemas import Tuning
     from autosync.api.views.time_left import TimeLeft
+    from autosync.api.views.tuning_schemas import Tuning
 
 PHASE_WORDS = {
     "opening": "starting the workers",

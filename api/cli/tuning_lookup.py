@@ -8,7 +8,7 @@ from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from autosync.api.client.rest_client import Client
-    from autosync.api.views.schemas import RankedStrategy, Tuning
+    from autosync.api.views.tuning_schemas import RankedStrategy, Tuning
 
 BEGINNING = re.compile("[0-9a-f]{4,32}")
 ENDED = ("finished", "failed", "cancelled")

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from autosync.api.cli.console import number_of_ms, out, print_table, warn
+from autosync.units import scales_in_words
 
 if TYPE_CHECKING:
-    from autosync.api.views.schemas import (
-        RankedStrategies,
-        RankedStrategy,
-        Tuning,
-    )
+    from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
 
 LONGEST_REASON = 120
 """Characters of a failure's reason that the table shows."""
@@ -67,7 +64,10 @@ def _speedup_words(row: "RankedStrategy") -> str:
         return "1.00 (baseline)"
     if not row.confirmed or row.speedup is None:
         return "[dim]not confirmed[/]"
-    return f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+    from autosync.api.views.tuning_schemas import is_settled
+
+    words = f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+    return words if is_settled(row.spread) else f"[dim]{words}, not settled[/]"
 
 
 def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None:
@@ -88,9 +88,8 @@ def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None
 
 
 def scale_words(byte_scale: float, time_scale: float) -> str:
-    """Both scales in words, e.g. `Byte scale 1/16, time scale 2`."""
-    fraction = f"1/{1 / byte_scale:g}" if byte_scale < 1 else "1 (all bytes)"
-    return f"Byte scale {fraction}, time scale {time_scale:g}"
+    """Both scales in words, e.g. `Trials: 1/16 of the bytes, 2 times slower`."""
+    return f"Trials: {scales_in_words(byte_scale, time_scale) or 'all bytes, at full speed'}"
 
 
 def warn_unshaped() -> None:
@@ -103,10 +102,12 @@ def warn_unshaped() -> None:
 
 
 def _print_verdict(tuning: "Tuning") -> None:
-    from autosync.api.views.verdict import headline
+    from autosync.api.views.verdict import NOT_SETTLED, headline
 
     said = headline(tuning, None, "")
     out.print(f"\n[bold]{escape(said.sentence)}.[/] {escape(said.certainty)}")
+    if tuning.result is not None and not tuning.result.settled:
+        warn(f"[bold]{NOT_SETTLED.label}[/]: {NOT_SETTLED.reason}")
 
 
 def print_two_lines(path: Path) -> None:

@@ -38,13 +38,15 @@ patient it is."""
 
 @dataclass
 class SupervisedWorker:
-    """One worker after another over `db`. failures: how many in a row ended soon."""
+    """One worker after another over `db`. keep_days: as of the command. failures: how many in a
+    row ended soon."""
 
     db: str
     process: "subprocess.Popen[bytes] | None" = None
     started: float = 0.0
     due: float = 0.0
     failures: int = field(default=0)
+    keep_days: int | None = None
 
     def keep_alive(self) -> None:
         """Start a worker where none lives and the pause is over."""
@@ -57,14 +59,14 @@ class SupervisedWorker:
             warn(f"worker {self.process.pid} has ended ({code}); another starts in {pause:.0f} s")
             self.process = None
         if self.process is None and now >= self.due:
-            self.process, self.started = _start(self.db), now
+            self.process, self.started = _start(self.db, self.keep_days), now
 
 
 class WorkerProcesses:
     """So many workers over `db`, replaced when they end."""
 
-    def __init__(self, db: str, count: int) -> None:
-        self.workers = [SupervisedWorker(db) for _ in range(count)]
+    def __init__(self, db: str, count: int, keep_days: int | None = None) -> None:
+        self.workers = [SupervisedWorker(db, keep_days=keep_days) for _ in range(count)]
         self._done = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name="workers", daemon=True)
         self._supervisor.start()
@@ -101,17 +103,19 @@ class WorkerProcesses:
 
 
 @contextmanager
-def started_workers(db: str, count: int) -> Iterator[WorkerProcesses]:
+def started_workers(db: str, count: int, keep_days: int | None = None) -> Iterator[WorkerProcesses]:
     """So many workers, stopped on the way out."""
-    workers = WorkerProcesses(db, count)
+    workers = WorkerProcesses(db, count, keep_days)
     try:
         yield workers
     finally:
         workers.stop()
 
 
-def _start(db: str) -> "subprocess.Popen[bytes]":
+def _start(db: str, keep_days: int | None) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "autosync.api.cli.main", "worker"]
+    if keep_days is not None:
+        command += ["--keep-days", str(keep_days)]
     return subprocess.Popen(
         [*command, "--parent", str(os.getpid())],
         # others see command lines: the URL, which may hold a password, stands in the environment

@@ -12,6 +12,7 @@ import httpx
 
 from autosync.api.client.calls import posted
 from autosync.api.client.service_connection import (
+    PAGE_ROWS,
     ServiceConnection,
     given,
     pause_seconds,
@@ -19,7 +20,8 @@ from autosync.api.client.service_connection import (
     worth_another,
 )
 from autosync.api.client.service_errors import ServiceError, unreachable
-from autosync.api.views.schemas import (
+from autosync.api.views.event_schemas import TuningEvents
+from autosync.api.views.tuning_schemas import (
     ChangedTuning,
     RankedStrategies,
     State,
@@ -60,11 +62,9 @@ class ServiceEvent:
     at: float
 
 
-def followed(
-    connection: ServiceConnection, tuning_id: str, after: int, follow: bool
-) -> Iterator[ServiceEvent]:
-    """Events after number `after`, to the tuning's end; without `follow` those there are. Where a
-    connection is lost the next one goes on behind the last event.
+def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Iterator[ServiceEvent]:
+    """Events after number `after`, to the tuning's end. Where a connection is lost the next one
+    goes on behind the last event.
 
     Raises:
         ServiceError: the service refused. ServiceUnreachable: it did not answer so many times that
@@ -73,7 +73,7 @@ def followed(
     failures, why = 0, "the stream ended"
     while failures < connection.attempts:
         try:
-            for event in _received(connection, tuning_id, after, follow):
+            for event in _received(connection, tuning_id, after):
                 if event is None:
                     return
                 after, failures = event.id, 0
@@ -89,14 +89,29 @@ def followed(
     raise unreachable(connection.address, why)
 
 
+def so_far(connection: ServiceConnection, tuning_id: str, after: int) -> Iterator[ServiceEvent]:
+    """The events that there are after number `after`.
+
+    Raises:
+        ServiceError, ServiceUnreachable: as `ServiceConnection.send`.
+    """
+    more = True
+    while more:
+        path = f"/v1/tunings/{tuning_id}/events"
+        page = connection.get(path, TuningEvents, after=after, limit=PAGE_ROWS)
+        for event in page.items:
+            after = event.id
+            yield ServiceEvent(**event.model_dump(), state=page.state)
+        more = page.more
+
+
 def _received(
-    connection: ServiceConnection, tuning_id: str, after: int, follow: bool
+    connection: ServiceConnection, tuning_id: str, after: int
 ) -> Iterator[ServiceEvent | None]:
     """The events that one connection carries; None is the tuning's end."""
-    timeout, query = httpx.Timeout(SILENCE_SECONDS), {} if follow else {"follow": "false"}
+    timeout, seen = httpx.Timeout(SILENCE_SECONDS), {"Last-Event-ID": str(after)}
     path = f"/v1/tunings/{tuning_id}/events"
-    seen = {"Last-Event-ID": str(after)}
-    with connection.streamed(path, params=query, headers=seen, timeout=timeout) as response:
+    with connection.streamed(path, headers=seen, timeout=timeout) as response:
         yield from _events(response.iter_lines())
 
 
@@ -222,7 +237,8 @@ class TuningCalls:
     ) -> Iterator[ServiceEvent]:
         """Progress as it happens, until the tuning has ended; without `follow` what there is. A
         connection that is lost is made again. after: the number of the last event seen."""
-        return followed(self.connection, tuning_id, after, follow)
+        read = followed if follow else so_far
+        return read(self.connection, tuning_id, after)
 
     def wait(
         self,

@@ -1,7 +1,7 @@
 """Connections: SQLite in WAL by default, PostgreSQL by URL; a transaction reads or writes."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -79,9 +79,10 @@ def database_trouble(error: Exception) -> NotSupported | None:
 
 BUSY_SECONDS = 30
 """How long a writer waits for another: longer than any transaction here takes."""
-POOL = {"pool_size": 20, "max_overflow": 20}
+POOL = {"pool_size": 20, "max_overflow": 20, "pool_timeout": 10}
 """A connection for each of the 40 threads that serve requests; half of them stay open, since what a
-connection has read and compiled is gone with it."""
+connection has read and compiled is gone with it. Who waits for one for 10 s gets an error, which
+the service answers with 503."""
 WRITES = "autosync_writes"
 """Execution option of connections whose transactions write."""
 
@@ -109,6 +110,11 @@ class Database:
         with Session(engine, expire_on_commit=False) as session, session.begin():
             yield session
 
+    def apart(self, connections: int) -> "Database":
+        """The same database over connections of its own, so many at the most."""
+        url = self.engine.url.render_as_string(hide_password=False)
+        return connect(url, {**POOL, "pool_size": 1, "max_overflow": connections - 1})
+
     @property
     def dialect(self) -> str:
         return self.engine.dialect.name
@@ -117,10 +123,10 @@ class Database:
         self.engine.dispose()
 
 
-def connect(url: str) -> Database:
+def connect(url: str, pool: Mapping[str, int] = POOL) -> Database:
     """Open the database at `url` (`sqlite:///autosync.db`, `postgresql://user@host/name`).
 
-    Nothing is created or changed: see `migrate`.
+    Nothing is created or changed: see `migrate`. pool: of SQLAlchemy's `create_engine`.
 
     Raises:
         InvalidInput: no such kind of database, or SQLite without a file. NotSupported: PostgreSQL
@@ -128,11 +134,11 @@ def connect(url: str) -> Database:
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS}, **POOL)
+        engine = create_engine(parsed, connect_args={"timeout": BUSY_SECONDS}, **pool)
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     else:
-        engine = create_engine(parsed, pool_pre_ping=True, **POOL)
+        engine = create_engine(parsed, pool_pre_ping=True, **pool)
     return Database(engine)
 
 
@@ -142,8 +148,15 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
         parsed.get_dialect()
-    except (ArgumentError, NoSuchModuleError):
+    except (ArgumentError, NoSuchModuleError, ValueError):
         raise _refused(url, "is no database URL") from None
+    if _has_stray_at_sign(parsed):
+        raise InvalidInput(
+            f"the database URL {masked(url)!r} has an @ beside the one before its host.",
+            thing="database",
+            value=masked(url),
+            remedy="Write %40 for an @ in a password or name, and %2F for a slash.",
+        )
     if backend == "postgresql":
         if find_spec("psycopg") is None:
             raise NotSupported(
@@ -166,10 +179,27 @@ def masked(url: str) -> str:
     """The URL without its secrets, as it may be printed and logged."""
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # then nobody knows where in it a password begins
-        return f"***@{url.rpartition('@')[2]}" if "@" in url else url
-    secret = {name: "hidden" for name in parsed.query if "password" in name.lower()}
+    except (ArgumentError, ValueError):
+        parsed = None
+    if parsed is None or _has_stray_at_sign(parsed):  # nobody knows where in it a password ends
+        if "@" not in url and "=" not in url:
+            return url
+        kind, separator, _ = url.partition("://")
+        return f"{kind}://***" if separator and kind.isprintable() and "@" not in kind else "***"
+    secret = {name: "hidden" for name in parsed.query if _is_secret(name)}
     return parsed.update_query_dict(secret).render_as_string(hide_password=True)
+
+
+def _is_secret(parameter: str) -> bool:
+    """Of a URL's query: libpq takes `password` and `sslpassword`, and drivers have other names."""
+    return any(word in parameter.lower() for word in ("pass", "pwd", "secret", "token", "key"))
+
+
+def _has_stray_at_sign(url: URL) -> bool:
+    """Of a password that is not percent-encoded, whose rest is then read as a host or a name."""
+    if url.get_backend_name() == "sqlite":
+        return False
+    return any("@" in (part or "") for part in (url.host, url.database))
 
 
 def _refused(url: str, why: str) -> InvalidInput:
@@ -189,6 +219,3 @@ def _configure_sqlite(connection: Any, record: object) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get(WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-"""Characters of an unknown key that a refusal repeats."""

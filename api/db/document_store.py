@@ -10,18 +10,24 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
+from autosync.api.db.parsed_documents import ParsedDocuments
 from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
+from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
+from autosync.cluster_file import bundled_clusters
+from autosync.cluster_file import load_cluster as load_cluster_file
 from autosync.documents import LARGEST_COUNT, from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
+from autosync.models import BUNDLED, bundled
 from autosync.strategy import Strategy
 from autosync.strategy_description import describe
 
 MOST_RANKS = 2**15
 """Of a cluster: populations number servers in 16 bits."""
 LONGEST_NAME = 200
+_PARSED = ParsedDocuments()
 
 
 def insert_new(session: Session, table: type[Base], **values: Any) -> bool:
@@ -30,6 +36,19 @@ def insert_new(session: Session, table: type[Base], **values: Any) -> bool:
     statement = dialect.insert(table).values(**values).on_conflict_do_nothing()
     first_key = next(iter(table.__table__.primary_key))
     return session.execute(statement.returning(first_key)).first() is not None
+
+
+def insert_or_lock(session: Session, table: type[Base], **values: Any) -> bool:
+    """Insert a row, or lock the one that has its key, so that nobody removes it before the end of
+    the transaction; whether it was new."""
+    first_key = next(iter(table.__table__.primary_key))
+    if insert_new(session, table, **values):
+        return True
+    there = select(first_key).where(first_key == values[first_key.name])
+    if session.execute(there.with_for_update(read=True, key_share=True)).first() is None:
+        # it was removed since
+        return insert_or_lock(session, table, **values)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +81,7 @@ def graph_row(graph: ModelGraph) -> DocumentRow:
     document = to_json(graph)
     columns = {
         "id": _hash(document),
+        "bundled": _is_bundled_graph(graph),
         "name": graph.name,
         "batch_size": graph.batch_size,
         "variables": len(graph.variables),
@@ -85,6 +105,7 @@ def cluster_row(cluster: Cluster) -> DocumentRow:
     document = to_json(cluster)
     columns = {
         "id": _hash(document),
+        "bundled": _is_bundled_cluster(cluster),
         "name": cluster.name,
         "nodes": len(cluster.nodes),
         "world_size": cluster.world_size,
@@ -94,29 +115,29 @@ def cluster_row(cluster: Cluster) -> DocumentRow:
 
 
 def domain_rows(domain: Domain) -> tuple[DocumentRow, ...]:
-    """Its graph and its cluster, then the domain itself; raises as these two."""
-    graph, cluster = graph_row(domain.graph), cluster_row(domain.cluster)
+    """Its graph, then the domain itself, which has its cluster; raises as `graph_row`."""
+    graph = graph_row(domain.graph)
     columns = {
         "id": domain.id,
         "graph_id": graph.id,
-        "cluster_id": cluster.id,
+        "cluster": to_json(domain.cluster),
         "profile": to_json(domain.profile),
         "profile_source": domain.compute_source,
         "optimizer": to_json(domain.optimizer),
     }
-    return graph, cluster, DocumentRow(DomainRow, columns)
+    return graph, DocumentRow(DomainRow, columns)
 
 
 def insert_rows(session: Session, rows: Iterable[DocumentRow]) -> bool:
     """Store them; whether the last one is new."""
     new = False
     for row in rows:
-        new = insert_new(session, row.table, **row.columns)
+        new = insert_or_lock(session, row.table, **row.columns)
     return new
 
 
 def store_domain(session: Session, domain: Domain) -> str:
-    """The domain's id; its graph and cluster are stored with it."""
+    """The domain's id; its graph is stored with it."""
     insert_rows(session, domain_rows(domain))
     return domain.id
 
@@ -125,7 +146,7 @@ def store_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
     """The hash of the document as it is, name included: `load_strategies` gives back the same."""
     document = to_json(strategy)
     key = _hash(document)
-    insert_new(
+    insert_or_lock(
         session,
         StrategyRow,
         hash=key,
@@ -137,19 +158,27 @@ def store_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
     return key
 
 
+def keep_parsed(most_bytes: int) -> None:
+    """Let `load_graph` and `load_cluster` keep what they parse, of so many bytes of text. For a
+    process that reads the same documents again and again."""
+    _PARSED.most_bytes = most_bytes
+
+
 def load_graph(session: Session, key: str) -> ModelGraph:
-    return from_json(ModelGraph, stored(session, GraphRow, key, "graph").document)
+    return _PARSED.parsed(ModelGraph, key, lambda: stored(session, GraphRow, key, "graph").document)
 
 
 def load_cluster(session: Session, key: str) -> Cluster:
-    return from_json(Cluster, stored(session, ClusterRow, key, "cluster").document)
+    return _PARSED.parsed(
+        Cluster, key, lambda: stored(session, ClusterRow, key, "cluster").document
+    )
 
 
 def load_domain(session: Session, key: str) -> Domain:
     row = stored(session, DomainRow, key, "domain")
     return Domain(
         graph=load_graph(session, row.graph_id),
-        cluster=load_cluster(session, row.cluster_id),
+        cluster=from_json(Cluster, row.cluster),
         profile=from_json(Profile, row.profile),
         optimizer=from_json(Optimizer, row.optimizer),
     )
@@ -172,6 +201,22 @@ def check_name(thing: str, name: str) -> None:
             thing=f"{thing}.name",
             value=name[:40],
         )
+
+
+def _is_bundled_graph(graph: ModelGraph) -> bool:
+    """Whether it is the graph of a bundled model, at whatever batch size."""
+    if graph.name not in BUNDLED:
+        return False
+    try:
+        return graph == bundled(graph.name, graph.batch_size)
+    except InvalidInput:  # the model has no such batch size
+        return False
+
+
+def _is_bundled_cluster(cluster: Cluster) -> bool:
+    if cluster.name not in bundled_clusters():
+        return False
+    return cluster == load_cluster_file(data_file("clusters", f"{cluster.name}.yaml"))
 
 
 def _hash(document: str) -> str:

@@ -41,7 +41,7 @@ def migrate(url: str, revision: str = "head") -> None:
         engine.dispose()
 
 
-def require_schema(url: str, create: bool = True) -> None:
+def require_schema(url: str, create: bool = False) -> None:
     """Checks that the database has the schema of this version. create: an empty one gets it.
 
     Raises:
@@ -60,7 +60,8 @@ def require_schema(url: str, create: bool = True) -> None:
                 f"the database {masked(url)!r} is empty.",
                 thing="database",
                 value=masked(url),
-                remedy="`autosync tune` and `autosync serve` make its tables; name another: --db.",
+                remedy="`autosync db upgrade` and `autosync serve` make its tables; name another: "
+                "--db.",
             )
         migrate(url)
     elif current != known_revisions()[-1]:

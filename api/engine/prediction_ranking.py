@@ -14,6 +14,7 @@ from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
 
+SMALL_MODEL, SMALL_CLUSTER = "vgg16", "example-2x2"
 SAMPLED = 64
 """Sampled strategies that are kept at most, chosen to be unlike each other."""
 
@@ -88,3 +89,20 @@ def best_by_prediction(
             known + drawn,
             key=lambda each: (each.origin == DDP and not ddp_fits, each.predicted_seconds),
         )
+
+
+def load_kernels() -> None:
+    """Rank a small model, so that later rankings find their kernels compiled and loaded. Where no
+    cache has them yet this takes minutes."""
+    from autosync.api.engine.registry import LEARNED, simulator_named
+    from autosync.cluster_file import load_cluster
+    from autosync.domain import usual_optimizer
+    from autosync.models import bundled
+    from autosync.profiling import estimate_profile
+    from autosync.simulator.limit import iteration_limit
+
+    graph, cluster = bundled(SMALL_MODEL, None), load_cluster(SMALL_CLUSTER)
+    profile = estimate_profile(graph, cluster.fastest_device_type)
+    domain = Domain(graph, cluster, profile, usual_optimizer(graph))
+    best_by_prediction(domain, simulator_named(LEARNED), 16, 0, lambda event: None)
+    iteration_limit(domain)

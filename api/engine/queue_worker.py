@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from sqlalchemy.exc import OperationalError
@@ -15,6 +16,7 @@ from autosync.api.engine.domain_measurement import with_measured_costs, with_mea
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.leases import LEASE_SECONDS, ClaimedWork, EndReason, leased
 from autosync.api.engine.registry import launcher_named
+from autosync.api.engine.retention import prune
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
 from autosync.api.engine.tuning_answer import outcome_row
@@ -27,6 +29,8 @@ from autosync.search.loop.tuning_loop import tune
 from autosync.trials.contract import Launcher, reporting_waits
 
 POLL_SECONDS = 1.0
+PRUNING_SECONDS = 3600.0
+"""Between two looks for what is no longer kept."""
 MOST_CLAIMS = 50
 """A tuning that was started this often, beyond once for each of its trials, and never ended takes
 its worker down with it."""
@@ -41,19 +45,21 @@ def work(
     once: bool = False,
     *,
     trains: bool = True,
+    keep_days: float | None = None,
     launcher_of: Callable[[str], Launcher] = launcher_named,
     lease_seconds: float = LEASE_SECONDS,
 ) -> None:
     """Work off the queue until `stop`; with `once`, until nothing waits.
 
     When stopped in the middle of a tuning, breaks off what runs and gives the tuning back.
-    trains: also the next versions of the simulator, one at a time, beside its tunings.
+    trains: also the next versions of the simulator, one at a time, beside its tunings. keep_days:
+    between tunings, removes what ended longer ago (`retention`); None keeps all.
     """
     database = connect(url)
     name = f"{socket.gethostname()}:{os.getpid()}"
     try:
         with registered(database, name, lease_seconds):
-            _work(database, name, stop, once, trains, launcher_of, lease_seconds)
+            _work(database, name, stop, once, trains, keep_days, launcher_of, lease_seconds)
     finally:
         database.close()
 
@@ -64,13 +70,18 @@ def _work(
     stop: threading.Event,
     once: bool,
     trains: bool,
+    keep_days: float | None,
     launcher_of: Callable[[str], Launcher],
     lease_seconds: float,
 ) -> None:
     training: threading.Thread | None = None
+    prune_at = time.monotonic()
     try:
         while not stop.is_set():
             try:
+                if keep_days is not None and time.monotonic() >= prune_at:
+                    prune(database, keep_days, stop.is_set)
+                    prune_at = time.monotonic() + PRUNING_SECONDS
                 held = job_queue.claim(database, name, lease_seconds)
                 if held is not None:
                     run_claim(database, held, stop, launcher_of, lease_seconds)

@@ -9,14 +9,16 @@ from autosync.cluster import Cluster
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.graph import ModelGraph
 from autosync.search.loop.settings import Settings
+from autosync.units import MIB
 
 OF_BODIES = {
     "/v1/graphs": "graph_mib",
     "/v1/clusters": "cluster_mib",
     "/v1/tunings": "tuning_mib",
     "/v1/simulators": "simulator_mib",
-    "/v1/rank": "prediction_mib",
-    "/v1/predict": "prediction_mib",
+    "/v1/rank": "tuning_mib",
+    "/v1/predict": "tuning_mib",
+    "/v1/compare": "tuning_mib",
 }
 """The limit of what is posted, by the beginning of its path."""
 OF_FORMS = {"/models": "graph_mib", "/clusters": "cluster_mib"}
@@ -56,14 +58,15 @@ class ServiceLimits:
     variables: int = _limit(20_000, "variables of a graph that is posted")
     graph_mib: int = _limit(32, "MiB of a graph that is posted")
     cluster_mib: int = _limit(1, "MiB of a cluster that is posted")
-    tuning_mib: int = _limit(8, "MiB of a request for a tuning")
-    prediction_mib: int = _limit(1, "MiB of a request for a prediction")
+    tuning_mib: int = _limit(8, "MiB of a request for a tuning or a prediction")
     simulator_mib: int = _limit(32, "MiB of a trained simulator that is stored")
     reading_seconds: int = _limit(20, "processor seconds for reading what is posted")
     reading_mib: int = _limit(1_024, "MiB of memory for reading what is posted")
     requests: int = _limit(200, "requests a second of one client, where there are keys")
-    prediction_seconds: int = _limit(60, "seconds that the sampling of a prediction takes")
-    wrong_tokens: int = _limit(1, "wrong keys and tokens a second from one address")
+    prediction_seconds: int = _limit(60, "seconds that a prediction takes")
+    prediction_memory_mib: int = _limit(2_048, "MiB of memory for a prediction")
+    exports: int = _limit(4, "exports that one client reads at once")
+    wrong_tokens: int = _limit(1, "different wrong tokens a second from one address")
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -112,6 +115,20 @@ def check_cluster(cluster: Cluster, limits: ServiceLimits) -> None:
     _check("nodes", len(cluster.nodes), limits)
     devices = sum(device.count for node in cluster.nodes for device in node.devices)
     _check("devices", devices, limits)
+
+
+def check_size(kind: str, body: bytes, limits: ServiceLimits) -> None:
+    """Of a file in a form, of which only the whole was limited before: `graph` or `cluster`. Raises
+    InvalidInput where the operator allows less."""
+    name = f"{kind}_mib"
+    most = getattr(limits, name)
+    if len(body) > most * MIB:
+        raise InvalidInput(
+            f"the {kind} has {len(body)} bytes; the limit is {most} MiB.",
+            thing=kind,
+            value=len(body),
+            remedy=f"Post a smaller one. {how_to_raise(name)}",
+        )
 
 
 def how_to_raise(name: str) -> str:

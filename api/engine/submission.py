@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import domain_rows, insert_rows, load_domain
+from autosync.api.db.document_store import cluster_row, domain_rows, insert_rows, load_domain
 from autosync.api.db.tables import TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.registry import LEARNED
@@ -61,7 +61,9 @@ def enqueue(
         check_settings(request.settings, request.domain.world_size, submission.limits)
     check_request(request)
     columns = _columns(request, submission)
-    documents = domain_rows(request.domain)  # made before the database is locked
+    # made before the database is locked
+    cluster = cluster_row(request.domain.cluster)
+    documents = (cluster, *domain_rows(request.domain))
     with database.writing() as session:
         if submission is not None:
             job_queue.lock_client(session, submission.client)
@@ -74,6 +76,7 @@ def enqueue(
         job_queue.insert(
             session,
             id=tuning_id,
+            cluster_id=cluster.id,
             simulator=simulator,
             simulator_version=version_in_use(session) if simulator == LEARNED else None,
             **columns,

@@ -1,41 +1,44 @@
 """Trains the next version of the simulator on all that was measured, and judges it."""
 
+import hashlib
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import load_domain, load_strategies
 from autosync.api.db.tables import (
-    ProposalRow,
     SimulatorPromotionRow,
     SimulatorTrainingRow,
     SimulatorVersionRow,
     TrialRow,
-    TuningRow,
 )
 from autosync.api.engine import job_queue
 from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.measured_trials import (
+    MeasuredTrials,
+    measured_hash,
+    measured_sources,
+    read_measured_trials,
+    source_trials,
+)
 from autosync.api.engine.registry import BUNDLED_VERSION
+from autosync.api.engine.retention import prune_versions
 from autosync.api.engine.simulator_store import (
     NAME_OF_VERSION,
     checkpoint_files,
     insert_checkpoint,
     next_number,
+    stored_card,
     version_in_use,
+    versions,
 )
 from autosync.api.engine.training_process import Say, run_beside_trials
 from autosync.bundled_data import data_file, data_folder
 from autosync.cancellation import check_cancelled
-from autosync.domain import Domain
-from autosync.population import encode
-from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
-from autosync.simulator.extension_prediction import restates_domain
+from autosync.documents import content_hash
 from autosync.simulator.learned.checkpoint import (
     FILE,
     FOLDER,
@@ -46,152 +49,75 @@ from autosync.simulator.learned.checkpoint import (
     restore,
     weights_of,
 )
+from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.simulator.learned.training import (
-    SplitTrials,
-    dataset_hash,
     held_out_accuracy,
-    joined_trials,
     source_of,
     split_dataset,
-    split_trials,
     train_simulator,
 )
 from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
-FEWEST_OF_A_SOURCE = 8
-"""Strategies of a domain below which its level alone is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """Where and how trials were measured: seconds compare within one of these alone.
-
-    family: the domain, whatever its probed costs are. host: of the worker. launcher: its kind.
-    """
-
-    family: str
-    host: str
-    launcher: str
-    byte_scale: float
-    time_scale: float
-    compute: str
-
-
-def family_of(domain: Domain) -> str:
-    """Equal for domains of which only the probed costs differ, and what else trials correct."""
-    cluster = replace(domain.cluster, costs=(), overlap_slowdown=None, link_seconds_per_send=0.0)
-    return replace(domain, cluster=cluster).id
-
-
-def measured_sources(session: Session) -> list[SplitTrials]:
-    """A source for each of the circumstances under which enough strategies were measured, in the
-    order of the first trial. A strategy's seconds are the median of all its iterations in a
-    tuning; picks are what the search drew and chose."""
-    columns = (
-        TrialRow.domain_id,
-        TrialRow.worker,
-        TrialRow.launcher,
-        TrialRow.byte_scale,
-        TrialRow.time_scale,
-        TuningRow.compute,
-        ProposalRow.strategy_hash,
-        ProposalRow.origin,
-        TrialRow.iteration_seconds,
-    )
-    query = (
-        select(*columns)
-        .join(
-            ProposalRow,
-            (ProposalRow.tuning_id == TrialRow.tuning_id) & (ProposalRow.key == TrialRow.key),
-        )
-        .join(TuningRow, TuningRow.id == TrialRow.tuning_id)
-        .where(TrialRow.step_seconds.is_not(None))
-        .order_by(TrialRow.created_at, TrialRow.tuning_id, TrialRow.position)
-    )
-    domains: dict[str, Domain] = {}
-    seconds: dict[Circumstances, dict[str, dict[str, list[float]]]] = {}
-    found: set[str] = set()
-    for row in session.execute(query):
-        domain = domains.get(row.domain_id) or load_domain(session, row.domain_id)
-        domains[row.domain_id] = domain
-        where = Circumstances(
-            family_of(domain),
-            (row.worker or "").rpartition(":")[0],
-            row.launcher.partition(" ")[0],
-            row.byte_scale,
-            row.time_scale,
-            row.compute,
-        )
-        of_domain = seconds.setdefault(where, {}).setdefault(row.domain_id, defaultdict(list))
-        of_domain[row.strategy_hash] += row.iteration_seconds
-        if row.origin in FOUND_BY_SEARCH:
-            found.add(row.strategy_hash)
-    sources = []
-    for by_domain in seconds.values():
-        if (
-            len({name for of_domain in by_domain.values() for name in of_domain})
-            >= FEWEST_OF_A_SOURCE
-        ):
-            parts = [
-                _split(session, domains[name], of_domain, found)
-                for name, of_domain in by_domain.items()
-            ]
-            sources.append(joined_trials(parts))
-    return sources
-
-
-def _split(
-    session: Session, domain: Domain, seconds: dict[str, list[float]], found: set[str]
-) -> SplitTrials:
-    """Of what this runtime and torch's DDP did with replicas: fully_shard and placed modules teach
-    nothing about them."""
-    strategies = load_strategies(session, set(seconds))
-    names: Sequence[str] = sorted(
-        name
-        for name in seconds
-        if strategies[name].engine is None and not restates_domain(strategies[name].extensions)
-    )
-    population = encode([strategies[name] for name in names], domain)
-    labels = np.array([float(np.median(seconds[name])) for name in names])
-    picked = np.array([name in found for name in names], dtype=np.bool_)
-    return split_trials(domain, population, labels, picked)
-
-
+NOTHING_NEW = "nothing was measured since the newest version"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionTask:
-    """All that training a version needs. card, weights: of the version in use, `parent`."""
+    """All that training a version needs, as plain data: whoever makes it parses nothing.
+
+    card, weights: of the version in use, `parent`. known: `dataset` of the newest version's card.
+    """
 
     card: CheckpointCard
     weights: bytes
     parent: int
-    sources: tuple[SplitTrials, ...]
-    dataset: str
+    measured: MeasuredTrials
+    known: str
+    dataset_folder: Path
     seed: int
 
-    def __call__(self, say: Say) -> "TrainedVersion":
-        """Train, and judge it beside the version in use."""
+    def __call__(self, say: Say) -> "TrainedVersion | None":
+        """Train, and judge it beside the version in use. None where no trial is new since the
+        newest version."""
+        found = source_trials(self.measured)
+        bundled = files_hash(self.dataset_folder)
+        dataset = content_hash([FEATURE_VERSION, bundled, measured_hash(found)])
+        if dataset == self.known or not found:
+            return None
+        sources = (
+            *split_dataset(load_dataset(self.dataset_folder)),
+            *measured_sources(self.measured, found),
+        )
         in_use = restore(self.card, self.weights, "the version in use")
-        found = train_simulator(self.sources, say)
+        outcome = train_simulator(sources, say)
         say("judging it beside the version in use")
         card = card_of(
-            tuple(source_of(each.learned) for each in self.sources),
-            found.accuracy,
-            found.unseen,
+            tuple(source_of(each.learned) for each in sources),
+            outcome.accuracy,
+            outcome.unseen,
             self.seed,
-            self.dataset,
+            dataset,
             (*self.card.parents, NAME_OF_VERSION.format(self.parent)),
         )
-        both = found.simulator, in_use
+        both = outcome.simulator, in_use
         figures = [
-            held_out_accuracy(simulator, self.sources, picks)
+            held_out_accuracy(simulator, sources, picks)
             for picks in (False, True)
             for simulator in both
         ]
-        return TrainedVersion(card, weights_of(found.simulator), VersionFigures(*figures))
+        return TrainedVersion(card, weights_of(outcome.simulator), VersionFigures(*figures))
+
+
+def files_hash(folder: Path) -> str:
+    """Changes with every byte and name below the folder; 32 hex digits."""
+    digest = hashlib.sha256()
+    for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +153,10 @@ class TrainedVersion:
 
 def run_training(database: Database, held: Claim) -> None:
     """Run one claimed training to its end: train, judge against the version in use, store, and
-    promote where it is not worse. It stands still while trials run on this machine.
+    promote where it is not worse. Without a new trial since the newest version it ends at once.
+
+    All but reading and storing is done in a process of the lowest priority, which stands still
+    while trials run on this machine.
 
     Raises:
         AutosyncError: it cannot be trained. LeaseLost: another worker goes on with it.
@@ -237,25 +166,54 @@ def run_training(database: Database, held: Claim) -> None:
     def say(text: str) -> None:
         job_queue.report(database, held, text)
 
-    say("reading what was measured")
     check_cancelled()
+    if not _has_new_trials(database):
+        return _end_without_version(database, held)
+    say("reading what was measured")
     task = _task(database, held)
     check_cancelled()
-    _store(database, held, task, run_beside_trials(task, say, shared_machine_lock()))
+    trained = run_beside_trials(task, say, shared_machine_lock())
+    if trained is None:
+        return _end_without_version(database, held)
+    _store(database, held, task.parent, trained)
+
+
+def _has_new_trials(database: Database) -> bool:
+    """Whether a trial was measured since the newest version's training began."""
+    newest = (
+        select(SimulatorTrainingRow.started_at)
+        .join(SimulatorVersionRow, SimulatorVersionRow.training_id == SimulatorTrainingRow.id)
+        .order_by(SimulatorVersionRow.number.desc())
+        .limit(1)
+    )
+    with database.reading() as session:
+        began = session.scalar(newest)
+        measured = select(TrialRow.key).where(TrialRow.created_at >= (began or 0.0))
+        return session.execute(measured.limit(1)).first() is not None
+
+
+def _end_without_version(database: Database, held: Claim) -> None:
+    """Raises LeaseLost."""
+    with database.writing() as session:
+        job_queue.end(session, held, "finished", message=NOTHING_NEW)
+    log.info("training %s: %s", held.job_id, NOTHING_NEW)
 
 
 def _task(database: Database, held: Claim) -> VersionTask:
-    measured = load_dataset(data_folder("runtimes"))
     with database.reading() as session:
         parent = version_in_use(session)
         card, weights = _files(session, parent)
-        sources = (*split_dataset(measured), *measured_sources(session))
+        newest = versions(session, 1)
+        known = stored_card(session, newest[0].simulator)[1].dataset if newest else ""
         seed = session.get_one(SimulatorTrainingRow, held.job_id).seed
-    return VersionTask(card, weights, parent, sources, dataset_hash(measured), seed)
+    measured = read_measured_trials(database)
+    folder = data_folder("runtimes")
+    return VersionTask(card, weights, parent, measured, known, folder, seed)
 
 
-def _store(database: Database, held: Claim, task: VersionTask, trained: TrainedVersion) -> None:
-    """The version, its promotion and the end of its training, in one transaction.
+def _store(database: Database, held: Claim, parent: int, trained: TrainedVersion) -> None:
+    """The version, its promotion and the end of its training, in one transaction; versions beyond
+    those that are kept go with it.
 
     Raises:
         LeaseLost: another worker has taken the training over.
@@ -265,7 +223,7 @@ def _store(database: Database, held: Claim, task: VersionTask, trained: TrainedV
         job_queue.end(session, held, "finished", message="")
         number = next_number(session)
         # what was promoted meanwhile was not judged beside this one
-        promoted = figures.not_worse and version_in_use(session) == task.parent
+        promoted = figures.not_worse and version_in_use(session) == parent
         name = NAME_OF_VERSION.format(number)
         insert_checkpoint(session, name, trained.card, trained.weights)
         session.flush()
@@ -274,7 +232,7 @@ def _store(database: Database, held: Claim, task: VersionTask, trained: TrainedV
                 number=number,
                 simulator=name,
                 training_id=held.job_id,
-                parent=task.parent,
+                parent=parent,
                 accuracy=figures.accuracy,
                 parent_accuracy=figures.parent_accuracy,
                 pick_accuracy=figures.pick_accuracy,
@@ -285,6 +243,8 @@ def _store(database: Database, held: Claim, task: VersionTask, trained: TrainedV
         )
         if promoted:
             session.add(SimulatorPromotionRow(number=number))
+        session.flush()
+        prune_versions(session)
     log.info("version %d: %s", number, "in use" if promoted else "not better: kept aside")
 
 

@@ -3,8 +3,7 @@
 import asyncio
 import socket
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,21 +14,25 @@ from fastapi.staticfiles import StaticFiles
 from uvicorn.config import STARTUP_FAILURE
 
 from autosync.api.db.database import Database, connect
-from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
 from autosync.api.http import openapi, problems
-from autosync.api.http.access.access_rules import Access, access_on
+from autosync.api.http.access.access_rules import Access
 from autosync.api.http.access.authentication import Authentication
 from autosync.api.http.access.guard import Guard, authorized, scopes_of
+from autosync.api.http.answer_processes import AnswerProcesses
 from autosync.api.http.dependencies import READERS, refuse_unknown_parameters
 from autosync.api.http.event_stream import EventFeed
+from autosync.api.http.heavy_requests import HeavyRequests
 from autosync.api.http.middleware import (
     BodyLimit,
-    ProblemProtocol,
+    HeadRequests,
     RequestLog,
     RequestMetrics,
     show_requests,
 )
+from autosync.api.http.nul_characters import RefuseNul
 from autosync.api.http.page_templates import compile_templates, error_page
+from autosync.api.http.root_path import BelowRootPath
 from autosync.api.http.routes import (
     document_pages,
     document_routes,
@@ -41,7 +44,7 @@ from autosync.api.http.routes import (
     tuning_pages,
     tuning_routes,
 )
-from autosync.api.http.uploads import Uploads
+from autosync.api.http.slow_readers import BoundedProtocol, ExportReaders
 from autosync.api.views import documents, reports, service
 from autosync.api.views.reports import TuningFilter
 
@@ -61,35 +64,68 @@ PAGES = (
     document_pages.router,
     service_routes.metrics_router,
 )
+HEALTH_CONNECTIONS = 2
+"""Of their own, which no other request can hold."""
 GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
 
 
 def create_app(
-    database: Database, access: Access | None = None, limits: ServiceLimits | None = None
+    database: Database,
+    access: Access | None = None,
+    limits: ServiceLimits | None = None,
+    root_path: str = "",
 ) -> FastAPI:
-    """The ASGI application. The database must be migrated; it is closed at the end."""
+    """The service. The database must be migrated; it is closed at the end.
+
+    limits: without any (`UNLIMITED`) heavy requests are answered in this process.
+    root_path: below which browsers see it, such as `/autosync`.
+    """
     access, limits = access or Access(), limits or ServiceLimits()
-    uploads = Uploads(database, limits)
+    processes = AnswerProcesses(database, access, limits, root_path)
+    health_database = database.apart(HEALTH_CONNECTIONS)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # made once, and not within the first request
-        await run_in_threadpool(warm_up, database)
+        await run_in_threadpool(warm_up, database, root_path)
         yield
         app.state.feed.close()
-        uploads.close()
+        processes.close()
+        health_database.close()
         database.close()
 
-    app = FastAPI(title="AutoSync", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = application(database, access, limits, root_path)
+    app.router.lifespan_context = lifespan
+    app.state.processes = processes
+    app.state.health_database = health_database
+    app.state.health_readers = asyncio.Semaphore(HEALTH_CONNECTIONS)
+    if limits != UNLIMITED:
+        routes = [route for router in (*API, *PAGES) for route in router.routes]
+        app.add_middleware(HeavyRequests, routes=routes, database=database, processes=processes)
+    app.add_middleware(HeadRequests)
+    app.add_middleware(RefuseNul)
+    app.add_middleware(BodyLimit, limits=limits)
+    app.add_middleware(Guard, authentication=app.state.authentication)
+    app.add_middleware(RequestLog, metrics=app.state.metrics)
+    app.add_middleware(BelowRootPath, root_path=root_path)
+    return app
+
+
+def application(
+    database: Database, access: Access, limits: ServiceLimits, root_path: str = ""
+) -> FastAPI:
+    """The routes alone, for callers who are known already (`request.state.caller`)."""
+    app = FastAPI(title="AutoSync", docs_url=None, redoc_url=None)
+    app.state.root_path = root_path
     app.state.access = access
     app.state.authentication = Authentication(database, access, limits)
     app.state.database = database
-    app.state.uploads = uploads
+    app.state.limits = limits
     app.state.feed = EventFeed(database)
     app.state.metrics = RequestMetrics()
-    app.state.predicting = threading.Lock()
     app.state.readers = asyncio.Semaphore(READERS)
+    app.state.export_readers = ExportReaders(limits)
     for router in API:
         required = [Depends(authorized), Depends(refuse_unknown_parameters)]
         app.include_router(router, dependencies=required)
@@ -101,17 +137,14 @@ def create_app(
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     problems.install(app, error_page)
     scopes = {key: scope for router in API for key, scope in scopes_of(router).items()}
-    openapi.install(app, scopes)
-    app.add_middleware(BodyLimit, limits=limits)
-    app.add_middleware(Guard, authentication=app.state.authentication)
-    app.add_middleware(RequestLog, metrics=app.state.metrics)
+    openapi.install(app, scopes, root_path)
     return app
 
 
-def warm_up(database: Database) -> None:
+def warm_up(database: Database, root_path: str = "") -> None:
     """Compile templates and queries, for which the first requests would wait otherwise: reads one
     row of each list that dashboards and clients begin with."""
-    compile_templates()
+    compile_templates(root_path)
     with database.reading() as session:
         service.health(session)
         documents.graphs(session, 1)
@@ -135,35 +168,27 @@ class ServiceServer(uvicorn.Server):
 
 def serve(
     url: str,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    access: Access | None = None,
+    sockets: Sequence[socket.socket],
+    access: Access,
     limits: ServiceLimits | None = None,
+    *,
+    root_path: str = "",
     log_requests: bool = False,
     on_shutdown: Callable[[], None] = lambda: None,
 ) -> None:
-    """Migrate the database and serve until interrupted. Workers run elsewhere
-    (`autosync.api.engine.queue_worker`).
+    """Serve the migrated database until interrupted, on sockets that listen
+    (`autosync.api.http.listening`). Workers run elsewhere (`autosync.api.engine.queue_worker`).
 
-    access: by default whoever reaches a loopback address. log_requests: a line of JSON for each
-    goes to stderr. on_shutdown: called as soon as it is asked to end, before it waits for requests
-    that are being answered.
-
-    Raises:
-        InvalidInput: no access is given, and others can reach `host`.
+    root_path: as of `create_app`. log_requests: a line of JSON for each goes to stderr.
+    on_shutdown: called as soon as it is asked to end, before it waits for requests that are being
+    answered.
     """
-    from autosync.api.db.schema_migration import migrate  # loads alembic
-
-    access = access or access_on(host)
-    migrate(url)
     if log_requests:
         show_requests(sys.stderr)
-    app = create_app(connect(url), access, limits)
+    app = create_app(connect(url), access, limits, root_path)
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
-        http=ProblemProtocol,
+        http=BoundedProtocol,
         log_level="warning",
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
@@ -174,6 +199,6 @@ def serve(
 
     server = ServiceServer(config, before_shutdown)
     with suppress(KeyboardInterrupt):  # which it raises again at its end
-        server.run()
+        server.run([*sockets])
     if not server.started:
         sys.exit(STARTUP_FAILURE)

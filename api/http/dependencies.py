@@ -1,9 +1,9 @@
 """What routes ask for: the database, a transaction, a limited body, a page of a list."""
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
@@ -11,12 +11,11 @@ from fastapi import Depends, Header, Path, Query, Request, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
-from starlette.exceptions import HTTPException
 
 from autosync.api.db.database import Database
+from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.access_rules import Caller
 from autosync.api.http.event_stream import EventFeed
-from autosync.api.http.uploads import Uploads
 from autosync.api.views.paging import LONGEST_CURSOR
 from autosync.errors import InvalidInput
 
@@ -54,7 +53,6 @@ def _known(request: Request) -> list[str]:
     return [each.alias for each in fields if isinstance(each.field_info, params.Query)]
 
 
-RETRY_SECONDS = 5
 READERS = 30
 """Requests that read at once: fewer than connections (`database.POOL`), some of which are left to
 writers and to the look at keys."""
@@ -83,34 +81,35 @@ async def _reading(request: Request, database: DatabaseDep) -> AsyncIterator[Ses
     which those that hold a connection need to make their answers. Opens nothing; to close it may
     wait for the database."""
     readers: asyncio.Semaphore = request.app.state.readers
-    async with readers:
-        with database.reading() as session:
-            try:
-                yield session
-            finally:
-                await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
+    async with readers, _closing(database) as session:
+        yield session
 
 
-def _one_at_a_time(request: Request) -> Iterator[None]:
-    """Predictions take seconds of all cores: who finds one under way is asked to come back."""
-    turn: threading.Lock = request.app.state.predicting
-    if not turn.acquire(blocking=False):
-        raise HTTPException(
-            429, "another prediction is under way here.", {"Retry-After": str(RETRY_SECONDS)}
-        )
-    try:
-        yield
-    finally:
-        turn.release()
+@asynccontextmanager
+async def _closing(database: Database) -> AsyncIterator[Session]:
+    """In a thread beside those of requests, all of which may wait for a connection."""
+    with database.reading() as session:
+        try:
+            yield session
+        finally:
+            await to_thread.run_sync(session.close, limiter=CapacityLimiter(1))
+
+
+async def _health_reading(request: Request) -> AsyncIterator[Session]:
+    """Of connections that no other request can hold."""
+    database: Database = request.app.state.health_database
+    readers: asyncio.Semaphore = request.app.state.health_readers
+    async with readers, _closing(database) as session:
+        yield session
 
 
 async def _body(request: Request) -> bytes:
     return await request.body()  # limited by `autosync.api.http.middleware.BodyLimit`
 
 
-async def uploads_of(request: Request) -> Uploads:
-    uploads: Uploads = request.app.state.uploads
-    return uploads
+async def limits_of(request: Request) -> ServiceLimits:
+    limits: ServiceLimits = request.app.state.limits
+    return limits
 
 
 async def client_of(request: Request) -> str:
@@ -124,7 +123,7 @@ async def caller_of(request: Request) -> Caller:
 
 
 CallerDep = Annotated[Caller, Depends(caller_of)]
-UploadsDep = Annotated[Uploads, Depends(uploads_of)]
+LimitsDep = Annotated[ServiceLimits, Depends(limits_of)]
 ClientName = Annotated[str, Depends(client_of)]
 IdempotencyKey = Annotated[
     str | None,
@@ -136,8 +135,8 @@ IdempotencyKey = Annotated[
         description="Of your choice, one a request; sent again under it, it starts nothing new.",
     ),
 ]
-OneAtATime = Annotated[None, Depends(_one_at_a_time, scope="function")]
 Reading = Annotated[Session, Depends(_reading, scope="function")]
+HealthReading = Annotated[Session, Depends(_health_reading, scope="function")]
 Body = Annotated[bytes, Depends(_body)]
 Id = Annotated[str, Path(max_length=200)]
 Number = Annotated[int, Path(ge=0, lt=2**31, description="Of a version; 0 is the bundled one.")]

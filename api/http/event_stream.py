@@ -6,12 +6,14 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import and_, case, func, select
 from starlette.concurrency import run_in_threadpool
 
 from autosync.api.db.database import Database
 from autosync.api.db.tables import FINAL, EventRow, TuningRow
+from autosync.api.views.event_schemas import TuningEvents
 
 POLL_SECONDS = 0.5
 SILENCE_SECONDS = 15.0
@@ -117,8 +119,8 @@ def newest(database: Database, tuning_ids: Iterable[str]) -> dict[str, tuple[int
         return {tuning_id: (number, state) for tuning_id, number, state in rows}
 
 
-def events_after(database: Database, tuning_id: str, last: int) -> Batch:
-    """The first BATCH events after number `last`, or after the newest where that is lower. One
+def events_after(database: Database, tuning_id: str, last: int, most: int = BATCH) -> Batch:
+    """The first `most` events after number `last`, or after the newest where that is lower. One
     statement, so that events and state are of one moment."""
     newest_number = select(func.coalesce(func.max(EventRow.id), 0))
     known = newest_number.where(EventRow.tuning_id == tuning_id).scalar_subquery()
@@ -129,7 +131,7 @@ def events_after(database: Database, tuning_id: str, last: int) -> Batch:
         .outerjoin(EventRow, later)
         .where(TuningRow.id == tuning_id)
         .order_by(EventRow.id)
-        .limit(BATCH)
+        .limit(most)
     )
     with database.reading() as session:
         rows = session.execute(query).all()
@@ -137,11 +139,18 @@ def events_after(database: Database, tuning_id: str, last: int) -> Batch:
     return Batch([event for _, _, event in rows if event is not None], state, begins_after)
 
 
-async def stream(
-    feed: EventFeed, tuning_id: str, last: int, follow: bool = True
-) -> AsyncIterator[str]:
-    """Events after number `last`, until the tuning has ended or the feed is closed; those there are
-    without `follow`."""
+def events_page(database: Database, tuning_id: str, last: int, most: int) -> TuningEvents:
+    """The first `most` events of a tuning that there is after number `last`."""
+    batch = events_after(database, tuning_id, last, most + 1)
+    items = [_event(event) for event in batch.events[:most]]
+    more = len(batch.events) > most
+    return TuningEvents.model_validate(
+        {"tuning_id": tuning_id, "state": batch.state, "items": items, "more": more}
+    )
+
+
+async def stream(feed: EventFeed, tuning_id: str, last: int) -> AsyncIterator[str]:
+    """Events after number `last`, until the tuning has ended or the feed is closed."""
     with feed.following(tuning_id) as followed:
         while not feed.closed:
             changed = followed.changed  # before the read, so that no change is missed
@@ -152,7 +161,7 @@ async def stream(
                 yield _progress(event, batch.state)
             if len(batch.events) == BATCH:
                 continue
-            if batch.state in FINAL or not follow:
+            if batch.state in FINAL:
                 yield f"event: end\ndata: {json.dumps({'state': batch.state})}\n\n"
                 return
             while not changed.is_set():
@@ -163,13 +172,17 @@ async def stream(
 
 
 def _progress(event: EventRow, state: str) -> str:
-    data = {
+    data = {**_event(event), "state": state}
+    return f"id: {data.pop('id')}\nevent: progress\ndata: {json.dumps(data)}\n\n"
+
+
+def _event(event: EventRow) -> dict[str, Any]:
+    return {
+        "id": event.id,
         "kind": event.kind,
         "message": event.message,
         "done": event.done,
         "total": event.total,
         "best_seconds": event.best_seconds,
-        "state": state,
         "at": event.created_at,
     }
-    return f"id: {event.id}\nevent: progress\ndata: {json.dumps(data)}\n\n"

@@ -16,6 +16,7 @@ from typing import TextIO
 
 import h11
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -86,6 +87,39 @@ async def _drain(receive: Receive) -> None:
         if message["type"] != "http.request" or not message.get("more_body", False):
             return
         dropped += len(message.get("body", b""))
+
+
+class HeadRequests:
+    """ASGI middleware: HEAD is answered as GET is, without the body. A stream ends at its first
+    part, as if the client had left."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            return await self.app(scope, receive, send)
+        inner = {**scope, "method": "GET"}
+        answered = False
+
+        async def heard() -> Message:
+            return {"type": "http.disconnect"} if answered else await receive()
+
+        async def headers_alone(message: Message) -> None:
+            nonlocal answered
+            if answered and message.get("more_body", False):
+                raise OSError("the request was for the headers alone")
+            if message["type"] == "http.response.start":
+                scope["route"] = inner.get("route")
+                await send(message)
+                answered = True
+                await send({"type": "http.response.body", "body": b""})
+
+        try:
+            await self.app(inner, heard, headers_alone)
+        except (OSError, ClientDisconnect):
+            if not answered:
+                raise
 
 
 class ProblemProtocol(H11Protocol):

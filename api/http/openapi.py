@@ -102,21 +102,25 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": STATUSES[status], "content": content} for status in statuses}
 
 
-def install(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> None:
-    """scopes: by path and method, of all that ask for a key."""
+def install(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope], root_path: str = "") -> None:
+    """scopes: by path and method, of all that ask for a key. root_path: before all paths."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _build(app, scopes)
+            app.openapi_schema = _build(app, scopes, root_path)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # the framework's documented way
 
 
-def _build(app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope]) -> dict[str, Any]:
+def _build(
+    app: FastAPI, scopes: Mapping[tuple[str, str], KeyScope], root_path: str
+) -> dict[str, Any]:
     document = get_openapi(
         title="AutoSync", version=own_version(), description=DESCRIPTION, routes=app.routes
     )
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), Problem)
     for cls in documented:

@@ -2,10 +2,10 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fastapi import Request, Response
 from fastapi.templating import Jinja2Templates
@@ -15,13 +15,17 @@ from autosync.api.http.access.browser import (
     FORM_HEADER,
     form_key,
     form_token,
+    local_address,
     new_cookie,
     send_form_key,
 )
+from autosync.api.http.root_path import RootPathAddresses
+from autosync.api.views.glossary import meanings
+from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
+from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
 from autosync.environment import own_version
-from autosync.exports.settings import TITLES
-from autosync.units import bytes_in_words, milliseconds
+from autosync.units import bytes_in_words, fraction_in_words, milliseconds
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -33,9 +37,8 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     key = known or new_cookie()
     caller = getattr(request.state, "caller", None)
     shared = {"caller": caller, "form_token": form_token(key)}
-    response = _ENVIRONMENT.TemplateResponse(
-        request, name, {**context, **shared}, status_code=status
-    )
+    templates = _templates(request.app.state.root_path)
+    response = templates.TemplateResponse(request, name, {**context, **shared}, status_code=status)
     if known is None:
         send_form_key(request, access, response, key)
     if caller is not None and caller.way == "browser":
@@ -43,26 +46,31 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     return response
 
 
-def compile_templates() -> None:
+def compile_templates(root_path: str) -> None:
     """All of them, which takes a tenth of a second; later ones find them compiled."""
-    for name in _ENVIRONMENT.env.list_templates(extensions=["html"]):
-        _ENVIRONMENT.env.get_template(name)
+    environment = _templates(root_path).env
+    for name in environment.list_templates(extensions=["html"]):
+        environment.get_template(name)
 
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response:
-    """A refusal, for someone who looks at the dashboard with a browser."""
-    return show(request, "error.html", {"problem": problem}, problem["status"])
+    """A refusal, for someone who looks at the dashboard with a browser; where a key is missing with
+    the way to the log in, and from there back to this page."""
+    here = request.url if request.method == "GET" else urlsplit(request.headers.get("referer", ""))
+    path = here.path.removeprefix(request.app.state.root_path)
+    address = path + (f"?{here.query}" if here.query else "")
+    shown = {"problem": problem, "here": local_address(address or "/")}
+    return show(request, "error.html", shown, problem["status"])
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:.2f}×"
 
 
-def _fraction(scale: float) -> str:
-    return str(Fraction(scale).limit_denominator(1024))
-
-
-def _ago(moment: datetime) -> str:
+def _ago(moment: datetime | float) -> str:
+    """moment: or seconds since 1970-01-01 UTC."""
+    if not isinstance(moment, datetime):
+        moment = datetime.fromtimestamp(moment, UTC)
     seconds = (datetime.now(UTC) - moment).total_seconds()
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -74,23 +82,35 @@ def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
 
-def _query(wanted: TuningFilter) -> str:
+def _origin(name: str) -> str:
+    """What proposed a strategy, in words: `dear_sliced_refined` is `dear sliced, refined`."""
+    whole = name.removesuffix("_refined").replace("_", " ")
+    return f"{whole}, refined" if name.endswith("_refined") else whole
+
+
+def _query(wanted: TuningFilter | RankingFilter | dict[str, str]) -> str:
     """The filter as part of an address; ends in `&`."""
-    given = asdict(wanted) | {"archived": "true" if wanted.archived else ""}
+    given = wanted if isinstance(wanted, dict) else asdict(wanted)
+    if "archived" in given:
+        given = given | {"archived": "true" if given["archived"] else ""}
     return "".join(f"{name}={quote(value)}&" for name, value in given.items() if value)
 
 
-def _environment() -> Jinja2Templates:
+@cache
+def _templates(root_path: str) -> Jinja2Templates:
     templates = Jinja2Templates(directory=TEMPLATES)
+    templates.env.add_extension(RootPathAddresses)
+    templates.env.globals["root_path"] = root_path
     templates.env.globals["version"] = own_version()
     templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
-    others = {name: title for name, title in TITLES.items() if name != "autosync"}
-    templates.env.globals["frameworks"] = others
+    templates.env.globals |= {"meanings": meanings(), "is_settled": is_settled}
+    templates.env.globals["settled_spread"] = SETTLED_SPREAD
     filters = {
         "ms": milliseconds,
         "times": _times,
         "ago": _ago,
-        "fraction": _fraction,
+        "fraction": fraction_in_words,
+        "origin": _origin,
         "share": _share,
         "bytes": bytes_in_words,
         "plain": asdict,
@@ -98,6 +118,3 @@ def _environment() -> Jinja2Templates:
     }
     templates.env.filters |= filters
     return templates
-
-
-_ENVIRONMENT = _environment()

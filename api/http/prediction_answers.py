@@ -1,11 +1,13 @@
 """What predictions are answered with."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
 
+from autosync.api.engine.prediction_work import check_work
+from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.named_documents import domain_named, ranked_domain
 from autosync.api.spec import CompareSpec, PredictionSpec, RankSpec, RentedCluster
 from autosync.api.views.schemas import (
@@ -17,11 +19,17 @@ from autosync.api.views.schemas import (
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.space import Space
+from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy_description import describe
 
 if TYPE_CHECKING:
+    from autosync.api.http.prediction_ranges import PredictedRange
     from autosync.search.loop.outcome import TuningEvent
     from autosync.search.loop.tuning_store import Candidate
+
+
+SAMPLING_SHARE = 0.5
+"""Of the seconds of a prediction; the rest is for ranking what was sampled."""
 
 
 class TimeLimit:
@@ -43,30 +51,40 @@ class TimeLimit:
         return self.placements_cut
 
 
-def predicted_strategies(session: Session, body: RankSpec, limit: TimeLimit) -> PredictedStrategies:
+def predicted_strategies(
+    session: Session, body: RankSpec, limit: TimeLimit, limits: ServiceLimits
+) -> PredictedStrategies:
     """
     Raises:
-        NotFound, InvalidInput: as `ranked_domain`. NotSupported: it takes too long.
+        NotFound, InvalidInput: as `ranked_domain` and `check_work`. NotSupported: it takes too
+            long.
     """
+    from autosync.api.engine.simulator_store import simulator_of
     from autosync.simulator.limit import iteration_limit  # loads numba: only when asked for
     from autosync.simulator.memory.memory_check import most_peak_bytes
 
     domain = ranked_domain(session, body)
-    ranked, ddp = _ranked(session, body, domain, body.space, limit)
+    predictor = simulator_of(session, body.simulator)
+    check_work(domain, predictor, body.proposals, limits)
+    ranked, ddp = _ranked(body, domain, body.space, predictor, limit)
     shown = ranked[: body.top]
     peaks = most_peak_bytes(domain, [candidate.strategy for candidate in shown])
+    ranges = _ranges(domain, shown)
     items = [
         PredictedStrategy(
             rank=rank,
             words=describe(candidate.strategy, domain),
             origin=candidate.origin,
             predicted_seconds=candidate.predicted_seconds,
+            low_seconds=around.low_seconds,
+            high_seconds=around.high_seconds,
+            binding=around.binding,
             predicted_speedup=ddp.predicted_seconds / candidate.predicted_seconds,
             predicted_peak_bytes=int(peak),
             strategy_id=candidate.strategy.id,
             strategy=candidate.strategy,
         )
-        for rank, (candidate, peak) in enumerate(zip(shown, peaks, strict=True), 1)
+        for rank, (candidate, peak, around) in enumerate(zip(shown, peaks, ranges, strict=True), 1)
     ]
     return PredictedStrategies(
         domain_id=domain.id,
@@ -79,12 +97,23 @@ def predicted_strategies(session: Session, body: RankSpec, limit: TimeLimit) -> 
     )
 
 
-def compared_clusters(session: Session, body: CompareSpec, limit: TimeLimit) -> ComparedClusters:
+def compared_clusters(
+    session: Session, body: CompareSpec, limit: TimeLimit, limits: ServiceLimits
+) -> ComparedClusters:
     """
     Raises:
-        NotFound, InvalidInput: as `domain_named`. NotSupported: it takes too long.
+        NotFound, InvalidInput: as `domain_named` and `check_work`. NotSupported: it takes too long.
     """
-    items = [_compared(session, body, rented, limit) for rented in body.clusters]
+    from autosync.api.engine.simulator_store import simulator_of
+
+    predictor = simulator_of(session, body.simulator)
+    domains = [domain_named(session, body, rented.cluster) for rented in body.clusters]
+    largest = max(domains, key=lambda domain: domain.world_size)
+    check_work(largest, predictor, body.proposals, limits)
+    items = [
+        _compared(body, domain, rented, predictor, limit)
+        for domain, rented in zip(domains, body.clusters, strict=True)
+    ]
     if all(item.cost_per_million_samples is not None for item in items):
         items.sort(key=lambda item: item.cost_per_million_samples or 0.0)
     else:
@@ -93,17 +122,24 @@ def compared_clusters(session: Session, body: CompareSpec, limit: TimeLimit) -> 
 
 
 def _compared(
-    session: Session, body: CompareSpec, rented: RentedCluster, limit: TimeLimit
+    body: CompareSpec,
+    domain: Domain,
+    rented: RentedCluster,
+    predictor: Simulator,
+    limit: TimeLimit,
 ) -> ComparedCluster:
-    domain = domain_named(session, body, rented.cluster)
-    ranked, ddp = _ranked(session, body, domain, Space(), limit)
+    ranked, ddp = _ranked(body, domain, Space(), predictor, limit)
     best = ranked[0]
+    (around,) = _ranges(domain, [best])
     rate = domain.batch_size * domain.world_size / best.predicted_seconds
     cost = rented.cost_per_hour
     return ComparedCluster(
         cluster=domain.cluster.name,
         world_size=domain.world_size,
         predicted_seconds=best.predicted_seconds,
+        low_seconds=around.low_seconds,
+        high_seconds=around.high_seconds,
+        binding=around.binding,
         ddp_seconds=ddp.predicted_seconds,
         words=describe(best.strategy, domain),
         samples_per_second=rate,
@@ -111,8 +147,18 @@ def _compared(
     )
 
 
+def _ranges(domain: Domain, candidates: "Sequence[Candidate]") -> "list[PredictedRange]":
+    """Around the predicted seconds of each."""
+    from autosync.api.http.prediction_ranges import calibrate, predicted_ranges
+
+    calibration = calibrate(domain, "auto", domain.compute_source == "measured")
+    strategies = [candidate.strategy for candidate in candidates]
+    seconds = [candidate.predicted_seconds for candidate in candidates]
+    return predicted_ranges(calibration, domain, strategies, seconds)
+
+
 def _ranked(
-    session: Session, body: PredictionSpec, domain: Domain, space: Space, limit: TimeLimit
+    body: PredictionSpec, domain: Domain, space: Space, predictor: Simulator, limit: TimeLimit
 ) -> "tuple[list[Candidate], Candidate]":
     """The candidates, the fastest first, and DDP.
 
@@ -120,10 +166,8 @@ def _ranked(
         InvalidInput: no strategy fits the devices' memory. NotSupported: it takes too long.
     """
     from autosync.api.engine.prediction_ranking import best_by_prediction
-    from autosync.api.engine.simulator_store import simulator_of
     from autosync.search.loop.outcome import DDP
 
-    predictor = simulator_of(session, body.simulator)
     stop = _stops_at(limit, body.proposals)
     try:
         ranked = best_by_prediction(

@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError, DataError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -27,6 +28,7 @@ REMEDIES = {
     404: "GET /docs lists the paths there are.",
     405: "GET /docs lists the methods of each path.",
     429: "Try again after the seconds that `Retry-After` says.",
+    422: "Send text without NUL characters.",
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
 STATUSES = {
@@ -56,6 +58,8 @@ def install(app: FastAPI, page: Page) -> None:
         (AutosyncError, _refused),
         (RequestValidationError, _invalid),
         (HTTPException, _http),
+        (PoolTimeout, _no_connection),
+        (DataError, _unstorable),
         (OperationalError, _database),
         (DatabaseError, _database),
         (Exception, _defect),
@@ -84,9 +88,15 @@ def is_for_reader(request: Request) -> bool:
     return not is_for_programs(request) and "text/html" in request.headers.get("accept", "")
 
 
-def refusal(request: Request, error: AutosyncError | DatabaseError) -> Response:
+def refusal(
+    request: Request, error: AutosyncError | DatabaseError | PoolTimeout | HTTPException
+) -> Response:
     """The answer of what refuses before any route."""
-    handler = _refused if isinstance(error, AutosyncError) else _database
+    if isinstance(error, AutosyncError):
+        return _refused(request, error)
+    if isinstance(error, HTTPException):
+        return _http(request, error)
+    handler = _no_connection if isinstance(error, PoolTimeout) else _database
     return handler(request, error)
 
 
@@ -131,6 +141,11 @@ def _title(status: int) -> str:
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, AutosyncError)
+    return refused(error)
+
+
+def refused(error: AutosyncError) -> Response:
+    """The answer for programs."""
     status = status_of(error)
     headers = {"WWW-Authenticate": CHALLENGE} if status == 401 else {}
     if isinstance(error, TryLater):
@@ -212,6 +227,30 @@ def _database(request: Request, error: Exception) -> Response:
         thing="database",
         remedy="Try again; if it stays, look at the service's log.",
         headers={"Retry-After": "5"},
+    )
+
+
+def _no_connection(request: Request, error: Exception) -> Response:
+    log.error("database: %s", error)
+    return problem(
+        503,
+        "Database unavailable",
+        "all connections to the database are in use.",
+        thing="database",
+        remedy="Try again in some seconds.",
+        headers={"Retry-After": "5"},
+    )
+
+
+def _unstorable(request: Request, error: Exception) -> Response:
+    """PostgreSQL refuses what SQLite takes, such as NUL in a text."""
+    assert isinstance(error, DataError)
+    return problem(
+        422,
+        "Invalid input",
+        f"the database cannot hold a value of this request: {error.orig}.",
+        thing="request",
+        remedy="Leave out characters that cannot be printed.",
     )
 
 

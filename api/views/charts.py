@@ -193,7 +193,7 @@ def version_chart(versions: Sequence[SimulatorVersion], in_use: int, shown: int 
     for name, colour, shift, judged in (
         ("held-out strategies", "accent", -0.12, lambda v: (v.accuracy, v.parent_accuracy)),
         (
-            "of them, what searches picked",
+            "of them, what searches chose",
             "series-2",
             0.12,
             lambda v: (v.pick_accuracy, v.parent_pick_accuracy),
@@ -215,7 +215,16 @@ def version_chart(versions: Sequence[SimulatorVersion], in_use: int, shown: int 
                 () if shown is None else (Rule("x", shown, "this version"),),
             ),
         ),
-        ("Version", "Held out", "Before", "Picks", "Before", "Unseen models", "Trials", "Use"),
+        (
+            "Version",
+            "Held out",
+            "Before",
+            "Chosen by searches",
+            "Before",
+            "Unseen models",
+            "Trials",
+            "Use",
+        ),
         tuple(
             (
                 str(v.number),

@@ -1,5 +1,7 @@
 """Graphs, clusters and strategies: those that are stored and bundled, and a model in figures."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -11,15 +13,11 @@ from autosync.api.db.document_store import load_graph
 from autosync.api.db.lookup import found, not_found, stored
 from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.api.views.paging import SortKey, sorted_page
-from autosync.api.views.schemas import (
-    BundledModel,
-    Clusters,
-    ClusterSummary,
-    Graphs,
-    GraphSummary,
-)
+from autosync.api.views.schemas import BundledModel, Clusters, ClusterSummary, Graphs, GraphSummary
+from autosync.api.views.tuning_schemas import Tuning
+from autosync.cluster import MessageCost
 from autosync.cluster_file import bundled_clusters
-from autosync.documents import from_json
+from autosync.documents import adapter, from_json
 from autosync.domain import Profile
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.models import BUNDLED, bundled, is_bundled
@@ -43,17 +41,14 @@ def graphs(
     sort: str = "-created",
     chosen: str = "",
 ) -> Graphs:
-    """Stored graphs, and the bundled models. cursor: `next` of the page before. sort: one of
-    GRAPH_SORTS, with `-` for the largest first. chosen: the id of one that is added where the page
-    lacks it.
+    """Graphs that were posted, and the bundled models. cursor: `next` of the page before. sort: one
+    of GRAPH_SORTS, with `-` for the largest first. chosen: the id of one that is added where the
+    page lacks it.
 
     Raises:
         InvalidInput: there is no such sort, or the cursor is of another list.
     """
-    page, following = sorted_page(
-        session, select(GraphRow), GRAPH_SORTS, sort, GraphRow.id, limit, cursor
-    )
-    rows = _with(session, GraphRow, [row for row, *_ in page], chosen)
+    rows, following = _posted(session, GraphRow, GRAPH_SORTS, sort, limit, cursor, chosen)
     return Graphs(
         items=[GraphSummary.model_validate(row) for row in rows],
         bundled=list(_bundled_models()),
@@ -68,11 +63,8 @@ def clusters(
     sort: str = "-created",
     chosen: str = "",
 ) -> Clusters:
-    """Stored clusters, and the bundled ones; as `graphs`, in one of CLUSTER_SORTS."""
-    page, following = sorted_page(
-        session, select(ClusterRow), CLUSTER_SORTS, sort, ClusterRow.id, limit, cursor
-    )
-    rows = _with(session, ClusterRow, [row for row, *_ in page], chosen)
+    """Clusters that were posted, and the bundled ones; as `graphs`, in one of CLUSTER_SORTS."""
+    rows, following = _posted(session, ClusterRow, CLUSTER_SORTS, sort, limit, cursor, chosen)
     return Clusters(
         items=[ClusterSummary.model_validate(row) for row in rows],
         bundled=list(bundled_clusters()),
@@ -80,14 +72,23 @@ def clusters(
     )
 
 
-def _with(session: Session, table: type[Row], rows: list[Row], chosen: str) -> list[Row]:
-    """The rows, and the one of this id if there is one and the list lacks it."""
-    if not chosen.isalnum() or any(row.id == chosen for row in rows):
-        return rows
-    row = session.get(table, chosen)
-    if row is not None:
-        rows.append(row)
-    return rows
+def _posted(
+    session: Session,
+    table: type[Row],
+    sorts: Mapping[str, SortKey],
+    sort: str,
+    limit: int,
+    cursor: str | None,
+    chosen: str,
+) -> tuple[list[Row], str | None]:
+    """A page of the rows that did not come with AutoSync, and its `next`."""
+    query = select(table).where(table.bundled.is_(False))
+    page, following = sorted_page(session, query, sorts, sort, table.id, limit, cursor)
+    rows: list[Row] = [row for row, *_ in page]
+    if chosen.isalnum() and all(row.id != chosen for row in rows):
+        row = session.get(table, chosen)
+        rows += [row] if row is not None else []
+    return rows, following
 
 
 @cache
@@ -103,6 +104,17 @@ def graph_document(session: Session, graph_id: str) -> str:
 def cluster_document(session: Session, cluster_id: str) -> str:
     """The cluster as JSON; raises NotFound."""
     return stored(session, ClusterRow, cluster_id, "cluster").document
+
+
+def measured_costs(session: Session, tuning: Tuning) -> tuple[MessageCost, ...]:
+    """What a tuning measured of its cluster before the search; empty where it kept what the cluster
+    states."""
+    domain = stored(session, DomainRow, tuning.domain_id, "domain").cluster
+    asked = cluster_document(session, tuning.cluster_id)
+    costs, stated = (json.loads(document)["costs"] for document in (domain, asked))
+    if costs == stated:
+        return ()
+    return tuple(adapter(MessageCost).validate_python(cost) for cost in costs)
 
 
 def strategy_document(session: Session, strategy_id: str) -> str:
@@ -149,12 +161,12 @@ def model_account(session: Session, name: str) -> ModelAccount:
     """Of a stored graph by its id, or of a bundled one by its name; raises NotFound."""
     if is_bundled(name):
         graph = bundled(name, None)
-    elif name.isalnum() and session.get(GraphRow, name) is not None:
-        graph = load_graph(session, name)
+        graph_id = graph.id
+    elif name.isalnum() and _is_stored(session, name):
+        graph, graph_id = load_graph(session, name), name
     else:
         known = ", ".join(BUNDLED)
         raise not_found("model", name, f"Upload its graph, or take a bundled one: {known}.")
-    graph_id = graph.id
     seconds, shares_of = _compute(session, graph, graph_id)
     total = sum(seconds) or 1.0
     bytes_after = [0] * len(graph.operations)
@@ -177,6 +189,10 @@ def model_account(session: Session, name: str) -> ModelAccount:
         ),
         shares_of,
     )
+
+
+def _is_stored(session: Session, graph_id: str) -> bool:
+    return session.scalar(select(GraphRow.id).where(GraphRow.id == graph_id)) is not None
 
 
 def _compute(session: Session, graph: ModelGraph, graph_id: str) -> tuple[list[float], str]:

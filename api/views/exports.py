@@ -14,7 +14,7 @@ from autosync.api.engine.database_store import (
 )
 from autosync.api.engine.tuning_answer import measured_on
 from autosync.api.views.rankings import ddp_strategy, ranked_strategy
-from autosync.api.views.schemas import RankedStrategy
+from autosync.api.views.tuning_schemas import RankedStrategy
 from autosync.bundle import Evidence, make_bundle
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported

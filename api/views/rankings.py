@@ -1,19 +1,93 @@
 """The ranked strategies of a tuning, a page at a time, from what `strategy_summaries` keeps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ScalarSelect, Select, SQLColumnExpression, func, literal, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    ScalarSelect,
+    Select,
+    SQLColumnExpression,
+    and_,
+    case,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ProposalRow, StrategyRow, StrategySummaryRow, TrialRow, TuningRow
-from autosync.api.views.paging import one_page, read_cursor
-from autosync.api.views.schemas import RankedStrategies, RankedStrategy, Tuning, columns_of
+from autosync.api.db.tables import (
+    OutcomeRow,
+    ProposalRow,
+    StrategyRow,
+    StrategySummaryRow,
+    TrialRow,
+    TuningRow,
+)
+from autosync.api.views.paging import SortKey, one_page, read_cursor, sorted_page
+from autosync.api.views.schemas import columns_of
+from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
+from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import DDP, paired_speedup, reporting_half
 
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
+
+
+RANKING_SORTS = {
+    "step_seconds": SortKey(StrategySummaryRow.sort_seconds),
+    "predicted_seconds": SortKey(StrategySummaryRow.predicted_seconds),
+    "spread": SortKey(StrategySummaryRow.spread, nullable=True),
+    "origin": SortKey(StrategySummaryRow.origin, str),
+}
+RANKING_STATES: dict[str, ColumnElement[bool]] = {
+    "measured": StrategySummaryRow.step_seconds.is_not(None),
+    "confirmed": StrategySummaryRow.confirmed.is_(True),
+    "failed": and_(
+        StrategySummaryRow.step_seconds.is_(None), StrategySummaryRow.error.is_not(None)
+    ),
+    "waiting": and_(StrategySummaryRow.step_seconds.is_(None), StrategySummaryRow.error.is_(None)),
+}
+"""What may be asked of a ranking beside its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankingFilter:
+    """Which strategies of a tuning, and in which order. Empty fields take all.
+
+    text: words in the strategy's description or in what proposed it. state: one of
+    RANKING_STATES. sort: one of RANKING_SORTS, with `-` before it for the largest first.
+    """
+
+    text: str = ""
+    state: str = ""
+    sort: str = "step_seconds"
+
+    def __post_init__(self) -> None:
+        if self.state not in ("", *RANKING_STATES):
+            raise InvalidInput(
+                f"state is {self.state[:40]!r}.",
+                thing="state",
+                value=self.state[:40],
+                remedy=f"There are: {', '.join(RANKING_STATES)}.",
+            )
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        if self.state:
+            yield RANKING_STATES[self.state]
+        said = func.lower(StrategyRow.words + " " + StrategySummaryRow.origin)
+        for word in searched_words(self.text):
+            yield said.contains(word, autoescape=True)
+
+
+WHOLE_RANKING = RankingFilter()
+
+
+def searched_words(text: str) -> list[str]:
+    """What a reader looks for, word by word; databases refuse the character 0."""
+    return text.lower().replace("\0", " ").split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +128,60 @@ def ranked_strategies(
         tuning_id=tuning_id,
         byte_scale=tuning.byte_scale,
         time_scale=tuning.time_scale,
-        items=_ranked(session, tuning_id, shown, ahead + 1),
+        items=_ranked(session, tuning_id, shown, range(ahead + 1, ahead + 1 + len(shown))),
         next=following,
     )
+
+
+def found_strategies(
+    session: Session,
+    tuning_id: str,
+    limit: int,
+    cursor: str | None = None,
+    wanted: RankingFilter = WHOLE_RANKING,
+) -> RankedStrategies:
+    """A page of those that the filter takes, each with its rank among all. cursor: `next` of the
+    page before.
+
+    Raises:
+        NotFound: no such tuning. InvalidInput: there is no such sort, or the cursor is of another
+            list.
+    """
+    if wanted == WHOLE_RANKING:
+        return ranked_strategies(session, tuning_id, limit, cursor)
+    tuning = stored(session, TuningRow, tuning_id, "tuning")
+    query = _of(tuning_id).where(*wanted.conditions())
+    rows, following = sorted_page(
+        session,
+        query,
+        RANKING_SORTS,
+        wanted.sort,
+        StrategySummaryRow.strategy_id,
+        limit,
+        cursor,
+    )
+    found = [row[:2] for row in rows]
+    return RankedStrategies(
+        tuning_id=tuning_id,
+        byte_scale=tuning.byte_scale,
+        time_scale=tuning.time_scale,
+        items=_ranked(session, tuning_id, found, _ranks(session, tuning_id, found)),
+        next=following,
+    )
+
+
+def _ranks(session: Session, tuning_id: str, rows: Sequence[Any]) -> list[int]:
+    """The place of each of these rows of `_of` in the whole ranking."""
+    place = func.row_number().over(order_by=_KEY).label("place")
+    numbered = (
+        select(StrategySummaryRow.strategy_id, place)
+        .where(StrategySummaryRow.tuning_id == tuning_id)
+        .subquery()
+    )
+    shown = [row.strategy_id for row, _ in rows]
+    query = select(numbered.c.strategy_id, numbered.c.place)
+    found = dict(session.execute(query.where(numbered.c.strategy_id.in_(shown))).all())
+    return [found[key] for key in shown]
 
 
 def ranked_strategy(session: Session, tuning_id: str, strategy_id: str) -> RankedStrategy | None:
@@ -70,7 +195,7 @@ def ranked_strategy(session: Session, tuning_id: str, strategy_id: str) -> Ranke
         .select_from(StrategySummaryRow)
         .where(StrategySummaryRow.tuning_id == tuning_id, tuple_(*_KEY) < _key(row[0]))
     )
-    (ranked,) = _ranked(session, tuning_id, [row], 1 + (session.scalar(ahead) or 0))
+    (ranked,) = _ranked(session, tuning_id, [row], [1 + (session.scalar(ahead) or 0)])
     return ranked
 
 
@@ -110,6 +235,24 @@ def first_confirmed(
         .order_by(ProposalRow.position)
         .limit(1)
     )
+
+
+def confirmed_spread(tuning_id: SQLColumnExpression[str]) -> ColumnElement[float | None]:
+    """The larger spread of a finished tuning's answer and baseline; joins outcome and strategy of
+    the answer."""
+    of_tuning = select(StrategySummaryRow.spread).where(
+        StrategySummaryRow.tuning_id == tuning_id, StrategySummaryRow.confirmed
+    )
+    answer = of_tuning.where(
+        StrategySummaryRow.strategy_id == StrategyRow.strategy_id
+    ).scalar_subquery()
+    baseline = (
+        of_tuning.where(StrategySummaryRow.origin == OutcomeRow.baseline)
+        .order_by(StrategySummaryRow.position)
+        .limit(1)
+        .scalar_subquery()
+    )
+    return func.coalesce(case((answer > baseline, answer), else_=baseline), answer)
 
 
 def ddp_error_of(tuning_id: SQLColumnExpression[str]) -> ScalarSelect[str | None]:
@@ -154,7 +297,7 @@ def _ranked(
     session: Session,
     tuning_id: str,
     rows: Sequence[Any],
-    first_rank: int,
+    ranks: Sequence[int],
 ) -> list[RankedStrategy]:
     """rows: of `_of`."""
     base = baseline_strategy(session, tuning_id)
@@ -174,7 +317,7 @@ def _ranked(
                 "is_baseline": base is not None and row.strategy_id == base.strategy_id,
             }
         )
-        for rank, (row, words) in enumerate(rows, first_rank)
+        for rank, (row, words) in zip(ranks, rows, strict=True)
     ]
 
 

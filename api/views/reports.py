@@ -25,9 +25,11 @@ from autosync.api.db.tables import (
 )
 from autosync.api.engine.simulator_store import NAME_OF_VERSION
 from autosync.api.views.paging import SortKey, sorted_page
-from autosync.api.views.rankings import ddp_error_of
+from autosync.api.views.rankings import confirmed_spread, ddp_error_of, searched_words
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
-from autosync.api.views.schemas import (
+from autosync.api.views.schemas import columns_of
+from autosync.api.views.time_left import TimeLeft
+from autosync.api.views.tuning_schemas import (
     Trial,
     TrialDetail,
     Trials,
@@ -35,9 +37,7 @@ from autosync.api.views.schemas import (
     TuningProgress,
     TuningResult,
     Tunings,
-    columns_of,
 )
-from autosync.api.views.time_left import TimeLeft
 from autosync.errors import InvalidInput
 
 LATEST_EVENTS = 500
@@ -55,7 +55,10 @@ TUNING_SORTS = {
 TRIAL_SORTS = {
     "position": SortKey(TrialRow.position, int, unique=True),
     "step_seconds": SortKey(TrialRow.step_seconds, nullable=True),
+    "predicted_seconds": SortKey(ProposalRow.predicted_seconds),
+    "spread": SortKey(TrialRow.spread, nullable=True),
 }
+PHASES = ("search", "confirm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class TuningFilter:
         for column, value in (
             (TuningRow.state, self.state),
             (GraphRow.id, self.graph_id),
-            (ClusterRow.id, self.cluster_id),
+            (TuningRow.cluster_id, self.cluster_id),
         ):
             if value:
                 yield column == value
@@ -113,7 +116,7 @@ class TuningFilter:
                 StrategySummaryRow.strategy_id == self.recorded, StrategySummaryRow.recorded
             )
             yield TuningRow.id.in_(found_in)
-        for word in self.text.lower().replace("\0", " ").split():
+        for word in searched_words(self.text):
             said = func.lower(
                 GraphRow.name + " " + ClusterRow.name + " " + TuningRow.note + " " + TuningRow.tags
             )
@@ -124,10 +127,7 @@ class TuningFilter:
     def needs_documents(self) -> bool:
         """Whether it looks at names of models and clusters, whose tables are joined then."""
         return bool(
-            self.text
-            or self.graph_id
-            or self.cluster_id
-            or self.sort.removeprefix("-") in ("model", "cluster")
+            self.text or self.graph_id or self.sort.removeprefix("-") in ("model", "cluster")
         )
 
 
@@ -147,7 +147,7 @@ def tunings(
         if wanted.needs_documents:
             query = query.join(DomainRow, DomainRow.id == TuningRow.domain_id)
             query = query.join(GraphRow, GraphRow.id == DomainRow.graph_id)
-            query = query.join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+            query = query.join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
         return query.where(*wanted.conditions())
 
     query = joined(select(TuningRow.id))
@@ -198,6 +198,7 @@ _RESULT = columns_of(OutcomeRow, TuningResult) | {
     "words": StrategyRow.words,
     "strategy_id": StrategyRow.strategy_id,
     "ddp_error": ddp_error_of(TuningRow.id),
+    "spread": confirmed_spread(TuningRow.id),
 }
 """Columns of an answer by the names of its fields; those of a list's rows are read alone, without
 the objects of five tables for each."""
@@ -206,7 +207,7 @@ _SUMMARY = (
     .select_from(TuningRow)
     .join(DomainRow, DomainRow.id == TuningRow.domain_id)
     .join(GraphRow, GraphRow.id == DomainRow.graph_id)
-    .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+    .join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
     .outerjoin(OutcomeRow, OutcomeRow.tuning_id == TuningRow.id)
     .outerjoin(StrategyRow, StrategyRow.hash == OutcomeRow.strategy_hash)
 )
@@ -248,10 +249,13 @@ def trials(
     *,
     strategy_id: str = "",
     failed: bool = False,
+    phase: str = "",
+    text: str = "",
 ) -> Trials:
     """Finished trials, oldest first. limit: how many, at most; by default all. cursor: `next` of
     the page before. sort: one of TRIAL_SORTS, with `-` for the largest first. strategy_id: only
-    trials of this one. failed: only those that did.
+    trials of this one. failed: only those that did. phase: only of this one. text: words in the
+    strategy's description or in what proposed it.
 
     Raises:
         NotFound: no such tuning. InvalidInput: there is no such sort, or the cursor is of another
@@ -263,6 +267,11 @@ def trials(
         query = query.where(TrialRow.strategy_id == strategy_id)
     if failed:
         query = query.where(TrialRow.error_kind.is_not(None))
+    if phase:
+        query = query.where(ProposalRow.phase == phase)
+    said = func.lower(StrategyRow.words + " " + ProposalRow.origin)
+    for word in searched_words(text):
+        query = query.where(said.contains(word, autoescape=True))
     rows, following = sorted_page(session, query, TRIAL_SORTS, sort, TrialRow.key, limit, cursor)
     items = [Trial.model_validate(_trial(*row[:-2])) for row in rows]
     return Trials(tuning_id=tuning_id, items=items, next=following)

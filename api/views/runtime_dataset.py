@@ -25,6 +25,7 @@ from autosync.api.views.runtimes import (
     row_groups,
     runtime_query,
     runtime_rows,
+    strategy_ids,
 )
 from autosync.documents import to_json
 from autosync.errors import NotSupported
@@ -124,17 +125,26 @@ def _trial(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strategies(database: Database, only: RuntimeFilter) -> Iterator[pa.Table]:
-    """Each once in a domain."""
+    """Each once in a domain. Each part is a short transaction that goes on behind the last id
+    of the one before, so that a reader who waits holds no connection."""
     newest = func.max(ProposalRow.strategy_hash).label("hash")
-    wanted = (
-        runtime_query(only, (TrialRow.domain_id, TrialRow.strategy_id, newest))
-        .group_by(TrialRow.domain_id, TrialRow.strategy_id)
-        .subquery()
-    )
-    query = select(wanted.c.domain_id, wanted.c.strategy_id, StrategyRow.document).join(
-        StrategyRow, StrategyRow.hash == wanted.c.hash
-    )
-    with database.reading() as session:
-        result = session.execute(query, execution_options={"yield_per": DOCUMENTS_AT_ONCE})
-        for rows in result.partitions():
+    last = ""
+    while True:
+        ids = strategy_ids(only).where(TrialRow.strategy_id > last).limit(DOCUMENTS_AT_ONCE)
+        with database.reading() as session:
+            page = session.scalars(ids).all()
+            wanted = (
+                runtime_query(only, (TrialRow.domain_id, TrialRow.strategy_id, newest))
+                .where(TrialRow.strategy_id.in_(page))
+                .group_by(TrialRow.domain_id, TrialRow.strategy_id)
+                .subquery()
+            )
+            query = select(wanted.c.domain_id, wanted.c.strategy_id, StrategyRow.document).join(
+                StrategyRow, StrategyRow.hash == wanted.c.hash
+            )
+            rows = session.execute(query).all() if page else []
+        if rows:
             yield pa.table(list(zip(*rows, strict=True)), schema=STRATEGIES)
+        if len(page) < DOCUMENTS_AT_ONCE:
+            return
+        last = page[-1]

@@ -26,6 +26,7 @@ from autosync.api.db.tables import (
     ProposalRow,
     StrategyRow,
     TrialRow,
+    TuningRow,
 )
 from autosync.units import MIB
 
@@ -122,6 +123,12 @@ def runtime_query(only: RuntimeFilter, columns: Sequence[Any]) -> Select[Any]:
     )
 
 
+def strategy_ids(only: RuntimeFilter) -> Select[str]:
+    """Those that were tried, in order; the filter by names is not looked at."""
+    query = select(TrialRow.strategy_id).where(*_of_trials(only))
+    return query.distinct().order_by(TrialRow.strategy_id)
+
+
 def _joined(columns: Sequence[Any]) -> Select[Any]:
     return (
         select(*columns)
@@ -131,9 +138,10 @@ def _joined(columns: Sequence[Any]) -> Select[Any]:
             (ProposalRow.tuning_id == TrialRow.tuning_id) & (ProposalRow.key == TrialRow.key),
         )
         .join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
+        .join(TuningRow, TuningRow.id == TrialRow.tuning_id)
         .join(DomainRow, DomainRow.id == TrialRow.domain_id)
         .join(GraphRow, GraphRow.id == DomainRow.graph_id)
-        .join(ClusterRow, ClusterRow.id == DomainRow.cluster_id)
+        .join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
     )
 
 
@@ -153,12 +161,14 @@ def _page(only: RuntimeFilter, last: tuple[Any, ...] | None) -> Subquery:
     before any other table is looked at: joined first, all that is left would be sorted for each
     page."""
     query = select(TrialRow.tuning_id, TrialRow.key).where(*_of_trials(only))
-    named = ((GraphRow.name, only.graph), (ClusterRow.name, only.cluster))
-    asked = [column == value for column, value in named if value is not None]
-    if asked:
-        domains = select(DomainRow.id).join(GraphRow).join(ClusterRow).where(*asked)
-        in_no_index: ColumnElement[str] = TrialRow.domain_id + ""
-        query = query.where(in_no_index.in_(domains))
+    if only.graph is not None:
+        domains = select(DomainRow.id).join(GraphRow).where(GraphRow.name == only.graph)
+        domain_in_no_index: ColumnElement[str] = TrialRow.domain_id + ""
+        query = query.where(domain_in_no_index.in_(domains))
+    if only.cluster is not None:
+        on_it = select(TuningRow.id).join(ClusterRow).where(ClusterRow.name == only.cluster)
+        tuning_in_no_index: ColumnElement[str] = TrialRow.tuning_id + ""
+        query = query.where(tuning_in_no_index.in_(on_it))
     if last is not None:
         query = query.where(tuple_(*_KEY) > last)
     return query.order_by(*_KEY).limit(ROWS_AT_ONCE).subquery()

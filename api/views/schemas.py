@@ -1,4 +1,7 @@
-"""What the REST API answers with."""
+"""What the REST API answers with: documents, simulators, keys, predictions and the service.
+
+Answers about tunings are in `tuning_schemas`.
+"""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -6,11 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from autosync.strategy import Strategy
-from autosync.trials.request_names import FAILURES, ComputeDevice, ComputeKind
-
-State = Literal[
-    "queued", "running", "pausing", "paused", "cancelling", "finished", "failed", "cancelled"
-]
 
 
 def _moment(value: object) -> object:
@@ -37,189 +35,6 @@ class Page(ResponseModel):
     next: str | None = Field(
         None, description="The `cursor` of the page after this one; null on the last."
     )
-
-
-class TuningProgress(ResponseModel):
-    """done of total trials of the phase; ranked: proposals looked at so far."""
-
-    phase: str
-    message: str
-    done: int
-    total: int
-    ranked: int
-    trials: int
-
-
-class TuningResult(ResponseModel):
-    """speedup: median over interleaved repeats of the baseline's time by the best's, with
-    percentiles 10 and 90."""
-
-    words: str
-    strategy_id: str
-    best_seconds: float
-    ddp_seconds: float | None = Field(description="Null where DDP's trials failed: see ddp_error.")
-    ddp_error: str | None = Field(
-        description="How DDP's first trial failed, `kind: message`; null where it was measured."
-    )
-    baseline: str = Field(
-        description="The design that speed-ups are over: `ddp`; where that could not be measured, "
-        "the fastest other one that could."
-    )
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    repeats: int
-    keep_ddp: bool
-    limit_seconds: float | None = Field(
-        description="No strategy of the tuning's space iterates in fewer; null in old answers."
-    )
-
-    @property
-    def percent_of_limit(self) -> float | None:
-        """How near the answer is to what no strategy can beat; None where that is not known."""
-        if self.limit_seconds is None:
-            return None
-        return 100 * self.limit_seconds / self.best_seconds
-
-    @property
-    def ddp_fits(self) -> bool:
-        """False where DDP ran out of memory."""
-        return kind_of(self.ddp_error) != "out_of_memory"
-
-    @property
-    def what_ddp_did(self) -> str:
-        """What happened to DDP where another design is the baseline, from its trial."""
-        return what_happened(self.ddp_error)
-
-    @property
-    def keeps_baseline(self) -> bool:
-        """Whether another design than DDP is the baseline, and nothing was faster beyond doubt."""
-        equal = self.speedup_low == self.speedup == self.speedup_high == 1.0
-        return self.ddp_seconds is None and equal
-
-    @property
-    def compared_with(self) -> str:
-        """What speed-ups are over, in a word."""
-        return self.baseline if self.ddp_seconds is None else "DDP"
-
-
-def kind_of(error: str | None) -> str:
-    """Of `kind: message`."""
-    return (error or "").partition(":")[0]
-
-
-def what_happened(error: str | None) -> str:
-    """To a strategy in its trials, in words. error: `kind: message` of the first that failed."""
-    return FAILURES.get(kind_of(error), "was not tried")
-
-
-class Tuning(ResponseModel):
-    id: str
-    state: State
-    domain_id: str
-    graph_id: str
-    graph: str
-    batch_size: int
-    cluster_id: str
-    cluster: str
-    world_size: int
-    profile_source: Literal["measured", "estimated"]
-    launcher: str
-    byte_scale: float
-    time_scale: float
-    compute: ComputeKind
-    compute_device: ComputeDevice
-    simulator: str
-    simulator_version: int | None = Field(
-        description="Of the trained simulator; 0 is the bundled one, null for untrained ones."
-    )
-    settings: dict[str, Any]
-    progress: TuningProgress
-    best_seconds: float | None = Field(description="Of the fastest trial so far.")
-    ran_on: list[str] = Field(description="Where its trials ran, in the launchers' words.")
-    result: TuningResult | None
-    error: str | None
-    tags: list[str]
-    note: str
-    archived: bool = Field(description="Left out of the dashboard's lists unless asked for.")
-    created_at: Moment
-    started_at: Moment | None
-    finished_at: Moment | None
-
-
-class Tunings(Page):
-    items: list[Tuning]
-    total: int
-
-
-class RankedStrategy(ResponseModel):
-    """step_seconds, spread: over all measured iterations; of the confirmation alone where there
-    was one. speedup: the baseline's time by this one's; over interleaved repeats where
-    confirmed."""
-
-    rank: int
-    strategy_id: str
-    words: str
-    origin: str
-    simulator: str
-    predicted_seconds: float
-    step_seconds: float | None
-    spread: float | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    confirmed: bool
-    is_ddp: bool
-    is_baseline: bool
-    trials: int
-    recorded: bool = Field(description="Whether a trial of it recorded its timeline.")
-    error: str | None
-
-
-class RankedStrategies(Page):
-    tuning_id: str
-    byte_scale: float
-    time_scale: float
-    items: list[RankedStrategy]
-
-
-class Trial(ResponseModel):
-    key: str
-    position: int
-    phase: str
-    round: int
-    strategy_id: str
-    words: str
-    origin: str
-    predicted_seconds: float
-    step_seconds: float | None
-    spread: float | None
-    iteration_seconds: list[float]
-    error_kind: str | None
-    error_message: str | None
-    launcher: str
-    byte_scale: float
-    time_scale: float
-    load: float | None
-    overhead_seconds: float
-    peak_memory_bytes: int | None
-    sent_bytes: list[int] | None = Field(
-        description="Of each node's NIC in one iteration, as they travelled (times byte_scale)."
-    )
-    recorded: bool = Field(description="Whether it recorded its timeline.")
-    versions: dict[str, str]
-    created_at: Moment
-
-
-class TrialDetail(Trial):
-    """error_stderr: the end of what the trial's processes wrote, where it failed."""
-
-    error_stderr: str | None
-
-
-class Trials(Page):
-    tuning_id: str
-    items: list[Trial]
 
 
 class GraphSummary(ResponseModel):
@@ -353,21 +168,17 @@ class StoredDocument(ResponseModel):
     location: str
 
 
-class ChangedTuning(ResponseModel):
-    """A tuning that was asked to stop or to go on, and its state from then on."""
-
-    id: str
-    state: State
-
-
 class PredictedStrategy(BaseModel):
-    """predicted_speedup: DDP's predicted time by this one's. predicted_peak_bytes: of the rank that
-    needs most memory."""
+    """low_seconds, high_seconds, binding: as of `GivenPrediction`. predicted_speedup: DDP's
+    predicted time by this one's. predicted_peak_bytes: of the rank that needs most memory."""
 
     rank: int
     words: str
     origin: str
     predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    binding: str
     predicted_speedup: float
     predicted_peak_bytes: int
     strategy_id: str
@@ -391,9 +202,10 @@ class PredictedStrategies(BaseModel):
 class GivenPrediction(BaseModel):
     """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
     which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
-    engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the rank that
-    needs most. fits: whether every device has what its rank needs. warnings: why the interval is
-    wide."""
+    binding: what shortens the iteration most where it is faster: compute, startups of messages or
+    a link. engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the
+    rank that needs most. fits: whether every device has what its rank needs. warnings: why the
+    interval is wide."""
 
     strategy: str
     predicted_seconds: float
@@ -402,6 +214,7 @@ class GivenPrediction(BaseModel):
     samples_per_second: float
     limit_seconds: float
     percent_of_limit: float
+    binding: str
     engine_seconds: float
     constants: str | None
     predicted_peak_bytes: int
@@ -420,12 +233,16 @@ class GivenPredictions(BaseModel):
 
 
 class ComparedCluster(BaseModel):
-    """A cluster with its best strategy by prediction; samples_per_second: over all devices.
+    """A cluster with its best strategy by prediction; low_seconds, high_seconds, binding: as of
+    `GivenPrediction`; samples_per_second: over all devices.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""
 
     cluster: str
     world_size: int
     predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    binding: str
     ddp_seconds: float
     words: str
     samples_per_second: float

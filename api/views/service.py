@@ -7,7 +7,14 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.database import now_seconds
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ACTIVE, STATES, ApiKeyRow, TuningRow
+from autosync.api.db.tables import (
+    ACTIVE,
+    STATES,
+    ApiKeyRow,
+    JobRow,
+    SimulatorTrainingRow,
+    TuningRow,
+)
 from autosync.api.engine.worker_registry import gpus_of_workers
 from autosync.api.views.paging import newest
 from autosync.api.views.schemas import ApiKey, ApiKeys, Health, Readiness
@@ -31,6 +38,40 @@ def service_counts(session: Session) -> ServiceCounts:
         tunings={state: found.get(state, 0) for state in STATES},
         workers=ready.workers,
         oldest_queued_seconds=ready.oldest_queued_seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceActivity:
+    """busy: workers that have a job. queued: tunings that wait. training: what the simulator's
+    training says, empty where none runs; trainings_queued: how many wait."""
+
+    workers: int
+    busy: int
+    queued: int
+    training: str
+    trainings_queued: int
+
+    @property
+    def all_busy(self) -> bool:
+        return 0 < self.workers <= self.busy
+
+
+def service_activity(session: Session) -> ServiceActivity:
+    """What works now, for the dashboard's status bar."""
+    now = session.scalars(select(now_seconds())).one()
+    claimed = select(func.count(JobRow.worker.distinct()))
+    busy = session.scalar(claimed.where(JobRow.state.in_(ACTIVE), JobRow.lease_until >= now))
+    training = select(SimulatorTrainingRow.message).where(SimulatorTrainingRow.state == "running")
+    waiting = select(func.count()).select_from(SimulatorTrainingRow)
+    running = session.scalars(training.limit(1)).first()
+    ready = readiness(session)
+    return ServiceActivity(
+        workers=max(ready.workers, busy or 0),  # a command that tunes by itself is in no list
+        busy=busy or 0,
+        queued=ready.queued,
+        training="" if running is None else running or "has begun",
+        trainings_queued=session.scalar(waiting.where(SimulatorTrainingRow.state == "queued")) or 0,
     )
 
 

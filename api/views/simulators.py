@@ -19,9 +19,9 @@ from autosync.api.views.schemas import (
     SimulatorVersion,
     SimulatorVersions,
     TrainedSimulator,
-    Tuning,
     columns_of,
 )
+from autosync.api.views.tuning_schemas import Tuning
 from autosync.bundled_data import data_file
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autosync.api.views.schemas import Tuning, TuningResult
+from autosync.api.views.tuning_schemas import SETTLED_SPREAD, Tuning, TuningResult
 from autosync.trials.request_names import (
     GPU_BY_MPS,
     GPU_IN_TURNS,
     PREDICTED_WAITS,
     SHORT_OF_CORES,
 )
-from autosync.units import milliseconds
+from autosync.units import milliseconds, scales_in_words
 
-DETAILS = re.compile(r"\(([^,()]*),[^()]*\)")
+DETAILS = re.compile(r"\(([^,()]*),(?:[^()]|\([^()]*\))*\)")
 """What a launcher tells of itself beyond the first words, which a sentence has no room for."""
 STATE_WORDS = {"paused": "is paused", "failed": "failed", "cancelled": "was cancelled"}
 """Of a tuning that does not run."""
@@ -45,7 +45,11 @@ def headline(
         return Headline(f"{what} waits for a worker, {turn}", where=where)
     ended = STATE_WORDS.get(tuning.state)
     if tuning.best_seconds is None or ddp_seconds is None:
-        return Headline(f"{what} {ended or 'is being tuned'}, nothing to compare yet", where=where)
+        done = ended or "is being tuned"
+        nothing = f"{done}, nothing to compare yet"
+        if tuning.state in ("failed", "cancelled"):
+            nothing = f"{done} before anything could be compared"
+        return Headline(f"{what} {nothing}", where=where)
     ratio = ddp_seconds / tuning.best_seconds
     faster = f"{ratio:.2f} times as fast as torch's DDP" if ratio > 1 else "nothing beats DDP"
     return Headline(
@@ -75,8 +79,8 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
 
 def _interval(result: TuningResult) -> str:
     return (
-        f"{result.speedup_low:.2f} to {result.speedup_high:.2f} times as fast (percentiles 10 and "
-        f"90 of {result.repeats} interleaved repeats)"
+        f"{result.speedup_low:.2f} to {result.speedup_high:.2f} (percentiles 10 and 90 of "
+        f"{result.repeats} interleaved repeats)"
     )
 
 
@@ -106,14 +110,10 @@ def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
 
 
 def _where(tuning: Tuning, ran_on: str) -> str:
-    scales = [
-        f"{name} {scale:g}"
-        for name, scale in (("byte scale", tuning.byte_scale), ("time scale", tuning.time_scale))
-        if scale != 1
-    ]
+    scales = scales_in_words(tuning.byte_scale, tuning.time_scale)
     compute = f"kernels on {tuning.compute_device}" if tuning.compute == "kernels" else ""
     place = DETAILS.sub(r"(\1)", ran_on)
-    return f"Measured on {', '.join([place, *([compute] if compute else []), *scales])}."
+    return f"Measured on {', '.join(each for each in (place, compute, scales) if each)}."
 
 
 UNSHAPED = "unshaped links"
@@ -145,10 +145,17 @@ WAITS_PREDICTED = Caveat(
 )
 
 FEW_CORES = Caveat(
-    "few CPU cores",
-    "Ranks had less of this machine than hosts give to a GPU: what they do themselves (copies, "
-    "sums, updates) is a larger share of these times than there. Twice the time scale "
-    "(--time-scale) halves it, in trials that take twice as long.",
+    "ranks share CPU cores",
+    "The machine of the trials has fewer CPU cores for each rank than real hosts have for each "
+    "GPU, so that copies, sums and updates take a larger share of these times than there. Trials "
+    "that run slower (twice the --time-scale) halve this share, and take twice as long.",
+)
+
+NOT_SETTLED = Caveat(
+    "not settled",
+    "Iterations of the answer or of its baseline spread by more than "
+    f"{SETTLED_SPREAD:.0%} (percentile 90 minus percentile 10, over the median): do not rely on "
+    "this speed-up. Run the tuning again on a machine without other work.",
 )
 
 SHARED_BY_MPS = Caveat(
@@ -178,6 +185,7 @@ def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
                 (WAITS_PREDICTED, _ran_where(tuning, PREDICTED_WAITS)),
                 (SHARED_BY_MPS, _ran_where(tuning, GPU_BY_MPS)),
                 (SHARED_IN_TURNS, _ran_where(tuning, GPU_IN_TURNS)),
+                (NOT_SETTLED, tuning.result is not None and not tuning.result.settled),
             )
             if holds
         )

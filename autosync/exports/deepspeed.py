@@ -111,7 +111,7 @@ def _with_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Enco
     if strategy.schedule.overlap_forward:
         raise refused(
             "deepspeed",
-            "its messages go on into the next forward pass, and ZeRO gathers all values within "
+            "its messages continue during the next forward pass, and ZeRO gathers values within "
             "`step()`",
             thing="schedule.overlap_forward",
             value=True,

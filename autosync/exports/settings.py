@@ -34,7 +34,7 @@ SYNCHRONIZER_WORDS = {
     "all_reduce": "all-reduced",
     "reduce_scatter": "reduce-scattered",
     "all_gather": "gathered by rows",
-    "factors": "sent as sufficient factors",
+    "factors": "sent as two factors",
 }
 
 
@@ -150,7 +150,7 @@ def all_reduced_messages(
     if strategy.schedule.overlap_forward:
         raise refused(
             framework,
-            "its messages go on into the next forward pass, and there all have ended before "
+            "its messages continue during the next forward pass, and there all have ended before "
             "`optimizer.step()`",
             thing="schedule.overlap_forward",
             value=True,
@@ -201,7 +201,7 @@ def schedule_deviations(
     schedule, said = strategy.schedule, []
     title = TITLES[framework]
     if schedule.order in ("priority", "explicit"):
-        order = "nearest next use first" if schedule.order == "priority" else "in its own order"
+        order = "front layers first" if schedule.order == "priority" else "in its own order"
         said.append(f"{title} sends messages as they get ready; the strategy sends {order}.")
     cut = schedule.order != "ddp" and schedule.slice_bytes > 0
     if cut and any(message.size_bytes > schedule.slice_bytes for message in messages):

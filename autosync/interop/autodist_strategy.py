@@ -312,7 +312,7 @@ def _check_schedule_and_shares(strategy: Strategy) -> None:
     if schedule.slice_bytes:
         _refuse("schedule", "cuts messages into slices")
     if schedule.overlap_forward:
-        _refuse("schedule", "runs into the next forward pass")
+        _refuse("schedule", "continues during the next forward pass")
     shares = [replica.share for replica in strategy.replicas]
     if max(shares) - min(shares) > SHARE_TOLERANCE:
         _refuse("replicas", "have uneven shares of the batch")

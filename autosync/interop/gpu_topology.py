@@ -3,11 +3,13 @@
 import re
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from autosync.cluster_file import MAX_BYTES
 from autosync.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput
 from autosync.interop import refused_file
+from autosync.link_rates import NVLINK_SHARE, PCIE_SHARE
 
 _refused = partial(refused_file, remedy="Give it what `nvidia-smi topo -m` prints, whole.")
 
@@ -26,24 +28,19 @@ ESCAPE = re.compile(
 """The header is underlined, also where it is written into a file. Logs and web pages keep the
 codes without the escape byte, or show it as text."""
 
-NVLINK_SHARE = 0.78
-"""Of NVLink's rate that an all-reduce's payload reaches: 235 of 300 GB/s on a DGX A100
-(nccl-tests, bus bandwidth)."""
-PCIE_SHARE = 0.42
-"""Of a slot's rate, without peer-to-peer: 52.9 of 126 Gbit/s, fitted to nodes of four RTX 2080 Ti
-(docs/gpu-clusters.md)."""
-
 
 @dataclass(frozen=True, slots=True)
 class GpuTopology:
     """links: `(gpus, gpus)`, NVLinks between two GPUs; 0 where they talk by PCIe. nics: InfiniBand
     or RoCE ports that serve the GPUs. port_notes: what must be known of their count, a sentence
-    each. pcie_only: the matrix of `topo -mp`, which shows no NVLink."""
+    each. pcie_only: the matrix of `topo -mp`, which shows no NVLink. rails: each GPU shares a PCIe
+    switch with a port."""
 
     links: tuple[tuple[int, ...], ...]
     nics: int
     port_notes: tuple[str, ...] = ()
     pcie_only: bool = False
+    rails: bool = False
 
     @property
     def gpus(self) -> int:
@@ -57,6 +54,20 @@ class GpuTopology:
             return 0
         alone = [sum(row) if sum(row) <= most else max(row) for row in self.links]
         return min(alone)
+
+    def switched(self, most: int) -> bool:
+        """Whether an NVSwitch joins the GPUs: each pair shows as many NVLinks, of which a GPU with
+        one for each other would have more than `most`."""
+        pairs = {links for i, row in enumerate(self.links) for j, links in enumerate(row) if i != j}
+        return len(pairs) == 1 and 0 < min(pairs) <= most < min(pairs) * (self.gpus - 1)
+
+    def gpu_link(self, device_type: str) -> Literal["", "nvlink", "pcie"]:
+        """What joins the GPUs, where that is not what their type has."""
+        device = DEVICE_TYPES[device_type]
+        if self.nvlinks(device.nvlinks):
+            return "nvlink" if device.nvlink_bridge else ""
+        hidden = self.pcie_only and device.nvlinks and not device.nvlink_bridge
+        return "pcie" if device.nvlinks and not device.nvlink_bridge and not hidden else ""
 
     def _connected(self) -> bool:
         reached, waiting = {0}, [0]
@@ -155,7 +166,8 @@ def read_topology(text: str, source: str) -> GpuTopology:
     explained = [line for line in after if re.match(r"(X|SYS|NODE|PHB|PXB|PIX|NV#) +=", line)]
     pcie_only = bool(explained) and not any(line.startswith("NV#") for line in explained)
     hides = pcie_only and not any(any(row) for row in links)
-    return GpuTopology(links, serving, tuple(notes), hides)
+    near = bool(rows) and all(any(word in BESIDE for word in row[count:]) for row in rows)
+    return GpuTopology(links, serving, tuple(notes), hides, near)
 
 
 def _gpu_columns(line: str) -> int:

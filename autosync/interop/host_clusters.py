@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.devices import DEVICE_TYPES, device_type_of_gpu, gpu_types
@@ -10,13 +10,20 @@ from autosync.errors import InvalidInput
 from autosync.interop import refused_file
 from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_list import MAX_HOSTS, Host
+from autosync.link_rates import StatedTransport, payload_share
 
-PAYLOAD_SHARE = 0.956
-"""Lists and options state a port's rate, a cluster what TCP carries of it at an MTU of 1500."""
-
-TRANSPORT_LATENCY_US = {"tcp": 50.0, "roce": 5.0, "infiniband": 5.0, "efa": 15.0}
-"""One way between two hosts: TCP and RDMA as in the bundled clusters, EFA as AWS states it."""
-ASSUMED_TRANSPORT = "tcp"
+TRANSPORT_LATENCY_US: dict[StatedTransport, float] = {
+    "tcp": 50.0,
+    "roce": 5.0,
+    "infiniband": 5.0,
+    "efa": 15.0,
+    "gpudirect-tcpx": 30.0,
+    "gpudirect-tcpxo": 30.0,
+    "slingshot": 5.0,
+}
+"""One way between two hosts: TCP, GPUDirect and RDMA as in the bundled clusters, EFA as AWS states
+it."""
+ASSUMED_TRANSPORT: StatedTransport = "tcp"
 
 RAY_MEMORY_SUFFIXES = {"A100-40G": "a100", "A100-80G": "a100-80gb"}
 """Names of Ray's that say an A100's memory in another way than its driver."""
@@ -40,7 +47,7 @@ class HostHardware:
     intra_bandwidth_gbps: float | None = None
     latency_us: float | None = None
     nics: int | None = None
-    transport: str | None = None
+    transport: StatedTransport | None = None
     topology: GpuTopology | None = None
 
     @property
@@ -48,6 +55,11 @@ class HostHardware:
         if self.latency_us is not None:
             return self.latency_us
         return TRANSPORT_LATENCY_US[self.transport or ASSUMED_TRANSPORT]
+
+    @property
+    def payload_share(self) -> float:
+        """Of a port's rate on the wire."""
+        return payload_share(self.transport or ASSUMED_TRANSPORT)
 
     @property
     def ports(self) -> int:
@@ -84,7 +96,8 @@ def cluster_of_hosts(
         name,
         nodes,
         "nccl" if on_gpus else "gloo",
-        description=f"from {source}; {PAYLOAD_SHARE:.1%} of the rates of {hardware.ports} "
+        transport=(hardware.transport or "") if on_gpus else "",
+        description=f"from {source}; {hardware.payload_share:.1%} of the rates of {hardware.ports} "
         f"port{'s' if hardware.ports > 1 else ''} a host; "
         + (f"{ASSUMED_TRANSPORT.upper()} is assumed; " if assumed else "")
         + "`autosync probe` measures it",
@@ -112,7 +125,7 @@ def notes_on_hosts(hosts: Sequence[Host], hardware: HostHardware) -> tuple[str, 
         notes.append(
             f"neither --transport nor --latency-us is stated: {ASSUMED_TRANSPORT.upper()} is "
             f"assumed, {latency:g} us between hosts. For RDMA, which is much faster, state "
-            "--transport infiniband, roce or efa"
+            "--transport infiniband, roce or efa (--help lists all)"
         )
     return tuple(notes)
 
@@ -193,10 +206,12 @@ def _node(host: Host, hardware: HostHardware, source: str) -> Node:
             "State the rate on the wire in Gbit/s (--port-gbps; in a specification of AutoDist's "
             "network_bandwidth, for which AutoDist would assume 1).",
         )
-    bandwidth_gbps = round(rate * hardware.ports * PAYLOAD_SHARE, 9)
+    bandwidth_gbps = round(rate * hardware.ports * hardware.payload_share, 9)
     latency_us = hardware.stated_latency_us
     if host.server_only:
-        return Node(host.address, (), bandwidth_gbps, None, latency_us, True, hardware.ports)
+        return Node(
+            host.address, (), bandwidth_gbps, None, latency_us, True, hardware.ports, nic_gbps=rate
+        )
     kind = hardware.device_type_of(host)
     known = gpu_types() if host.on_gpus else tuple(DEVICE_TYPES)
     if kind not in known:
@@ -216,6 +231,26 @@ def _node(host: Host, hardware: HostHardware, source: str) -> Node:
         _between(host, slots, hardware, where),
         latency_us,
         nics=hardware.ports,
+        nic_gbps=rate,
+        **_gpu_links(kind, hardware),
+    )
+
+
+class _GpuLinks(TypedDict):
+    nvswitch: bool
+    rails: bool
+    gpu_link: Literal["", "nvlink", "pcie"]
+
+
+def _gpu_links(kind: str, hardware: HostHardware) -> _GpuLinks:
+    """What the topology shows of a host's GPUs; nothing without one."""
+    seen, device = hardware.topology, DEVICE_TYPES[kind]
+    if seen is None or not device.is_gpu:
+        return _GpuLinks(nvswitch=False, rails=False, gpu_link="")
+    return _GpuLinks(
+        nvswitch=seen.switched(device.nvlinks),
+        rails=seen.rails and hardware.nics in (None, seen.nics),
+        gpu_link=seen.gpu_link(kind),
     )
 
 

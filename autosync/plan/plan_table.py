@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.population import Option
 
@@ -98,9 +99,14 @@ def explicit_rings(options: tuple[Option, ...]) -> list[tuple[int, ...]]:
 
 def team_table(domain: Domain, options: tuple[Option, ...]) -> tuple[Teams, ...]:
     """The teams that plans of this domain refer to; see `FIRST_SERVER` for their order."""
-    cluster = domain.cluster
+    rings = tuple((order,) for order in explicit_rings(options))
+    return (*cluster_teams(domain.cluster), *rings)
+
+
+def cluster_teams(cluster: Cluster) -> tuple[Teams, ...]:
+    """The teams that plans of any domain on this cluster can refer to."""
     node_of_server = cluster.node_of_server()
-    world = domain.world_size
+    world = cluster.world_size
     members: dict[int, list[int]] = {}
     for rank in range(world):
         members.setdefault(int(node_of_server[rank]), []).append(rank)
@@ -117,5 +123,4 @@ def team_table(domain: Domain, options: tuple[Option, ...]) -> tuple[Teams, ...]
         )
         for server in range(cluster.servers)
     )
-    rings = tuple((order,) for order in explicit_rings(options))
-    return (everyone, node_teams, leaders, *with_server, *rings)
+    return (everyone, node_teams, leaders, *with_server)

@@ -154,7 +154,7 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
             "for all-gathers whenever they leave.",
             thing="schedule.gather",
             value=schedule.gather,
-            remedy="Let synchronization run into the next forward pass, or leave gather out.",
+            remedy="Let messages continue during the next forward pass, or leave gather out.",
         )
     if schedule.order == "ddp":
         check_ddp(strategy, domain)

@@ -1,7 +1,7 @@
 """Files of other systems: AutoDist's, ONNX, traces, lists of hosts, configurations."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from autosync.domain import Domain
 from autosync.importing.transformers_config import load_transformers_config
@@ -10,6 +10,7 @@ from autosync.interop.autodist_strategy import export_strategy, import_strategy
 from autosync.interop.gpu_topology import read_topology
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts
 from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
+from autosync.interop.nccl_tests import Stated, merged_curves, read_nccl_tests
 from autosync.interop.onnx_graph import read_onnx_graph
 from autosync.interop.resource_spec import Hardware, read_resource_spec
 from autosync.interop.trace_profile import read_trace_profile
@@ -23,6 +24,7 @@ from tests.autosync.interop.onnx_files import numbers as constant
 from tests.autosync.interop.test_gpu_topology import DGX_A100
 from tests.autosync.interop.test_graph_items import Written
 from tests.autosync.interop.test_kineto import of_linear
+from tests.autosync.interop.test_nccl_tests import NEW, OLD_BROADCAST
 from tests.autosync.interop.test_resource_specs import TWO_NODES
 from tests.domains import grid_cluster
 from tests.torchvision_operators import declare_operators
@@ -66,6 +68,11 @@ def read_counts(data: bytes) -> None:
 
 def read_topo(data: bytes) -> None:
     used(read_topology(as_text(data), "topo").intra_bandwidth_gbps("a100"))
+
+
+def read_log(data: bytes) -> None:
+    curves = merged_curves(read_nccl_tests(as_text(data), "log", Stated("all_reduce", 4, 2)))
+    used(replace(grid_cluster(), curves=curves).id)
 
 
 def as_text(data: bytes) -> str:
@@ -117,6 +124,7 @@ def file_parsers() -> list[FuzzedParser]:
         FuzzedParser("slurm-nodelist", "bytes", NODELISTS, read_nodelist),
         FuzzedParser("slurm-counts", "bytes", [b"4(x2),3", b"1,2,3"], read_counts),
         FuzzedParser("gpu-topology", "lines", [DGX_A100.encode()], read_topo),
+        FuzzedParser("nccl-tests", "lines", [NEW.encode(), OLD_BROADCAST.encode()], read_log),
         FuzzedParser("autodist-graph-item", "protobuf", [Written().bytes()], read_item),
         FuzzedParser("autodist-strategy", "protobuf", strategies, read_autodist_strategy),
         FuzzedParser("onnx", "protobuf", onnx_files(), read_onnx),

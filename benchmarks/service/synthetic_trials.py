@@ -15,7 +15,12 @@ import numpy as np
 from sqlalchemy import insert
 
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import store_domain, store_strategy
+from autosync.api.db.document_store import (
+    cluster_row,
+    insert_rows,
+    store_domain,
+    store_strategy,
+)
 from autosync.api.db.tables import (
     EventRow,
     ProposalRow,
@@ -58,6 +63,7 @@ class _Documents:
     """What rows refer to. strategies: hash, id and words do not matter to a row but for these."""
 
     domain_id: str
+    cluster_id: str
     strategies: tuple[tuple[str, str], ...]
     timelines: tuple[str, ...]
 
@@ -82,9 +88,11 @@ def _store_documents(database: Database, rng: random.Random) -> _Documents:
     drawn = sample(domain, Space(), 0, STRATEGIES, seed=0)
     strategies = [decode(drawn, i, domain) for i in range(STRATEGIES)]
     with database.writing() as session:
+        row = cluster_row(cluster)
+        insert_rows(session, [row])
         domain_id = store_domain(session, domain)
         known = tuple((store_strategy(session, s, domain), s.id) for s in strategies)
-    return _Documents(domain_id, known, _timelines(strategies[:5], domain, rng))
+    return _Documents(domain_id, row.id, known, _timelines(strategies[:5], domain, rng))
 
 
 def _timelines(
@@ -111,6 +119,7 @@ def _tuning(
     tuning = {
         "id": tuning_id,
         "domain_id": documents.domain_id,
+        "cluster_id": documents.cluster_id,
         "state": state,
         "launcher": "testbed",
         "byte_scale": 0.125,

@@ -106,13 +106,13 @@ def hierarchical_all_reduce(domain: Domain) -> Strategy:
 
 
 def priority_sliced(domain: Domain) -> Strategy:
-    """All-reduces in 4 MiB slices, nearest next use first, into the next forward pass."""
+    """All-reduces in 4 MiB slices, front layers first, during the next forward pass."""
     choices = collective(domain, AllReduce(0))
     return assemble(domain, choices, schedule=SLICED, limit_bytes=25 * MIB)
 
 
 def hierarchical_sliced(domain: Domain) -> Strategy:
-    """Hierarchical all-reduces in slices, nearest next use first."""
+    """Hierarchical all-reduces in slices, front layers first."""
     choices = collective(domain, AllReduce(0, "hierarchical"))
     return assemble(domain, choices, schedule=SLICED, limit_bytes=25 * MIB)
 
@@ -144,7 +144,7 @@ def reduce_scatter_25mb(domain: Domain) -> Strategy:
 
 
 def dear(domain: Domain) -> Strategy:
-    """Reduce-scatter in backward, all-gather into the next forward pass, 25 MiB (DeAR)."""
+    """Reduce-scatter in backward, all-gather during the next forward pass, 25 MiB (DeAR)."""
     return dear_fused(domain, SCATTER_BYTES)
 
 
@@ -155,7 +155,7 @@ def dear_fused(domain: Domain, buffer_bytes: int) -> Strategy:
 
 
 def dear_sliced(domain: Domain) -> Strategy:
-    """DeAR in 4 MiB slices, nearest next use first."""
+    """DeAR in 4 MiB slices, front layers first."""
     return scattered(domain, collective(domain, ReduceScatter(0)), SLICED)
 
 
@@ -171,7 +171,7 @@ def zero1(domain: Domain) -> Strategy:
 
 
 def zero1_overlap(domain: Domain) -> Strategy:
-    """ZeRO-1 whose all-gather runs into the next forward pass, nearest use first."""
+    """ZeRO-1 whose all-gather continues during the next forward pass, front layers first."""
     return scattered(domain, collective(domain, ReduceScatter(0, sharded_update=True)), OVERLAPPED)
 
 
@@ -212,7 +212,7 @@ def ps_bandwidth_weighted(domain: Domain) -> Strategy:
 
 
 def ps_pieces_4mb_priority(domain: Domain) -> Strategy:
-    """4 MiB pieces owned in proportion to bandwidth, nearest use first (ByteScheduler)."""
+    """4 MiB pieces owned in proportion to bandwidth, front layers first (ByteScheduler)."""
     return assemble(domain, _balanced(domain), schedule=OVERLAPPED)
 
 

@@ -64,9 +64,9 @@ def wire_seconds(domain: Domain, synchronizer: Synchronizer, size_bytes: F64) ->
     so the slowest stage counts; and where several are in flight, the startup of one hides behind
     the bytes of another.
     """
-    startup, per_byte, link, link_byte = _stage_costs(domain, synchronizer)
-    alone = startup[:, None] + per_byte[:, None] * size_bytes
-    held = link[:, None] + link_byte[:, None] * size_bytes
+    startup, per_byte, link, link_byte = _stage_costs(domain, synchronizer, size_bytes)
+    alone = startup + per_byte * size_bytes
+    held = link + link_byte * size_bytes
     in_flight = network_of(domain.cluster, team_table(domain, ())).in_flight
     seconds: F64 = np.maximum(alone / in_flight, held).max(axis=0)
     return seconds
@@ -77,9 +77,11 @@ def startup_seconds(domain: Domain, synchronizer: AllReduce) -> float:
     return float(wire_seconds(domain, synchronizer, np.zeros(1))[0])
 
 
-def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, F64, F64]:
-    """Seconds of a message alone, without bytes and a byte, then those of them for which it holds
-    its slowest link; of each stage, `(stages,)`."""
+def _stage_costs(
+    domain: Domain, synchronizer: Synchronizer, size_bytes: F64
+) -> tuple[F64, F64, F64, F64]:
+    """Seconds of messages alone, without bytes and a byte, then those of them for which they hold
+    their slowest link; of each stage, `(stages, messages)`."""
     network = network_of(domain.cluster, team_table(domain, ()))
     stages = RING
     if isinstance(synchronizer, AllGather):
@@ -89,7 +91,7 @@ def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, 
     elif isinstance(synchronizer, AllReduce) and synchronizer.algorithm == "hierarchical":
         alone = sum(node.ranks > 0 for node in domain.cluster.nodes) == 1
         stages = tuple(stage for stage in HIERARCHICAL if not (alone and stage[1] == LEADERS))
-    kinds = np.array([int(network.class_of(operation, teams)) for operation, teams in stages])
+    kinds = np.array([network.class_of(*stage, -1, size_bytes) for stage in stages])
     per_byte = network.copy_seconds_per_byte + network.host_seconds_per_byte
     return (
         (network.message_seconds + network.link_seconds)[kinds],
@@ -100,13 +102,21 @@ def _stage_costs(domain: Domain, synchronizer: Synchronizer) -> tuple[F64, F64, 
 
 
 def all_reduce_estimate(domain: Domain) -> tuple[float, float]:
-    """a and b of a + b M: seconds of an all-reduce of M bytes among all ranks, by itself."""
+    """a and b of a + b M: seconds of an all-reduce of M bytes among all ranks, by itself. Where it
+    costs more than one line by its bytes: the line through the model's median variable and all
+    of its variables together."""
     costs = network_of(domain.cluster, team_table(domain, ()))
-    kind = int(costs.class_of(Op.ALL_REDUCE, ALL_RANKS))
+    size_bytes = domain.variables.size_bytes
+    ends = np.array([np.median(size_bytes), size_bytes.sum()])
+    kind = costs.class_of(Op.ALL_REDUCE, ALL_RANKS, -1, ends)
     a = costs.startup_seconds[kind] + costs.host_seconds[kind] + costs.link_seconds[kind]
     b = (
         costs.seconds_per_byte[kind]
         + costs.copy_seconds_per_byte[kind]
         + costs.host_seconds_per_byte[kind]
     )
-    return float(a), float(b)
+    if kind[0] == kind[1]:
+        return float(a[0]), float(b[0])
+    small, large = a + b * ends
+    slope = (large - small) / (ends[1] - ends[0])
+    return float(max(0.0, small - slope * ends[0])), float(slope)

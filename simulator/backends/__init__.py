@@ -1,6 +1,6 @@
 """How backends move messages: a file for each, a line in the table of all.
 
-Imports nothing else of the simulator; nothing outside asks which backend it is.
+Imports of the simulator only `topology`; nothing outside asks which backend it is.
 """
 
 from autosync.cluster import Backend, Cluster

@@ -25,12 +25,12 @@ class BackendModel:
         latencies of their steps nor their sums come before their bytes: they lie between them.
     starts_on_host: an engine's time for a message keeps the processors of hosts, which work on one
         message at a time in the order of issue; else it passes ahead of the message.
+    felt_early: compute feels a message from its startup on, as where a kernel on the device waits
+        for its peers; else from its bytes on.
     ranks_add_up: operations that a rank receives apart, to add up by itself.
     sharded_copies: `fully_shard` gathers into, and reduces in, a copy of its own.
     always_tcp: whatever the cluster's latency says.
     owners_caveat: what users should know of strategies in which several ranks own variables.
-    borrowed_constants: the fitted constants that predictions for clusters without their own use;
-        empty: none.
     descriptor: the number of the backend among the figures that describe a domain to models.
     """
 
@@ -40,11 +40,11 @@ class BackendModel:
     streams: tuple[Op, ...]
     stepwise: tuple[Op, ...]
     starts_on_host: bool
+    felt_early: bool
     ranks_add_up: tuple[Op, ...]
     sharded_copies: bool
     always_tcp: bool
     owners_caveat: str
-    borrowed_constants: str
     descriptor: float
 
     def edges_of(self, operation: Op, team: Team, root: int) -> Edges:

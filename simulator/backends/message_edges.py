@@ -1,6 +1,6 @@
 """Which rank sends how much to which: the shapes that messages take within a team."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
@@ -17,6 +17,10 @@ class Edges:
     source, target i64[E]: servers (ranks, then dedicated hosts). weight f64[E]: bytes.
     equation_weight: the multiple of the message that the papers' equation 3 charges.
     steps: one after another, each paying a latency. ring: every step crosses every edge.
+    phase_edges: how many of the edges belong to a first phase, whose end the others wait for; 0:
+        all edges carry bytes at once.
+    whole: a rank forwards only what it has whole. Parents come before their children.
+    waits_per_byte: latencies that a message waits out besides those of its steps.
     """
 
     source: NDArray[np.int64]
@@ -25,6 +29,9 @@ class Edges:
     equation_weight: float
     steps: float
     ring: bool = False
+    phase_edges: int = 0
+    whole: bool = False
+    waits_per_byte: float = 0.0
 
 
 def _edges(
@@ -39,12 +46,15 @@ def _edges(
     return Edges(ends[:, 0], ends[:, 1], weights, equation, steps, ring)
 
 
-def ring(team: Team, weight: float, equation: float, steps: float) -> Edges:
+def ring(
+    team: Team, weight: float, equation: float, steps: float, waits_per_byte: float = 0.0
+) -> Edges:
     """Every rank to the next one."""
     if len(team) < 2:
         return _edges([], 0.0, 0.0, 0.0)
     pairs = list(zip(team, team[1:] + team[:1], strict=True))
-    return _edges(pairs, weight, equation, steps, ring=True)
+    around = _edges(pairs, weight, equation, steps, ring=True)
+    return replace(around, waits_per_byte=waits_per_byte)
 
 
 def all_to_all(team: Team, weight: float, equation: float) -> Edges:
@@ -81,17 +91,16 @@ def ring_to_root(order: Team) -> Edges:
     around = list(zip(order, order[1:] + order[:1], strict=True))
     gather = [(rank, order[0]) for rank in order[1:]]
     weights = [(size - 1) / size] * size + [1 / size] * (size - 1)
-    return _edges(around + gather, weights, 1.0, float(size))
+    return replace(_edges(around + gather, weights, 1.0, float(size)), phase_edges=size)
 
 
 def binomial_tree(order: Team) -> Edges:
-    """From the first of the order; a rank forwards only what it has whole: a broadcast alone to 4
-    ranks was measured to take 2.96 times its bytes on one link, where its root sends them twice.
-    Fitted costs hold the rest."""
+    """From the first of the order; a rank forwards only what it has whole."""
     size = len(order)
     parents = [i - (1 << (i.bit_length() - 1)) for i in range(1, size)]
     pairs = [(order[parent], order[i + 1]) for i, parent in enumerate(parents)]
-    return _edges(pairs, 1.0, 1.0, float(ceil(log2(size))) if size > 1 else 0.0)
+    tree = _edges(pairs, 1.0, 1.0, float(ceil(log2(size))) if size > 1 else 0.0)
+    return replace(tree, whole=True)
 
 
 def from_root(team: Team, root: int) -> Team:

@@ -18,14 +18,11 @@ HALVES: tuple[Literal["all_to_all", "all_gather"], ...] = ("all_to_all", "all_ga
 RDMA_LATENCY_US = 20.0
 """Nodes of a lower latency are taken to use RDMA: it takes 1 to 5 us, TCP tens."""
 
-CONNECTION_GBPS = 12.0
-"""Payload of one TCP connection between two hosts under NCCL. On ports that carried 25 Gbit/s with
-several connections, training by all-reduce gained nothing above 10 to 15 (PACE, section VI-D)."""
-CONNECTION_RANGE_GBPS = (10.0, 15.0)
-
 
 def uses_tcp(cluster: Cluster) -> bool:
-    """Of several hosts, by backend and stated latency."""
+    """Of several hosts, by backend and stated transport; where none is stated, by latency."""
+    if cluster.transport and not backend_of(cluster).always_tcp:
+        return len(cluster.nodes) > 1 and cluster.transport == "tcp"
     slow = any(node.latency_us >= RDMA_LATENCY_US for node in cluster.nodes)
     return len(cluster.nodes) > 1 and (backend_of(cluster).always_tcp or slow)
 
@@ -81,24 +78,6 @@ def ring_costs(
     return (
         MessageCost("all_reduce", start, per_worker),
         *(MessageCost(kind, start / 2, per_worker / 2) for kind in HALVES),
-    )
-
-
-def with_borrowed_constants(cluster: Cluster, constants: Constants) -> Cluster:
-    """Another cluster with what these constants tell of it; what its file states stays.
-
-    Startups are taken where the file states none, with a hop between hosts as on the fitted network
-    of the same transport. One TCP connection reaches CONNECTION_GBPS.
-    """
-    tcp = uses_tcp(cluster)
-    hops = {each.transport: each.hop_seconds for each in constants.networks.values()}
-    fitted = ring_costs(cluster, constants, hops["tcp" if tcp else "rdma"])
-    stated = {cost.kind for cost in cluster.costs}
-    return replace(
-        cluster,
-        costs=(*cluster.costs, *(cost for cost in fitted if cost.kind not in stated)),
-        transfer_slowdown=cluster.transfer_slowdown or constants.transfer_slowdown,
-        connection_gbps=cluster.connection_gbps or (CONNECTION_GBPS if tcp else 0.0),
     )
 
 
@@ -210,22 +189,7 @@ def _network_extrapolations(cluster: Cluster, constants: Constants) -> list[Extr
         known = ", ".join(f"{each:.3g}" for each in rates)
         why = f"{rate:.3g} Gbit/s of {transport.upper()} payload; measured was {known}"
         found.append(Extrapolation(factor if factor > RATE_TOLERANCE else 1.0, why))
-    if connection_limits(cluster):
-        low, high = CONNECTION_RANGE_GBPS
-        why = (
-            f"NICs of {rate:.3g} Gbit/s under TCP (latencies of {RDMA_LATENCY_US:g} us and more "
-            f"are taken for TCP), of which one connection reaches {low:g} to {high:g}: "
-            "`autosync probe` measures yours, or state `connection_gbps` in the cluster file"
-        )
-        found.append(Extrapolation(rate / low, why))
     return found
-
-
-def connection_limits(cluster: Cluster) -> bool:
-    """Whether one TCP connection is slower than the NICs, and the file does not say how fast."""
-    hosts = [node for node in cluster.nodes if node.ranks > 0]
-    fast = min(node.bandwidth_gbps for node in hosts) > CONNECTION_RANGE_GBPS[0]
-    return uses_tcp(cluster) and len(hosts) > 1 and fast and not cluster.connection_gbps
 
 
 def interval_share(

@@ -20,10 +20,10 @@ def compute_factors(domain: Domain, layout: tuple[Replica, ...]) -> NDArray[np.f
     published peak than the profile's each stretch it.
     """
     factors = np.zeros(domain.world_size)
-    devices = domain.cluster.device_of_rank()
+    devices, world = domain.cluster.device_of_rank(), domain.world_size
     for replica in layout:
         device = devices[replica.rank]
-        factors[replica.rank] = replica.share * domain.world_size * domain.profile.factor_on(device)
+        factors[replica.rank] = replica.share * world * domain.profile.factor_on(device)
     return factors
 
 

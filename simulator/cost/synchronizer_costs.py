@@ -12,7 +12,8 @@ from autosync.graph import Variable
 from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, NODE_TEAMS
 from autosync.population import encode
 from autosync.simulator.cost.link_resources import alike_loads
-from autosync.simulator.cost.network import Network, network_of
+from autosync.simulator.cost.network import network_of
+from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import (
     AllGather,
@@ -86,7 +87,7 @@ def _classes(
     costs = network_of(domain.cluster, plans.teams)
     synchronizer = np.repeat(np.arange(len(strategies)), np.diff(plans.first))
     variable = plans.piece_row[plans.bucket_first[plans.bucket]]
-    message_class = costs.classes_of(plans)
+    message_class = costs.class_of(plans.operation, plans.ranks, plans.root)
     ratio = plans.wire_bytes / domain.variables.size_bytes[variable]
     order = np.argsort(variable, kind="stable")
     ends = np.cumsum(np.bincount(variable, minlength=len(suits)))
@@ -113,11 +114,11 @@ def _classes(
 
 
 def _loads_of_classes(
-    domain: Domain, costs: Network, classes: NDArray[np.int16]
+    domain: Domain, costs: Network, classes: NDArray[np.int32]
 ) -> dict[int, NDArray[np.float64]]:
     """Of each class of messages, over groups of alike resources: `(1, resources)`, or
     `(servers, resources)` of the first server's classes, over groups of alike servers."""
-    servers = np.arange(domain.cluster.servers)
+    load, servers = costs.least_load, np.arange(domain.cluster.servers)
     first: list[int] = []
     owned = []
     for operation in range(len(costs.message_class)):
@@ -126,11 +127,11 @@ def _loads_of_classes(
             if message_class in classes and message_class >= 0:
                 first.append(message_class)
                 teams = team + servers if team == FIRST_SERVER else team
-                owned.append(costs.load[costs.class_of(operation, teams, servers)])
+                owned.append(load[costs.class_of(operation, teams, servers)])
     plain = [
         message_class for message_class in np.unique(classes).tolist() if message_class not in first
     ]
-    alike = alike_loads(costs.load[plain], owned)
+    alike = alike_loads(load[plain], owned)
     return dict(zip(plain, alike.plain[:, None], strict=True)) | dict(
         zip(first, alike.owned, strict=True)
     )

@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.plan.plan_table import PlanTable
-from autosync.simulator.cost.network import COST_KIND
+from autosync.simulator.cost.message_classes import COST_KIND
 
 F64 = NDArray[np.float64]
 

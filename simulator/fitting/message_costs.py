@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from autosync.cluster import Cluster, MessageCost
+from autosync.cluster import Cluster, MessageCost, MessageKind
+from autosync.collective_curve import CollectiveCurve, CollectiveOperation
 from autosync.domain import Domain
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import link_seconds_per_byte
@@ -40,6 +41,38 @@ def with_message_costs(cluster: Cluster, measured: MessageSamples) -> Cluster:
         fitted.append(fit_message_cost(samples, links))
     others = tuple(cost for cost in cluster.costs if cost.kind not in kinds)
     return replace(cluster, costs=(*fitted, *others))
+
+
+CURVE_OPERATION: dict[MessageKind, CollectiveOperation] = {
+    "all_reduce": "all_reduce",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "all_gather": "all_gather",
+    "all_to_all": "reduce_scatter",
+}
+"""The collective that a probe of the kind times (`PROBED_OPERATION`)."""
+
+
+def with_message_curves(cluster: Cluster, measured: MessageSamples) -> Cluster:
+    """The cluster with curves of the collectives over all ranks, as its links carried them; as it
+    is where they are not to be seen."""
+    if not measured.at_cluster_rates:
+        return cluster
+    nodes = sum(node.ranks > 0 for node in cluster.nodes)
+    found = []
+    for kind, operation in CURVE_OPERATION.items():
+        seconds = {
+            each.size_bytes: each.seconds
+            for each in measured.samples
+            if each.kind == kind and len(each.workers) == cluster.world_size
+        }
+        if seconds:
+            sizes = tuple(sorted(seconds))
+            times = tuple(seconds[size] for size in sizes)
+            found.append(CollectiveCurve(operation, cluster.world_size, nodes, sizes, times))
+    replaced = {curve.measured for curve in found}
+    kept = tuple(curve for curve in cluster.curves if curve.measured not in replaced)
+    return replace(cluster, curves=(*kept, *found))
 
 
 def link_seconds(cluster: Cluster, sample: MessageSample) -> float:

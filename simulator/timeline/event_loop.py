@@ -137,6 +137,13 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
         if in_flight.phase[slot] == HANDED:
             if not process(plan, costs, in_flight, slot, now, issued, on_wire):
                 size = remove(in_flight, size, slot)
+            elif (
+                slowing
+                and costs.felt_early
+                and wire_fills(in_flight, now)
+                and change_pace(compute, in_flight, now, factor, slow)
+            ):
+                recompute(plan, compute, in_flight, size, begin, factor)
             size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arrived)
             continue
         if in_flight.phase[slot] != ON_WIRE:
@@ -149,6 +156,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
                 continue
             if (
                 slowing
+                and not costs.felt_early
                 and wire_fills(in_flight, now)
                 and change_pace(compute, in_flight, now, factor, slow)
             ):
@@ -164,6 +172,8 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
             in_flight.message[slot] = follower
             in_flight.phase[slot] = STARTING
             in_flight.time[slot] = max(now, on_wire[follower])
+            if slowing and costs.felt_early:
+                wire_fills(in_flight, now)
         else:
             in_flight.busy[message_class] = False
             if not costs.streamed[message_class]:

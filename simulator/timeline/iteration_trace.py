@@ -14,6 +14,7 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.compute_time import compute_factors, update_seconds_of_buckets
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import restated_domain, slowdown
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
@@ -252,7 +253,7 @@ def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Wait
         float(played.arrived[step].max(initial=0.0)),
         float(updates[step].sum()),
         gates,
-        _pace(played, domain.cluster.compute_slowdown),
+        _pace(played, network_of(domain.cluster, plans.teams).compute_slowdown),
     )
 
 

@@ -116,9 +116,7 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
             continue
         if channel == GATHER and deferred(plan, compute, in_flight, message, begin, now):
             continue
-        message_class = costs.message_class[
-            plan.operation[message], plan.ranks[message], plan.root[message] + 1
-        ]
+        message_class = plan.message_class[message]
         if not costs.streamed[message_class]:
             if in_flight.collectives[channel] >= costs.in_flight[message_class]:
                 continue

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autosync.codes import Op
 from autosync.plan import PlanTable
+from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
 from autosync.simulator.timeline.timeline_arrays import ComputeArrays, CostArrays
@@ -53,13 +54,15 @@ class ShardedIteration:
 def play_sharded(
     plans: PlanTable,
     index: int,
+    network: Network,
     costs: CostArrays,
     compute: ComputeArrays,
     factor: float,
     shard_ranks: int,
 ) -> ShardedIteration:
-    """Strategy `index` of compiled plans, under `fully_shard`. factor: of the slowest rank."""
-    player = _Player(plans, index, costs, compute, factor)
+    """Strategy `index` of compiled plans, under `fully_shard`. costs: of the network's classes.
+    factor: of the slowest rank."""
+    player = _Player(plans, index, network, costs, compute, factor)
     player.backward()
     player.update(_update_seconds(plans, index, compute) / shard_ranks)
     player.forward()
@@ -78,6 +81,7 @@ class _Player:
         self,
         plans: PlanTable,
         index: int,
+        network: Network,
         costs: CostArrays,
         compute: ComputeArrays,
         factor: float,
@@ -89,6 +93,7 @@ class _Player:
         }
         self.costs, self.compute, self.factor = costs, compute, factor
         self.blocking = costs.in_order  # in host memory
+        self.message_class = _classes(self.rows, network, self.blocking)
         count = stop - first
         self.played = ShardedIteration(*np.zeros((3, count)))
         self.now = 0.0
@@ -184,7 +189,8 @@ class _Player:
         returns when it is done."""
         issued = max(self.now, earliest)
         start = issued if self.blocking else max(issued, self.free[own_queue])
-        message_class, size = self._class_of(message), float(self.rows["wire_bytes"][message])
+        message_class = int(self.message_class[message])
+        size = float(self.rows["wire_bytes"][message])
         costs = self.costs
         wired = start + costs.host[message_class] + costs.host_byte[message_class] * size
         wired += costs.startup[message_class] + costs.copy[message_class] * size
@@ -198,14 +204,8 @@ class _Player:
             self._spend("wait", arrived)
             return
         self.free[own_queue] = arrived
-        self.wired = _with_interval(self.wired, (float(wired), arrived))
-
-    def _class_of(self, message: int) -> int:
-        """In host memory a reduce-scatter is an all-reduce of which each rank keeps its part."""
-        operation = int(self.rows["operation"][message])
-        if self.blocking and operation == Op.REDUCE_SCATTER:
-            operation = int(Op.ALL_REDUCE)
-        return int(self.costs.message_class[operation, self.rows["ranks"][message], 0])
+        felt = start if costs.felt_early else float(wired)
+        self.wired = _with_interval(self.wired, (felt, arrived))
 
     def _beside_compute(self, message_class: int) -> float:
         """How many times its seconds a message takes at ports that backward uses, too."""
@@ -213,6 +213,17 @@ class _Player:
             return 1.0
         at_ports = self.costs.utilization[message_class][self.costs.ports].max(initial=0.0)
         return float(max(1.0, at_ports * (1.0 + self.costs.transfer_slowdown)))
+
+
+def _classes(
+    rows: dict[str, NDArray[np.int64]], network: Network, blocking: bool
+) -> NDArray[np.int32]:
+    """Of each message. In host memory a reduce-scatter is an all-reduce of which each rank keeps
+    its part."""
+    operation = rows["operation"]
+    if blocking:
+        operation = np.where(operation == Op.REDUCE_SCATTER, int(Op.ALL_REDUCE), operation)
+    return network.class_of(operation, rows["ranks"], -1, rows["wire_bytes"])
 
 
 def _with_interval(

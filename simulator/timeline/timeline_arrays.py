@@ -10,13 +10,13 @@ I64 = NDArray[np.int64]
 
 
 class MessageArrays(NamedTuple):
-    """The columns of a PlanTable that matter here; see there."""
+    """The columns of a PlanTable that matter here; see there. message_class: see `Network`."""
 
     first: I64
     operation: NDArray[np.uint8]
     channel: NDArray[np.uint8]
     root: NDArray[np.int16]
-    ranks: NDArray[np.uint16]
+    message_class: NDArray[np.int32]
     carries_values: NDArray[np.bool_]
     wire_bytes: I64
     ready: NDArray[np.int32]
@@ -27,7 +27,7 @@ class MessageArrays(NamedTuple):
 
 
 class CostArrays(NamedTuple):
-    """Per class of messages; see `cost.network.Network`.
+    """Per class of messages; see `cost.network_arrays.Network`.
 
     per_flow f64[K, U]: utilization over flows.
     link f64[K]: seconds that a message holds its links besides its bytes.
@@ -39,9 +39,9 @@ class CostArrays(NamedTuple):
     host, host_byte f64[K]: how long a message keeps the hosts' processors from every other one.
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
     its device, from the start of backward on, while gradients are still computed.
-    in_order: whether a message lands only when all before it on its channel have."""
+    in_order: whether a message lands only when all before it on its channel have.
+    felt_early: whether compute feels a message from its startup on."""
 
-    message_class: NDArray[np.int16]
     startup: F64
     copy: F64
     link: F64
@@ -58,6 +58,7 @@ class CostArrays(NamedTuple):
     host_byte: F64
     ahead: float
     in_order: bool
+    felt_early: bool
 
 
 class ComputeArrays(NamedTuple):

@@ -1,6 +1,8 @@
 """The timeline simulator: plays compiled plans against compute and the network."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,9 @@ from autosync.simulator.cost.compute_time import (
     slowest_factors,
     update_seconds_of_buckets,
 )
-from autosync.simulator.cost.network import SERVER_OPERATIONS, Network, network_of
+from autosync.simulator.cost.message_classes import SERVER_OPERATIONS
+from autosync.simulator.cost.network import network_of
+from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.extension_prediction import (
     carried_predictions,
     restated_domain,
@@ -71,7 +75,9 @@ def simulate(plans: PlanTable, population: Population, domain: Domain) -> NDArra
     for index in np.flatnonzero(population.engine).tolist():
         shard_ranks = _shard_ranks(population, index)
         factor = float(factors[index])
-        own = play_sharded(plans, index, inputs.costs, inputs.compute, factor, shard_ranks)
+        own = play_sharded(
+            plans, index, inputs.network, inputs.costs, inputs.compute, factor, shard_ranks
+        )
         periods[index] = own.step_seconds
     for index in np.flatnonzero(restated_strategies(population)).tolist():
         periods[index] = play_one(plans, population, domain, index).step_seconds
@@ -115,7 +121,9 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     if population.engine[index]:
         shard_ranks = _shard_ranks(population, index)
         factor = float(factors[0])
-        own = play_sharded(plans, index, inputs.costs, inputs.compute, factor, shard_ranks)
+        own = play_sharded(
+            plans, index, inputs.network, inputs.costs, inputs.compute, factor, shard_ranks
+        )
         times_of = own.issued, own.on_wire, own.arrived, own.arrived
         return Played(own.step_seconds, *times_of, tuple(own.spans), own.forward_start)
     times, own_rows = inputs.play(factors), slice(begin, stop)
@@ -141,7 +149,10 @@ def busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64
     bytes_of = np.zeros((len(plans), len(costs.startup_seconds)))
     np.add.at(bytes_of, (strategy, classes), plans.wire_bytes)
     busiest: NDArray[np.float64] = (bytes_of @ costs.load).max(axis=1)
-    return busiest
+    if not costs.owner_seconds_per_byte.any():
+        return busiest
+    parts = [slice(int(first), int(stop)) for first, stop in pairwise(plans.first)]
+    return np.array([costs.busiest(plans, rows)[1] for rows in parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +171,7 @@ class TimelineTimes:
 class TimelineInputs:
     """What the kernel plays: plans, network and profile, and room for the messages in flight."""
 
+    network: Network
     messages: MessageArrays
     costs: CostArrays
     compute: ComputeArrays
@@ -189,11 +201,19 @@ class TimelineInputs:
 def timeline_inputs(plans: PlanTable, domain: Domain) -> TimelineInputs:
     costs = network_of(domain.cluster, plans.teams)
     return TimelineInputs(
-        MessageArrays(*(getattr(plans, field) for field in MessageArrays._fields)),
+        costs,
+        _kernel_messages(plans, costs),
         _kernel_costs(domain, costs),
-        _kernel_compute(domain, plans),
+        _kernel_compute(domain, plans, costs),
         _in_flight_arrays(domain, costs, plans),
     )
+
+
+def _kernel_messages(plans: PlanTable, costs: Network) -> MessageArrays:
+    classes = costs.classes_of(plans)
+    fields = MessageArrays._fields
+    columns: dict[str, Any] = {name: getattr(plans, name, classes) for name in fields}
+    return MessageArrays(**columns)
 
 
 def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
@@ -204,7 +224,6 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
     flows = costs.flows if backend.one_connection_a_pair else costs.utilization
     engine = costs.engine_seconds
     return CostArrays(
-        message_class=costs.message_class,
         startup=costs.startup_seconds,
         copy=costs.copy_seconds_per_byte,
         link=costs.link_seconds,
@@ -213,7 +232,7 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         flows=flows,
         per_flow=np.divide(costs.utilization, flows, out=np.zeros_like(flows), where=flows > 0),
         ports=costs.ports,
-        transfer_slowdown=domain.cluster.transfer_slowdown,
+        transfer_slowdown=costs.transfer_slowdown,
         in_flight=np.full(len(streamed), costs.in_flight, dtype=np.int64),
         streamed=streamed,
         stepwise=np.isin(costs.operations, backend.stepwise),
@@ -221,10 +240,11 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         host_byte=costs.host_seconds_per_byte,
         ahead=0.0 if backend.starts_on_host else engine,
         in_order=backend.starts_on_host,
+        felt_early=backend.felt_early,
     )
 
 
-def _kernel_compute(domain: Domain, plans: PlanTable) -> ComputeArrays:
+def _kernel_compute(domain: Domain, plans: PlanTable, costs: Network) -> ComputeArrays:
     timing = domain.timing
     return ComputeArrays(
         forward_start=timing.forward_start,
@@ -234,7 +254,7 @@ def _kernel_compute(domain: Domain, plans: PlanTable) -> ComputeArrays:
         update=update_seconds_of_buckets(plans, domain),
         rebuild=rebuild_seconds_of_buckets(plans, domain),
         world=domain.world_size,
-        slowdown=domain.cluster.compute_slowdown,
+        slowdown=costs.compute_slowdown,
     )
 
 

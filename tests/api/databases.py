@@ -26,6 +26,7 @@ def postgresql_server() -> Iterator[str]:
     # not below pytest's folder, which only its owner may enter: PostgreSQL runs as another user
     # when the tests run as root
     server = get_server(Path(runtime) / "data", cleanup_mode="delete")
+    server.psql("ALTER SYSTEM SET fsync = off;\nSELECT pg_reload_conf();")  # nobody needs it later
     try:
         yield server.get_uri()
     finally:

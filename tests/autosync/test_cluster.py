@@ -317,7 +317,7 @@ class TestFile:
             assert parse_cluster(GOOD.replace("t4", device), "x").device_of_rank()[0].type == device
 
 
-def test_what_was_measured_of_a_backend_is_not_said_of_another() -> None:
+def test_measurements_do_not_carry_over_to_another_backend() -> None:
     measured = replace(
         grid_cluster(2),
         costs=(MessageCost("all_reduce", 1e-4, 0.0, 0.0),),

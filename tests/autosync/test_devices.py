@@ -58,7 +58,7 @@ def test_an_unknown_name_is_refused_with_the_way_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("stated", ["cpu", "abacus", ""])
-def test_what_is_stated_must_be_a_gpu(stated: str) -> None:
+def test_a_stated_device_type_must_be_a_gpu(stated: str) -> None:
     with pytest.raises(InvalidInput, match="is the type of no GPU"):
         device_type_of_gpu("NVIDIA H100 80GB HBM3", stated)
 

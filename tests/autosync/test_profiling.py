@@ -14,6 +14,7 @@ from autosync.importing import import_module
 from autosync.models import bundled
 from autosync.profiling import (
     EFFICIENCY,
+    LAUNCH_SECONDS,
     estimate_profile,
     measure_profile,
     profile_at_batch,
@@ -116,7 +117,8 @@ class TestEstimate:
         sparse = estimate_profile(bundled("ncf_sparse"), "v100")
         dense = estimate_profile(bundled("ncf_dense"), "v100")
         assert sparse.forward_seconds == dense.forward_seconds
-        assert dense.backward_seconds[0] > 1000 * sparse.backward_seconds[0]
+        assert dense.backward_seconds[0] > 10 * sparse.backward_seconds[0]
+        assert sparse.backward_seconds[0] == LAUNCH_SECONDS  # a few rows take no less
         assert dense.update_seconds > 1000 * sparse.update_seconds
 
     def test_it_comes_near_published_throughput(self) -> None:
@@ -254,7 +256,7 @@ class TestMeasurement:
             measure_profile(network(), wrong, cross_entropy, graph)
 
 
-def test_what_data_sheets_carry_over_to_another_device_is_no_measurement() -> None:
+def test_a_profile_scaled_to_another_device_is_an_estimate() -> None:
     measured = domain_of()
     there = replace(measured.profile, device="v100", source="measured")
     same = replace(measured, profile=there, cluster=of_type(measured.cluster, "v100"))

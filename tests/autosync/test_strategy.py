@@ -49,7 +49,7 @@ def test_json_and_back() -> None:
     assert from_json(Strategy, to_json(STRATEGY)) == STRATEGY
 
 
-def test_what_owners_return_is_said_only_where_it_is_no_values() -> None:
+def test_returns_gradients_is_written_only_where_it_is_true() -> None:
     """So documents from before mean what they meant, and keep their identity."""
     assert "returns_gradients" not in to_json(STRATEGY)
     shards = (ParameterServer(1, 8, returns_gradients=True),)

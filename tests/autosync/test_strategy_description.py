@@ -24,8 +24,8 @@ DOMAIN = domain_of(chain_graph(((1024, 1024),) * 6 + ((2048, 1024),), factor_row
 def test_one_method() -> None:
     text = describe(known_designs.zero1_overlap(DOMAIN), DOMAIN)
     assert text == (
-        "reduce-scatter with sharded update in 2 groups of 16 MB; nearest next use first, "
-        "into the next forward"
+        "reduce-scatter with sharded update in 2 groups of 16 MB; front layers first, "
+        "also during the next forward pass"
     )
 
 
@@ -38,7 +38,7 @@ def test_mixed_methods_from_the_most_bytes_to_the_fewest() -> None:
         schedule=Schedule("fifo", slice_bytes=1 << 16),
     )
     assert describe(strategy, DOMAIN) == (
-        "all-reduce in 3 groups of 8 MB for 6 variables; sufficient factors in 1 group of 48 KB "
+        "all-reduce in 3 groups of 8 MB for 6 variables; factored gradients in 1 group of 48 KB "
         "for v6; as gradients get ready, in slices of 64 KB"
     )
 
@@ -48,7 +48,7 @@ def test_owners_cuts_and_shares() -> None:
     shares = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
     assert describe(replace(strategy, replicas=shares), DOMAIN) == (
         "parameter server in 8 groups on 4 owners of 4 MB; v6 cut into 2 shards; "
-        "batch shares 20% to 40%; nearest next use first, into the next forward"
+        "batch shares 20% to 40%; front layers first, also during the next forward pass"
     )
 
 
@@ -61,7 +61,7 @@ def test_ddp_and_strategies_without_a_domain() -> None:
 def test_when_halves_are_gathered_shows() -> None:
     domain = domain_of()
     idle = describe(known_designs.dear_idle(domain), domain)
-    assert idle.endswith("into the next forward, gathered while the wire is idle")
+    assert idle.endswith("also during the next forward pass, all-gathers wait for idle links")
     assert idle.startswith(describe(known_designs.dear_sliced(domain), domain))
 
 
@@ -90,7 +90,7 @@ def test_how_late_updates_are() -> None:
     assert describe(owned.carrying(Staleness(4))).endswith("; values at most 4 iterations old")
 
 
-def test_where_modules_live() -> None:
+def test_placements_are_described() -> None:
     domain = heavy_layers((1.0, 1.0, 1.0))
     strategy = with_placement(
         known_designs.all_reduce_per_variable(domain),

@@ -49,7 +49,7 @@ def test_a_variable_is_of_the_innermost_unit_and_else_of_the_root() -> None:
     assert replace(engine, reshard_after_forward=False).keeps_values(0)
 
 
-def test_what_no_engine_can_be_is_refused() -> None:
+def test_impossible_engines_are_refused() -> None:
     with pytest.raises(InvalidStrategy, match="shard_ranks is 1"):
         FullyShard(("a",), 1)
     with pytest.raises(InvalidStrategy, match="twice"):

@@ -144,7 +144,7 @@ def runs(pid: int) -> bool:
     return state.rpartition(")")[2].split()[0] != "Z"
 
 
-def test_what_a_stage_lacks_is_named(setting: Setting) -> None:
+def test_a_failed_or_silent_stage_is_named(setting: Setting) -> None:
     failed = run_stage(scripted("raise SystemExit(3)", "print('never')"), setting, 60.0)
     assert failed.status == "exit status 3"
     assert "never" not in (setting.folder / "scripted.log").read_text()

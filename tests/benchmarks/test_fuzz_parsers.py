@@ -76,7 +76,7 @@ def parse_badly(data: bytes) -> None:
         (b"endless", "finding", "more than 0.2 s"),
     ],
 )
-def test_what_is_a_finding(data: bytes, outcome: str, where: str) -> None:
+def test_outcomes_that_count_as_findings(data: bytes, outcome: str, where: str) -> None:
     parser = FuzzedParser("bad", "bytes", [b"fine"], parse_badly)
     tried = try_input(parser, data, most_seconds=0.2)
     assert tried.outcome == outcome

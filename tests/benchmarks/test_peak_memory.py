@@ -24,7 +24,7 @@ def test_a_block_whose_end_was_not_seen_ends_where_another_begins_in_it() -> Non
     assert most_held(touching, 2, 2) == 20
 
 
-def test_what_a_collective_made_before_is_not_held_in_the_step() -> None:
+def test_buffers_of_an_earlier_collective_do_not_count() -> None:
     """gloo's thread may let go of it last, unseen."""
     copied = [Allocation(1, 0, 100, True), Allocation(2, 200, 10), Allocation(5, 300, 20)]
     assert most_held(copied, 5, 9) == 30

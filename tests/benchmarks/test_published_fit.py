@@ -28,7 +28,7 @@ def test_priors_are_possible_and_values_never_leave_their_bounds() -> None:
     constants_at(most, NOT_KNOWN)
 
 
-def test_what_rows_do_not_tell_stays_where_its_prior_has_it() -> None:
+def test_constants_without_evidence_stay_at_their_prior() -> None:
     one_node = [
         row
         for row in ROWS

@@ -31,6 +31,6 @@ def test_errors_add_up_by_class() -> None:
     }
 
 
-def test_what_is_not_listed_is_among_the_others() -> None:
+def test_unlisted_operations_count_as_others() -> None:
     assert class_of("embedding") == "lookups"
     assert class_of("unheard_of") == "elementwise and others"

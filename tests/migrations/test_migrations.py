@@ -4,6 +4,7 @@ import gzip
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
+from sqlalchemy.orm import Session
 
 from autosync.api.db import Database, migrate, schema_migration
 from autosync.api.db.schema_migration import alembic_config, current_revision, require_schema
@@ -18,8 +20,12 @@ from autosync.api.db.tables import Base
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.submission import load_request
-from autosync.api.views import reports
+from autosync.api.views import documents, reports
+from autosync.cluster import Cluster, MessageCost
+from autosync.documents import from_json, to_json
+from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import NotFound, NotSupported
+from autosync.graph import ModelGraph
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import finished, run_search, small_request
 
@@ -87,6 +93,84 @@ def test_a_stored_database_of_an_earlier_day_is_read_and_goes_on(tmp_path: Path)
         run_search(DatabaseStore(database, held.job_id, held.fence), small_request())
 
 
+def test_tunings_that_measured_costs_share_the_cluster_that_was_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "stored.db"
+    file.write_bytes(gzip.decompress(STORED.read_bytes()))
+    url = f"sqlite:///{file}"
+    migrate(url, "0015")
+    with opened(url) as database:
+        with database.writing() as session:
+            probed = _as_if_probed(session)
+        for _ in range(2):
+            migrate(url)
+            with database.reading() as session:
+                tunings = reports.tunings(session, 10).items
+                (cluster,) = documents.clusters(session, 10).items
+                domain = load_request(session, probed).domain
+            assert {tuning.cluster_id for tuning in tunings} == {cluster.id}
+            assert len({tuning.domain_id for tuning in tunings}) == 2
+            assert domain.cluster.costs
+            assert [each.domain_id for each in tunings if each.id == probed] == [domain.id]
+            migrate(url, "0015")
+            with database.reading() as session:
+                assert session.scalar(text("select count(*) from clusters")) == 2
+
+
+def _as_if_probed(session: Session) -> str:
+    """The stored finished tuning measured its cluster's costs, as the fifteenth schema wrote it
+    down; its id."""
+    query = (
+        "select jobs.id, clusters.document, graphs.document, domains.profile, domains.optimizer, "
+        "clusters.created_at from jobs join domains on domains.id = jobs.domain_id "
+        "join clusters on clusters.id = domains.cluster_id "
+        "join graphs on graphs.id = domains.graph_id where jobs.state = 'finished'"
+    )
+    tuning_id, *parts, created_at = session.execute(text(query)).one()
+    asked = from_json(Cluster, parts[0])
+    assert not asked.costs
+    cluster = replace(asked, costs=(MessageCost("engine", 1e-4),), link_seconds_per_send=1e-5)
+    domain = Domain(
+        graph=from_json(ModelGraph, parts[1]),
+        cluster=cluster,
+        profile=from_json(Profile, parts[2]),
+        optimizer=from_json(Optimizer, parts[3]),
+    )
+    session.execute(
+        text(
+            "insert into clusters (id, name, nodes, world_size, document, created_at) "
+            "values (:id, :name, :nodes, :world_size, :document, :created_at)"
+        ),
+        {
+            "id": cluster.id,
+            "name": cluster.name,
+            "nodes": len(cluster.nodes),
+            "world_size": cluster.world_size,
+            "document": to_json(cluster),
+            "created_at": created_at + 1,
+        },
+    )
+    session.execute(
+        text(
+            "insert into domains (id, graph_id, cluster_id, profile, profile_source, optimizer, "
+            "created_at) select :id, graph_id, :cluster, profile, profile_source, optimizer, "
+            "created_at from domains where id = (select domain_id from jobs where id = :tuning)"
+        ),
+        {"id": domain.id, "cluster": cluster.id, "tuning": tuning_id},
+    )
+    session.execute(
+        text("update jobs set domain_id = :domain where id = :tuning"),
+        {"domain": domain.id, "tuning": tuning_id},
+    )
+    session.execute(
+        text(
+            "insert into events (tuning_id, kind, message, done, total, created_at) "
+            "values (:tuning, 'opening', 'measuring what messages cost', 0, 0, :created_at)"
+        ),
+        {"tuning": tuning_id, "created_at": created_at + 1},
+    )
+    return str(tuning_id)
+
+
 def test_a_database_of_an_older_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'old.db'}"
     migrate(url)
@@ -107,7 +191,7 @@ def test_only_an_upgrade_and_a_service_change_the_schema(
         session.execute(text("update alembic_version set version_num = '0013'"))
     monkeypatch.setattr(schema_migration, "_check_known", lambda *_: None)
     with pytest.raises(NotSupported, match="schema revision 0013; this version needs") as refused:
-        require_schema(url)
+        require_schema(url, create=True)
     assert "autosync db upgrade" in refused.value.remedy
     with opened(url) as database, database.engine.connect() as connection:
         assert current_revision(connection) == "0013"
@@ -115,9 +199,9 @@ def test_only_an_upgrade_and_a_service_change_the_schema(
 
 def test_the_schema_is_made_where_there_is_none(empty_url: str) -> None:
     with pytest.raises(NotFound, match="is empty"):
-        require_schema(empty_url, create=False)
+        require_schema(empty_url)
+    require_schema(empty_url, create=True)
     require_schema(empty_url)
-    require_schema(empty_url, create=False)
     with opened(empty_url) as database:
         assert tables(database) == set(Base.metadata.tables)
 

@@ -125,7 +125,7 @@ def test_nothing_runs_as_root_and_no_secret_is_written_down() -> None:
     assert ignored.count("packaging/secrets") == 2
 
 
-def test_what_is_copied_is_here() -> None:
+def test_copied_files_exist() -> None:
     for rest in of_container("COPY"):
         *sources, _ = rest.split()
         for source in sources:

@@ -14,8 +14,10 @@ from autosync.api.cli.main import app
 from autosync.documents import to_json
 from autosync.search.designs.known_designs import all_reduce_25mb
 from tests.api.cli.command import small_inputs
+from tests.autosync.diagnosis.traces import gloo_step
 from tests.autosync.interop.onnx_files import exported
 from tests.autosync.interop.test_gpu_topology import DGX_A100
+from tests.autosync.interop.test_nccl_tests import ALL_GATHER, NEW
 from tests.autosync.interop.test_resource_specs import TWO_NODES
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.packaging.test_documentation import ROOT, pages
@@ -45,6 +47,7 @@ ELSEWHERE = {
     "export 3f2a90c1 --for ddp --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
     "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": "tests/api/cli/test_tune.py",
     "serve": "tests/api/cli/test_serve.py",
+    "serve --root-path /autosync": "tests/api/http/test_root_path.py",
     "worker": "tests/api/cli/test_serve.py",
 }
 """What needs more than one command: the test in which it runs."""
@@ -128,11 +131,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "hosts.txt").write_text("10.0.0.1 slots=3\n10.0.0.2 slots=3\n")
     (made / "topo.txt").write_text(DGX_A100)
     (made / "resource_spec.yml").write_text(TWO_NODES)
+    (made / "all_reduce.log").write_text(NEW)
+    (made / "all_gather.log").write_text(ALL_GATHER)
     any_batch = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
     (made / "exported.onnx").write_bytes(exported(nn.Linear(4, 2), (zeros(2, 4),), **any_batch))
     (made / "llama").mkdir()
     (made / "llama" / "config.json").write_text(json.dumps(LLAMA))
     (made / "facts.yaml").write_text(FACTS)
+    for rank in range(2):
+        (made / f"rank{rank}.json").write_text(json.dumps(gloo_step(rank, 600, 900)))
     write_small(made / "FOLDER")
     write_small(made / "measured")
     write_published(made / "published" / "chain" / "cluster-A", two_domains()[0])

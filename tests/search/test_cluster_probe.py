@@ -20,6 +20,7 @@ from autosync.search.cluster_probe import (
 )
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
+from autosync.simulator.collective_predictions import predicted_collectives
 from autosync.simulator.fitting.iteration_costs import fit_costs
 from autosync.simulator.fitting.message_costs import fit_overlap_slowdown
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -121,6 +122,7 @@ def test_unshaped_links_give_the_costs_of_single_messages() -> None:
     assert {cost.kind for cost in found.cluster.costs} == set(KINDS)
     assert not len(found.measured)
     assert all(cost.host_seconds == 0.0 for cost in found.cluster.costs)
+    assert found.cluster.curves == ()  # loopback is none of the cluster's links
     with pytest.raises(InvalidInput, match="2 ranks"):
         probe_costs(LocalLauncher(), grid_cluster(2), 1.0, 1.0)
 
@@ -142,6 +144,13 @@ def test_shaped_links_are_probed_by_whole_iterations() -> None:
     assert found.residual < found.before
     assert {c.residual for c in found.cluster.costs if c.kind == "all_reduce"} == {found.residual}
     assert any("ring all-reduce, each alone" in line for line in lines)
+    curves = {curve.operation: curve for curve in found.cluster.curves}
+    assert set(curves) == {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"}
+    assert {(curve.ranks, curve.nodes) for curve in curves.values()} == {(3, 3)}
+    predicted = predicted_collectives(
+        found.cluster, "all_reduce", np.array(curves["all_reduce"].sizes_bytes)
+    )
+    assert predicted.seconds == pytest.approx(curves["all_reduce"].seconds)
 
 
 Span = tuple[Phase, float, float]

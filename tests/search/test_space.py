@@ -59,9 +59,7 @@ def made(field: str, value: Any) -> Space:
         ("encodings", [], "encodings is empty: no message could be packed. Leave it out"),
     ],
 )
-def test_what_nothing_can_be_drawn_from_is_refused_by_name(
-    field: str, value: Any, words: str
-) -> None:
+def test_empty_choices_are_refused_by_name(field: str, value: Any, words: str) -> None:
     given = tuple(value) if isinstance(value, list) else value
     with pytest.raises(InvalidInput, match=words) as refused:
         made(field, given)

@@ -11,16 +11,11 @@ from autosync.search.collect.collection_log import PICK_ORIGINS
 from autosync.search.collect.collection_plan import CollectionTarget, load_plan
 from autosync.simulator.dataset_description import datasheet
 from autosync.simulator.message_digests import digests_of
-from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.runtime_dataset import MeasuredDomain, read_trials
 
 FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")
 TARGETS = {f"{target.model}/{target.cluster}": target for target in PLAN.domains}
-
-
-@pytest.fixture(scope="module")
-def domains() -> list[MeasuredDomain]:
-    return load_dataset(FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +28,18 @@ def target_of(measured: MeasuredDomain) -> CollectionTarget:
     return TARGETS[f"{domain.graph.name}/{domain.cluster.name}"]
 
 
-def test_what_is_there_of_the_plan_is_whole(domains: list[MeasuredDomain]) -> None:
-    names = [target_of(each).name for each in domains]
+def test_what_is_there_of_the_plan_is_whole(bundled_dataset: list[MeasuredDomain]) -> None:
+    names = [target_of(each).name for each in bundled_dataset]
     assert len(set(names)) == len(names)
     assert set(PLAN.pick_sources) <= set(names)
-    for measured in domains:
+    for measured in bundled_dataset:
         target = target_of(measured)
         assert len(measured) - len(measured.picks) >= PLAN.strategies_of(target), target.name
         assert len(measured.picks) == target.picks, target.name
 
 
-def test_choosers_have_picked_alike_in_every_round(domains: list[MeasuredDomain]) -> None:
-    for measured in domains:
+def test_choosers_have_picked_alike_in_every_round(bundled_dataset: list[MeasuredDomain]) -> None:
+    for measured in bundled_dataset:
         chosen = Counter((measured.origins[i], measured.rounds[i]) for i in measured.picks)
         each = len(measured.picks) // PLAN.pick_rounds // len(PICK_ORIGINS)
         assert chosen == {
@@ -55,15 +50,17 @@ def test_choosers_have_picked_alike_in_every_round(domains: list[MeasuredDomain]
         }
 
 
-def test_no_pick_is_the_plan_of_another_strategy(domains: list[MeasuredDomain]) -> None:
-    for measured in domains:
+def test_no_pick_is_the_plan_of_another_strategy(bundled_dataset: list[MeasuredDomain]) -> None:
+    for measured in bundled_dataset:
         digests = Counter(digests_of(measured.domain, measured.population))
         of_picks = digests_of(measured.domain, measured.population.take(measured.picks))
         assert {digests[digest] for digest in of_picks} <= {1}
 
 
-def test_passes_are_those_of_the_plan(domains: list[MeasuredDomain], trials: pd.DataFrame) -> None:
-    for measured in domains:
+def test_passes_are_those_of_the_plan(
+    bundled_dataset: list[MeasuredDomain], trials: pd.DataFrame
+) -> None:
+    for measured in bundled_dataset:
         target = target_of(measured)
         rows = trials[(trials["domain"] == measured.domain.id) & (trials["pass"] > 0)]
         passes = rows.groupby(["occasion", "pass"])["strategy_id"].nunique()
@@ -79,6 +76,6 @@ def test_what_it_takes_to_repeat_it_is_noted(trials: pd.DataFrame) -> None:
 
 
 def test_the_datasheet_beside_it_is_that_of_the_data(
-    domains: list[MeasuredDomain], trials: pd.DataFrame
+    bundled_dataset: list[MeasuredDomain], trials: pd.DataFrame
 ) -> None:
-    assert (FOLDER / "README.md").read_text() == datasheet(domains, trials)
+    assert (FOLDER / "README.md").read_text() == datasheet(bundled_dataset, trials)

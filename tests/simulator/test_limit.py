@@ -94,7 +94,7 @@ def test_uneven_shares_lower_what_devices_must_compute() -> None:
     assert dealt.compute_seconds == pytest.approx(0.12 * 4 / 3)
 
 
-def test_what_may_lag_is_bound_by_compute_and_bytes_alone() -> None:
+def test_stale_strategies_are_bound_by_compute_and_bytes_alone() -> None:
     domain = even(0.8, 1e-3)
     late = Allowed(staleness=(0, 4))
     bound = iteration_limit(domain, late)
@@ -118,7 +118,7 @@ def test_links_far_faster_than_the_model_is_large_have_a_limit() -> None:
     assert (fast < slow).all()
 
 
-def test_where_modules_may_be_placed_compute_alone_is_a_limit() -> None:
+def test_with_placement_compute_alone_is_a_limit() -> None:
     """Any rank may take any part of it, and no gradient need travel."""
     domain = even(0.008, 1e-3, (1.0, 1.0, 1.0, 3.0))
     bound = iteration_limit(domain, Allowed(placement=True))

@@ -103,7 +103,7 @@ def test_a_second_process_compiles_nothing_until_a_source_is_edited(small: Path)
         assert run(small) == expected
 
 
-def test_where_the_packages_folder_cannot_be_written_to_the_users_cache_serves(
+def test_an_unwritable_package_folder_falls_back_to_the_users_cache(
     small: Path, tmp_path: Path
 ) -> None:
     nowhere = small / "simulator/timeline/__pycache__"
@@ -117,7 +117,7 @@ def test_where_the_packages_folder_cannot_be_written_to_the_users_cache_serves(
     assert {path: path.stat().st_mtime_ns for path in compiled_files(cache)} == written
 
 
-def test_where_no_folder_can_be_written_to_it_compiles_and_says_so(
+def test_without_a_writable_folder_kernels_compile_with_a_warning(
     small: Path, tmp_path: Path
 ) -> None:
     (small / "simulator/timeline/__pycache__").write_text("no folder")
@@ -135,7 +135,7 @@ def module_name(path: Path) -> str:
 
 def kernel_files() -> list[Path]:
     """Files of autosync, the simulator and the search with functions that numba compiles."""
-    paths = [path for room in ("simulator", "search") for path in (ROOT / room).rglob("*.py")]
+    paths = [path for package in ("simulator", "search") for path in (ROOT / package).rglob("*.py")]
     marked = [p for p in paths if "@njit" in p.read_text() or "@cached_kernel" in p.read_text()]
     return [*marked, *(Path(str(module.__file__)) for module in PLAIN_PYTHON)]
 

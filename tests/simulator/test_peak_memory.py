@@ -118,7 +118,7 @@ def test_the_peak_adds_up_by_method() -> None:
     assert peak_mb(owned) == near([10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0])
 
 
-def test_what_late_updates_keep_adds_up() -> None:
+def test_buffers_of_stale_updates_add_to_the_peak() -> None:
     domain = four()
     few = 2 * 4096.0 * 4
 
@@ -165,7 +165,7 @@ def test_a_gpu_without_stated_memory_has_its_types() -> None:
     )
 
 
-def test_what_does_not_fit_is_refused_with_the_ways_out() -> None:
+def test_a_strategy_that_does_not_fit_is_refused_with_the_ways_out() -> None:
     check_memory(strategy_of(four(), AllReduce), four())
     tight = four(memory_gb=0.0175)  # between zero1's 17 MB and an all-reduce's 18
     check_memory(strategy_of(tight, lambda v: ReduceScatter(0, True)), tight)
@@ -313,7 +313,7 @@ def test_sharding_more_takes_less() -> None:
     assert order[0] < order[3] / 3
 
 
-def test_what_does_not_fit_names_fsdp2_as_a_way_out() -> None:
+def test_a_strategy_that_does_not_fit_names_fsdp2_as_a_way_out() -> None:
     tight = of(memory_gb=0.025)
     strategies = [ddp(tight), fsdp2(tight), zero2(tight)]
     assert fitting_rows(tight, encode(strategies, tight)).tolist() == [1, 2]

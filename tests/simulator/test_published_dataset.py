@@ -10,8 +10,8 @@ import yaml
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.interop.autodist_strategy import export_strategy
-from autosync.interop.host_clusters import PAYLOAD_SHARE
 from autosync.interop.resource_spec import Hardware
+from autosync.link_rates import TCP_SHARE
 from autosync.simulator.published_dataset import (
     DatasetFacts,
     ImportedDataset,
@@ -57,7 +57,7 @@ def write_published(place: Path, domain: Domain) -> None:
         {
             "address": node.address,
             "cpus": list(range(node.ranks)),
-            "network_bandwidth": node.bandwidth_gbps / PAYLOAD_SHARE,
+            "network_bandwidth": node.bandwidth_gbps / TCP_SHARE,
         }
         for node in domain.cluster.nodes
     ]

@@ -62,7 +62,7 @@ def test_failed_strategies_are_left_out_and_counted(
     assert (len(back), back.failed) == (59, 1)
 
 
-def test_what_was_measured_once_so_far_counts_and_the_noise_is_that_of_the_others(
+def test_strategies_measured_once_count_without_a_noise_estimate(
     domains: list[MeasuredDomain], tmp_path: Path
 ) -> None:
     each = domains[0]
@@ -77,7 +77,7 @@ def test_what_was_measured_once_so_far_counts_and_the_noise_is_that_of_the_other
     assert back.noise == pytest.approx(each.noise, rel=0.2)
 
 
-def test_what_is_missing_is_named(domains: list[MeasuredDomain], tmp_path: Path) -> None:
+def test_missing_files_and_columns_are_named(domains: list[MeasuredDomain], tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"trials\.parquet"):
         load_dataset(tmp_path)
     table = rows_of(domains[0])
@@ -108,7 +108,7 @@ def test_a_strategy_that_stands_twice_is_named(tmp_path: Path) -> None:
         load_dataset(tmp_path)
 
 
-def test_what_pandas_wrote_of_its_columns_may_be_damaged(tmp_path: Path) -> None:
+def test_damaged_pandas_metadata_is_refused(tmp_path: Path) -> None:
     write_small(tmp_path)
     file = tmp_path / "trials.parquet"
     damaged = {b"pandas": b'{"columns": [{"name": "domain"}], "index_columns": []}'}

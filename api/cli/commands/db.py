@@ -3,7 +3,6 @@
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.connection import refuse_missing
 from autosync.api.cli.console import say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
 
@@ -12,9 +11,10 @@ db = typer.Typer(no_args_is_help=True, help="The database's schema.")
 
 @db.command("upgrade")
 def upgrade(db: DatabaseUrl = DEFAULT_DATABASE) -> None:
-    """Bring a database of an earlier version to this version's schema.
+    """Make a database, or bring one of an earlier version to this version's schema.
 
-    `autosync serve` does so itself when it starts; every other command refuses an older schema. One
+    `autosync serve` does so itself when it starts; every other command refuses an older schema, and
+    only `autosync tune` and `autosync quickstart` make a database where there is none. One
     transaction: where it fails, the database stays as it was. Make a copy before: an earlier
     version cannot read it afterwards.
 
@@ -23,6 +23,5 @@ def upgrade(db: DatabaseUrl = DEFAULT_DATABASE) -> None:
     from autosync.api.db.database import masked
     from autosync.api.db.schema_migration import migrate
 
-    refuse_missing(db)
     migrate(db)
     say(f"{escape(masked(db))} has the schema of this version")

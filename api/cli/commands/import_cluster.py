@@ -12,15 +12,14 @@ from autosync.api.cli.completion import complete_device
 from autosync.api.cli.console import say, warn
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable
+from autosync.link_rates import StatedTransport
 
 if TYPE_CHECKING:
-    from autosync.cluster import Cluster
     from autosync.interop.gpu_topology import GpuTopology
     from autosync.interop.host_clusters import HostHardware
     from autosync.interop.host_list import Host
 
 Kind = Literal["hostfile", "slurm", "ray", "autodist"]
-Transport = Literal["tcp", "roce", "infiniband", "efa"]
 
 
 def import_cluster(
@@ -66,7 +65,7 @@ def import_cluster(
         ),
     ] = None,
     transport: Annotated[
-        Transport | None,
+        StatedTransport | None,
         typer.Option(help="What messages between hosts use.", show_default="tcp, and says so"),
     ] = None,
     latency_us: Annotated[
@@ -103,7 +102,7 @@ def import_cluster(
     )
     hosts, notes = _hosts(kind, source, hardware)
     cluster = cluster_of_hosts(hosts, hardware, _where(kind, source), name)
-    for note in (*notes, *notes_on_hosts(hosts, hardware), *_notes_on_model(cluster, transport)):
+    for note in (*notes, *notes_on_hosts(hosts, hardware)):
         warn(f"{escape(note)}.")
     if output is not None:
         save_cluster(cluster, output)
@@ -176,23 +175,6 @@ def _slurm_hosts(
         f"SLURM_TASKS_PER_NODE={tasks} is taken as one rank a host; where torchrun starts more in "
         "a task, state --per-host",
     )
-
-
-def _notes_on_model(cluster: "Cluster", transport: Transport | None) -> list[str]:
-    """Where predictions take the stated latency for another transport than the stated one."""
-    from autosync.simulator.backends import backend_of
-    from autosync.simulator.cost.applied_constants import RDMA_LATENCY_US, uses_tcp
-
-    by_tcp = uses_tcp(cluster)
-    if transport is None or backend_of(cluster).always_tcp or len(cluster.nodes) < 2:
-        return []
-    if by_tcp == (transport == "tcp"):
-        return []
-    return [
-        f"predictions take a latency of {RDMA_LATENCY_US:g} us and more for TCP, less for RDMA: "
-        f"{cluster.nodes[0].latency_us:g} us is {'TCP' if by_tcp else 'RDMA'} to them, not "
-        f"{transport}"
-    ]
 
 
 def _text(path: Path) -> str:

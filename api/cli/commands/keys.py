@@ -37,7 +37,7 @@ def list_keys(*, at: "Connection", json: Json = False) -> None:
 
 
 @app.command()
-@uses_service(create=True)
+@uses_service
 def add(
     name: Annotated[
         str,

@@ -17,7 +17,9 @@ from autosync.api.cli.options import (
     Json,
     Model,
     Optimizer,
+    PrecisionName,
     ProfileFile,
+    Recompute,
     ServiceUrl,
     SimulatorName,
     StepSeconds,
@@ -45,6 +47,8 @@ def predict(
     batch: Batch = None,
     optimizer: Optimizer = None,
     step_seconds: StepSeconds = None,
+    precision: PrecisionName = "recorded",
+    recompute: Recompute = False,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -55,10 +59,13 @@ def predict(
     constants: Annotated[
         str,
         typer.Option(
-            help="Fitted constants: auto (by the cluster's name; NCCL clusters of other names take "
-            "rtx-2080-ti), none, or a name."
+            help="Fitted constants: auto (by the cluster's name; of other NCCL clusters those of "
+            "their classes of links, transports and GPUs), none, or a name."
         ),
     ] = "auto",
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Batches whose gradients are added up before an update.")
+    ] = 1,
     simulator: SimulatorName = "timeline",
     device: DeviceType = None,
     efficiency: Efficiency = None,
@@ -86,7 +93,7 @@ def predict(
         load_strategy,
     )
 
-    choice = ProfileChoice(profile, device, efficiency, step_seconds)
+    choice = ProfileChoice(profile, device, efficiency, step_seconds, precision, recompute)
     domain = load_domain(model, cluster, batch, choice, optimizer)
     names = strategy or []
     given: list[str | Strategy] = [
@@ -104,6 +111,7 @@ def predict(
             constants=constants,
             compute_is_known=step_seconds is not None,
             simulator=simulator,
+            accumulate=accumulate,
         )
     for each, name in zip(found.items, names, strict=False):
         each.strategy = name
@@ -120,12 +128,15 @@ def predict(
             f"{number_of_ms(each.low_seconds)} to {number_of_ms(each.high_seconds)}",
             f"{each.samples_per_second:.1f}",
             f"{each.percent_of_limit:.0f} %",
+            each.binding,
             f"{each.predicted_peak_bytes / 1e9:.2f}{'' if each.fits else ', does not fit'}",
         )
         for each in sorted(found.items, key=lambda each: each.predicted_seconds)
     ]
-    columns = ("strategy", "predicted ms", "between", "samples/s", "of the limit", "GB a rank")
-    print_table(columns, rows, right=columns[1:])
+    columns = (
+        "strategy", "predicted ms", "between", "samples/s", "of the limit", "bound by", "GB a rank"
+    )  # fmt: skip
+    print_table(columns, rows, right=(*columns[1:5], columns[6]))
     out.print("[dim]Predictions: nothing was run.[/]")
 
 

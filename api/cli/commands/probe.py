@@ -37,7 +37,8 @@ def probe(
 ) -> None:
     """Measure startup and engine costs of each kind of message and write them into the cluster.
 
-    Rankings then rest on measured costs instead of assumed ones. Minutes; needs three ranks.
+    Rankings then rest on measured costs instead of assumed ones, and `autosync collectives` on the
+    measured times of collectives. Minutes; needs three ranks.
 
     Example: `autosync probe example-4x1 -o probed.yaml`
     """

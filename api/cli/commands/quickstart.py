@@ -67,8 +67,8 @@ def quickstart(
     domain = _domain()
     byte_scale, time_scale = automatic_scales(domain)
     say(
-        f"{scale_words(byte_scale, time_scale)}: every message carries that share of its bytes "
-        "over links scaled alike, so that this machine stands in for the cluster"
+        f"{scale_words(byte_scale, time_scale)}, over links that are scaled alike, so that this "
+        "machine stands in for the cluster"
     )
     repeats = TRIALS["repeats"]
     steps.say(2, f"tuning: {budget} strategies, then {repeats} interleaved repeats")

@@ -20,7 +20,9 @@ from autosync.api.cli.options import (
     Json,
     Model,
     Optimizer,
+    PrecisionName,
     ProfileFile,
+    Recompute,
     ServiceUrl,
     SimulatorName,
     StepSeconds,
@@ -36,7 +38,7 @@ MOST_ROWS = 256
 GARBAGE_OBJECTS = 100_000
 """Made before Python looks for circles among them: by default 700, ever again in the imports and
 strategies of a ranking, which are all needed to its end."""
-COLUMNS = ("", "alike", "strategy", "made by", "predicted ms", "times DDP", "GB a rank")
+COLUMNS = ("", "alike", "strategy", "made by", "predicted ms", "times DDP", "bound by", "GB a rank")
 
 
 def rank(
@@ -63,6 +65,8 @@ def rank(
     device: DeviceType = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
+    precision: PrecisionName = "recorded",
+    recompute: Recompute = False,
     profile: ProfileFile = None,
     db: DatabaseUrl = DEFAULT_DATABASE,
     url: ServiceUrl = None,
@@ -90,7 +94,7 @@ def rank(
     from autosync.simulator.backends import backend_of
 
     gc.set_threshold(GARBAGE_OBJECTS)
-    choice = ProfileChoice(profile, device, efficiency, step_seconds)
+    choice = ProfileChoice(profile, device, efficiency, step_seconds, precision, recompute)
     domain = load_domain(model, cluster, batch, choice, optimizer)
     describe_domain(domain)
     with connected(db, url, temporary=True) as at, compilation_lines(), working("ranking"):
@@ -130,11 +134,15 @@ def _print(ranked: "list[PredictedStrategy]", top: int, ddp: "PredictedStrategy"
             group.made_by,
             _between(*map(number_of_ms, group.predicted_seconds)),
             _between(*(f"{ddp.predicted_seconds / each:.2f}" for each in group.predicted_seconds)),
+            ranked[group.place - 1].binding,
             f"{ranked[group.place - 1].predicted_peak_bytes / 1e9:.2f}",
         )
         for group in shown
     ]
-    print_table(COLUMNS, rows, right=(COLUMNS[0], COLUMNS[1], *COLUMNS[4:]))
+    print_table(COLUMNS, rows, right=(COLUMNS[0], COLUMNS[1], *COLUMNS[4:6], COLUMNS[7]))
+    first = ranked[0]
+    ends = _between(*map(number_of_ms, (first.low_seconds, first.high_seconds)))
+    out.print(f"[dim]Nine of ten measurements of the first are expected at {ends} ms.[/]")
     out.print("[dim]Predictions, nothing was run: `autosync tune` measures and confirms.[/]")
 
 

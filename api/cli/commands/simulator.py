@@ -191,7 +191,7 @@ def promote(
 
 
 @app.command()
-@uses_service(create=True)
+@uses_service
 def add(
     name: Name,
     checkpoint: Annotated[

@@ -15,7 +15,7 @@ from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
     from autosync.api.cli.connection import Connection
-    from autosync.api.views.schemas import Tuning
+    from autosync.api.views.tuning_schemas import Tuning
 
 TuningId = Annotated[
     str,

@@ -42,7 +42,7 @@ from autosync.errors import AutosyncError, InvalidInput
 if TYPE_CHECKING:
     from autosync.api.cli.connection import Connection
     from autosync.api.client.rest_client import Client
-    from autosync.api.views.schemas import Tuning
+    from autosync.api.views.tuning_schemas import Tuning
     from autosync.domain import Domain
     from autosync.search.loop.earlier_document import EarlierTrials
 

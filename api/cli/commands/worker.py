@@ -9,6 +9,7 @@ from autosync.api.cli.console import say
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
     DatabaseUrl,
+    KeepDays,
     Prefix,
     RayAddress,
     ShareGpus,
@@ -23,6 +24,7 @@ def worker(
     parent: Annotated[
         int | None, typer.Option(hidden=True, help="Stop when this process, the parent, ends.")
     ] = None,
+    keep_days: KeepDays = None,
     prefix: Prefix = None,
     python: WorkerPython = None,
     ray_address: RayAddress = None,
@@ -47,11 +49,11 @@ def worker(
     from autosync.api.engine.queue_worker import work
 
     set_up_launchers(prefix, python, ray_address, share_gpus)
-    refuse_missing(db)
+    refuse_missing(db)  # else SQLite would make an empty one
     require_schema(db)
     stop = stop_on_signals()
     leave_when_overdue(stop, exit_code=0)  # what it had is given back
     if parent is not None:
         stop_with_parent(parent, stop)
     say(f"Working off the queue of {escape(masked(db))} (Ctrl-C gives back what runs)")
-    work(db, stop, once)
+    work(db, stop, once, keep_days=keep_days)

@@ -111,16 +111,15 @@ def access_on(
     """
     hosts = [*LOOPBACK_HOSTS, *(hostname(name) for name in names)]
     beyond = not is_loopback(host)
-    if beyond:
-        if token is None and not keys:
-            raise InvalidInput(
-                f"a service on {host!r} can be reached by others, and there is no key.",
-                thing="--host",
-                value=host,
-                remedy="Make one (`autosync keys add NAME --scope admin`), set "
-                f"{TOKEN_VARIABLE} to a long random text, or listen on 127.0.0.1.",
-            )
-        hosts.append(socket.gethostname().lower() if host in ANY_ADDRESS else host.lower())
+    if beyond and token is None and not keys:
+        raise InvalidInput(
+            f"a service on {host!r} can be reached by others, and there is no key.",
+            thing="--host",
+            value=host,
+            remedy="Make one (`autosync db upgrade`, then `autosync keys add NAME --scope admin`), "
+            f"set {TOKEN_VARIABLE} to a long random text, or listen on 127.0.0.1.",
+        )
+    hosts.append(socket.gethostname().lower() if host in ANY_ADDRESS else host.lower())
     return Access(token, tuple(dict.fromkeys(hosts)), closed=beyond, https=https)
 
 

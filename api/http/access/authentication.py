@@ -91,6 +91,7 @@ class Authentication:
         self.closed = access.closed
         self._look_at = float("-inf")
         self._noted: dict[str, float] = {}
+        self._wrong: OrderedDict[str, None] = OrderedDict()  # tokens and where they were shown
 
     async def is_open(self) -> bool:
         """Whether nobody is asked for a key: until the database has one, on loopback."""
@@ -136,14 +137,11 @@ class Authentication:
             await run_in_threadpool(end_session, self.database, cookie)
 
     async def _of_secret(self, shown: str, address: str) -> Caller:
-        if wait := self.wrong_tokens.wait_seconds(address):  # a right one would tell a guesser
-            raise _too_often(wait, "wrong keys from this address", "wrong_tokens")
-        if KEY.fullmatch(shown):
+        if KEY.fullmatch(shown):  # of 256 random bits: nobody finds one by guessing
             caller = await run_in_threadpool(self._of_shown_key, shown)
         else:  # at once: guesses that come together must not overtake the count of each other
-            caller = _named(self.access.owner_of(shown), address, "key")
+            caller = self._of_token(shown, address)
         if caller is None:
-            self.wrong_tokens.count(address)
             raise NotAuthorized(
                 "the key is wrong, was revoked or has expired.",
                 thing="Authorization",
@@ -151,6 +149,27 @@ class Authentication:
                 "them.",
             )
         return caller
+
+    def _of_token(self, shown: str, address: str) -> Caller | None:
+        """People choose tokens, so that guesses are slowed down. A guess is a text that was not
+        shown from there before: a script with an old token keeps nobody out.
+
+        Raises:
+            TryLater: too many guesses from there; a right token would tell a guesser.
+        """
+        known_as = proof_of(address, shown)
+        if known_as in self._wrong:
+            self._wrong.move_to_end(known_as)
+            return None
+        if wait := self.wrong_tokens.wait_seconds(address):
+            raise _too_often(wait, "wrong tokens from this address", "wrong_tokens")
+        owner = self.access.owner_of(shown)
+        if owner is None:
+            self.wrong_tokens.count(address)
+            self._wrong[known_as] = None
+            if len(self._wrong) > MOST_CLIENTS:
+                self._wrong.popitem(last=False)
+        return _named(owner, address, "key")
 
     def _count_request(self, caller: Caller) -> None:
         if wait := self.requests.wait_seconds(caller.client):

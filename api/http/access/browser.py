@@ -20,8 +20,9 @@ from autosync.api.engine.api_keys import SESSION_SECONDS
 from autosync.api.http.access.access_rules import Access, NotAllowed, hostname
 
 SESSION_COOKIE, FORM_COOKIE = "autosync_session", "autosync_form"
-SECURE_PREFIX = "__Host-"
-"""Of a cookie's name under TLS: browsers then take it from this very host alone."""
+SECURE_PREFIX, BELOW_PREFIX = "__Host-", "__Secure-"
+"""Of a cookie's name under TLS: browsers then take it from this very host alone; below a root path,
+which `__Host-` does not allow, from TLS alone."""
 VALUE = re.compile(r"[A-Za-z0-9_-]{43}")
 FORM_FIELD, FORM_HEADER = "form_token", "X-Form-Token"
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -45,13 +46,21 @@ def new_cookie() -> str:
 def send_session(request: Request, access: Access, response: Response, value: str) -> None:
     name, secure = _named(request, access, SESSION_COOKIE)
     response.set_cookie(
-        name, value, SESSION_SECONDS, httponly=True, samesite="strict", secure=secure
+        name,
+        value,
+        SESSION_SECONDS,
+        path=_path(request),
+        httponly=True,
+        samesite="strict",
+        secure=secure,
     )
 
 
 def take_session(request: Request, access: Access, response: Response) -> None:
     name, secure = _named(request, access, SESSION_COOKIE)
-    response.delete_cookie(name, httponly=True, samesite="strict", secure=secure)
+    response.delete_cookie(
+        name, path=_path(request), httponly=True, samesite="strict", secure=secure
+    )
 
 
 def form_key(request: Request, access: Access) -> str | None:
@@ -63,7 +72,9 @@ def send_form_key(request: Request, access: Access, response: Response, value: s
     """Until the browser is closed. Lax: it comes with links from elsewhere, too, so that they do
     not replace it under the forms that are open already; forms from elsewhere lack it."""
     name, secure = _named(request, access, FORM_COOKIE)
-    response.set_cookie(name, value, httponly=True, samesite="lax", secure=secure)
+    response.set_cookie(
+        name, value, path=_path(request), httponly=True, samesite="lax", secure=secure
+    )
 
 
 def form_token(key: str) -> str:
@@ -97,7 +108,13 @@ def _sent(request: Request, access: Access, cookie: str) -> str | None:
 def _named(request: Request, access: Access, cookie: str) -> tuple[str, bool]:
     """The cookie's name, and whether browsers send it over TLS alone."""
     secure = is_https(request, access)
-    return (SECURE_PREFIX + cookie if secure else cookie), secure
+    prefix = BELOW_PREFIX if request.app.state.root_path else SECURE_PREFIX
+    return (prefix + cookie if secure else cookie), secure
+
+
+def _path(request: Request) -> str:
+    """Of the addresses to which browsers send a cookie."""
+    return request.app.state.root_path or "/"
 
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

@@ -6,6 +6,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Request
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -130,13 +132,16 @@ class Guard:
                 caller = await self.authentication.caller_of(request)
                 request.state.caller, request.state.client = caller, caller.client
         except NotAuthorized as error:
-            return _to_login(request, error) or _refusal(request, error)
-        except (AutosyncError, DatabaseError) as error:
-            return _refusal(request, error)
+            return _to_login(request, error) or refusal_for(request, error)
+        except (AutosyncError, DatabaseError, PoolTimeout) as error:
+            return refusal_for(request, error)
         return None
 
 
-def _refusal(request: Request, error: AutosyncError | DatabaseError) -> Response:
+def refusal_for(
+    request: Request, error: AutosyncError | DatabaseError | PoolTimeout | HTTPException
+) -> Response:
+    """Of a middleware: a page for a reader, and a problem for programs."""
     answer = refusal(request, error)
     return error_page(request, json.loads(bytes(answer.body))) if is_for_reader(request) else answer
 
@@ -149,7 +154,7 @@ def _to_login(request: Request, error: NotAuthorized) -> Response | None:
         page = parsed_url(headers.get("hx-current-url", ""))
         answer.headers["HX-Redirect"] = _login_before(page.path)
         return answer
-    if request.method != "GET" or not is_for_reader(request):
+    if request.method not in ("GET", "HEAD") or not is_for_reader(request):
         return None
     if headers.get("sec-fetch-site") == "cross-site":
         # after a link from elsewhere a browser keeps the cookie (SameSite=Strict); it sends it with

@@ -12,19 +12,21 @@ from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.simulator_store import promote
 from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import (
-    ClientName,
     Cursor,
     DatabaseDep,
     Id,
+    LimitsDep,
     Number,
     Reading,
-    UploadsDep,
 )
 from autosync.api.http.named_documents import cluster_named
 from autosync.api.http.page_templates import show
 from autosync.api.http.routes.pages import listed_tunings
+from autosync.api.http.uploads import store_cluster, store_graph
 from autosync.api.views import documents, simulators
 from autosync.api.views.charts import Chart, OperationCost, model_chart, version_chart
+from autosync.api.views.dashboard.cluster_list import grouped_clusters, stored_clusters
+from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.reports import TuningFilter
 from autosync.cluster import Cluster, Node
 from autosync.errors import AutosyncError
@@ -34,6 +36,7 @@ LISTED = 500
 """Simulators under names of their own."""
 CHARTED = 60
 """Versions of the chart, the newest."""
+Words = Annotated[str, Query(max_length=200)]
 Place = Annotated[int, Query(ge=0, le=10**7)]
 Upload = Annotated[bytes, File()]
 
@@ -47,10 +50,10 @@ def models_page(request: Request, session: Reading, cursor: Cursor = None) -> Re
 
 @router.post("/models")
 def upload_model(
-    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, document: Upload
+    request: Request, database: DatabaseDep, limits: LimitsDep, session: Reading, document: Upload
 ) -> Response:
     try:
-        stored = uploads.graph(document, client)
+        stored = store_graph(database, document, limits)
     except AutosyncError as error:
         return show(request, "documents/models.html", _models(session, None, error), 422)
     return RedirectResponse(f"/models/{stored.id}", 303)
@@ -81,16 +84,18 @@ def model_page(
 
 
 @router.get("/clusters")
-def clusters_page(request: Request, session: Reading, cursor: Cursor = None) -> Response:
-    return show(request, "documents/clusters.html", _clusters(session, cursor))
+def clusters_page(
+    request: Request, session: Reading, cursor: Cursor = None, text: Words = ""
+) -> Response:
+    return show(request, "documents/clusters.html", _clusters(session, cursor, text=text))
 
 
 @router.post("/clusters")
 def upload_cluster(
-    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, document: Upload
+    request: Request, database: DatabaseDep, limits: LimitsDep, session: Reading, document: Upload
 ) -> Response:
     try:
-        stored = uploads.cluster(document, client)
+        stored = store_cluster(database, document, limits)
     except AutosyncError as error:
         return show(request, "documents/clusters.html", _clusters(session, None, error), 422)
     return RedirectResponse(f"/clusters/{stored.id}", 303)
@@ -106,6 +111,16 @@ def cluster_page(name: Id, request: Request, session: Reading) -> Response:
         **listed_tunings(session, TuningFilter(cluster_id=cluster.id, archived=False)),
     }
     return show(request, "documents/cluster.html", shown)
+
+
+@router.get("/runtimes")
+def runtimes_page(
+    request: Request, session: Reading, cursor: Cursor = None, text: Words = ""
+) -> Response:
+    """What was measured, by model and cluster, with links to the tables themselves."""
+    models, following = measured_models(session, ON_A_PAGE, cursor, text)
+    shown = {"models": models, "next": following, "cursor": cursor, "text": text}
+    return show(request, "documents/runtimes.html", shown)
 
 
 @router.get("/simulators")
@@ -160,10 +175,17 @@ def _models(
 
 
 def _clusters(
-    session: Session, cursor: str | None, refused: AutosyncError | None = None
+    session: Session, cursor: str | None, refused: AutosyncError | None = None, text: str = ""
 ) -> dict[str, Any]:
-    clusters = documents.clusters(session, ON_A_PAGE, cursor)
-    return {"clusters": clusters, "cursor": cursor, "refused": refused}
+    lines, following = stored_clusters(session, ON_A_PAGE, cursor, text)
+    return {
+        "stored": lines,
+        "next": following,
+        "groups": grouped_clusters(text),
+        "text": text,
+        "cursor": cursor,
+        "refused": refused,
+    }
 
 
 def _charts(session: Session, shown: int | None) -> list[Chart]:

@@ -2,13 +2,21 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from autosync.api.db.lookup import found
-from autosync.api.http.dependencies import Body, ClientName, Cursor, Id, Limit, Reading, UploadsDep
+from autosync.api.http.dependencies import (
+    Body,
+    Cursor,
+    DatabaseDep,
+    Id,
+    Limit,
+    LimitsDep,
+    Reading,
+)
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
-from autosync.api.http.uploads import StoredRow
+from autosync.api.http.uploads import StoredRow, store_cluster, store_graph
 from autosync.api.views import documents
 from autosync.api.views.schemas import Clusters, Graphs, StoredDocument
 
@@ -29,11 +37,11 @@ STORED: dict[int | str, dict[str, Any]] = {
     openapi_extra=posted("ModelGraph", "application/json"),
 )
 def post_graph(
-    body: Body, uploads: UploadsDep, client: ClientName, response: Response
+    body: Body, database: DatabaseDep, limits: LimitsDep, request: Request, response: Response
 ) -> StoredDocument:
     """Store a graph (`autosync import -o graph.json` writes one). Only data is taken: nothing in
     it is executed. The same graph posted twice is one."""
-    return _stored(response, "/v1/graphs", uploads.graph(body, client))
+    return _stored(request, response, "/v1/graphs", store_graph(database, body, limits))
 
 
 @router.get("/graphs")
@@ -60,10 +68,10 @@ def get_graph(graph_id: Id, session: Reading, seen: SeenTags = None) -> Response
     openapi_extra=posted("Cluster", "application/json", "application/yaml"),
 )
 def post_cluster(
-    body: Body, uploads: UploadsDep, client: ClientName, response: Response
+    body: Body, database: DatabaseDep, limits: LimitsDep, request: Request, response: Response
 ) -> StoredDocument:
     """Store a cluster, as YAML or JSON."""
-    return _stored(response, "/v1/clusters", uploads.cluster(body, client))
+    return _stored(request, response, "/v1/clusters", store_cluster(database, body, limits))
 
 
 @router.get("/clusters")
@@ -94,9 +102,9 @@ def get_strategy(strategy_id: Id, session: Reading, seen: SeenTags = None) -> Re
 
 
 @router.get("/schemas")
-def get_schemas() -> dict[str, str]:
+def get_schemas(request: Request) -> dict[str, str]:
     """Where the JSON Schema of each document is."""
-    return {name: f"/v1/schemas/{name}" for name in DOCUMENTS}
+    return {name: f"{request.app.state.root_path}/v1/schemas/{name}" for name in DOCUMENTS}
 
 
 @router.get("/schemas/{name}", responses=refusals(404))
@@ -106,8 +114,8 @@ def get_schema(name: Id) -> dict[str, Any]:
     return schema_of(found(known, "schema", name, remedy))
 
 
-def _stored(response: Response, path: str, row: StoredRow) -> StoredDocument:
-    location = f"{path}/{row.id}"
+def _stored(request: Request, response: Response, path: str, row: StoredRow) -> StoredDocument:
+    location = f"{request.app.state.root_path}{path}/{row.id}"
     response.status_code = 201 if row.new else 200
     response.headers["Location"] = location
     return StoredDocument(id=row.id, name=row.name, location=location)

@@ -18,11 +18,14 @@ from autosync.api.http.access.browser import (
     send_session,
     take_session,
 )
-from autosync.api.http.dependencies import ClientName, Cursor, Reading, UploadsDep
+from autosync.api.http.dependencies import ClientName, Cursor, DatabaseDep, LimitsDep, Reading
 from autosync.api.http.page_templates import show
+from autosync.api.http.uploads import start_tuning
 from autosync.api.spec import TuningSpec, checked
-from autosync.api.views import documents, reports, simulators
+from autosync.api.views import documents, reports, service, simulators
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
+from autosync.api.views.dashboard.tuning_form import asked_like, form_of_tuning
+from autosync.api.views.glossary import glossary
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import Simulators
 from autosync.api.views.verdict import caveats_of
@@ -52,8 +55,11 @@ SCALES = (
     ("1", "1 (all bytes)"),
     *((str(1 / 2**i), f"1/{2**i}") for i in range(1, 7)),
 )
+LIKE = "like"
+"""The field of the form that names the tuning from which it was filled in: what has no field of its
+own is taken from there, too."""
 FORM = {
-    **dict.fromkeys(TuningSpec.model_fields, ""),
+    **dict.fromkeys((*TuningSpec.model_fields, LIKE), ""),
     "graph": "resnet50",
     "cluster": "example-4x1",
     "launcher": "auto",
@@ -75,7 +81,7 @@ login_router = APIRouter(include_in_schema=False)
 async def _filled(request: Request) -> dict[str, str]:
     """Fields of the form, empty where the default is meant."""
     form = await request.form()
-    given = {name: form.get(name, "") for name in TuningSpec.model_fields}
+    given = {name: form.get(name, "") for name in (*TuningSpec.model_fields, LIKE)}
     return {name: value if isinstance(value, str) else "" for name, value in given.items()}
 
 
@@ -103,9 +109,13 @@ def index(
     cursor: Cursor = None,
     graph: Words = "",
     cluster: Words = "",
+    like: Words = "",
 ) -> Response:
-    """graph, cluster: chosen in the form beforehand."""
+    """graph, cluster: chosen in the form beforehand. like: the id of a tuning from which all
+    fields of the form come."""
     chosen = {k: v for k, v in (("graph", graph), ("cluster", cluster)) if v}
+    if like:
+        chosen = {**form_of_tuning(session, like).fields, LIKE: like, **chosen}
     shown = _index(session, FORM | chosen, wanted, cursor, bool(chosen))
     return show(request, "home/index.html", shown)
 
@@ -117,6 +127,12 @@ def tunings_fragment(
     return show(request, "home/tunings.html", _tunings(session, wanted, cursor))
 
 
+@router.get("/fragments/service")
+def service_fragment(request: Request, session: Reading) -> Response:
+    """The status bar of every page."""
+    return show(request, "parts/service.html", {"service": service.service_activity(session)})
+
+
 @router.get("/fragments/simulators")
 def simulators_fragment(request: Request, session: Reading, simulator: Words = "") -> Response:
     """All that the form offers; asked for when somebody looks."""
@@ -126,12 +142,19 @@ def simulators_fragment(request: Request, session: Reading, simulator: Words = "
 
 @router.post("/tunings")
 def start(
-    request: Request, uploads: UploadsDep, client: ClientName, session: Reading, form: FilledForm
+    request: Request,
+    database: DatabaseDep,
+    limits: LimitsDep,
+    client: ClientName,
+    session: Reading,
+    form: FilledForm,
 ) -> Response:
     try:
-        given = {name: value for name, value in form.items() if value}
+        given: dict[str, Any] = {name: value for name, value in form.items() if value}
+        if like := given.pop(LIKE, ""):
+            given = asked_like(session, like, given)
         asked = checked(TuningSpec, given).model_dump_json(exclude_unset=True)
-        tuning_id = uploads.tuning(asked.encode(), client)
+        tuning_id = start_tuning(database, asked.encode(), client, None, limits)
     except AutosyncError as error:
         shown = _index(session, form, TuningFilter(archived=False), None, True, error)
         return show(request, "home/index.html", shown, 422)
@@ -139,12 +162,16 @@ def start(
 
 
 @router.get("/compare")
-def compare_tunings(request: Request, session: Reading, left: Words, right: Words) -> Response:
-    from autosync.api.views.dashboard.tuning_charts import compared_convergence  # loads numba
-
-    compared = compared_tunings(session, left, right)
-    shown = {"compared": compared, "charts": compared_convergence(session, compared.tunings)}
+def compare_tunings(
+    request: Request, session: Reading, tuning: Annotated[list[Words] | None, Query()] = None
+) -> Response:
+    shown = {"compared": compared_tunings(session, tuning or [])}
     return show(request, "home/compare_tunings.html", shown)
+
+
+@router.get("/glossary")
+def glossary_page(request: Request) -> Response:
+    return show(request, "glossary.html", {"sections": glossary()})
 
 
 @router.get("/docs")
@@ -162,6 +189,7 @@ def listed_tunings(
         "listed": listed,
         "caveats": caveats_of(listed.items),
         "places": places(session) if waiting else {},
+        "service": service.service_activity(session),
     }
 
 

@@ -1,10 +1,12 @@
-"""Predictions: no trials, no worker; one at a time, for a bounded time."""
+"""Predictions: no trials, no worker. A service with limits answers them in bounded processes
+(`autosync.api.http.heavy_requests`), one at a time of a client."""
 
 from fastapi import APIRouter
 
-from autosync.api.http.dependencies import OneAtATime, Reading, UploadsDep
+from autosync.api.http.dependencies import LimitsDep, Reading
 from autosync.api.http.openapi import refusals
 from autosync.api.http.prediction_answers import (
+    SAMPLING_SHARE,
     TimeLimit,
     compared_clusters,
     predicted_strategies,
@@ -16,25 +18,23 @@ router = APIRouter(prefix="/v1", tags=["predictions"])
 
 
 @router.post("/rank", responses=refusals(404, 409))
-def post_rank(
-    body: RankSpec, session: Reading, turn: OneAtATime, uploads: UploadsDep
-) -> PredictedStrategies:
+def post_rank(body: RankSpec, session: Reading, limits: LimitsDep) -> PredictedStrategies:
     """The best strategies by prediction: hand-designed ones, sampled ones and torch's DDP."""
-    return predicted_strategies(session, body, TimeLimit(uploads.limits.prediction_seconds))
+    limit = TimeLimit(SAMPLING_SHARE * limits.prediction_seconds)
+    return predicted_strategies(session, body, limit, limits)
 
 
 @router.post("/predict", responses=refusals(404, 409))
-def post_predict(body: PredictSpec, session: Reading, turn: OneAtATime) -> GivenPredictions:
+def post_predict(body: PredictSpec, session: Reading, limits: LimitsDep) -> GivenPredictions:
     """What given strategies take, by name or in full, each with an interval and its warnings."""
     from autosync.api.http.given_predictions import given_predictions  # loads numba
 
-    return given_predictions(session, body)
+    return given_predictions(session, body, limits)
 
 
 @router.post("/compare", responses=refusals(404, 409))
-def post_compare(
-    body: CompareSpec, session: Reading, turn: OneAtATime, uploads: UploadsDep
-) -> ComparedClusters:
+def post_compare(body: CompareSpec, session: Reading, limits: LimitsDep) -> ComparedClusters:
     """The same model on several clusters, each with its best strategy by prediction: what it costs
     to train a million samples there."""
-    return compared_clusters(session, body, TimeLimit(uploads.limits.prediction_seconds))
+    limit = TimeLimit(SAMPLING_SHARE * limits.prediction_seconds)
+    return compared_clusters(session, body, limit, limits)

@@ -1,13 +1,12 @@
 """Runtimes of all trials, as tables that are streamed."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Response
-from fastapi.responses import StreamingResponse
 
 from autosync.api.http.dependencies import DatabaseDep
 from autosync.api.http.openapi import refusals
+from autosync.api.http.slow_readers import Export
 from autosync.api.views.runtime_dataset import runtimes_zip
 from autosync.api.views.runtimes import (
     RuntimeFilter,
@@ -49,36 +48,29 @@ Only = Annotated[RuntimeFilter, Depends(_only)]
 
 
 @router.get("/runtimes.csv", response_class=Response, responses=_answers("text/csv"))
-def get_runtimes_csv(database: DatabaseDep, only: Only) -> StreamingResponse:
+def get_runtimes_csv(database: DatabaseDep, only: Only) -> Export:
     """Every trial: its domain, scales, load and versions, and of its strategy the id and one line
     of words (column `strategy`). GET /v1/strategies/{strategy_id} is the strategy itself.
 
     Text that a spreadsheet would run as a formula begins with an apostrophe; the other tables have
     it as it is."""
-    return _attached(runtimes_csv(database, only), "text/csv", "runtimes.csv")
+    return Export(runtimes_csv(database, only), "text/csv", "runtimes.csv")
 
 
 @router.get("/runtimes.jsonl", response_class=Response, responses=_answers(JSONL))
-def get_runtimes_jsonl(database: DatabaseDep, only: Only) -> StreamingResponse:
+def get_runtimes_jsonl(database: DatabaseDep, only: Only) -> Export:
     """The same, a JSON object a line."""
-    return _attached(runtimes_jsonl(database, only), JSONL, "runtimes.jsonl")
+    return Export(runtimes_jsonl(database, only), JSONL, "runtimes.jsonl")
 
 
 @router.get("/runtimes.parquet", response_class=Response, responses=_answers(PARQUET))
-def get_runtimes_parquet(database: DatabaseDep, only: Only) -> StreamingResponse:
+def get_runtimes_parquet(database: DatabaseDep, only: Only) -> Export:
     """The same as Parquet, with the timelines of those trials that recorded one."""
-    return _attached(runtimes_parquet(database, only), PARQUET, "runtimes.parquet")
+    return Export(runtimes_parquet(database, only), PARQUET, "runtimes.parquet")
 
 
 @router.get("/runtimes.zip", response_class=Response, responses={**_answers(ZIP), **refusals(409)})
-def get_runtimes_zip(database: DatabaseDep, only: Only) -> StreamingResponse:
+def get_runtimes_zip(database: DatabaseDep, only: Only) -> Export:
     """The same as the folder that `autosync simulator train` reads, with the strategies and domains
     themselves. Refused where times of one domain do not compare."""
-    return _attached(runtimes_zip(database, only), ZIP, "runtimes.zip")
-
-
-def _attached(
-    parts: Iterator[str] | Iterator[bytes], media_type: str, name: str
-) -> StreamingResponse:
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(parts, media_type=media_type, headers=headers)
+    return Export(runtimes_zip(database, only), ZIP, "runtimes.zip")

@@ -13,10 +13,11 @@ from autosync.api.http.dependencies import (
     Cursor,
     DatabaseDep,
     FeedDep,
+    HealthReading,
     Id,
     Limit,
+    LimitsDep,
     Reading,
-    UploadsDep,
 )
 from autosync.api.http.middleware import TEXT_FORMAT, Labels, RequestMetrics, gauge_lines
 from autosync.api.http.openapi import refusals
@@ -35,13 +36,13 @@ NOT_READY: dict[int | str, dict[str, Any]] = {
 
 
 @open_router.get("/health")
-def get_health(session: Reading) -> Health:
+def get_health(session: HealthReading) -> Health:
     """Answers when the database does."""
     return service.health(session)
 
 
 @open_router.get("/ready", responses=NOT_READY)
-def get_ready(session: Reading, response: Response) -> Readiness:
+def get_ready(session: HealthReading, response: Response) -> Readiness:
     """How many workers live, and how long the queue has waited for one."""
     found = service.readiness(session)
     response.status_code = 200 if found.workers else 503
@@ -49,9 +50,9 @@ def get_ready(session: Reading, response: Response) -> Readiness:
 
 
 @router.get("/limits")
-def get_limits(uploads: UploadsDep) -> ServiceLimits:
+def get_limits(limits: LimitsDep) -> ServiceLimits:
     """What the operator of this service lets its clients ask for."""
-    return uploads.limits
+    return limits
 
 
 @metrics_router.get("/metrics")

@@ -2,39 +2,70 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Path, Request, Response
+from fastapi import APIRouter, Depends, Form, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
-from autosync.api.views import reports
+from autosync.api.views import documents, reports, service
+from autosync.api.views.dashboard.framework_answers import framework_answers
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
 from autosync.api.views.rankings import (
+    RANKING_STATES,
+    WHOLE_RANKING,
+    RankingFilter,
     baseline_strategy,
+    found_strategies,
     measured_ddp_seconds,
     ranked_count,
     ranked_strategies,
     ranked_strategy,
 )
-from autosync.api.views.schemas import RankedStrategy, Tuning
 from autosync.api.views.simulators import simulator_page
+from autosync.api.views.tuning_schemas import RankedStrategy, Tuning
 from autosync.api.views.verdict import caveats_of, headline
 
 RANKED_ON_A_PAGE = 25
 TRIALS_ON_A_PAGE = 50
+RANKING_ORDERS = {
+    "step_seconds": "fastest first",
+    "-step_seconds": "slowest first",
+    "predicted_seconds": "fastest by prediction first",
+    "spread": "least spread first",
+    "-spread": "most spread first",
+    "origin": "proposed by, A to Z",
+}
+TRIAL_ORDERS = {
+    "position": "in the order they ran",
+    "-position": "newest first",
+    "step_seconds": "fastest first",
+    "-step_seconds": "slowest first",
+    "predicted_seconds": "fastest by prediction first",
+    "-spread": "most spread first",
+}
 Position = Annotated[int, Path(ge=0, lt=2**31)]
 Text = Annotated[str, Form(max_length=10_000)]
+
+Words = Annotated[str, Query(max_length=200)]
 
 router = APIRouter(prefix="/tunings/{tuning_id}", include_in_schema=False)
 
 
+def _wanted(text: Words = "", state: Words = "", sort: Words = "step_seconds") -> RankingFilter:
+    return RankingFilter(text, state, sort)
+
+
+Wanted = Annotated[RankingFilter, Depends(_wanted)]
+
+
 @router.get("")
 def tuning_page(
-    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None
+    tuning_id: Id, request: Request, session: Reading, wanted: Wanted, cursor: Cursor = None
 ) -> Response:
-    shown = _status(session, tuning_id) | _ranked(session, tuning_id, cursor)
+    shown = _status(session, tuning_id) | _ranked(session, tuning_id, wanted, cursor)
+    shown["costs"] = documents.measured_costs(session, shown["tuning"])
     return show(request, "tuning/tuning.html", shown)
 
 
@@ -45,9 +76,10 @@ def live_fragment(tuning_id: Id, request: Request, session: Reading) -> Response
 
 @router.get("/ranked")
 def ranked_fragment(
-    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None
+    tuning_id: Id, request: Request, session: Reading, wanted: Wanted, cursor: Cursor = None
 ) -> Response:
-    shown = {"tuning": reports.tuning(session, tuning_id)} | _ranked(session, tuning_id, cursor)
+    tuning = reports.tuning(session, tuning_id)
+    shown = {"tuning": tuning} | _ranked(session, tuning_id, wanted, cursor)
     return show(request, "tuning/ranked.html", shown)
 
 
@@ -70,13 +102,27 @@ def charts_fragment(tuning_id: Id, request: Request, session: Reading) -> Respon
 def why_fragment(
     tuning_id: Id, request: Request, session: Reading, strategy: str | None = None
 ) -> Response:
-    """What differs from DDP: of the answer, or of any strategy."""
-    from autosync.api.views.dashboard.strategy_accounts import ddp_id  # loads numba
+    """What differs from DDP: of the fastest other strategy, which is the answer where there is a
+    faster one, or of any strategy."""
+    from autosync.api.views.dashboard.strategy_accounts import best_other_than_ddp, ddp_id
 
-    reports.tuning(session, tuning_id)
+    tuning = reports.tuning(session, tuning_id)
     if ddp_id(session, tuning_id) is None:  # the first that a tuning proposes
-        return show(request, "tuning/why_later.html", {})
-    return show(request, "tuning/why.html", _why(session, tuning_id, strategy))
+        return show(request, "tuning/why_later.html", {"tuning": tuning})
+    answer = tuning.result.strategy_id if tuning.result and not tuning.result.keep_ddp else None
+    chosen = strategy or answer or best_other_than_ddp(session, tuning_id)
+    shown = {**_why(session, tuning_id, chosen), "chosen": strategy}
+    return show(request, "tuning/why.html", shown)
+
+
+@router.get("/frameworks")
+def frameworks_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
+    """What DDP, FSDP2 and DeepSpeed can run of what was measured."""
+    shown = {
+        "tuning": reports.tuning(session, tuning_id),
+        "answers": framework_answers(session, tuning_id),
+    }
+    return show(request, "tuning/frameworks.html", shown)
 
 
 @router.get("/strategies/{strategy_id}")
@@ -105,14 +151,27 @@ def compare_strategies(
 
 @router.get("/trials")
 def trials_page(
-    tuning_id: Id, request: Request, session: Reading, cursor: Cursor = None, failed: bool = False
+    tuning_id: Id,
+    request: Request,
+    session: Reading,
+    cursor: Cursor = None,
+    text: Words = "",
+    phase: Words = "",
+    failed: bool = False,
+    sort: Words = "position",
 ) -> Response:
-    trials = reports.trials(session, tuning_id, TRIALS_ON_A_PAGE, cursor, failed=failed)
+    trials = reports.trials(
+        session, tuning_id, TRIALS_ON_A_PAGE, cursor, sort, failed=failed, phase=phase, text=text
+    )
+    asked = {"text": text, "phase": phase, "failed": "true" if failed else "", "sort": sort}
     shown = {
         "tuning": reports.tuning(session, tuning_id),
         "trials": trials,
         "cursor": cursor,
-        "failed": failed,
+        "asked": asked,
+        "narrows": any((text, phase, failed)),
+        "orders": TRIAL_ORDERS,
+        "phases": reports.PHASES,
         "labels": strategy_labels(session, [each.strategy_id for each in trials.items]),
     }
     return show(request, "tuning/trials.html", shown)
@@ -184,8 +243,16 @@ def _status(session: Session, tuning_id: str) -> dict[str, Any]:
         "simulator_page": simulator_page(tuning),
         "ran_on": ran_on or tuning.launcher,
         "caveats": caveats_of([tuning])[tuning_id],
+        "service": service.service_activity(session),
+        "fastest": _fastest(session, tuning_id),
         "time_left": reports.time_left_words(session, tuning) if tuning.state == "running" else "",
     }
+
+
+def _fastest(session: Session, tuning_id: str) -> str:
+    """The id of the strategy that is fastest so far; empty before the first."""
+    first = ranked_strategies(session, tuning_id, 1).items
+    return first[0].strategy_id if first and first[0].step_seconds is not None else ""
 
 
 def _answer(session: Session, tuning: Tuning) -> Any:
@@ -196,14 +263,21 @@ def _answer(session: Session, tuning: Tuning) -> Any:
     return found[tuning.result.strategy_id]
 
 
-def _ranked(session: Session, tuning_id: str, cursor: str | None) -> dict[str, Any]:
-    page = ranked_strategies(session, tuning_id, RANKED_ON_A_PAGE, cursor)
-    shown = _with_baseline(session, tuning_id, page.items)
+def _ranked(
+    session: Session, tuning_id: str, wanted: RankingFilter, cursor: str | None
+) -> dict[str, Any]:
+    page = found_strategies(session, tuning_id, RANKED_ON_A_PAGE, cursor, wanted)
+    whole = wanted == WHOLE_RANKING
+    shown = _with_baseline(session, tuning_id, page.items) if whole else page.items
     return {
         "ranked": shown,
         "ranked_total": ranked_count(session, tuning_id),
         "cursor": cursor,
         "next": page.next,
+        "wanted": wanted,
+        "narrows": bool(wanted.text or wanted.state),
+        "orders": RANKING_ORDERS,
+        "states": RANKING_STATES,
         "labels": strategy_labels(session, [row.strategy_id for row in shown]),
     }
 
@@ -222,7 +296,7 @@ def _with_baseline(
 
 
 def _why(session: Session, tuning_id: str, strategy_id: str | None) -> dict[str, Any]:
-    """The strategy beside DDP, if that was proposed."""
+    """The strategy beside DDP; DDP alone where no other is given."""
     from autosync.api.views.dashboard.strategy_accounts import ddp_id  # loads numba
 
     return _compared(session, tuning_id, [strategy_id, ddp_id(session, tuning_id)])
@@ -239,7 +313,7 @@ def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) 
     return {
         "tuning": tuning,
         "accounts": accounts,
-        "facts": compared_facts(accounts),
+        "facts": compared_facts(accounts, tuning.result.compared_with if tuning.result else "DDP"),
         "charts": account_charts(accounts),
         "choices": _choices(session, tuning_id),
     }

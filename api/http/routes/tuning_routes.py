@@ -16,14 +16,16 @@ from autosync.api.http.dependencies import (
     IdempotencyKey,
     LastEvent,
     Limit,
+    LimitsDep,
     Reading,
-    UploadsDep,
 )
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged, tagged_once_ended
-from autosync.api.http.event_stream import stream
+from autosync.api.http.event_stream import events_page, stream
 from autosync.api.http.openapi import document_answer, posted, refusals
+from autosync.api.http.uploads import start_tuning
 from autosync.api.spec import NotesSpec
 from autosync.api.views import reports
+from autosync.api.views.event_schemas import TuningEvents
 from autosync.api.views.exports import (
     bundle_document,
     domain_document,
@@ -31,7 +33,8 @@ from autosync.api.views.exports import (
     settings_document,
 )
 from autosync.api.views.reports import TuningFilter
-from autosync.api.views.schemas import (
+from autosync.api.views.timeline_schemas import Timeline
+from autosync.api.views.tuning_schemas import (
     ChangedTuning,
     RankedStrategies,
     State,
@@ -39,7 +42,6 @@ from autosync.api.views.schemas import (
     Tuning,
     Tunings,
 )
-from autosync.api.views.timeline_schemas import Timeline
 from autosync.exports.settings import FrameworkName
 
 StrategyId = Annotated[
@@ -83,7 +85,11 @@ TRACE: dict[int | str, dict[str, Any]] = {
     **READ,
 }
 EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}},
+    200: {
+        "model": TuningEvents,
+        "description": "Server-sent events; with `after` a page of them.",
+        "content": {"text/event-stream": {}},
+    },
     **refusals(404),
 }
 
@@ -96,14 +102,14 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 )
 def post_tuning(
     body: Body,
-    uploads: UploadsDep,
     database: DatabaseDep,
+    limits: LimitsDep,
     client: ClientName,
     response: Response,
     key: IdempotencyKey = None,
 ) -> Tuning:
     """Queue a tuning; a worker takes it up. `Location` is where to follow it."""
-    tuning_id = uploads.tuning(body, client, key)
+    tuning_id = start_tuning(database, body, client, key, limits)
     response.headers["Location"] = f"/v1/tunings/{tuning_id}"
     with database.reading() as session:
         return reports.tuning(session, tuning_id)
@@ -260,20 +266,32 @@ def get_measured(tuning_id: Id, session: Reading, seen: SeenTags = None) -> Resp
     return tagged(lambda: measured_document(session, tuning_id), seen)
 
 
-@router.get("/{tuning_id}/events", response_class=Response, responses=EVENTS)
+@router.get("/{tuning_id}/events", response_model=None, responses=EVENTS)
 def get_events(
     tuning_id: Id,
     session: Reading,
+    database: DatabaseDep,
     feed: FeedDep,
     last: LastEvent = 0,
-    follow: Annotated[bool, Query(description="Wait for more, until the tuning has ended.")] = True,
-) -> StreamingResponse:
-    """Progress as it happens (`progress`), and the end (`end`). Goes on after `Last-Event-ID`; a
-    comment every 15 s keeps a silent connection."""
+    after: Annotated[
+        int | None,
+        Query(ge=0, lt=2**53, description="Answer at once with what there is after this number."),
+    ] = None,
+    limit: Limit = 500,
+) -> TuningEvents | StreamingResponse:
+    """Progress as it happens (`progress`), and the end (`end`), as server-sent events. Goes on
+    after `Last-Event-ID`; a comment every 15 s keeps a silent connection. With `after` a page of
+    what there is, as JSON: 0 begins with the first event."""
     reports.tuning(session, tuning_id)
-    return StreamingResponse(stream(feed, tuning_id, last, follow), media_type="text/event-stream")
+    if after is not None:
+        return events_page(database, tuning_id, after, limit)
+    return StreamingResponse(
+        stream(feed, tuning_id, last), media_type="text/event-stream", headers=UNBUFFERED
+    )
 
 
+UNBUFFERED = {"X-Accel-Buffering": "no"}
+"""Asks nginx to pass events on as they come."""
 REFUSED = refusals(404, 409)
 
 

@@ -2,7 +2,7 @@
 
 // Draws every [data-plot] with Chart.js. What a plot is: autosync/api/views/charts.py.
 
-const drawn = new Map(); // canvas to its Chart
+const drawn = new Map(); // canvas to its Chart and the plot that it shows
 const ROW = 34;
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -18,13 +18,16 @@ function amount(value, unit) {
   return unit === "%" ? `${number} %` : unit === "×" ? `${number}×` : number;
 }
 
+// The beginning and the end of a long name: its end tells strategies apart.
+const shortened = (name, longest) =>
+  name.length > longest ? `${name.slice(0, longest - 8)}…${name.slice(-7)}` : name;
+
 function scale(plot, key, narrow) {
   const axis = plot[key];
   const vertical = key === "y";
   const rows = axis.categories.length;
   const rules = plot.rules.filter((each) => each.axis === key).map((each) => each.at);
-  const longest = narrow ? 16 : 30; // the end of a name tells strategies apart
-  const short = (name) => (name.length > longest ? `${name.slice(0, longest - 8)}…${name.slice(-7)}` : name);
+  const longest = narrow ? 16 : 34;
   return {
     type: "linear",
     reverse: vertical && rows > 0,
@@ -45,7 +48,7 @@ function scale(plot, key, narrow) {
       maxRotation: 0,
       includeBounds: false,
       precision: axis.unit ? undefined : 0,
-      callback: (value) => (rows ? short(axis.categories[value] ?? "") : amount(value, axis.unit)),
+      callback: (value) => (rows ? shortened(axis.categories[value] ?? "", longest) : amount(value, axis.unit)),
     },
   };
 }
@@ -53,7 +56,7 @@ function scale(plot, key, narrow) {
 function dataset(series, sideways) {
   const colour = css(series.colour);
   const data = series.points.map(([x, y, words]) => ({ x, y, words }));
-  const shared = { label: series.name, data, borderColor: colour, backgroundColor: colour };
+  const shared = { label: shortened(series.name, 40), data, borderColor: colour, backgroundColor: colour };
   if (series.kind === "bars") {
     const size = series.thickness ? { barThickness: series.thickness } : { maxBarThickness: 64 };
     return { ...shared, ...size, type: "bar", grouped: false, indexAxis: sideways ? "y" : "x", minBarLength: 1, categoryPercentage: 1 };
@@ -98,8 +101,8 @@ function draw(canvas) {
   const named = plot.series.filter((each) => each.name && each.points.length);
   const legend = named.length > 1;
   holder.style.height = `${rows ? rows * ROW + 90 + (legend ? (narrow ? 70 : 30) : 0) : 300}px`;
-  drawn.get(canvas)?.destroy();
-  drawn.set(canvas, new Chart(canvas, {
+  drawn.get(canvas)?.chart.destroy();
+  const chart = new Chart(canvas, {
     data: { datasets: plot.series.filter((each) => each.points.length).map((each) => dataset(each, rows > 0)) },
     options: {
       animation: false,
@@ -123,18 +126,19 @@ function draw(canvas) {
       },
     },
     plugins: [rules],
-  }));
+  });
+  drawn.set(canvas, { chart, shown: canvas.dataset.plot });
 }
 
 function drawAll() {
-  for (const [canvas, chart] of drawn) {
+  for (const [canvas, { chart }] of drawn) {
     if (!canvas.isConnected) {
       chart.destroy();
       drawn.delete(canvas);
     }
   }
   for (const canvas of document.querySelectorAll("canvas[data-plot]")) {
-    if (!drawn.has(canvas)) draw(canvas);
+    if (drawn.get(canvas)?.shown !== canvas.dataset.plot) draw(canvas);
   }
 }
 

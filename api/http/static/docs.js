@@ -4,7 +4,7 @@
 const form = document.querySelector('meta[name="X-Form-Token"]');
 
 window.ui = SwaggerUIBundle({
-  url: "/openapi.json",
+  url: `${document.documentElement.dataset.rootPath}/openapi.json`,
   dom_id: "#docs",
   deepLinking: true,
   validatorUrl: null,

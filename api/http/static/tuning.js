@@ -10,41 +10,26 @@ function refresh() {
   waiting = setTimeout(() => {
     waiting = null;
     for (const part of ["#live", "#ranked", "#charts"]) htmx.trigger(part, "refresh");
-    if (!document.getElementById("strategy-shown")) htmx.trigger("#why", "proposed");
   }, 800);
 }
 
-function follow() {
-  const source = new EventSource(`/v1/tunings/${tuning.dataset.id}/events`);
-  source.addEventListener("progress", refresh);
-  source.addEventListener("end", () => {
-    source.close();
-    refresh();
-    htmx.trigger("#why", "ended");
-  });
+// Why one strategy is faster than DDP. One that a reader has chosen stays.
+function explain() {
+  if (!document.querySelector("#strategy-shown[data-chosen]")) htmx.trigger("#why", "proposed");
 }
 
-// What a reader has opened or chosen stays so when a part of the page comes anew.
-let opened = [];
-let chosen = [];
-document.addEventListener("htmx:beforeSwap", (event) => {
-  const part = event.detail.target;
-  opened = [...part.querySelectorAll("details[open][id]")].map((each) => each.id);
-  chosen = [...part.querySelectorAll("input[type=radio]:checked")].map((each) => [each.name, each.value]);
-});
+let fastest = document.getElementById("fastest").dataset.strategy;
 document.addEventListener("htmx:afterSwap", (event) => {
-  for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
-  for (const [name, value] of chosen) {
-    const again = event.detail.target.querySelector(`input[name="${name}"][value="${value}"]`);
-    if (again) again.checked = true;
-  }
+  if (event.detail.target.id !== "live") return;
+  const now = document.getElementById("fastest").dataset.strategy;
+  if (now !== fastest) explain();
+  fastest = now;
 });
 
-document.addEventListener("click", async (event) => {
-  const name = event.target.dataset && event.target.dataset.copy;
-  if (!name) return;
-  await navigator.clipboard.writeText(document.getElementById(name).textContent);
-  event.target.textContent = "Copied";
-});
+function ended() {
+  refresh();
+  explain();
+  htmx.trigger("#frameworks", "ended");
+}
 
-if (!tuning.dataset.ended) addEventListener("load", follow);
+if (!tuning.dataset.ended) addEventListener("load", () => followTuning(tuning.dataset.id, refresh, ended));

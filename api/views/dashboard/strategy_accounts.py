@@ -21,7 +21,9 @@ from autosync.api.views.dashboard.strategy_labels import (
     remembered,
 )
 from autosync.api.views.dashboard.tuning_comparison import ComparedFact
+from autosync.api.views.rankings import ranked_strategies, ranked_strategy
 from autosync.api.views.timeline_schemas import Timeline
+from autosync.api.views.tuning_schemas import RankedStrategy, is_settled
 from autosync.documents import from_json
 from autosync.search.loop.outcome import DDP, is_ddp
 from autosync.search.space import Space
@@ -33,19 +35,21 @@ from autosync.units import MIB, bytes_in_words, milliseconds
 
 @dataclass(frozen=True, slots=True)
 class StrategyAccount:
-    """prediction: where the simulated iteration's time goes. sent_bytes: of each node's NIC in one
-    iteration, as counted, divided by byte_scale. peak_memory_bytes: of a trial's processes; None
-    where no trial measured it. nodes: addresses."""
+    """prediction: where the simulated iteration's time goes. row: its place in the ranking.
+    sent_bytes: of each node's NIC in one iteration of a trial, as counted: headers included, at
+    byte_scale. peak_memory_bytes: of a trial's processes; None where no trial measured it. nodes:
+    addresses."""
 
     strategy_id: str
     label: StrategyLabel
     words: str
     is_ddp: bool
+    row: RankedStrategy | None
     strategy: Strategy
     nodes: tuple[str, ...]
     prediction: Explanation
     timeline: Timeline
-    sent_bytes: tuple[float, ...]
+    sent_bytes: tuple[int, ...]
     byte_scale: float
     peak_memory_bytes: int | None
 
@@ -82,6 +86,7 @@ def strategy_account(
         label=label_of(of.strategy),
         words=of.words,
         is_ddp=is_ddp(of.strategy),
+        row=ranked_strategy(session, tuning_id, key),
         strategy=of.strategy,
         nodes=tuple(node.address for node in of.domain.cluster.nodes),
         prediction=replace(prediction, limit_seconds=limit.seconds),
@@ -98,27 +103,43 @@ def ddp_id(session: Session, tuning_id: str) -> str | None:
     return session.scalars(query.where(ProposalRow.origin == DDP).limit(1)).first()
 
 
-def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
-    """What they are, and where their predicted iterations go."""
+def best_other_than_ddp(session: Session, tuning_id: str) -> str | None:
+    """The fastest measured strategy that is not torch's own DDP; None before there is one."""
+    measured = ranked_strategies(session, tuning_id, 2).items
+    found = (each for each in measured if not each.is_ddp and each.step_seconds is not None)
+    return next((each.strategy_id for each in found), None)
+
+
+def compared_facts(
+    accounts: Sequence[StrategyAccount], baseline: str = "DDP"
+) -> list[ComparedFact]:
+    """What they took, what they are, and where their predicted iterations go. baseline: what
+    speed-ups are over."""
     named: dict[str, Callable[[StrategyAccount], str]] = {
+        "Measured": _measured_words,
+        f"Over {baseline}": _speedup_words,
+        "Predicted": lambda a: milliseconds(a.prediction.step_seconds),
         "Methods": _methods,
         "Messages an iteration": lambda a: f"{a.prediction.messages:,}",
         "Bytes of all messages": lambda a: bytes_in_words(a.prediction.wire_bytes),
         "Order of messages": _order,
         "Slices": _slices,
-        "Communicates during the next forward pass": lambda a: _yes(
-            a.strategy.schedule.overlap_forward
-        ),
-        "All-gathers wait for an idle link": lambda a: _yes(
+        "Continues in the next forward pass": lambda a: _yes(a.strategy.schedule.overlap_forward),
+        "All-gathers wait for idle links": lambda a: _yes(
             a.strategy.schedule.gather == "when_idle"
         ),
         "Partitioned variables": lambda a: str(sum(len(c.shards) > 1 for c in a.strategy.choices)),
-        "Compute": lambda a: milliseconds(a.prediction.compute_seconds),
-        "Update": lambda a: milliseconds(a.prediction.update_seconds),
-        "Transfer not hidden by compute": lambda a: milliseconds(a.prediction.transfer_seconds),
-        "Startups not hidden by compute": lambda a: milliseconds(a.prediction.startup_seconds),
-        "Compute slowed by messages": lambda a: milliseconds(a.prediction.slowed_seconds),
-        "Predicted in all": lambda a: milliseconds(a.prediction.step_seconds),
+        "Predicted: compute": lambda a: milliseconds(a.prediction.compute_seconds),
+        "Predicted: update": lambda a: milliseconds(a.prediction.update_seconds),
+        "Predicted: transfer not hidden by compute": lambda a: milliseconds(
+            a.prediction.transfer_seconds
+        ),
+        "Predicted: startups not hidden by compute": lambda a: milliseconds(
+            a.prediction.startup_seconds
+        ),
+        "Predicted: compute slowed by messages": lambda a: milliseconds(
+            a.prediction.slowed_seconds
+        ),
         "Busiest link": _busiest,
         "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
         "Peak memory, measured": lambda a: bytes_in_words(a.peak_memory_bytes),
@@ -132,10 +153,10 @@ def compared_facts(accounts: Sequence[StrategyAccount]) -> list[ComparedFact]:
 
 def _measured(
     session: Session, tuning_id: str, strategy_id: str
-) -> tuple[tuple[float, ...], int | None]:
+) -> tuple[tuple[int, ...], int | None]:
     """Of its newest trial that succeeded."""
     query = (
-        select(TrialRow.sent_bytes, TrialRow.byte_scale, TrialRow.peak_memory_bytes)
+        select(TrialRow.sent_bytes, TrialRow.peak_memory_bytes)
         .where(TrialRow.tuning_id == tuning_id, TrialRow.strategy_id == strategy_id)
         .where(TrialRow.step_seconds.is_not(None))
         .order_by(TrialRow.position.desc())
@@ -144,7 +165,27 @@ def _measured(
     row = session.execute(query).first()
     if row is None:
         return (), None
-    return tuple(sent / row.byte_scale for sent in row.sent_bytes or ()), row.peak_memory_bytes
+    return tuple(row.sent_bytes or ()), row.peak_memory_bytes
+
+
+def _measured_words(account: StrategyAccount) -> str:
+    row = account.row
+    if row is None or row.step_seconds is None:
+        return f"failed: {row.error}" if row and row.error else "not yet"
+    spread = "" if row.spread is None else f", spread {row.spread:.1%}"
+    return f"{milliseconds(row.step_seconds)}{spread}"
+
+
+def _speedup_words(account: StrategyAccount) -> str:
+    row = account.row
+    if row is None or row.is_baseline:
+        return "–" if row is None else "is the baseline"
+    if row.speedup is None:
+        return "–"
+    if not row.confirmed:
+        return f"{row.speedup:.2f}×, not confirmed"
+    settled = "" if is_settled(row.spread) else ", not settled"
+    return f"{row.speedup:.2f}× ({row.speedup_low:.2f} to {row.speedup_high:.2f}){settled}"
 
 
 def _methods(account: StrategyAccount) -> str:

@@ -7,12 +7,12 @@ from autosync.api.views.charts import Amounts, Axis, Chart, Plot, Point, Rule, S
 from autosync.api.views.dashboard.strategy_accounts import StrategyAccount
 from autosync.api.views.timeline_schemas import TimelineIteration, TimelineMessage
 from autosync.simulator.timeline.iteration_trace import DealInterval
-from autosync.units import bytes_in_words, milliseconds
+from autosync.units import bytes_in_words, fraction_in_words, milliseconds
 
 LANES = {
     "gradient": "gradients",
     "value": "new values",
-    "gather": "all-gathers on an idle link",
+    "gather": "all-gathers on idle links",
     "push": "push",
     "pull": "pull",
     "local_reduce": "reduce in node",
@@ -235,14 +235,12 @@ def _bytes(accounts: Sequence[StrategyAccount]) -> list[Chart]:
         )
         for place, node in enumerate(accounts[0].nodes)
     ]
-    note = "sent in one iteration, as counted in a trial; the busiest one holds back the others"
+    note = "sent in one iteration of a trial, as counted; the busiest one holds back the others"
     scale = accounts[0].byte_scale
-    footnote = (
-        f"Counted bytes divided by the byte scale, {scale:g}: headers and acknowledgements, which "
-        f"do not scale, look {1 / scale:g} times as large."
-        if scale < 1
-        else ""
+    moved = (
+        f"The trial moved {fraction_in_words(scale)} of the model's bytes. " if scale < 1 else ""
     )
+    footnote = f"{moved}Headers and acknowledgements are counted, too."
     names = [_name(account) for account in accounts]
     return [bars_chart("nics", "Bytes by NIC", note, names, rows, footnote=footnote)]
 

@@ -43,7 +43,7 @@ def remembered(
 
 ORDERS = {
     "fifo": "as gradients become ready",
-    "priority": "first needed first",
+    "priority": "front layers first",
     "explicit": "explicit order",
 }
 IN_NAME = 2
@@ -142,7 +142,7 @@ def _schedule(strategy: Strategy) -> list[Chip]:
     if schedule.slice_bytes:
         chips.append(Chip("slices", f"slices of {schedule.slice_bytes / MIB:.3g} MiB"))
     if schedule.overlap_forward:
-        chips.append(Chip("overlap", "overlaps the next forward"))
+        chips.append(Chip("overlap", "continues in next forward pass"))
     if schedule.gather == "when_idle":
         chips.append(Chip("gather", "all-gathers wait for idle links"))
     return chips

@@ -1,11 +1,11 @@
 """Charts of a tuning's trials: convergence, accuracy of predictions, and the confirmation."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
 from autosync.api.views.charts import Axis, Chart, Plot, Rule, Series, in_reach
+from autosync.api.views.dashboard.choice_chart import choice_chart, chosen_values
 from autosync.api.views.dashboard.strategy_accounts import limit_of
 from autosync.api.views.dashboard.strategy_labels import strategy_labels
 from autosync.api.views.dashboard.trial_points import (
@@ -24,7 +24,7 @@ from autosync.api.views.rankings import (
     confirmed_speedups,
     ddp_strategy,
 )
-from autosync.api.views.schemas import Tuning, what_happened
+from autosync.api.views.tuning_schemas import Tuning, what_happened
 from autosync.search.loop.outcome import DDP
 from autosync.simulator.limit import Limit
 from autosync.units import milliseconds
@@ -51,31 +51,19 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
         charts.append(confirmation)
     if rounds := pairs_by_round(points):
         charts.append(_rounds(rounds))
+    medians = median_by_strategy(points)
+    labels = strategy_labels(session, list(medians)[:NAMED])
+    if values := chosen_values(labels, medians):
+        charts.append(choice_chart(values, ddp_seconds(points)))
     return charts, limit
 
 
-def compared_convergence(session: Session, tunings: Sequence[Tuning]) -> list[Chart]:
-    """Of each tuning that has trials, all on axes of the same seconds."""
-    found = [(tuning, trial_points(session, tuning.id)) for tuning in tunings]
-    seconds = [point.step_seconds for _, points in found for point in points]
-    charts = []
-    for tuning, points in found:
-        if points:
-            limit = limit_of(session, tuning.id).seconds
-            chart = convergence_chart(points, limit, (min(seconds), max(seconds)))
-            title = f"{tuning.graph} on {tuning.cluster}, {tuning.id[:8]}"
-            charts.append(replace(chart, name=f"convergence-{tuning.id[:8]}", title=title))
-    return charts
-
-
-def convergence_chart(
-    points: Sequence[TrialPoint], limit_seconds: float, within: Sequence[float] = ()
-) -> Chart:
-    """Step time of every trial in the order they ran, and the best so far. points: at least one.
-    within: further seconds that the axis must show, so that two charts compare."""
+def convergence_chart(points: Sequence[TrialPoint], limit_seconds: float) -> Chart:
+    """Step time of every trial in the order they ran, and the best so far. points: at least
+    one."""
     best = best_so_far(points)
     changes = [i for i in range(len(best)) if not i or best[i] != best[i - 1]]
-    measured = [*(point.step_seconds for point in points), *within]
+    measured = [point.step_seconds for point in points]
     known = [("DDP", ddp_seconds(points)), ("limit", limit_seconds)]
     rules = [(name, seconds) for name, seconds in known if seconds is not None]
     drawn = [Rule("y", s * 1e3, name) for name, s in rules if in_reach(s, measured)]
@@ -85,9 +73,6 @@ def convergence_chart(
         (points[i].position + 1, best[i] * 1e3, f"best so far: {milliseconds(best[i])}")
         for i in sorted({*changes, len(best) - 1})
     )
-    y = Axis("ms an iteration", "ms")
-    if within:
-        y = replace(y, low=min(within) * 950, high=max(within) * 1050)
     told = "".join(f", {name} {milliseconds(seconds)}" for name, seconds in rules)
     return Chart(
         "convergence",
@@ -98,7 +83,7 @@ def convergence_chart(
         (
             Plot(
                 Axis("trial"),
-                y,
+                Axis("ms an iteration", "ms"),
                 (
                     _trials("search", "accent", [p for p in shown if p.phase == "search"]),
                     _trials("confirmation", "series-2", [p for p in shown if p.phase == "confirm"]),

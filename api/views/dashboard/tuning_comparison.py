@@ -1,14 +1,27 @@
-"""Two tunings beside each other: what was asked, and what came of it."""
+"""Tunings beside each other: what was asked, what came of it, and how they converged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from autosync.api.views import reports
+from autosync.api.views.charts import Axis, Chart, Plot, Rule, Series
+from autosync.api.views.dashboard.trial_points import (
+    TrialPoint,
+    best_so_far,
+    ddp_seconds,
+    trial_points,
+)
 from autosync.api.views.rankings import measured_ddp_seconds
-from autosync.api.views.schemas import Tuning
+from autosync.api.views.tuning_schemas import Tuning
 from autosync.api.views.verdict import Caveat, Headline, caveats_of, headline
+from autosync.errors import InvalidInput
+from autosync.units import fraction_in_words, milliseconds
+
+MOST_COMPARED = 6
+COLOURS = ("accent", "series-2", "good", "lane-value", "lane-local-reduce", "lane-deal")
+"""Of the lines, one for each tuning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +38,36 @@ class ComparedFact:
 
 @dataclass(frozen=True, slots=True)
 class ComparedTunings:
-    """warning: why their times do not compare; empty where they do."""
+    """warning: why their times do not compare; empty where they do. convergence: None before the
+    first trial of any."""
 
     tunings: tuple[Tuning, ...]
     headlines: tuple[Headline, ...]
     caveats: dict[str, tuple[Caveat, ...]]
     facts: tuple[ComparedFact, ...]
     warning: str
+    convergence: Chart | None
 
 
-def compared_tunings(session: Session, left: str, right: str) -> ComparedTunings:
-    """Raises NotFound."""
-    tunings = tuple(reports.tuning(session, each) for each in (left, right))
+def compared_tunings(session: Session, tuning_ids: Sequence[str]) -> ComparedTunings:
+    """
+    Raises:
+        InvalidInput: fewer than two tunings, or more than MOST_COMPARED. NotFound: no such tuning.
+    """
+    ids = list(dict.fromkeys(tuning_ids))
+    if not 2 <= len(ids) <= MOST_COMPARED:
+        raise InvalidInput(
+            f"{len(ids)} tuning{' was' if len(ids) == 1 else 's were'} chosen to be compared.",
+            thing="tuning",
+            value=len(ids),
+            remedy=f"Choose 2 to {MOST_COMPARED} in the list of tunings.",
+        )
+    tunings = tuple(reports.tuning(session, each) for each in ids)
     ddp = [measured_ddp_seconds(session, tuning) for tuning in tunings]
     ran_on = [", ".join(tuning.ran_on) for tuning in tunings]
+    same = len({(tuning.graph_id, tuning.cluster_id) for tuning in tunings}) == 1
+    warning = "They are of different models or clusters: compare speed-ups, not times."
+    trials = [trial_points(session, tuning.id) for tuning in tunings]
     return ComparedTunings(
         tunings,
         tuple(headline(*each) for each in zip(tunings, ddp, ran_on, strict=True)),
@@ -47,25 +76,60 @@ def compared_tunings(session: Session, left: str, right: str) -> ComparedTunings
             ComparedFact(name, tuple(words(tuning) for tuning in tunings))
             for name, words in FACTS.items()
         ),
-        _warning(*tunings),
+        "" if same else warning,
+        convergences(tunings, trials, in_seconds=same) if any(trials) else None,
     )
 
 
-def _warning(left: Tuning, right: Tuning) -> str:
-    if (left.graph_id, left.cluster_id) == (right.graph_id, right.cluster_id):
-        return ""
-    return "They are of different models or clusters: compare speed-ups, not times."
+def convergences(
+    tunings: Sequence[Tuning], trials: Sequence[Sequence[TrialPoint]], in_seconds: bool
+) -> Chart:
+    """The best so far of each tuning on one chart: its step time, or where times do not compare
+    how many times as fast as DDP of the same tuning that is.
+
+    trials: of each tuning; a tuning without trials, or without DDP where it is needed, has no line.
+    """
+    series, rows = [], []
+    for tuning, points, colour in zip(tunings, trials, COLOURS, strict=False):
+        name = f"{tuning.graph} on {tuning.cluster}, {tuning.id[:8]}"
+        ddp = ddp_seconds(points)
+        if not points or (ddp is None and not in_seconds):
+            rows.append((name, str(len(points)), "–", milliseconds(ddp)))
+            continue
+        best = best_so_far(points)
+        shown = [seconds * 1e3 if in_seconds else (ddp or 0.0) / seconds for seconds in best]
+        steps = tuple(
+            (
+                point.position + 1,
+                value,
+                f"{name}, trial {point.position + 1}: {_worded(value, in_seconds)}",
+            )
+            for place, (point, value) in enumerate(zip(points, shown, strict=True))
+            if place in (0, len(shown) - 1) or value != shown[place - 1]
+        )
+        series.append(Series(name, colour, "steps", steps))
+        rows.append((name, str(len(points)), milliseconds(best[-1]), milliseconds(ddp)))
+    y = Axis("ms an iteration", "ms") if in_seconds else Axis("times as fast as its DDP", "×")
+    return Chart(
+        "convergence",
+        "Convergence",
+        "the best so far by medians, after each trial",
+        "; ".join(f"{name}: {best} after {count} trials" for name, count, best, _ in rows),
+        (Plot(Axis("trial"), y, tuple(series), () if in_seconds else (Rule("y", 1.0, "DDP"),)),),
+        ("Tuning", "Trials", "Best", "DDP"),
+        tuple(rows),
+    )
 
 
-def _step(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1e3:,.2f} ms"
+def _worded(value: float, in_seconds: bool) -> str:
+    return f"{value:.1f} ms" if in_seconds else f"{value:.2f}×"
 
 
 FACTS: dict[str, Callable[[Tuning], str]] = {
     "State": lambda t: t.state,
     "Answer": lambda t: t.result.words if t.result else "–",
-    "Fastest": lambda t: _step(t.result.best_seconds if t.result else t.best_seconds),
-    "torch's DDP": lambda t: _step(t.result.ddp_seconds if t.result else None),
+    "Fastest": lambda t: milliseconds(t.result.best_seconds if t.result else t.best_seconds),
+    "torch's DDP": lambda t: milliseconds(t.result.ddp_seconds if t.result else None),
     "Speed-up": lambda t: f"{t.result.speedup:.3f}×" if t.result else "–",
     "Interval": lambda t: (
         f"{t.result.speedup_low:.3f}× to {t.result.speedup_high:.3f}×" if t.result else "–"
@@ -74,8 +138,10 @@ FACTS: dict[str, Callable[[Tuning], str]] = {
     "Batch size": lambda t: str(t.batch_size),
     "Cluster": lambda t: f"{t.cluster}, {t.world_size} devices",
     "Trials run on": lambda t: t.launcher,
-    "Byte scale": lambda t: f"{t.byte_scale:g}",
-    "Time scale": lambda t: f"{t.time_scale:g}",
+    "Bytes moved in trials": lambda t: (
+        "all" if t.byte_scale == 1 else f"{fraction_in_words(t.byte_scale)} of the model's"
+    ),
+    "Trials run slower": lambda t: "no" if t.time_scale == 1 else f"{t.time_scale:g} times",
     "Compute": lambda t: f"{t.compute}, {t.profile_source}",
     "Ranked by": lambda t: (
         t.simulator + ("" if t.simulator_version is None else f", version {t.simulator_version}")

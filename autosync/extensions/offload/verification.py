@@ -64,7 +64,7 @@ def _why_state_stays(strategy: Strategy) -> str:
     if strategy.extension(Staleness) is not None:
         return "its updates are late: they run while forward and backward passes do"
     if strategy.schedule.overlap_forward:
-        return "its updates run into the next forward pass, so that it is needed at any time"
+        return "its updates continue during the next forward pass, so that it is needed at any time"
     for choice in strategy.choices:
         for shard in choice.shards:
             if owner := _owner_of(shard):

@@ -33,13 +33,13 @@ from autosync.population import Population
 from autosync.profiling import reach_variables
 from autosync.simulator.backends.message_edges import Edges
 from autosync.simulator.cost.compute_time import compute_factors
+from autosync.simulator.cost.edge_costs import startup_seconds
 from autosync.simulator.cost.link_resources import (
     Resources,
     connection_seconds,
     load_of,
     resources_of,
 )
-from autosync.simulator.cost.network import startup_seconds
 from autosync.simulator.extension_prediction import Prediction, Rows
 from autosync.simulator.memory.live_tensors import activation_curve, most_living, storages_of
 from autosync.simulator.memory.peak_memory import DomainMemory

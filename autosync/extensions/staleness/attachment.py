@@ -127,7 +127,10 @@ def _check_plan(plan: Plan, names: tuple[str, ...], parameters: Sequence[nn.Para
                 message.operation.name.lower(),
             )
     if plan.overlap_forward:
-        why = "it also lets messages run into the next forward pass, which staleness does by itself"
+        why = (
+            "it also lets messages continue during the next forward pass, which staleness does by "
+            "itself"
+        )
         raise _refused(why, "plan.overlap_forward", True)
     for name, parameter in zip(names, parameters, strict=True):
         if parameter.device.type != "cpu":

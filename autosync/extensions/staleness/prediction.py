@@ -90,6 +90,6 @@ def _least_seconds(plans: PlanTable, domain: Domain, compute_seconds: F64) -> F6
     lengthens every second to 1 + s: with all b beside compute that adds b s / (1 + s); what of b
     is not beside compute adds itself, which is more.
     """
-    busiest = busiest_link_seconds(plans, network_of(domain.cluster, plans.teams))
-    slowdown = domain.cluster.compute_slowdown
+    network = network_of(domain.cluster, plans.teams)
+    busiest, slowdown = busiest_link_seconds(plans, network), network.compute_slowdown
     return np.maximum(busiest, compute_seconds + busiest * slowdown / (1.0 + slowdown))

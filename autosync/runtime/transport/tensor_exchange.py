@@ -82,6 +82,7 @@ def transferred(
     tensors: of any layout, which each keeps; taken one by one. device: whose memory is moved.
     """
     chunk: list[Tensor] = []
+    end = 0  # of the chunk, in bytes
 
     def move(parts: Sequence[Tensor]) -> None:
         if not (size_bytes := packed_bytes(parts)):
@@ -95,12 +96,14 @@ def transferred(
                 part.copy_(place)
 
     for tensor in tensors:
-        if packed_bytes([*chunk, tensor]) > CHUNK_BYTES:
+        _, behind = _place_behind(end, tensor.numel(), tensor.dtype)
+        if behind > CHUNK_BYTES:
             move(chunk)
             yield from chunk
-            chunk = []
+            chunk, end, behind = [], 0, tensor.nbytes
         if tensor.nbytes <= CHUNK_BYTES:
             chunk.append(tensor)
+            end = behind
             continue
         values = tensor.contiguous()  # the tensor itself, where it is
         for part in values.view(-1).split(max(1, CHUNK_BYTES // tensor.element_size())):

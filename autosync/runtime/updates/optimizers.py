@@ -289,12 +289,12 @@ def check_one_backward(optimizers: Iterable[Optimizer]) -> None:
 
 
 def warn_if_together(optimizers: Sequence[Optimizer]) -> None:
-    """Under a plan that runs into the next forward pass: say whose updates do not."""
+    """Under a plan that continues during the next forward pass: say whose updates do not."""
     kinds = [type(one).__name__ for one in optimizers if type(one) not in BY_VARIABLE]
     if kinds:
         warnings.warn(
             f"optimizer {', '.join(kinds)} may look at several variables at once, so backward() "
             "waits for all their sums and step() updates them together: what the plan lets run "
-            "into the next forward pass does not.",
+            "during the next forward pass does not.",
             stacklevel=3,
         )

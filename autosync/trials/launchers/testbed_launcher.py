@@ -19,6 +19,7 @@ from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.link_shaping import INTERFACE
 from autosync.trials.testbed.namespaces import Testbed
 from autosync.trials.testbed.self_check import InaccurateLink, SelfCheck, check_testbed
+from autosync.units import scales_in_words
 
 CARRIED_GBPS_A_CORE = 4.0
 """Traffic of all nodes together (measured: two cores carry 4 x 2 Gbit/s, 35 % busy)."""
@@ -113,7 +114,8 @@ def refuse_excess(workload: Workload, cores: int) -> None:
             remedy=UNSCALED,
         )
     raise InvalidInput(
-        f"{would} at s = {workload.byte_scale:g}, k = {workload.time_scale:g}; {carry}.",
+        f"{would} at byte scale {workload.byte_scale:g} and time scale {workload.time_scale:g}; "
+        f"{carry}.",
         thing="byte_scale",
         value=workload.byte_scale,
         remedy="Use a smaller byte scale or a larger time scale (`automatic_scales`).",
@@ -137,10 +139,13 @@ def description(testbed: Testbed, workload: Workload, checked: SelfCheck | None,
     """What reports repeat: size, scales, accuracy, what ranks lack of this machine's `cores`, and
     what is not emulated."""
     shared = any(node.ranks > 1 for node in workload.domain.cluster.nodes)
+    scales = scales_in_words(workload.byte_scale, workload.time_scale)
     parts = [
         f"testbed ({len(testbed.addresses)} nodes",
-        f"s = {workload.byte_scale:g}, k = {workload.time_scale:g}",
-        f"links within {checked.largest_error:.1%} of the file" if checked else "links unmeasured",
+        *([scales] if scales else []),
+        f"link rates within {checked.largest_error:.1%} of the cluster file"
+        if checked
+        else "link rates not measured",
         *([f"intra-node links {testbed.loopback}"] if shared else []),
         *cores_words(workload, cores),
         f"{latency_words(checked)})",

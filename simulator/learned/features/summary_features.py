@@ -9,7 +9,8 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.cost.compute_time import compute_seconds
-from autosync.simulator.cost.network import SERVER_OPERATIONS, network_of
+from autosync.simulator.cost.message_classes import SERVER_OPERATIONS
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import extension_features
 from autosync.simulator.learned.features.feature_names import (
     COUNTED_CHANNELS,

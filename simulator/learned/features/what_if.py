@@ -18,7 +18,8 @@ from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.compute_time import slowest_factors
-from autosync.simulator.cost.network import Network, network_of
+from autosync.simulator.cost.network import network_of
+from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.extension_prediction import slowdowns
 from autosync.simulator.learned.features.feature_names import FAMILIES, WHAT_IFS
 from autosync.simulator.timeline.timeline_arrays import (

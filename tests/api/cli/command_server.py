@@ -1,10 +1,12 @@
-"""The process that commands are forked from: it has loaded the libraries that they share, which
-takes longer than most commands. AutoSync's own modules each command loads for itself.
+"""The process that commands are forked from: it has loaded what they share, libraries and the
+application that most commands call, which takes longer than most commands. The modules of the
+command line itself each command loads for itself: they read the terminal's settings.
 
 Requests come on a socket, each with its standard streams; the answers are the process's id, then
 its exit code. At the end of the socket this process ends.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,9 +18,9 @@ from typing import Any
 
 LIBRARIES = (
     *("numpy", "numba", "scipy.optimize", "scipy.stats", "pandas", "torch", "pydantic"),
-    *("sqlalchemy.orm", "alembic.command"),
+    *("sqlalchemy.orm", "alembic.command", "autosync.api.http.app"),
 )
-"""None of them reads settings of the terminal as it is loaded."""
+"""None of them reads the environment as it is loaded."""
 REQUEST_BYTES = 1 << 20
 STREAMS = 3
 
@@ -57,7 +59,21 @@ def main() -> None:
         importlib.import_module(module)
     gc.freeze()  # what is shared stays so
     fork_commands(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("autosync.api.cli.main", run_name="__main__", alter_sys=True)
+    run_command()
+
+
+def run_command() -> None:
+    """Ends as an interpreter does that takes no modules apart: of the libraries that forks share
+    that takes most of a short command's time."""
+    try:
+        runpy.run_module("autosync.api.cli.main", run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if not isinstance(left.code, int):  # the interpreter knows what that means
+            raise
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(left.code)
 
 
 if __name__ == "__main__":

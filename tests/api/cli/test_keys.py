@@ -10,6 +10,7 @@ from tests.api.cli.command import autosync
 
 
 def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    autosync(tmp_path, "db", "upgrade")
     made = autosync(tmp_path, "keys", "add", "alice", "--scope", "admin", "--days", "3")
     key = made.stdout.strip()
     assert KEY.fullmatch(key), "nothing else is printed there, so that a shell can take it"
@@ -34,6 +35,7 @@ def test_there_are_none_without_a_database(tmp_path: Path) -> None:
 def test_a_clients_key_is_no_token_of_a_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    autosync(tmp_path, "db", "upgrade")
     key = autosync(tmp_path, "keys", "add", "alice", "--scope", "read").stdout.strip()
     monkeypatch.setenv("AUTOSYNC_TOKEN", key)
     refused = autosync(tmp_path, "serve", code=2).stderr

@@ -7,12 +7,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from autosync.api.cli import model_arguments
 from autosync.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
+from autosync.errors import InvalidInput
 from autosync.extensions.staleness.document import Staleness
 from autosync.extensions.staleness.proposals import clocked_servers
 from autosync.graph import ModelGraph
 from autosync.search.designs.known_designs import all_reduce_5mb
+from autosync.simulator.cost.applied_constants import uses_tcp
 from autosync.strategy import Schedule
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop import onnx_files
@@ -87,7 +90,7 @@ def test_late_updates_verify_where_they_are_allowed(folder: Path) -> None:
     )
     (folder / "late.json").write_text(to_json(mixed))
     refused = autosync(folder, *command, "--allow-inexact", code=2)
-    assert "run into the next forward pass" in " ".join(refused.stderr.split())
+    assert "continue during the next forward pass" in " ".join(refused.stderr.split())
 
 
 def load_graph(folder: Path) -> ModelGraph:
@@ -165,7 +168,9 @@ def test_nothing_that_is_stated_about_hosts_is_ignored_without_a_note(
     assert "where torchrun starts more in a task, state --per-host" in notes
 
 
-def test_a_specification_takes_stated_ports_and_a_latency_may_contradict(folder: Path) -> None:
+def test_a_specification_takes_stated_ports_and_its_transport_counts_before_the_latency(
+    folder: Path,
+) -> None:
     (folder / "spec.yml").write_text("nodes: [{address: a, gpus: [0]}, {address: b, gpus: [1]}]")
     stated = ("--device", "v100", "--port-gbps", "25", "--nics", "2")
     done = autosync(folder, "import-cluster", "autodist", "spec.yml", *stated)
@@ -174,7 +179,9 @@ def test_a_specification_takes_stated_ports_and_a_latency_may_contradict(folder:
     assert "TCP is assumed" in done.stderr
     slow = ("--transport", "infiniband", "--latency-us", "30")
     done = autosync(folder, "import-cluster", "autodist", "spec.yml", *stated, *slow)
-    assert "30 us is TCP to them, not infiniband" in " ".join(done.stderr.split())
+    cluster = parse_cluster(done.stdout, "stdout")
+    assert (cluster.transport, cluster.nodes[0].nic_gbps) == ("infiniband", 25.0)
+    assert not uses_tcp(cluster)
 
 
 def test_a_bundled_cluster_is_printed_as_a_file_that_loads(folder: Path) -> None:
@@ -223,17 +230,42 @@ def test_import_of_a_step_that_depends_on_values(folder: Path) -> None:
     ],
 )
 def test_a_path_in_the_place_of_a_module_hints_at_the_module(
-    folder: Path, typed: str, way: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, typed: str, way: str
 ) -> None:
-    (folder / "mine.py").write_text(
-        "def tiny():\n    pass\n\n\ndef other(size=3, *, wide=True):\n    pass\n\n\n"
-        "def needs(x):\n    pass\n\n\ndef _own():\n    pass\n"
-    )
-    for command in (("import", typed, "-o", "out.json"), ("profile", typed)):
-        said = " ".join(autosync(folder, *command, code=2).stderr.split())
-        assert "names a file, a model is a function in a module" in said
-        assert f"Way out: Give {way}" in said
-    assert ("There is no file" in said) == (not typed.startswith(("mine", "./mine")))
+    (folder / "mine.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(folder)
+    with pytest.raises(InvalidInput, match="names a file") as caught:
+        model_arguments.load_graph(typed, None)
+    assert caught.value.remedy.startswith(f"Give {way}")
+    named = typed.startswith(("mine", "./mine"))
+    assert ("There is no file" in caught.value.message) == (not named)
+
+
+FUNCTIONS = """
+def tiny():
+    pass
+
+def other(size=3, *, wide=True):
+    pass
+
+def needs(x):
+    pass
+
+def _own():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [("import", "mine.py", "-o", "out.json"), ("profile", "mine.py")]
+)
+def test_commands_refuse_a_path_in_the_place_of_a_module(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    (folder / "mine.py").write_text(FUNCTIONS)
+    said = " ".join(autosync(folder, *command, code=2).stderr.split())
+    assert "names a file, a model is a function in a module" in said
+    assert "Way out: Give mine:tiny or mine:other:" in said
 
 
 def test_import_of_a_function_of_ones_own(folder: Path) -> None:

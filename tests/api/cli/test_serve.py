@@ -12,8 +12,12 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
+from autosync.api.client.rest_client import Client
+from autosync.api.db.schema_migration import current_revision, known_revisions, migrate
+from autosync.api.http.listening import shown_address
 from tests.api.cli.command import LONGEST_SECONDS, autosync, start
-from tests.api.databases import postgresql_database
+from tests.api.databases import opened, postgresql_database
+from tests.api.http.serving import free_port
 
 
 def until(answer: Callable[[], Any], what: str) -> Any:
@@ -77,8 +81,98 @@ def test_a_worker_shows_no_secret_and_is_replaced(
         (("--host", "0.0.0.0"), "can be reached by others"),
         (("--token", ""), "the token is empty"),
         (("--limit", "bugdet=3"), "no limit can be 'bugdet'"),
+        (("--root-path", "no slash"), "no path below which"),
+        (("--host", "no.such.host.invalid", "--token", "0p3n"), "cannot listen on"),
+        (("--port", "{taken}"), "Address already in use"),
     ],
 )
-def test_an_open_service_is_refused(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
-    assert why in " ".join(autosync(tmp_path, "serve", *arguments, code=2).stderr.split())
-    assert not (tmp_path / "autosync.db").exists()
+def test_a_service_that_is_refused_makes_and_changes_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], why: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        given = [each.format(taken=taken.getsockname()[1]) for each in arguments]
+        refused = autosync(tmp_path, "serve", *given, code=2)
+        assert why in " ".join(refused.stderr.split())
+        assert not list(tmp_path.glob("*.db*"))
+        revision = _of_an_earlier_schema(tmp_path)
+        autosync(tmp_path, "serve", *given, code=2)
+        assert _revision(tmp_path) == revision
+
+
+def _of_an_earlier_schema(folder: Path) -> str:
+    """Make the usual database there, of the schema before the newest; its revision."""
+    revision = known_revisions()[-2]
+    migrate(f"sqlite:///{folder}/autosync.db", revision)
+    return revision
+
+
+def _revision(folder: Path) -> str | None:
+    url = f"sqlite:///{folder}/autosync.db"
+    with opened(url) as database, database.engine.connect() as connection:
+        return current_revision(connection)
+
+
+COMMANDS = (
+    ("tunings",),
+    ("show", "3f2a90c1"),
+    ("logs", "3f2a90c1"),
+    ("export", "3f2a90c1"),
+    ("explain", "3f2a90c1"),
+    ("cancel", "3f2a90c1"),
+    ("keys", "list"),
+    ("keys", "add", "alice"),
+    ("simulator", "list"),
+    ("simulator", "add", "mine", "mine.safetensors"),
+    ("worker", "--once"),
+)
+"""All but those that begin something."""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_makes_no_database_and_changes_no_schema(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    for file in ("mine.safetensors", "mine.json"):
+        (tmp_path / file).write_text("{}")
+    refused = autosync(tmp_path, *command, code=2)
+    assert "autosync db upgrade" in " ".join(refused.stderr.split())
+    assert not list(tmp_path.glob("*.db*"))
+    (tmp_path / "autosync.db").touch()
+    assert "is empty" in " ".join(autosync(tmp_path, *command, code=2).stderr.split())
+    assert (tmp_path / "autosync.db").stat().st_size == 0
+    revision = _of_an_earlier_schema(tmp_path)
+    refused = autosync(tmp_path, *command, code=2)
+    assert "autosync db upgrade" in " ".join(refused.stderr.split())
+    assert _revision(tmp_path) == revision
+
+
+def test_an_upgrade_makes_the_database_where_there_is_none(tmp_path: Path) -> None:
+    autosync(tmp_path, "db", "upgrade")
+    assert _revision(tmp_path) == known_revisions()[-1]
+    autosync(tmp_path, "keys", "list")
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.2"])
+def test_it_serves_on_any_address_of_loopback(tmp_path: Path, host: str) -> None:
+    port = free_port(host)
+    serving = start(tmp_path, "serve", "--host", host, "--port", str(port), "--workers", "0")
+    address = shown_address(host, port)
+    try:
+        until(lambda: httpx.get(f"{address}/v1/health").is_success, "it does not answer")
+        with Client(address) as client:
+            assert client.tunings.list().items == []
+        assert httpx.get(address, headers={"Accept": "text/html"}).is_success
+    finally:
+        serving.send_signal(signal.SIGTERM)
+        out, _ = serving.communicate(timeout=LONGEST_SECONDS)
+    assert address in out
+
+
+def test_an_empty_token_in_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would serve everybody, where its operator meant to close it."""
+    monkeypatch.setenv("AUTOSYNC_TOKEN", "")
+    assert "the token is empty" in autosync(tmp_path, "serve", code=2).stderr

@@ -27,9 +27,16 @@ def ranked_by(name: str, db: str) -> str:
     return found.simulator
 
 
+def empty_database(folder: Path) -> str:
+    """The URL of a migrated one there."""
+    url = f"sqlite:///{folder / 'a.db'}"
+    migrate(url)
+    return url
+
+
 def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -> None:
     card, weights = checkpoint(tmp_path, LearnedSimulator())
-    db = f"sqlite:///{tmp_path / 'a.db'}"
+    db = empty_database(tmp_path)
 
     def printed(*words: str) -> str:
         done = CliRunner().invoke(app, [*words, "--db", db], catch_exceptions=False)
@@ -56,7 +63,7 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
 
 
 def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
-    folder, db = tmp_path / "measured", f"sqlite:///{tmp_path / 'a.db'}"
+    folder, db = tmp_path / "measured", empty_database(tmp_path)
     domains = [measured(1.0, seed=1, count=24), measured(0.5, seed=2, count=24)]
     write(folder, domains)
     trained = tmp_path / "trained.safetensors"
@@ -83,7 +90,7 @@ def test_half_a_request_to_train_is_refused(tmp_path: Path) -> None:
 
 
 def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
-    db = f"sqlite:///{tmp_path / 'a.db'}"
+    db = empty_database(tmp_path)
     checkpoint(tmp_path, LearnedSimulator())
     runner = CliRunner()
     assert runner.invoke(app, ["add", "mine", str(tmp_path / "made.safetensors"), "--db", db])
@@ -99,7 +106,7 @@ def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written_is_refused_by_name(
     words: list[str], tmp_path: Path
 ) -> None:
-    db = f"sqlite:///{tmp_path / 'a.db'}"
+    db = empty_database(tmp_path)
     checkpoint(tmp_path, LearnedSimulator())
     runner = CliRunner()
     made = str(tmp_path / "made.safetensors")

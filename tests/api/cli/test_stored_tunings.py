@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import inspect
 from typer.testing import CliRunner
 
 from autosync.api.cli.main import app
 from autosync.api.db import Database
+from autosync.api.db.tables import TuningRow
 from autosync.api.engine.submission import enqueue
 from autosync.bundle import Evidence, load_bundle
 from autosync.extensions.offload.document import Offload
@@ -169,3 +171,23 @@ def test_a_bundle_that_swaps(
     assert "no settings of" in refused(*chosen, "--swap-gb", "1", "--for", "ddp")
     for wrong in ("0", "-1", "nan", "inf"):
         assert "hold no training step" in refused(*chosen, "--swap-gb", wrong)
+
+
+def test_a_tuning_is_found_however_many_are_newer(
+    source: tuple[str, str], sqlite: Database
+) -> None:
+    """A service lists 500 at a time."""
+    oldest = enqueue(sqlite, small_request())
+    with sqlite.writing() as session:
+        row = session.get_one(TuningRow, oldest)
+        columns = {
+            column.key: getattr(row, column.key)
+            for column in inspect(TuningRow).column_attrs
+            if column.key != "kind"
+        }
+        for number in range(520):
+            newer = {"id": f"{number:032x}", "created_at": row.created_at + 1 + number}
+            session.add(TuningRow(**{**columns, **newer}))
+    for begin in (oldest, oldest[:12], oldest.upper()):
+        shown = json.loads(run("show", begin, *source, "--json"))
+        assert shown["tuning"]["id"] == oldest

@@ -44,7 +44,7 @@ def test_killed_in_the_middle_and_resumed_it_repeats_no_finished_trial(
 
 def test_it_says_that_links_are_unshaped_and_the_scales(real_tuning: RealTuning) -> None:
     assert "links are not shaped" in real_tuning.printed
-    assert "Byte scale 1 (all bytes), time scale 1" in real_tuning.printed
+    assert "Trials: all bytes, at full speed" in real_tuning.printed
     assert "an estimate" in real_tuning.printed
 
 

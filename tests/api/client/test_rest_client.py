@@ -16,9 +16,11 @@ from autosync import Client
 from autosync.api.client.service_errors import ServiceError, ServiceUnreachable
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import add_event
 from autosync.bundle import load_bundle
 from autosync.domain import Optimizer
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.space import Space
 from tests.api.checkpoints import checkpoint, opinionated
 from tests.api.client.scripted_server import cutting, scripted
@@ -209,6 +211,26 @@ def test_a_tuning_that_goes_on_is_not_waited_for_longer(client: Client, database
         client.tunings.wait(held.job_id, timeout_seconds=0.0)
     job_queue.end_cancelled(database, held)
     assert client.tunings.wait(held.job_id).state == "cancelled"
+
+
+def test_all_events_that_there_are_come_without_following(
+    service: Service, database: Database
+) -> None:
+    held, _ = claimed(database, small_request())
+    with database.writing() as session:
+        for number in range(1000):
+            add_event(session, held.job_id, TuningEvent("search", f"event {number}", number, 1000))
+    port = int(service.address.rpartition(":")[2])
+    with (
+        cutting(port, [30_000, 30_000]) as address,
+        Client(address, TOKEN, sleep=lambda seconds: None) as client,
+    ):
+        found = list(client.tunings.events(held.job_id, follow=False))
+        assert [event.message for event in found] == [f"event {n}" for n in range(1000)]
+        assert {event.state for event in found} == {"running"}
+        rest = client.tunings.events(held.job_id, after=found[-3].id, follow=False)
+        assert list(rest) == found[-2:]
+    job_queue.end_cancelled(database, held)
 
 
 def test_events_go_on_where_the_connection_was_lost(service: Service, database: Database) -> None:

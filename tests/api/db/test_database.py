@@ -43,19 +43,40 @@ def test_other_databases_are_refused_with_the_way_out(url: str, why: str) -> Non
         ("sqlite:///autosync.db", "sqlite:///autosync.db"),
         ("postgresql://me:s3cret@db/a", "postgresql://me:***@db/a"),
         ("postgresql://me@db/a?password=s3cret", "postgresql://me@db/a?password=hidden"),
-        ("postgresql://me:s3cret@db:port/a", "***@db:port/a"),
-        ("postgresql//me:s3cret@db/a", "***@db/a"),
+        ("postgresql://me@db/a?passwd=s3cret", "postgresql://me@db/a?passwd=hidden"),
+        ("postgresql://me@db/a?sslpassword=s3cret", "postgresql://me@db/a?sslpassword=hidden"),
+        ("postgresql://me:s3cret@db:port/a", "postgresql://***"),
+        ("postgresql//me:s3cret@db/a", "***"),
+        ("postgresql://me:p@s3cret@db/a", "postgresql://***"),
+        ("postgresql://me:p@s3/cret@db/a", "postgresql://***"),
+        ("sqlite:///a@b.db", "sqlite:///a%40b.db"),
+        ("nonsense", "nonsense"),
     ],
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert masked(url) == shown
 
 
-@pytest.mark.parametrize("url", ["mysql://me:s3cret@db/a", "postgresql//me:s3cret@db/a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:s3cret@db/a",
+        "postgresql//me:s3cret@db/a",
+        "postgresql://me:p@s3cret@db/a",
+        "postgresql://me:p@ss/s3cret@db/a",
+        "postgresql://me:s3cret@db:port/a",
+    ],
+)
 def test_a_refused_url_is_shown_without_its_password(url: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         connect(url)
     assert "s3cret" not in f"{caught.value} {caught.value.value}"
+
+
+def test_an_at_sign_in_a_password_is_to_be_percent_encoded() -> None:
+    with pytest.raises(InvalidInput, match="has an @ beside") as caught:
+        connect("postgresql://me:p@s3cret@db/a")
+    assert "%40" in caught.value.remedy
 
 
 def test_a_full_disk_is_no_defect_and_a_missing_table_is(tmp_path: Path) -> None:

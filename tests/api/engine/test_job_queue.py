@@ -31,6 +31,14 @@ def expire(database: Database, held: Claim) -> None:
     assert job_queue.heartbeat(database, held, lease_seconds=-1)
 
 
+def taken_over(database: Database, held: Claim) -> Claim:
+    """The claim of another worker, since the first one's lease has run out."""
+    expire(database, held)
+    taken = job_queue.claim(database, "b")
+    assert taken is not None
+    return taken
+
+
 def test_the_oldest_is_claimed_first_and_once(database: Database) -> None:
     ids = [enqueue(database, REQUEST) for _ in range(3)]
     claims = [job_queue.claim(database, "a") for _ in range(4)]
@@ -52,9 +60,7 @@ def test_only_the_holder_can_end_a_tuning(database: Database) -> None:
     held, store = claimed(database, REQUEST)
     run_search(store, REQUEST)
     answer = outcome_row(held.job_id, REQUEST, conclude(store))
-    expire(database, held)
-    taken = job_queue.claim(database, "b")
-    assert taken is not None
+    taken = taken_over(database, held)
     ends: tuple[Callable[[], None], ...] = (
         lambda: job_queue.finish(database, held, answer),
         lambda: job_queue.fail(database, held, "late"),
@@ -103,9 +109,7 @@ def test_cancel_when_the_worker_is_gone(database: Database) -> None:
 def test_what_was_cancelled_stays_so_when_its_worker_dies(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
     job_queue.cancel(database, held.job_id)
-    expire(database, held)
-    taken = job_queue.claim(database, "b")
-    assert taken is not None
+    taken = taken_over(database, held)
     assert state(database, held.job_id) == "cancelling"
     job_queue.release(database, taken)
     assert state(database, held.job_id) == "cancelled"

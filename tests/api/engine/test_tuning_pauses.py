@@ -17,7 +17,7 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import Cancelled
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.contract import TrialRequest
-from tests.api.engine.test_job_queue import expire, state
+from tests.api.engine.test_job_queue import expire, state, taken_over
 from tests.api.engine.test_queue_worker import REQUEST as SHORT
 from tests.api.engine.test_queue_worker import rows
 from tests.api.sample import candidates, claimed, finished, proposal, small_request
@@ -76,9 +76,7 @@ def test_a_paused_tuning_can_be_cancelled_and_a_cancelled_one_resumed(database: 
 def test_a_worker_that_dies_while_it_pauses(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
     tuning_control.pause(database, held.job_id)
-    expire(database, held)
-    taken = job_queue.claim(database, "b")
-    assert taken is not None
+    taken = taken_over(database, held)
     assert state(database, held.job_id) == "pausing"
     store = DatabaseStore(database, taken.job_id, taken.fence)
     with pytest.raises(Cancelled, match="paused"):

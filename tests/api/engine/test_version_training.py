@@ -8,11 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import func, select
 
 from autosync.api.db import Database
-from autosync.api.engine import job_queue, version_training
+from autosync.api.db.tables import TrialRow
+from autosync.api.engine import job_queue, measured_trials, version_training
 from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.job_queue import enqueue_training
+from autosync.api.engine.measured_trials import (
+    measured_sources,
+    read_measured_trials,
+    source_trials,
+)
 from autosync.api.engine.queue_worker import MOST_TRAINING_CLAIMS, train_next
 from autosync.api.engine.simulator_store import (
     check_name,
@@ -21,15 +28,12 @@ from autosync.api.engine.simulator_store import (
     version_in_use,
 )
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.version_training import (
-    VersionFigures,
-    measured_sources,
-    run_training,
-)
+from autosync.api.engine.version_training import NOTHING_NEW, VersionFigures, run_training
 from autosync.api.http.app import create_app
 from autosync.cluster import MessageCost
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import encode
+from autosync.simulator.learned.training import SplitTrials
 from tests.api.http.forms import given_token
 from tests.api.sample import candidates, finished, small_request
 from tests.simulator.measurements import measured, write
@@ -79,6 +83,10 @@ def test_a_tuning_teaches_the_next_version(
     assert card["dataset"]
     assert {source["graph"] for source in card["sources"]} == {small_request().domain.graph.name}
 
+    _trains_no_version(sqlite, client)
+    finished(sqlite, replace(small_request(4), byte_scale=0.25))  # too few to learn from
+    _trains_no_version(sqlite, client)
+
     promoted = client.post("/v1/simulators/versions/1/promote").json()
     assert promoted["in_use"] == 1
     request = replace(small_request(), simulator="learned")
@@ -107,6 +115,30 @@ def test_a_tuning_teaches_the_next_version(
         remove_simulator(sqlite, "version-1")
     with pytest.raises(InvalidInput, match="cannot be called"):
         check_name("version-9")
+
+
+def _trains_no_version(database: Database, client: TestClient) -> None:
+    asked = client.post("/v1/simulators/trainings")
+    assert train_next(database, "here:1", NEVER)
+    done = client.get(asked.headers["location"]).json()
+    assert (done["state"], done["version"], done["message"]) == ("finished", None, NOTHING_NEW)
+
+
+def test_reading_what_was_measured_holds_no_transaction_and_parses_nothing(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(sqlite, small_request(12))
+    finished(sqlite, replace(small_request(12), byte_scale=0.25))
+    whole = read_measured_trials(sqlite)
+    monkeypatch.setattr(measured_trials, "ROWS", 7)
+    monkeypatch.setattr(measured_trials, "DOCUMENTS", 3)
+    monkeypatch.setattr(measured_trials, "from_json", None)
+    with sqlite.reading() as session:
+        rows = session.scalar(select(func.count()).where(TrialRow.step_seconds.is_not(None)))
+    assert read_measured_trials(sqlite) == whole
+    assert len(whole.trials) == rows
+    monkeypatch.setattr(measured_trials, "MOST_TRIALS", 7)
+    assert read_measured_trials(sqlite).trials == whole.trials[-7:]
 
 
 def test_whoever_lost_the_claim_stores_no_version(
@@ -151,6 +183,11 @@ def test_what_takes_its_worker_down_is_given_up(sqlite: Database) -> None:
     assert "never came to its end" in failed["error"]
 
 
+def sources(database: Database) -> list[SplitTrials]:
+    measured = read_measured_trials(database)
+    return measured_sources(measured, source_trials(measured))
+
+
 def test_only_probed_costs_leave_a_domain_what_it_is(sqlite: Database) -> None:
     """Trials at another scale are a source of their own."""
     request = small_request(12)
@@ -158,11 +195,9 @@ def test_only_probed_costs_leave_a_domain_what_it_is(sqlite: Database) -> None:
     probed = replace(request, domain=replace(request.domain, cluster=cluster))
     finished(sqlite, request)
     finished(sqlite, probed)
-    with sqlite.reading() as session:
-        (source,) = measured_sources(session)
+    (source,) = sources(sqlite)
     finished(sqlite, replace(request, byte_scale=0.25))
-    with sqlite.reading() as session:
-        two = measured_sources(session)
+    two = sources(sqlite)
     assert source.trials.domain.id == probed.domain.id
     assert len(two) == 2
     assert len(two[0].trials.step_seconds) == len(source.trials.step_seconds)

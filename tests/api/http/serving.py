@@ -11,13 +11,18 @@ from pathlib import Path
 
 import httpx
 
+from autosync.api.http.listening import shown_address
+
 SERVER = """
 import sys
 from autosync.api.http.app import serve
 from autosync.api.http.access.access_rules import access_on
+from autosync.api.http.listening import listening_sockets
 from autosync.api.engine.service_limits import limits_from
-access, limits = access_on("127.0.0.1", sys.argv[3] or None), limits_from(sys.argv[4:])
-serve(sys.argv[1], port=int(sys.argv[2]), access=access, limits=limits)
+url, host, port, root_path, token, *limits = sys.argv[1:]
+access = access_on(host, token or None)
+sockets = listening_sockets(host, int(port))
+serve(url, sockets, access, limits_from(limits), root_path=root_path)
 """
 
 
@@ -35,18 +40,26 @@ class Service:
 
 
 @contextmanager
-def served(url: str, token: str = "", *limits: str) -> Iterator[Service]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", SERVER, url, str(port), token, *limits])
+def served(
+    url: str, token: str = "", *limits: str, host: str = "127.0.0.1", root_path: str = ""
+) -> Iterator[Service]:
+    port = free_port(host)
+    arguments = [url, host, str(port), root_path, token, *limits]
+    process = subprocess.Popen([sys.executable, "-c", SERVER, *arguments])
     try:
-        address = f"http://127.0.0.1:{port}"
+        address = shown_address(host, port)
         _wait(process, address)
         yield Service(address, process.pid)
     finally:
         process.terminate()
         process.wait(timeout=20)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        free.bind((host, 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def _wait(process: subprocess.Popen[bytes], address: str) -> None:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
 from autosync.api.db import Database
@@ -11,6 +12,8 @@ from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
 from tests.api.sample import claimed, finished, run_search, small_request
 from tests.api.simulator_versions import store_versions
+
+pytestmark = pytest.mark.timeout(600)
 
 CHECK = (Path(__file__).parent / "accessibility.js").read_text()
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
@@ -49,7 +52,10 @@ def pages(database: Database) -> dict[str, str]:
         f"{of}/trials/7": ".stderr",
         f"{of}/strategies/{answer}": "figure#predicted-timeline",
         f"{of}/compare?left={answer}&right={second}": "figure#predicted-timeline",
-        f"/compare?left={done}&right={other}": ".facts-table",
+        f"/compare?tuning={done}&tuning={other}&tuning={held.job_id}": ".facts-table",
+        f"/?like={done}": "#start form",
+        "/runtimes": "table.runtimes",
+        "/glossary": "dl.glossary",
     }
 
 

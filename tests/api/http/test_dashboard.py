@@ -73,7 +73,9 @@ def test_a_finished_tuning_shows_its_answer(
     expect(page.locator(".certainty")).to_contain_text(
         "percentiles 10 and 90 of 2 interleaved repeats"
     )
-    expect(page.locator(".heading")).to_contain_text("Measured on testbed (4 nodes), byte scale")
+    expect(page.locator(".heading")).to_contain_text(
+        "Measured on testbed (4 nodes), 1/2 of the bytes"
+    )
     expect(page.locator(".apply .chip").first).to_be_visible()
     expect(page.locator("table.ranked .chip.differs").first).to_be_visible()
     tiles = page.locator(".tile")
@@ -90,7 +92,7 @@ def test_a_finished_tuning_shows_its_answer(
     assert load_bundle(tmp_path / "best.json").domain_id == REQUEST.domain.id
 
 
-CHARTS = {"convergence", "accuracy", "confirmation", "rounds"}
+CHARTS = {"convergence", "accuracy", "confirmation", "rounds", "choices"}
 REASONS = {"timeline", "predicted-timeline", "nics", "memory"}
 
 
@@ -112,7 +114,7 @@ def test_every_chart_is_drawn_and_has_a_table_that_keys_open(
         figure.locator("summary").focus()
         page.keyboard.press("Enter")
         expect(figure.locator("tbody tr").first).to_be_visible()
-    for name in CHARTS - {"rounds"}:
+    for name in CHARTS - {"rounds", "choices"}:
         assert plots(page.locator(f"figure#{name}"))[0]["rules"].count("limit") == 1
     assert [plot["rules"] for plot in plots(page.locator("figure#timeline"))] == [["", "limit"]] * 2
 
@@ -150,7 +152,7 @@ def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database)
     expect(choice).to_have_value(answer.strategy_id)
     facts = page.locator("#why .facts-table")
     expect(facts.locator("thead")).to_contain_text("DDP")
-    expect(facts.locator("tr.differs").filter(has_text="Predicted in all")).to_contain_text("ms")
+    expect(facts.locator("tr.differs").filter(has_text="Measured")).to_contain_text("ms")
     panels = page.locator("figure#timeline .plot-title")
     expect(panels).to_have_count(2)
     expect(panels.last).to_contain_text("DDP, measured")
@@ -160,7 +162,7 @@ def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database)
     expect(page.locator("figure#predicted-timeline")).to_contain_text("recorded its timeline")
     expect(page.locator("figure#timeline .plot-title")).to_have_count(1)
     choice.select_option(next(row.strategy_id for row in rows if row.is_ddp))
-    expect(page.locator("#why h2")).to_have_text("Why: DDP")
+    expect(page.locator("#why h2")).to_have_text("Where the time goes: DDP")
 
 
 def test_a_strategy_and_a_trial_that_failed_have_pages(
@@ -169,14 +171,15 @@ def test_a_strategy_and_a_trial_that_failed_have_pages(
     tuning_id = finished(shown_database, REQUEST)
     page.goto(f"/tunings/{tuning_id}")
     page.locator("table.ranked tbody tr").last.locator("a.strategy").click()
-    expect(page.get_by_text("timeout: no answer within 120 s")).to_be_visible()
+    expect(page.locator(".refusal")).to_have_text("timeout: no answer within 120 s")
     expect(page.locator("figure#predicted-timeline")).to_be_visible()
     page.locator("table.trials a").first.click()
     expect(page.get_by_role("alert")).to_contain_text("no answer within 120 s")
     expect(page.locator("pre.stderr")).to_have_text("worker 2: ...")
     page.get_by_role("link", name="trials", exact=True).click()
     expect(page.locator("table.trials tbody tr")).to_have_count(8 + 12)
-    page.get_by_role("link", name="Only those that failed").click()
+    page.get_by_label("failed only").check()
+    page.get_by_role("button", name="Show").click()
     expect(page.locator("table.trials tbody tr")).to_have_count(1)
 
 

@@ -90,11 +90,11 @@ def fill_in(page: Page) -> None:
     uploaded = model.locator("option", has_text=re.compile("^plain, batch"))
     model.select_option(uploaded.get_attribute("value"))
     form.get_by_label("Budget").fill(str(BUDGET))
-    form.get_by_label("Byte scale").select_option("1")
+    form.get_by_label("Bytes that trials move").select_option("1")
     form.get_by_text("More choices").click()
     form.get_by_label("Where trials run").select_option("local")
     form.get_by_label("Ranked by").select_option("timeline")
-    form.get_by_label("Time scale").fill("1")
+    form.get_by_label("Times slower").fill("1")
     form.get_by_label("Repeats").fill(str(REPEATS))
 
 

@@ -5,11 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from autosync.api.http.given_predictions import answer_all, calibrate, strategies_to_predict
+from autosync.api.http.given_predictions import answer_all, strategies_to_predict
+from autosync.api.http.prediction_ranges import calibrate
 from autosync.api.views.schemas import GivenPrediction
 from autosync.cluster import Cluster
 from autosync.cluster_file import load_cluster
-from autosync.domain import Domain
+from autosync.domain import Domain, Profile
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -39,12 +40,13 @@ def predicted(alone: Domain, *names: str, constants: str = "auto") -> list[Given
 
 @pytest.mark.parametrize("model", ["vgg16", "densenet121"])
 def test_nothing_is_faster_than_possible_on_any_network(model: str) -> None:
-    for cluster in (
-        load_cluster(SERVERS),
-        load_cluster("rtx-2080-ti-8x4-ib100-servers"),
-        *(with_ports(rate) for rate in (23.9, 95.6)),
+    without_engine = tuple(name for name in METHODS if not name.startswith("ByteScheduler"))
+    for cluster, methods in (
+        (load_cluster(SERVERS), METHODS),
+        (load_cluster("rtx-2080-ti-8x4-ib100-servers"), METHODS),
+        *((with_ports(rate), without_engine) for rate in (23.9, 95.6)),
     ):
-        for answer in predicted(domain_on(cluster, model)):
+        for answer in predicted(domain_on(cluster, model), *methods):
             assert answer.predicted_seconds >= answer.limit_seconds * 0.9999, answer.strategy
             assert answer.low_seconds < answer.predicted_seconds < answer.high_seconds
 
@@ -72,15 +74,6 @@ def test_more_workers_and_more_bytes_never_take_less() -> None:
     assert wide.predicted_seconds > slim.predicted_seconds
 
 
-def test_fast_ports_under_tcp_are_answered_by_a_range() -> None:
-    (unknown,) = predicted(domain_on(with_ports(95.6)), "BSP-A2A")
-    (stated,) = predicted(domain_on(with_ports(95.6, connection_gbps=12.0)), "BSP-A2A")
-    assert unknown.predicted_seconds == pytest.approx(stated.predicted_seconds)
-    assert unknown.high_seconds / unknown.low_seconds > stated.high_seconds / stated.low_seconds
-    assert any("autosync probe" in warning for warning in unknown.warnings)
-    assert not any("autosync probe" in warning for warning in stated.warnings)
-
-
 def test_within_the_measured_range_there_is_nothing_to_warn_of() -> None:
     (answer,) = predicted(domain_on("rtx-2080-ti-4x4-10gbe", "resnet50", 0.13), "WFBP-A2A")
     assert answer.warnings == []
@@ -98,13 +91,49 @@ def test_servers_that_are_ranks_are_warned_of_under_nccl() -> None:
     assert not any("one after another" in warning for warning in hosts.warnings)
 
 
-def test_constants_are_lent_to_other_nccl_clusters_unless_told_not_to() -> None:
+def test_other_nccl_clusters_take_the_constants_of_their_classes() -> None:
     cluster = with_ports(9.5)
-    (lent,) = predicted(domain_on(cluster), "BSP-A2A")
-    assert lent.constants == "rtx-2080-ti"
-    assert any("nothing was fitted on other" in warning for warning in lent.warnings)
+    (by_class,) = predicted(domain_on(cluster), "BSP-A2A")
+    assert by_class.constants == "by-class"
+    assert any("states no transport" in warning for warning in by_class.warnings)
+    h100 = Domain(bundled("vgg16", 32), load_cluster("aws-p5-48xlarge-x4"), by_class_profile())
+    (answer,) = predicted(h100, "ddp")
+    assert any("no training run was measured on h100" in each for each in answer.warnings)
     (bare,) = predicted(domain_on(cluster), "BSP-A2A", constants="none")
     assert bare.constants is None
-    assert bare.predicted_seconds < lent.predicted_seconds
+    assert bare.predicted_seconds < by_class.predicted_seconds
     (cpu,) = predicted(domain_on(replace(cluster, backend="gloo")), "BSP-A2A")
     assert cpu.constants is None
+
+
+def by_class_profile() -> Profile:
+    return profile_from_step_seconds(bundled("vgg16", 32), 0.1, "h100")
+
+
+def test_slow_messages_widen_the_interval_where_they_are_not_hidden() -> None:
+    graph = bundled("gpt2_medium", 8)
+    p5 = load_cluster("aws-p5-48xlarge-x4")
+
+    def upper(step_seconds: float) -> float:
+        profile = profile_from_step_seconds(graph, step_seconds, "h100")
+        (answer,) = predicted(Domain(graph, p5, profile), "BSP-A2A")
+        assert answer.low_seconds < answer.predicted_seconds < answer.high_seconds
+        return answer.high_seconds / answer.predicted_seconds
+
+    assert upper(0.002) > upper(0.5) + 0.1
+
+
+def test_what_binds_is_named() -> None:
+    for step_seconds, resource in ((5.0, "compute"), (0.001, "NIC")):
+        (answer,) = predicted(domain_on(SERVERS, "vgg16", step_seconds), "WFBP-A2A")
+        assert answer.binding.startswith(resource)
+
+
+def test_accumulated_batches_lengthen_the_update_and_raise_throughput() -> None:
+    calibration = calibrate(domain_on(SERVERS), "auto", compute_is_known=True)
+    asked = strategies_to_predict(calibration.domain, ("ddp",))
+    (one,) = answer_all(calibration, asked, None, TimelineSimulator())
+    (four,) = answer_all(calibration, asked, None, TimelineSimulator(), accumulate=4)
+    assert one.predicted_seconds < four.predicted_seconds < 4 * one.predicted_seconds
+    assert four.samples_per_second > one.samples_per_second
+    assert four.percent_of_limit <= 100.01

@@ -15,7 +15,8 @@ from autosync.api.db.database import POOL
 from autosync.api.http import middleware
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
-from tests.api.sample import finished
+from autosync.search.loop.outcome import TuningEvent
+from tests.api.sample import claimed, finished, small_request
 
 
 @pytest.fixture
@@ -98,14 +99,49 @@ def test_numbers_are_for_who_has_the_token(sqlite: Database) -> None:
 AT_ONCE = 3 * (POOL["pool_size"] + POOL["max_overflow"])
 
 
+@pytest.mark.parametrize("path", ["/v1/health", "/v1/tunings"])
 def test_requests_that_wait_for_a_connection_keep_none_from_being_given_back(
-    sqlite: Database,
+    sqlite: Database, path: str
 ) -> None:
     app = create_app(sqlite)
 
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await asyncio.gather(*(client.get("/v1/health") for _ in range(AT_ONCE)))
+            return await asyncio.gather(*(client.get(path) for _ in range(AT_ONCE)))
 
     assert {answer.status_code for answer in asyncio.run(ask())} == {200}
+
+
+HEADS = (
+    *("/", "/models", "/clusters/example-4x1", "/static/app.css", "/openapi.json"),
+    *("/v1/health", "/v1/tunings", "/v1/graphs", "/v1/runtimes.csv", "/v1/runtimes.zip"),
+    *("/tunings/{}", "/v1/tunings/{}", "/v1/tunings/{}/bundle", "/v1/tunings/{}/events"),
+)
+
+
+@pytest.mark.parametrize("path", HEADS)
+def test_head_is_answered_as_get_is_without_a_body(
+    client: TestClient, sqlite: Database, path: str
+) -> None:
+    path = path.format(finished(sqlite))
+    whole, head = client.get(path), client.head(path)
+    assert whole.is_success
+    assert head.status_code == whole.status_code
+    assert head.content == b""
+    own = ("x-request-id", "set-cookie", "etag")
+    shown = [{k: v for k, v in each.headers.items() if k not in own} for each in (whole, head)]
+    assert shown[0] == shown[1]
+
+
+def test_head_of_a_stream_that_goes_on_ends_at_once(client: TestClient, sqlite: Database) -> None:
+    held, store = claimed(sqlite, small_request())
+    store.report(TuningEvent("search", "goes on", 1, 2))
+    answer = client.head(f"/v1/tunings/{held.job_id}/events")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+def test_head_of_what_is_not_there(client: TestClient) -> None:
+    assert client.head("/v1/tunings/none").status_code == 404
+    assert client.head("/v1/tunings/none/cancel").status_code == 405

@@ -1,13 +1,26 @@
 """Rankings and comparisons by prediction alone, over REST."""
 
+from collections.abc import Iterator
+
 import pytest
 from fastapi.testclient import TestClient
 
+from autosync.api.db import Database
+from autosync.api.engine.service_limits import UNLIMITED
+from autosync.api.http.app import create_app
 from autosync.api.http.prediction_answers import TimeLimit
 from autosync.documents import from_data, to_json
 from autosync.strategy import Strategy
 from tests.domains import chain_graph, grid_cluster
 from tests.placed_models import heavy_layers
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    """Without limits predictions are answered in this process."""
+    app = create_app(sqlite, limits=UNLIMITED)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
 
 
 @pytest.fixture
@@ -136,13 +149,3 @@ def test_time_ends_for_placements_and_draws_alike() -> None:
     assert not limit.placements_cut
     assert limit.stop_placing()
     assert limit.placements_cut
-
-
-def test_one_prediction_at_a_time(client: TestClient, ids: dict[str, str]) -> None:
-    turn = client.app.state.predicting  # type: ignore[attr-defined]  # an ASGI callable, ours
-    with turn:
-        answer = client.post("/v1/rank", json={**ids, "proposals": 16})
-    assert answer.status_code == 429
-    assert int(answer.headers["retry-after"]) > 0
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert client.post("/v1/rank", json={**ids, "proposals": 16}).status_code == 200

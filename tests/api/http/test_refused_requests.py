@@ -13,6 +13,7 @@ from autosync.api.db.tables import Base
 from autosync.api.http.app import create_app
 from autosync.documents import to_data, to_json
 from tests.api.databases import opened
+from tests.api.http.forms import given_token
 from tests.api.http.rest_answers import YAML, refused
 from tests.domains import chain_graph, domain_of, grid_cluster
 
@@ -188,9 +189,44 @@ def test_what_belongs_to_another_graph_is_refused(client: TestClient, ids: dict[
         "/v1/tunings/{}/bundle",
     ],
 )
-@pytest.mark.parametrize("key", ["0" * 32, "nonsense", "%00", "a'b"])
+@pytest.mark.parametrize("key", ["0" * 32, "nonsense", "a'b"])
 def test_unknown_ids(client: TestClient, path: str, key: str) -> None:
     refused(client.get(path.format(key)), 404, "there is no")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/?tag=%00",
+        "/?text=a%00b",
+        "/v1/tunings?tag=%00",
+        "/v1/runtimes.csv?graph=%00",
+        "/v1/keys%00",
+    ],
+)
+def test_nul_in_an_address_is_refused(client: TestClient, address: str) -> None:
+    refused(client.get(address), 422, "NUL")
+
+
+def test_nul_in_a_body_is_refused(client: TestClient, ids: dict[str, str]) -> None:
+    asked = {**ids, "simulator": "a\0b"}
+    refused(client.post("/v1/tunings", json=asked), 422, "NUL")
+    refused(client.post("/v1/rank", json=asked), 422, "NUL")
+    refused(client.patch(f"/v1/tunings/{'0' * 32}", json={"note": "a\0b"}), 422, "NUL")
+    refused(client.post("/v1/keys", content=b'{"name": "a\0b", "scope": "read"}'), 422, "NUL")
+    note = {"note": "a\0b", **given_token(client)}
+    refused(client.post(f"/tunings/{'0' * 32}/notes", data=note), 422, "NUL")
+    # a backslash before u0000, in no escape
+    escaped = client.post("/v1/tunings", json={**ids, "graph": "a\\u0000"})
+    refused(escaped, 404, "no graph")
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_nul_that_arrives_in_two_parts_is_refused(client: TestClient, cut: int) -> None:
+    text = b'{"graph": "a\\u0000"}'
+    place = text.index(b"u0000") - 1 + cut
+    parts = iter((text[:place], text[place:]))
+    refused(client.post("/v1/tunings", content=parts), 422, "NUL")
 
 
 def test_unknown_names_in_a_request(client: TestClient, ids: dict[str, str]) -> None:

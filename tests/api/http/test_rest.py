@@ -122,6 +122,33 @@ def test_events_tell_the_whole_story_and_go_on_where_they_stopped(
     assert rest.text.strip().split("\n\n") == events[5:]
 
 
+def test_events_are_listed_in_pages_at_once(client: TestClient, sqlite: Database) -> None:
+    held, store = claimed(sqlite, REQUEST)
+    for number in range(5):
+        store.report(waiting(f"event {number}"))
+    path = f"/v1/tunings/{held.job_id}/events"
+    streamed = {"id", "kind", "message", "done", "total", "best_seconds", "at"}
+    first = client.get(path, params={"after": 0, "limit": 3}).json()
+    assert first["tuning_id"] == held.job_id
+    assert first["state"] == "running"
+    assert set(first["items"][0]) == streamed
+    assert first["more"]
+    rest = client.get(path, params={"after": first["items"][-1]["id"], "limit": 3}).json()
+    assert [each["message"] for each in first["items"] + rest["items"]] == [
+        f"event {number}" for number in range(5)
+    ]
+    assert not rest["more"]
+    last = rest["items"][-1]["id"]
+    assert client.get(path, params={"after": last}).json()["items"] == []
+    refused(client.get(path, params={"after": -1}), 422, "greater than or equal")
+    refused(client.get("/v1/tunings/none/events?after=0"), 404, "no tuning")
+
+
+def test_a_stream_asks_proxies_not_to_hold_it_back(client: TestClient, sqlite: Database) -> None:
+    story = client.get(f"/v1/tunings/{finished(sqlite, REQUEST)}/events")
+    assert story.headers["x-accel-buffering"] == "no"
+
+
 def test_an_event_of_any_kind_is_told_and_hides_no_progress(
     client: TestClient, sqlite: Database
 ) -> None:

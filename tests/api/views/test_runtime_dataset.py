@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.pool import QueuePool
 
 from autosync.api.db import Database
-from autosync.api.views import reports, runtimes
+from autosync.api.views import reports, runtime_dataset, runtimes
 from autosync.api.views.runtime_dataset import runtimes_zip
 from autosync.api.views.runtimes import RuntimeFilter
 from autosync.errors import NotSupported
@@ -42,6 +43,20 @@ def test_the_export_is_a_dataset(
     first = {t.strategy_id: t.step_seconds for t in trials if t.phase == "search"}
     assert sorted(measured.step_seconds) == sorted(s for s in first.values() if s)
     assert split_dataset([measured])
+
+
+def test_whoever_stops_reading_holds_no_connection(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(runtime_dataset, "DOCUMENTS_AT_ONCE", 1)
+    finished(database, REQUEST)
+    pool = database.engine.pool
+    assert isinstance(pool, QueuePool)
+    held = [pool.checkedout() for _ in runtimes_zip(database, RuntimeFilter())]
+    assert len(held) > 7
+    assert set(held) == {0}
 
 
 def test_times_that_do_not_compare_are_not_mixed(sqlite: Database, tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ def test_chips_say_what_differs_from_ddp() -> None:
     plain = next(each for each in known if label_of(each).name == "all-reduce")
     changed = replace(plain, schedule=Schedule("priority", 2 << 20, overlap_forward=True))
     label = label_of(changed)
-    assert label.name == "all-reduce, first needed first"
+    assert label.name == "all-reduce, front layers first"
     assert [chip.text for chip in label.chips if chip.differs] == [
-        "first needed first",
+        "front layers first",
         "slices of 2 MiB",
-        "overlaps the next forward",
+        "continues in next forward pass",
     ]
     assert label.mark != label_of(plain).mark
 

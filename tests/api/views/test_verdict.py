@@ -16,7 +16,7 @@ from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.views import reports
 from autosync.api.views.dashboard.tuning_charts import tuning_charts
 from autosync.api.views.rankings import measured_ddp_seconds
-from autosync.api.views.schemas import Tuning, what_happened
+from autosync.api.views.tuning_schemas import Tuning, what_happened
 from autosync.api.views.verdict import (
     ESTIMATED,
     FEW_CORES,
@@ -198,15 +198,21 @@ def test_headlines_say_what_is_known(sqlite: Database) -> None:
     with sqlite.reading() as session:
         tuning = reports.tuning(session, finished(sqlite, request))
     assert tuning.result is not None
-    told = headline(tuning, None, "testbed (4 nodes, s = 0.5, links within 0.6% of the file)")
+    told = headline(
+        tuning,
+        None,
+        "testbed (4 nodes, 1/2 of the bytes, link rates within 0.6% of the cluster file, "
+        "short of cores (1 a rank), latency not emulated)",
+    )
     assert f"{tuning.result.speedup:.2f} times as fast" in told.sentence
     assert f"{tuning.result.speedup_low:.2f} to {tuning.result.speedup_high:.2f}" in told.certainty
+    assert f"{told.sentence} {told.certainty}".count("times as fast") == 1
     limit, best = tuning.result.limit_seconds, tuning.result.best_seconds
     assert limit == iteration_limit(request.domain, request.space).seconds
     assert f"{100 * limit / best:.0f} % of the limit of {limit * 1e3:.1f} ms" in told.certainty
     old = _with(tuning, result=tuning.result.model_copy(update={"limit_seconds": None}))
     assert "limit" not in headline(old, None, "").certainty
-    assert told.where == "Measured on testbed (4 nodes), byte scale 0.5, time scale 2."
+    assert told.where == "Measured on testbed (4 nodes), 1/2 of the bytes, 2 times slower."
     kept = _with(tuning, result=tuning.result.model_copy(update={"keep_ddp": True}))
     assert headline(kept, None, "").sentence == "chain on grid: keep torch's DDP"
     running = _with(tuning, result=None, state="running", best_seconds=0.01)

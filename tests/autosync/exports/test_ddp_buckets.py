@@ -52,7 +52,7 @@ def test_one_limit_where_one_will_do() -> None:
     assert limits_that_fill(graph, [(5, 4, 3, 2, 1, 0)]) == (240,)
 
 
-def test_what_no_limits_fill() -> None:
+def test_no_bucket_limits_reproduce_a_gap_in_the_order() -> None:
     graph = chain_graph(((10,),) * 4)
     assert limits_that_fill(graph, [(3, 1), (2, 0)]) is None
     assert limits_that_fill(mixed_graph(), [(2,), (3, 0), (1,)]) is not None

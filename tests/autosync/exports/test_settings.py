@@ -126,10 +126,10 @@ def test_halves_and_powersgd_are_hooks() -> None:
     assert any("PowerSGD" in said for said in found.deviations)
 
 
-def test_what_ddp_does_otherwise_is_said() -> None:
+def test_deviations_of_ddp_are_listed() -> None:
     priority = replace(grouped(0, 0, 0, 0, 0, 0), schedule=Schedule("priority", slice_bytes=4096))
     order, slices = exported("ddp", priority).deviations
-    assert "nearest next use first" in order
+    assert "front layers first" in order
     assert "4096 bytes" in slices
 
 
@@ -151,7 +151,7 @@ def test_other_designs_are_refused(framework: FrameworkName, build: Any, thing: 
     assert thing in said
 
 
-def test_what_no_framework_does() -> None:
+def test_strategies_that_no_framework_runs_say_why() -> None:
     cut = known_designs.partitioned_all_reduce(DOMAIN)
     assert "is cut into" in why_not("ddp", cut)
     uneven = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))

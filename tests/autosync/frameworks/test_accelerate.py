@@ -311,7 +311,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-def test_what_would_train_wrongly_is_refused_with_the_line_to_write(pair: Ranks) -> None:
+def test_wrong_uses_are_refused_with_the_line_to_write(pair: Ranks) -> None:
     expected = {
         "in DDP": "write `use_bundle(accelerator, bundle)`",
         "distributed first": "write `use_bundle(accelerator, bundle)`",

@@ -221,7 +221,7 @@ def by_torch(rank: int, world: int) -> dict[str, str]:
     return said
 
 
-def test_what_torch_has_sharded_is_refused_on_every_rank(square: Ranks) -> None:
+def test_sharded_parameters_are_refused_on_every_rank(square: Ranks) -> None:
     for said in square.run(by_torch):
         assert "parameter '0.weight' is a DTensor" in said["dtensor"]
         assert 'DistributedDataParallel(model, device_mesh=mesh["dp"])' in said["dtensor"]
@@ -250,7 +250,7 @@ def on_one_rank(rank: int, world: int) -> str:
     return said
 
 
-def test_what_one_rank_has_sharded_every_replica_refuses(square: Ranks) -> None:
+def test_a_parameter_sharded_on_one_rank_is_refused_by_every_replica(square: Ranks) -> None:
     first, second, third, fourth = square.run(on_one_rank)
     assert "parameter 'first.weight' is a DTensor" in first
     assert "rank 0 cannot begin: parameter 'first.weight' is a DTensor" in third

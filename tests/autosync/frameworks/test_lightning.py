@@ -206,7 +206,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-def test_what_lightning_cannot_do_under_a_plan_is_refused(pair: Ranks) -> None:
+def test_features_of_lightning_that_plans_do_not_support_are_refused(pair: Ranks) -> None:
     for found in pair.run(refused):
         assert 'Trainer(gradient_clip_algorithm="norm")' in found["by value"]
         assert "all optimizers of a model step after each" in found["in turns"]

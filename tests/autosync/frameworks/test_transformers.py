@@ -235,9 +235,7 @@ def refused(rank: int, world: int, folder: str) -> dict[str, str]:
     return found
 
 
-def test_what_would_train_wrongly_is_refused_with_the_line_to_write(
-    pair: Ranks, tmp_path: Path
-) -> None:
+def test_wrong_uses_are_refused_with_the_line_to_write(pair: Ranks, tmp_path: Path) -> None:
     expected = {
         "without the line": "or `use_bundle(trainer, bundle)` of autosync.frameworks.transformers",
         "with it": "call use_bundle(trainer, bundle) in place of autosync.distribute",

@@ -32,7 +32,7 @@ def test_without_a_tensor_there_is_nothing_to_record(inputs: Any) -> None:
         check_inputs(inputs, "mine")
 
 
-def test_what_is_neither_tensor_nor_plain_is_named_by_its_place() -> None:
+def test_unsupported_inputs_are_named_by_their_place() -> None:
     with pytest.raises(InvalidInput) as caught:
         check_inputs({"images": IMAGES, "targets": [{"boxes": SimpleNamespace()}]}, "mine")
     assert "example_inputs['targets'][0]['boxes'] is a SimpleNamespace" in caught.value.message

@@ -146,7 +146,7 @@ def test_a_factory_that_fails_or_makes_no_module() -> None:
     assert "not an nn.Module" in refusal(lambda: 3).message
 
 
-def test_what_cannot_be_copied() -> None:
+def test_a_module_that_cannot_be_copied() -> None:
     module = modules.perceptron()
     module.lock = threading.Lock()  # type: ignore[assignment]
     assert "function that builds" in refusal(module).remedy

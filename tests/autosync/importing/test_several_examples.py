@@ -110,7 +110,7 @@ def test_without_a_gradient_in_any_example_a_variable_is_warned_of() -> None:
         )
 
 
-def test_what_cannot_be_recorded_is_told_by_its_example() -> None:
+def test_the_example_that_cannot_be_recorded_is_named() -> None:
     with pytest.raises(NotTraceable, match=r"'branching, example 1 of 2'.*reads a tensor's value"):
         import_module(
             branching(), Examples([(UP,), (DOWN,)]), None, name="branching", batch_size=BATCH

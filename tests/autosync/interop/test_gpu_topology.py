@@ -2,8 +2,9 @@
 
 import pytest
 
+from autosync.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput
-from autosync.interop.gpu_topology import read_topology
+from autosync.interop.gpu_topology import GpuTopology, read_topology
 
 DGX_A100 = (
     "\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
@@ -120,7 +121,7 @@ def test_ports_on_no_switch_with_a_gpu_are_told() -> None:
     assert (none.nics, none.port_notes) == (0, ())
 
 
-def test_what_is_cut_is_told_or_refused() -> None:
+def test_truncated_tables_are_reported_or_refused() -> None:
     text = gpus_and_ports(beside(8, {i: i for i in range(8)}, {8: "NODE", 9: "SYS"}, 10))
     rows_cut = read_topology(text[: text.index("\nNIC6")], "t")
     assert rows_cut.nics == 8
@@ -174,8 +175,39 @@ def test_a_matrix_without_nvlinks_says_so() -> None:
         ("x" * 1_000_001, "larger than"),
     ],
 )
-def test_what_is_no_topology_names_the_line(text: str, words: str) -> None:
+def test_malformed_topologies_name_the_line(text: str, words: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_topology(text, "topo.txt")
     assert words in refused.value.message
     assert refused.value.thing.startswith("topo.txt")
+
+
+def every_pair(gpus: int, links: int) -> GpuTopology:
+    return GpuTopology(
+        tuple(tuple(links * (i != j) for j in range(gpus)) for i in range(gpus)), nics=gpus
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "switched", "link"),
+    [
+        (every_pair(8, 18), "h100", True, ""),
+        (every_pair(4, 18), "h100", True, ""),
+        (every_pair(4, 4), "a100", False, ""),  # each pair by links of its own
+        (every_pair(2, 12), "a100", False, ""),  # all links between two: no switch need be there
+        (every_pair(2, 4), "rtx-3090", False, "nvlink"),  # a bridge
+        (every_pair(8, 0), "a100", False, "pcie"),
+        (every_pair(8, 0), "l4", False, ""),
+    ],
+)
+def test_a_switch_shows_all_links_of_a_gpu_to_each_other(
+    seen: GpuTopology, kind: str, switched: bool, link: str
+) -> None:
+    assert seen.switched(DEVICE_TYPES[kind].nvlinks) == switched
+    assert seen.gpu_link(kind) == link
+
+
+def test_gpus_beside_ports_of_their_own_are_on_rails() -> None:
+    assert read_topology(gpus_and_ports([["PXB", "SYS"], ["SYS", "PXB"]]), "t").rails
+    assert not read_topology(gpus_and_ports([["PXB", "SYS"], ["NODE", "SYS"]]), "t").rails
+    assert not read_topology(matrix("X NV12", "NV12 X"), "t").rails

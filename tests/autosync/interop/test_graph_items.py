@@ -173,7 +173,7 @@ def no_gradients(written: Written) -> None:
         (no_gradients, "maps no gradient"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(change: Any, why: str) -> None:
+def test_missing_and_wrong_fields_are_named(change: Any, why: str) -> None:
     written = Written()
     change(written)
     with pytest.raises(InvalidInput, match=why):

@@ -13,6 +13,7 @@ from autosync.interop.host_clusters import (
     notes_on_hosts,
 )
 from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
+from autosync.link_rates import StatedTransport
 
 A100 = HostHardware(200.0, "a100", intra_bandwidth_gbps=1872.0, nics=8)
 
@@ -70,7 +71,7 @@ def test_how_to_log_in_is_left_out_with_a_note() -> None:
         ("x" * 1_000_001, "larger than 1000 kB"),
     ],
 )
-def test_what_is_no_hostfile_names_the_line(text: str, words: str) -> None:
+def test_malformed_hostfiles_name_the_line(text: str, words: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_hostfile(text, "hosts")
     assert words in refused.value.message
@@ -111,7 +112,7 @@ def test_tasks_of_each_host() -> None:
             expand_counts(bad)
 
 
-def test_what_a_list_leaves_out_is_stated() -> None:
+def test_hardware_that_a_list_omits_must_be_stated() -> None:
     cluster = cluster_of_hosts([Host("a", 8), Host("b", 8)], A100, "hosts")
     assert cluster.world_size == 16
     assert cluster.backend == "nccl"
@@ -163,11 +164,26 @@ def test_a_topology_estimates_the_rate_of_listed_device_types() -> None:
 @pytest.mark.parametrize(
     ("transport", "latency_us"), [("tcp", 50.0), ("roce", 5.0), ("infiniband", 5.0), ("efa", 15.0)]
 )
-def test_the_transport_gives_the_latency(transport: str, latency_us: float) -> None:
+def test_the_transport_gives_the_latency(transport: StatedTransport, latency_us: float) -> None:
     hosts = [Host("a", 1), Host("b", 1)]
     stated = HostHardware(100.0, "a100", transport=transport)
     assert cluster_of_hosts(hosts, stated, "hosts").nodes[0].latency_us == latency_us
     assert notes_on_hosts(hosts, stated) == ()
+
+
+def test_the_interconnect_is_written_as_the_topology_shows_it() -> None:
+    row = (18,) * 8
+    links = tuple((*row[:gpu], 0, *row[gpu + 1 :]) for gpu in range(8))
+    seen = GpuTopology(links, nics=8, rails=True)
+    stated = HostHardware(400.0, "h100", topology=seen, transport="infiniband")
+    cluster = cluster_of_hosts([Host("a"), Host("b")], stated, "hosts")
+    node = cluster.nodes[0]
+    assert (node.nvswitch, node.rails, node.nics, node.nic_gbps) == (True, True, 8, 400.0)
+    assert (node.gpu_link, node.bandwidth_gbps) == ("", 3200 * 0.97)
+    assert cluster.transport == "infiniband"
+    by_pcie = replace(stated, topology=GpuTopology(((0,) * 8,) * 8, nics=2), nics=1)
+    node = cluster_of_hosts([Host("a"), Host("b")], by_pcie, "hosts").nodes[0]
+    assert (node.nvswitch, node.rails, node.gpu_link) == (False, False, "pcie")
 
 
 def test_an_assumed_transport_is_told() -> None:

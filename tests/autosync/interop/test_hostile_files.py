@@ -66,7 +66,7 @@ def test_very_many_tensors_are_read_in_one_go() -> None:
     assert read_onnx_graph(model((LINEAR,), X, weights), "many", 4).graph.parameters == 8 * 16
 
 
-def test_what_no_model_computes_is_refused() -> None:
+def test_absurd_amounts_of_work_are_refused() -> None:
     weights = (weight("w", 1 << 23, 1 << 23), weight("v", 1 << 23, 1 << 23))
     nodes = (LINEAR, node("MatMul", "y v", "z"))
     with pytest.raises(InvalidInput, match="FLOPs or bytes that no model has"):

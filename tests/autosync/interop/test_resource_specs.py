@@ -82,12 +82,12 @@ def test_stated_ports_and_devices_replace_those_of_the_specification() -> None:
         ("chief: true", "chief: 1", "chief must be true or false"),
     ],
 )
-def test_what_is_wrong_is_told_by_node(old: str, new: str, why: str) -> None:
+def test_errors_name_the_node(old: str, new: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=rf"10\.20\.41\.54.*{why}"):
         read_resource_spec(TWO_NODES.replace(old, new), "spec", T4)
 
 
-def test_what_a_specification_leaves_out_must_be_stated() -> None:
+def test_hardware_that_a_specification_omits_must_be_stated() -> None:
     with pytest.raises(InvalidInput, match="type of its GPUs is not stated"):
         read_resource_spec(TWO_NODES, "spec", Hardware())
     with pytest.raises(InvalidInput, match="is 'cpu', which is none"):

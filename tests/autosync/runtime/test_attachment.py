@@ -108,7 +108,7 @@ def _module_hooked(module: nn.Module) -> bool:
     ("what", "method"),
     [("optimizer", "zero"), ("optimizer", "ps"), ("hook", "all_reduce"), ("hook", "zero")],
 )
-def test_what_fails_to_attach_leaves_nothing_behind(pair: Ranks, what: str, method: str) -> None:
+def test_a_failed_attachment_leaves_nothing_behind(pair: Ranks, what: str, method: str) -> None:
     for said, found in pair.run(left_behind, what, method):
         assert WORDS[what] in said
         assert found == []
@@ -116,7 +116,7 @@ def test_what_fails_to_attach_leaves_nothing_behind(pair: Ranks, what: str, meth
 
 @pytest.mark.parametrize(("what", "method"), [("optimizer", "zero"), ("hook", "all_reduce")])
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_what_one_rank_cannot_attach_none_does(
+def test_no_rank_attaches_where_one_cannot(
     pair: Ranks, what: str, method: str, culprit: int
 ) -> None:
     """The other does not wait for groups that this one never opens."""

@@ -76,7 +76,7 @@ def options_of(rank: int, world: int, each: list[tuple[Bundle, dict[str, Any]]])
     return found
 
 
-def test_what_the_script_says_goes_before_what_the_fallback_adds(pair: Ranks) -> None:
+def test_options_of_the_script_override_those_of_the_fallback(pair: Ranks) -> None:
     gone, ddp = shipped(Case(), 4), shipped(DDP, 4)
     each = [
         (gone, {}),

@@ -109,7 +109,7 @@ def test_clipping_does_not_depend_on_what_synchronizes(pair: Ranks, method: str,
         assert max(differences) < 3e-6, differences
 
 
-def test_what_no_longer_fits_falls_back_to_ddp(pair: Ranks) -> None:
+def test_a_bundle_of_another_model_falls_back_to_ddp(pair: Ranks) -> None:
     case = Case()
     fits = shipped(case, 2)
     other = replace(fits.variables[1], shape=(11,))
@@ -225,7 +225,7 @@ def ill_given(rank: int, world: int, given: Bundle) -> dict[str, str]:
     }
 
 
-def test_what_is_no_optimizer_and_no_norm_is_named(pair: Ranks) -> None:
+def test_wrong_types_of_optimizer_and_norm_are_named(pair: Ranks) -> None:
     for found in pair.run(ill_given, shipped(Case(), 2)):
         assert "optimizer is a Parameter" in found["parameters"]
         assert "optimizer is a ConstantLR" in found["scheduler"]

@@ -56,7 +56,7 @@ def test_one_slow_window_is_no_drift() -> None:
     assert told(0.1, [*many(0.1, 4), *many(0.5, 1), *many(0.1, 4), *many(0.5, 1)]) == []
 
 
-def test_what_grows_again_or_comes_back_is_told_again() -> None:
+def test_a_second_slowdown_is_reported_again() -> None:
     growing = [*many(0.1, 4), *many(0.15, 6), *many(0.3, 6)]
     assert [round(d.expected_seconds, 6) for d in told(0.1, growing)] == [0.1, 0.15]
     back = [*many(0.1, 4), *many(0.2, 6), *many(0.1, 6), *many(0.2, 6)]
@@ -68,7 +68,7 @@ def test_without_evidence_the_first_iterations_count() -> None:
     assert abs(drift.expected_seconds - 0.1) < 1e-9
 
 
-def test_what_is_expected_comes_from_the_evidence() -> None:
+def test_the_expected_seconds_come_from_the_evidence() -> None:
     shipped = bundle_of(PLANS["server"], make_model("mlp"), 2)
     assert expectation(shipped, False) == (None, "the job's first iterations", 1.2)
     evidence = Evidence(predicted_seconds=0.2)

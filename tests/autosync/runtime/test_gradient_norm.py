@@ -81,7 +81,7 @@ def otherwise(rank: int, world: int, case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["zero", "ps"])
-def test_what_no_rank_can_clip_is_refused(pair: Ranks, method: str) -> None:
+def test_unsupported_clipping_is_refused(pair: Ranks, method: str) -> None:
     for norm, some, more in pair.run(otherwise, Case(method=method)):
         assert "the norm is of type 1.0, not 2" in norm
         assert "3 of them were left out" in some

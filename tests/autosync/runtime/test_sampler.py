@@ -90,7 +90,7 @@ def test_drop_last_leaves_the_rest_out() -> None:
         (4, (0.9, 0.1), 0, "larger global batch"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(
+def test_batches_that_shares_do_not_divide_are_refused(
     batch: int, shares: tuple[float, ...], rank: int | None, words: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:

@@ -1,6 +1,7 @@
 """The complete training scripts, before and after: the same losses and weights, from start to end
 and from a checkpoint, by torchrun and by mp.spawn."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,19 @@ from autosync.search.designs.design_table import DESIGNS
 from autosync.strategy import Replica
 from tests.example_scripts import example_domain, losses
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def domain() -> Domain:
     return example_domain("plain")
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Tensor]:
+    """Losses and weights of two epochs under torch's DDP."""
+    checkpoint = tmp_path_factory.mktemp("before") / "before.pt"
+    return losses("train_before.py", str(checkpoint)), weights(checkpoint)
 
 
 def shipped(domain: Domain, name: str, path: Path, shares: tuple[float, float]) -> str:
@@ -35,26 +45,44 @@ def weights(path: Path) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in (*state["model"].values(), *momentum)])
 
 
-def test_the_scripts_train_alike(tmp_path: Path, domain: Domain) -> None:
-    """After: the first epoch under one strategy, the second under another, with uneven shares."""
-    before = losses("train_before.py", str(tmp_path / "before.pt"))
-    dear = shipped(domain, "dear", tmp_path / "dear.json", (0.5, 0.5))
+@pytest.fixture(scope="module")
+def first_epoch(
+    tmp_path_factory: pytest.TempPathFactory, domain: Domain
+) -> tuple[list[float], Path]:
+    """The loss of the first epoch under parameter servers, and the checkpoint behind it."""
+    folder = tmp_path_factory.mktemp("after")
+    owned = shipped(domain, "ps_load_balanced", folder / "owned.json", (0.5, 0.5))
+    checkpoint = folder / "first.pt"
+    arguments = (str(checkpoint), owned, "--epochs", "1")
+    return losses("train_after.py", *arguments, spawn=True), checkpoint
+
+
+def check(found: list[float], checkpoint: Path, wanted: tuple[list[float], Tensor]) -> None:
+    wanted_losses, wanted_weights = wanted
+    assert found == pytest.approx(wanted_losses, abs=2e-4)
+    assert float((weights(checkpoint) - wanted_weights).abs().max()) < 1e-4
+
+
+def test_the_scripts_train_alike(
+    tmp_path: Path,
+    domain: Domain,
+    before: tuple[list[float], Tensor],
+    first_epoch: tuple[list[float], Path],
+) -> None:
+    """After: the second epoch goes on under another strategy, with uneven shares."""
+    (first, second), _ = before
+    assert second < first < 2.3, "the network learns"
     uneven = shipped(domain, "zero1_overlap", tmp_path / "uneven.json", (0.75, 0.25))
-    after = losses("train_after.py", str(tmp_path / "after.pt"), dear, "--epochs", "1", spawn=True)
-    after += losses("train_after.py", str(tmp_path / "after.pt"), uneven)
-    assert len(before) == 2
-    assert before[1] < before[0] < 2.3, "the network learns"
-    assert after == pytest.approx(before, abs=2e-4)
-    wanted, found = weights(tmp_path / "before.pt"), weights(tmp_path / "after.pt")
-    assert float((found - wanted).abs().max()) < 1e-4
+    after, checkpoint = first_epoch
+    copied = Path(shutil.copy(checkpoint, tmp_path / "after.pt"))
+    check(after + losses("train_after.py", str(copied), uneven), copied, before)
 
 
-def test_checkpoints_go_back_to_torchs_ddp(tmp_path: Path, domain: Domain) -> None:
-    before = losses("train_before.py", str(tmp_path / "before.pt"), spawn=True)
-    owned = shipped(domain, "ps_load_balanced", tmp_path / "owned.json", (0.5, 0.5))
-    mixed = losses("train_after.py", str(tmp_path / "mixed.pt"), owned, "--epochs", "1")
-    mixed += losses("train_before.py", str(tmp_path / "mixed.pt"))
-    assert mixed == pytest.approx(before, abs=2e-4)
-    assert (
-        float((weights(tmp_path / "mixed.pt") - weights(tmp_path / "before.pt")).abs().max()) < 1e-4
-    )
+def test_checkpoints_go_back_to_torchs_ddp(
+    tmp_path: Path,
+    before: tuple[list[float], Tensor],
+    first_epoch: tuple[list[float], Path],
+) -> None:
+    after, checkpoint = first_epoch
+    copied = Path(shutil.copy(checkpoint, tmp_path / "mixed.pt"))
+    check(after + losses("train_before.py", str(copied), spawn=True), copied, before)

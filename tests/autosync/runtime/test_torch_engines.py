@@ -138,7 +138,7 @@ def refused(rank: int, world: int, given: Bundle, hooked: Bundle) -> dict[str, s
     return found
 
 
-def test_what_cannot_be_is_refused_by_name(pair: Ranks) -> None:
+def test_unsupported_uses_of_torch_engines_are_refused_by_name(pair: Ranks) -> None:
     hooked = bundle(lambda where: ddp_hooked(where, Encoding("bf16")), 2)
     for found in pair.run(refused, bundle(fsdp2, 2), hooked):
         assert "packed by bf16" in found["lossy"]
@@ -158,7 +158,7 @@ def state_of_one(rank: int, world: int, given: Bundle) -> str:
     return refusal(lambda: autosync.distribute(model, optimizer, given))
 
 
-def test_what_one_rank_cannot_shard_none_does(pair: Ranks) -> None:
+def test_no_rank_shards_where_one_cannot(pair: Ranks) -> None:
     mine, other = pair.run(state_of_one, bundle(fsdp2, 2))
     assert "holds state of" in mine
     assert other.startswith("rank 0 cannot begin: the optimizer (SGD) holds state of")
@@ -174,7 +174,7 @@ def unfrozen(rank: int, world: int, given: Bundle) -> str:
     return refusal(lambda: trained(network, optimizer, rank))
 
 
-def test_what_is_unfrozen_later_is_refused(pair: Ranks) -> None:
+def test_parameters_unfrozen_later_are_refused(pair: Ranks) -> None:
     model = make_model("mlp")
     linear(model, 0).requires_grad_(False)
     where = domain(model, 2)

@@ -52,7 +52,7 @@ def test_a_wait_that_ended_goes_before_the_peers_it_cost() -> None:
     assert (found.kind, found.message) == ("timeout", "rank 0: waited")
 
 
-def test_what_a_rank_did_goes_before_all_else() -> None:
+def test_an_error_of_a_rank_is_the_first_cause() -> None:
     crashed = CommandFailed("crashed", "ValueError: no", 3.0)
     _, found = first_cause({0: CommandFailed("timeout", "waited", 0.1), 1: crashed})
     assert found.message == "rank 1: ValueError: no"

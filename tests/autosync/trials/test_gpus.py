@@ -63,7 +63,7 @@ def test_every_rank_is_a_host_of_its_own_to_nccl() -> None:
     assert second.items() > socket_environment(1, "eth0").items()
 
 
-def test_what_is_said_of_ranks_that_share() -> None:
+def test_how_ranks_share_a_gpu_is_described() -> None:
     assert sharing_words(["", ""], [False, False]) == ""
     assert sharing_words(["x", "y"], [True, True]) == ""
     assert sharing_words(["x", "y", "x"], [True, True, True]) == f"2 ranks {GPU_BY_MPS}"

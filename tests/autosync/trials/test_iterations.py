@@ -114,7 +114,7 @@ def test_ddp_says_nothing_of_its_messages(pool: ProcessPool) -> None:
         assert rank.compute.phase == ("forward", "backward", "update", "forward")
 
 
-def test_what_is_not_asked_for_is_not_recorded(pool: ProcessPool) -> None:
+def test_a_timeline_is_recorded_only_on_request(pool: ProcessPool) -> None:
     result = pool.run(TrialRequest("silent", mixed(pool.workload.domain), iterations=2))
     assert result.error is None
     assert result.timeline is None

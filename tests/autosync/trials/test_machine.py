@@ -49,7 +49,7 @@ BURN = "import time\nwhile time.process_time() < 0.5: pass"
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_what_a_job_started_is_its_own(reaped: bool) -> None:
+def test_processes_that_a_job_started_count_as_its_own(reaped: bool) -> None:
     before = family_seconds()
     waits = "" if reaped else "\nprint(flush=True)\ninput()"
     with subprocess.Popen(

@@ -178,7 +178,7 @@ def test_messages_too_small_for_an_element_vanish_with_their_chain() -> None:
             assert after.messages[message.after].bucket == message.bucket
 
 
-def test_what_cannot_be_scaled_is_refused() -> None:
+def test_unusable_scales_are_refused() -> None:
     domain = small_domain()
     with pytest.raises(InvalidInput, match="byte scale is 2"):
         scaled_graph(domain.graph, 2)

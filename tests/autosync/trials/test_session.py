@@ -11,7 +11,7 @@ from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, 
 
 
 @pytest.mark.parametrize("end", ["detach", "abandon"])
-def test_where_state_has_no_room_to_come_back_the_plan_comes_off_all_the_same(end: str) -> None:
+def test_a_plan_detaches_although_swapped_state_does_not_fit(end: str) -> None:
     model, optimizer = make("wide")
     ended: list[str] = []
     attached = TrialAttachment(

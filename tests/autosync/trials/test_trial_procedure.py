@@ -45,7 +45,7 @@ def test_a_loaded_pass_is_measured_again_and_the_quiet_one_counts() -> None:
     assert pool.repeated == 1
 
 
-def test_where_load_stays_the_least_loaded_of_three_counts() -> None:
+def test_the_least_loaded_of_three_passes_counts() -> None:
     group = FakeWorkers([(0.01, 0.5), (0.02, 0.3), (0.03, 0.4)])
     result = run(group.pool())
     assert result.step_seconds == pytest.approx(0.02)
@@ -157,7 +157,7 @@ def request(key: str = "a", passes: int = 1) -> TrialRequest:
     return TrialRequest(key, ddp(small_domain()), passes=passes)
 
 
-def test_what_the_workers_document_takes_is_overhead() -> None:
+def test_preparing_the_workers_counts_as_overhead() -> None:
     pool = ScriptedPool([measured(0.0, 0.2), measured(0.0, 0.4)], prepare_seconds=1.0)
     result = pool.run(request(passes=2))
     assert result.overhead_seconds == pytest.approx((1.0 + 0.2 + 0.4) / 2)
@@ -175,9 +175,7 @@ def test_a_plan_that_lags_warms_up_until_it_is_filled(trains: bool, warmups: lis
 @pytest.mark.parametrize(
     ("trains", "launcher"), [(True, "scripted"), (False, f"scripted, {PREDICTED_WAITS}")]
 )
-def test_what_swaps_warms_up_until_it_is_scheduled_and_says_what_is_not_measured(
-    trains: bool, launcher: str
-) -> None:
+def test_swapping_trials_warm_up_longer_and_state_their_caveat(trains: bool, launcher: str) -> None:
     pool = ScriptedPool([measured(0.0), measured(0.0)], trains_model=trains)
     swapped = pool.run(TrialRequest("swapped", with_extension(ddp(small_domain()), Offload(10**9))))
     plain = pool.run(request("plain"))
@@ -215,7 +213,7 @@ def test_a_failed_trial_is_not_run_again() -> None:
     assert pool.run(request()) is failed
 
 
-def test_what_is_no_failure_of_the_trial_is_raised_and_the_ranks_are_reset() -> None:
+def test_defects_are_raised_and_the_ranks_are_reset() -> None:
     pool = ScriptedPool([ZeroDivisionError()])
     with pytest.raises(ZeroDivisionError):
         pool.run(request())

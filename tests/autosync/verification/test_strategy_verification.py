@@ -279,15 +279,15 @@ def lagging(strategy: Strategy, domain: Domain, words: str) -> None:
         ParameterServer(0, 0, encoding=Encoding("bf16")),
     ],
 )
-def test_what_does_not_lag_is_refused_by_name(shard: Synchronizer) -> None:
+def test_synchronizers_that_cannot_lag_are_refused_by_name(shard: Synchronizer) -> None:
     strategy = with_choice(0, whole(SHAPES[0]), shard)
     lagging(strategy, DOMAIN, f"'v0' is synchronized by {shard.kind}, of a kind that does not lag")
 
 
-def test_what_lags_is_dense_and_leaves_the_next_forward_alone() -> None:
+def test_lagging_needs_dense_gradients_and_no_forward_overlap() -> None:
     lagging(plain(SPARSE), SPARSE, "by all_gather of sparse rows")
     overlapping = replace(plain(), schedule=Schedule(overlap_forward=True))
-    lagging(overlapping, DOMAIN, "run into the next forward pass")
+    lagging(overlapping, DOMAIN, "continue during the next forward pass")
     lagging(replace(plain(), schedule=Schedule("ddp")), DOMAIN, "torch's ddp does not")
 
 
@@ -301,7 +301,7 @@ def test_explicit_positions_are_a_permutation_of_the_shards() -> None:
 def test_only_what_runs_into_the_next_forward_pass_gathers_while_the_wire_is_idle() -> None:
     verify(replace(plain(), schedule=Schedule(overlap_forward=True, gather="when_idle")), DOMAIN)
     wrong = replace(plain(), schedule=Schedule(gather="when_idle"))
-    assert "into the next forward" in refused(wrong, "'when_idle'").remedy
+    assert "during the next forward" in refused(wrong, "'when_idle'").remedy
 
 
 def test_the_ddp_order_takes_whole_exact_rings_only() -> None:

@@ -50,7 +50,7 @@ def test_torchs_engines_verify() -> None:
         ),
     ],
 )
-def test_what_fully_shard_does_not_do_is_refused(
+def test_unsupported_fully_shard_strategies_are_refused(
     change: Callable[[Strategy], Strategy], words: str
 ) -> None:
     with pytest.raises(InvalidStrategy, match=words):

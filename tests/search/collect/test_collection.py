@@ -155,7 +155,7 @@ def test_a_damaged_log_is_refused_by_line(tmp_path: Path) -> None:
         CollectionLog(tmp_path)
 
 
-def test_what_was_measured_beside_a_drifted_control_is_measured_again(tmp_path: Path) -> None:
+def test_trials_beside_a_drifted_control_are_measured_again(tmp_path: Path) -> None:
     """The machine is slower from the sixth trial of the third block to the end of the fourth."""
     plan = prepared(tmp_path)
     plan = CollectionPlan(plan.domains, strategies=60, seed=3)
@@ -200,7 +200,7 @@ def costs_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("costs_found")
 @pytest.mark.parametrize("dies_after", long_after(1, [7, 0, 2 * COUNT - 1]))
-def test_what_is_measured_anew_replaces_what_was_there_once_it_is_whole(
+def test_a_new_collection_replaces_the_old_one_when_it_is_complete(
     tmp_path: Path, dies_after: int
 ) -> None:
     plan = prepared(tmp_path)
@@ -246,7 +246,7 @@ def test_a_strategy_that_fails_is_stored_with_its_reason(tmp_path: Path) -> None
     assert (len(domain), domain.failed) == (COUNT - 1, 1)
 
 
-def test_what_failed_or_ran_beside_other_load_is_measured_once_more(tmp_path: Path) -> None:
+def test_failed_and_loaded_trials_are_measured_once_more(tmp_path: Path) -> None:
     of_name = {each.origin: each.strategy.id for each in strategies_of(DOMAIN, COUNT, 3)}
     failed, loaded = of_name["byteps"], of_name["byteps_least_busy_link"]  # neither is a control
     ran: Counter[str] = Counter()

@@ -51,7 +51,7 @@ def test_a_bad_plan_is_refused_by_name(tmp_path: Path, text: str, names: str) ->
         load_plan(file)
 
 
-def test_what_a_plan_does_not_have_is_named(tmp_path: Path) -> None:
+def test_unknown_targets_of_a_plan_are_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no collection plan"):
         load_plan(tmp_path / "none.yaml")
     with pytest.raises(InvalidInput, match="'large' is not in the plan"):

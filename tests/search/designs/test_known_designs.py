@@ -51,13 +51,13 @@ def test_hand_designed_strategies_verify_and_ddp_is_first(domain: Domain, space:
         verify(strategy, domain)
 
 
-def test_where_everything_applies_all_builders_are_there() -> None:
+def test_every_design_is_built_where_all_apply() -> None:
     domain = domain_of(chain_graph(((640, 512), (64,), (3000, 64)), (2,), 2), grid_cluster(2, 2))
     assert [name for name, _ in hand_designed(domain, Space())] == list(DESIGNS)
     assert all(build.__doc__ for build in DESIGNS.values())
 
 
-def test_what_does_not_apply_is_skipped() -> None:
+def test_designs_that_do_not_apply_are_skipped() -> None:
     names = {name for name, _ in hand_designed(LINEAR, Space())}
     assert not names & {"hierarchical_ps", "hierarchical_all_reduce", "hierarchical_sliced"}
     whole_updates = domain_of(LINEAR.graph, optimizer=Optimizer("lbfgs", elementwise=False))
@@ -114,7 +114,7 @@ HALVED = ("reduce_scatter_25mb", "dear", "dear_sliced", "dear_idle", "zero1", "z
         ((1, 819_200), [[0], [1], [2]]),
     ],
 )
-def test_what_travels_in_two_halves_leaves_no_tiny_group(
+def test_reduce_scatter_designs_leave_no_tiny_group(
     name: str, first: tuple[int, int], groups: list[list[int]]
 ) -> None:
     domain = domain_of(chain_graph((first, (2560, 2560), (2560, 2560))))

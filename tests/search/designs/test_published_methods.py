@@ -73,7 +73,7 @@ def test_mg_wfbp_is_no_optimum_of_the_timeline() -> None:
     assert better < greedy
 
 
-def test_what_mg_wfbp_estimates_is_an_all_reduce_by_itself() -> None:
+def test_mg_wfbp_estimates_a_single_all_reduce() -> None:
     cluster = replace(cluster_of(backend="nccl", startup=2e-3, per_worker=1e-3), overlap_slowdown=1)
     startup_seconds, seconds_per_byte = all_reduce_estimate(domain_with(cluster))
     assert startup_seconds == pytest.approx(6e-3)

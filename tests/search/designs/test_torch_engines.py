@@ -53,7 +53,7 @@ def test_lossy_ways_are_there_only_where_loss_is_allowed() -> None:
         assert not is_ddp(strategy)
 
 
-def test_what_does_not_apply_is_left_out() -> None:
+def test_engines_that_do_not_apply_are_left_out() -> None:
     assert names(replace(DOMAIN, cluster=grid_cluster(4)), Space()) == ["fsdp2", "zero2"]
     assert names(domain_of(chain_graph(), grid_cluster(2, 2)), Space()) == []
     sparse = replace(GRAPH.variables[0], sparse=True, touched_rows=2)
@@ -79,7 +79,7 @@ def test_the_best_of_what_fits_is_ranked_where_ddp_does_not_fit() -> None:
     assert {"fsdp2", "zero2", "dear"} <= {each.origin for each in everything}
 
 
-def test_where_nothing_fits_the_numbers_are_told() -> None:
+def test_a_refusal_where_nothing_fits_has_the_numbers() -> None:
     check_any_fits(with_memory(0.025), Space())
     with pytest.raises(InvalidInput, match=r"none of \d+ .* fsdp2 needs least") as refused:
         check_any_fits(with_memory(0.010), Space())

@@ -75,7 +75,7 @@ def test_a_search_from_many_finds_more_than_as_many_random_draws() -> None:
     assert len(found) == 32
 
 
-def test_what_cannot_run_is_left_out_and_equal_seconds_stand_once() -> None:
+def test_impossible_strategies_and_equal_seconds_are_left_out() -> None:
     drawn = sample(DOMAIN, SMALL, 0, 6, 0)
     kept, seconds = fastest(drawn, np.array([3.0, np.inf, 1.0, np.nan, 3.0, 2.0]), 8)
     assert seconds.tolist() == [1.0, 2.0, 3.0]

@@ -30,6 +30,8 @@ from tests.search.live.live_training import (
     two_hosts,
 )
 
+pytestmark = pytest.mark.timeout(600)
+
 RANKS = 3
 TRIAL_TIMEOUT = timedelta(seconds=12)
 """Of a collective: what a sound trial of three ranks never needs, beside other load too."""

@@ -128,14 +128,14 @@ def refusals(world: Ranks) -> list[dict[str, str]]:
         ("compiled part", "module '0' of the model is compiled"),
     ],
 )
-def test_what_no_trial_can_mend_is_refused_first(
+def test_misuse_is_refused_before_the_first_trial(
     refusals: list[dict[str, str]], case: str, words: str
 ) -> None:
     for rank in refusals:
         assert words in rank[case]
 
 
-def test_what_one_rank_refuses_every_rank_is_told(refusals: list[dict[str, str]]) -> None:
+def test_a_refusal_of_one_rank_reaches_every_rank(refusals: list[dict[str, str]]) -> None:
     assert refusals[0]["foreign"].startswith("rank 1 cannot tune: ")
     assert not refusals[1]["foreign"].startswith("rank 1 cannot tune: ")
 

@@ -1,10 +1,12 @@
 """`autosync.tune` on the three ranks of a running job."""
 
 import gc
+import importlib
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +42,25 @@ CLIPPED = 1e-3
 MINUTES = 5
 """For a tuning that is through with its few trials in seconds: it must not run out of time."""
 
+SHORT = Settings(warmup=1, iterations=3)
+"""Trials of few iterations."""
+
+TRIALS = 4
+
 Seen = list[dict[str, Any]]
+
+
+def warmed(rank: int, world: int) -> None:
+    """Trials collect garbage around every pass: it need not look at the modules of the search."""
+    two_hosts(rank)
+    importlib.import_module("autosync.search.live.live_tuning")
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
 def trio() -> Iterator[Ranks]:
     with ranks(3) as made:
-        made.run(two_hosts)
+        made.run(warmed)
         yield made
 
 
@@ -82,7 +96,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         optimizer,
         minutes=MINUTES,
         others=[scaler],
-        settings=Settings(budget=6, proposals=200, repeats=2),
+        settings=replace(SHORT, budget=TRIALS, proposals=100, repeats=2),
         save=out / "best.json",
         trials=out / "trials.json",
         on_event=note,
@@ -116,7 +130,7 @@ def tuned_again(rank: int, model: nn.Module, out: Path) -> list[str]:
         plain,
         optimizer,
         minutes=MINUTES,
-        settings=Settings(budget=5, proposals=100, repeats=1),
+        settings=replace(SHORT, budget=TRIALS - 1, proposals=100, repeats=1),
         since=out / "trials.json",
         on_event=note,
     )
@@ -160,9 +174,9 @@ def test_tuning_restores_every_bit_and_trains_on_as_ddp_would(tuned: Seen, out: 
 def test_a_second_tuning_measures_first_what_the_first_found(tuned: Seen, out: Path) -> None:
     measured = read_earlier(out / "trials.json")
     assert isinstance(measured, EarlierTrials)
-    assert len(measured.trials) == 6
+    assert len(measured.trials) == TRIALS
     again = tuned[0]["again"]
-    assert len(again) == 5
+    assert len(again) == TRIALS - 1
     assert again[0].startswith("ddp: ")
     assert not tuned[1]["again"]
 
@@ -190,7 +204,7 @@ def falling_back(rank: int, world: int) -> dict[str, Any]:
             minutes=MINUTES,
             max_grad_norm=CLIPPED,
             ddp_options={"gradient_as_bucket_view": True},
-            settings=Settings(budget=2, proposals=50, probe=False),
+            settings=replace(SHORT, budget=2, proposals=50, probe=False),
         )
     words = " ".join(str(one.message) for one in caught)
     restored = before == fingerprint(model, optimizer)
@@ -311,9 +325,25 @@ def alternating_step(rank: int) -> Callable[[nn.Module, list[torch.optim.Optimiz
     return step
 
 
+class EventChecks:
+    """Of a tuning's events, on rank 0. restored: whether model and optimizers were as before when
+    the search ended. failures: messages of trials without a time."""
+
+    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.trained = [(model, optimizer) for optimizer in optimizers]
+        self.before = [fingerprint(*each) for each in self.trained]
+        self.restored: list[bool] = []
+        self.failures: list[str] = []
+
+    def __call__(self, event: TuningEvent) -> None:
+        if event.kind == "done":
+            self.restored.append([fingerprint(*each) for each in self.trained] == self.before)
+        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
+            self.failures.append(event.message)
+
+
 def several(rank: int, world: int) -> dict[str, Any]:
-    """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP.
-    restored: by the end of the search, on rank 0."""
+    """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP."""
     model, optimizers = sidestepping()
     twin, twin_optimizers = sidestepping()
     step = alternating_step(rank)
@@ -322,25 +352,15 @@ def several(rank: int, world: int) -> dict[str, Any]:
         autosync.tune(step, model, optimizers, minutes=MINUTES)
     except autosync.errors.InvalidInput as error:
         refused = str(error)
-    failures: list[str] = []
-    restored: list[bool] = []
-    before = [fingerprint(model, optimizer) for optimizer in optimizers]
-
-    def note(event: TuningEvent) -> None:
-        if event.kind == "done":
-            now = [fingerprint(model, optimizer) for optimizer in optimizers]
-            restored.append(now == before)
-        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
-            failures.append(event.message)
-
+    events = EventChecks(model, optimizers)
     after, same = autosync.tune(
         step,
         model,
         optimizers,
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
-        settings=Settings(budget=4, proposals=64, repeats=1, probe=False),
-        on_event=note,
+        settings=replace(SHORT, budget=4, proposals=64, repeats=1, probe=False),
+        on_event=events,
     )
     by_ddp = DistributedDataParallel(twin, find_unused_parameters=True)
     for network, stepping in ((after, same), (by_ddp, twin_optimizers)):
@@ -351,9 +371,9 @@ def several(rank: int, world: int) -> dict[str, Any]:
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     return {
         "refused": refused,
-        "failures": failures,
+        "failures": events.failures,
         "same": same is optimizers,
-        "restored": restored,
+        "restored": events.restored,
         "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
     }
 
@@ -403,17 +423,7 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
     except autosync.errors.InvalidInput as error:
         refused = str(error)
     expected = [hash(tuple(values.flatten().tolist())) for values in peek(stream)]
-    before = [fingerprint(model, optimizer) for optimizer in optimizers]
-    restored: list[bool] = []
-    failures: list[str] = []
-
-    def note(event: TuningEvent) -> None:
-        if event.kind == "done":
-            now = [fingerprint(model, optimizer) for optimizer in optimizers]
-            restored.append(now == before)
-        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
-            failures.append(event.message)
-
+    events = EventChecks(model, optimizers)
     autosync.tune(
         step,
         model,
@@ -421,15 +431,15 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
         batches=stream,
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
-        settings=Settings(budget=2, proposals=64, repeats=1, probe=False, warmup=1, iterations=3),
-        on_event=note,
+        settings=replace(SHORT, budget=2, proposals=64, repeats=1, probe=False),
+        on_event=events,
     )
     first, recorded = seen[0], seen[1:5]
     passes = [seen[i : i + 4] for i in range(5, len(seen), 4)]
     return {
         "refused": refused,
-        "restored": restored,
-        "failures": failures,
+        "restored": events.restored,
+        "failures": events.failures,
         "again": first == recorded[0],
         "recorded": recorded == expected[:4],
         "passes": len(passes),

@@ -1,6 +1,7 @@
 """The first round is of designs; later ones must earn their trial. What was measured is refined."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -45,9 +46,11 @@ def by_timeline(strategy: Strategy) -> float:
     return float(TIMELINE.predict(DOMAIN, encode([strategy], DOMAIN))[0])
 
 
-def tuned(settings: Settings, simulator: TimelineSimulator = TIMELINE) -> dict[int, list[Proposal]]:
-    """The rounds of a search."""
+@cache
+def tuned(settings: Settings, std: float | None = None) -> dict[int, list[Proposal]]:
+    """The rounds of a search. std: of a simulator that states one; None: by the timeline."""
     store = MemoryStore()
+    simulator = TIMELINE if std is None else Doubtful(std)
     tune(
         DOMAIN,
         Space(),
@@ -81,7 +84,7 @@ def test_the_first_round_is_of_designs_and_leaves_half_of_a_small_budget(
 
 
 def test_designs_of_later_rounds_have_their_share_and_could_be_the_fastest() -> None:
-    unsure = tuned(replace(SETTINGS, design_share=0.25), Doubtful(1.0))
+    unsure = tuned(replace(SETTINGS, design_share=0.25), 1.0)
     later = [proposals for number, proposals in unsure.items() if number > 0]
     counts = [sum(map(is_design, proposals)) for proposals in later]
     assert max(counts) == 1, "a quarter of four, where all could be the fastest"
@@ -90,12 +93,12 @@ def test_designs_of_later_rounds_have_their_share_and_could_be_the_fastest() -> 
         p.candidate.origin for proposals in unsure.values() for p in filter(is_design, proposals)
     ]
     assert len(set(names)) == len(names)
-    sure = tuned(SETTINGS, Doubtful(0.0))
+    sure = tuned(SETTINGS, 0.0)
     best = min(p.candidate.predicted_seconds for p in sure[0])
     assert all(
         p.candidate.predicted_seconds < best for n in sure if n for p in filter(is_design, sure[n])
     )
-    none = tuned(replace(SETTINGS, design_share=0.0), Doubtful(1.0))
+    none = tuned(replace(SETTINGS, budget=12, design_share=0.0), 1.0)
     assert not any(is_design(p) for number in none if number for p in none[number])
 
 
@@ -145,7 +148,7 @@ def test_refinements_inherit_the_level_and_half_of_what_is_beyond_it() -> None:
 
 
 def test_trials_correct_the_costs_that_refinements_are_searched_with() -> None:
-    rounds = tuned(SETTINGS, Doubtful(0.1))
+    rounds = tuned(replace(SETTINGS, budget=16), 0.1)
     assert any(p.candidate.origin == "refined" for p in rounds[1])
     store = MemoryStore()
     store.propose(rounds[0])

@@ -105,7 +105,9 @@ def test_a_tuning_spends_trials_on_a_buffer_that_could_win() -> None:
         return 0.07 if strategy.name == "dear" else 0.2
 
     store, pool = MemoryStore(), TablePool(table)
-    settings = Settings(budget=80, proposals=32, repeats=1, first_designs=40)
+    settings = Settings(
+        budget=48, proposals=32, repeats=1, first_designs=24, refined_share=0.0, neighbour_share=0.0
+    )
     tune(DOMAIN, SPACE, lambda: pool, store, TimelineSimulator(), settings, lambda event: None)
     tuned = [
         each

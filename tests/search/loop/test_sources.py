@@ -79,7 +79,7 @@ def test_what_a_source_has_not_earned_goes_to_the_others() -> None:
 
 def test_draws_that_cannot_be_the_fastest_leave_their_trials_to_refinements() -> None:
     """A strategy is measured as predicted here, and half of a round's trials went to draws."""
-    unsure, sure = (tuned(SETTINGS, Doubtful(std)) for std in (1.0, 0.0))
+    unsure, sure = (tuned(SETTINGS, std) for std in (1.0, 0.0))
     for rounds in (unsure, sure):
         assert sum(map(len, rounds.values())) == SETTINGS.budget, "nothing is left unspent"
     drawn = [
@@ -88,6 +88,6 @@ def test_draws_that_cannot_be_the_fastest_leave_their_trials_to_refinements() ->
     ]
     later = SETTINGS.budget - len(unsure[0])
     assert drawn[1] == INSURED_SHARE * later < drawn[0]
-    blind = tuned(replace(SETTINGS, refined_share=0.0, neighbour_share=0.0), Doubtful(0.0))
+    blind = tuned(replace(SETTINGS, refined_share=0.0, neighbour_share=0.0), 0.0)
     alone = [p.candidate.origin for n in blind if n for p in blind[n]]
     assert alone.count("sampled") > 0.5 * later, "with nobody to leave them to"

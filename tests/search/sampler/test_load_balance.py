@@ -79,7 +79,7 @@ def test_the_neediest_is_on_top_whatever_is_placed() -> None:
         assert (servers.heap[servers.place] == np.arange(COUNT)).all()
 
 
-def test_where_no_server_may_take_a_shard_the_neediest_does() -> None:
+def test_the_server_with_the_largest_deficit_takes_a_shard_that_none_may() -> None:
     weight = np.full(COUNT, 1.0 / COUNT)
     load = np.full(COUNT, 5.0)
     load[71] = 4.0

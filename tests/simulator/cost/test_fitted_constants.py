@@ -14,8 +14,6 @@ from autosync.errors import InvalidInput, NotFound
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.cost.applied_constants import (
-    CONNECTION_GBPS,
-    connection_limits,
     exposed_pass_seconds,
     extrapolations,
     gradient_bytes,
@@ -23,7 +21,6 @@ from autosync.simulator.cost.applied_constants import (
     ring_costs,
     straggler_slowdown,
     uses_tcp,
-    with_borrowed_constants,
     with_engine,
     with_network,
     with_replication_costs,
@@ -128,21 +125,9 @@ def test_a_server_host_is_no_faster_than_its_port() -> None:
     assert rates == {9.0}
 
 
-def test_other_clusters_keep_what_their_file_states() -> None:
-    tcp, rdma = nccl_cluster(2, 4, 23.9), nccl_cluster(2, 4, 97.0, latency_us=2.0)
-    assert uses_tcp(tcp)
-    assert not uses_tcp(rdma)
-    lent = with_borrowed_constants(tcp, FITTED)
-    assert lent.nodes == tcp.nodes
-    assert lent.connection_gbps == CONNECTION_GBPS
-    assert with_borrowed_constants(replace(tcp, connection_gbps=20.0), FITTED).connection_gbps == 20
-    assert with_borrowed_constants(rdma, FITTED).connection_gbps == 0
-    stated = with_engine(replace(tcp, costs=lent.costs[:1]), 1e-3)
-    again = with_borrowed_constants(stated, FITTED)
-    assert again.costs[:2] == stated.costs
-    assert {cost.kind for cost in again.costs[2:]} == {"all_to_all", "all_gather"}
-    swift = with_borrowed_constants(rdma, FITTED).cost("all_reduce")
-    assert swift.startup_seconds_per_worker < lent.cost("all_reduce").startup_seconds_per_worker
+def test_transports_are_told_apart_by_latency() -> None:
+    assert uses_tcp(nccl_cluster(2, 4, 23.9))
+    assert not uses_tcp(nccl_cluster(2, 4, 97.0, latency_us=2.0))
 
 
 IDEAL = replace(load_constants("rtx-2080-ti"), straggler_share=0.0, hidden_share=0.0)
@@ -237,12 +222,3 @@ def test_other_devices_are_named() -> None:
     )
     (beyond,) = extrapolations(domain_on(replace(cluster, nodes=nodes)), FITTED)
     assert "not on v100" in beyond.why
-
-
-def test_fast_ports_under_tcp_ask_for_a_probe() -> None:
-    fast = at_rate("rtx-2080-ti-4x4-10gbe", 23.9)
-    assert connection_limits(fast)
-    assert any("autosync probe" in each.why for each in extrapolations(domain_on(fast), FITTED))
-    assert not connection_limits(replace(fast, connection_gbps=20.0))
-    assert not connection_limits(load_cluster("rtx-2080-ti-4x4-10gbe"))
-    assert not connection_limits(load_cluster("rtx-2080-ti-4x4-ib100"))

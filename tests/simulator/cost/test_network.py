@@ -23,7 +23,8 @@ from autosync.simulator.cost.link_resources import (
     passing,
     resources_of,
 )
-from autosync.simulator.cost.network import Network, link_seconds_per_byte, network_of
+from autosync.simulator.cost.network import link_seconds_per_byte, network_of
+from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
 from autosync.simulator.limit import least_transfer
 from autosync.simulator.numba_compiler import compile_plans_fast

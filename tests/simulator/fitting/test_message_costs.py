@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autosync.cluster import Backend, Cluster, MessageCost, MessageKind
 from autosync.population import encode
-from autosync.simulator.cost.network import COST_KIND
+from autosync.simulator.cost.message_classes import COST_KIND
 from autosync.simulator.fitting.message_costs import (
     fit_message_cost,
     link_seconds,

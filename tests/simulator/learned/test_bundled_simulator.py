@@ -5,9 +5,8 @@ import sys
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from autosync.bundled_data import data_file, data_folder
+from autosync.bundled_data import data_file
 from autosync.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
@@ -17,25 +16,24 @@ from autosync.simulator.learned.features.domain_descriptor import describe_domai
 from autosync.simulator.learned.gaussian_process import kept_rows, source_trials
 from autosync.simulator.learned.training import dataset_hash, split_trials
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
-from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
+from autosync.simulator.runtime_dataset import MeasuredDomain
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 CARD = read_card(data_file(FOLDER, FILE))
 MOST_BYTES = 500_000
 
 
-@pytest.fixture(scope="module")
-def dataset() -> list[MeasuredDomain]:
-    return load_dataset(data_folder("runtimes"))
-
-
-def test_it_has_learned_from_the_measurements_beside_it(dataset: list[MeasuredDomain]) -> None:
+def test_it_has_learned_from_the_measurements_beside_it(
+    bundled_dataset: list[MeasuredDomain],
+) -> None:
     """Where this fails, measurements or features have changed: train it again (datasets/simulators
     has the command)."""
-    assert CARD.dataset == dataset_hash(dataset)
-    assert {source.id for source in CARD.sources} == {each.domain.id for each in dataset}
-    smallest = min(range(len(dataset)), key=lambda k: dataset[k].domain.graph.size_bytes)
-    each = dataset[smallest]
+    assert CARD.dataset == dataset_hash(bundled_dataset)
+    assert {source.id for source in CARD.sources} == {each.domain.id for each in bundled_dataset}
+    smallest = min(
+        range(len(bundled_dataset)), key=lambda k: bundled_dataset[k].domain.graph.size_bytes
+    )
+    each = bundled_dataset[smallest]
     learned = split_trials(each.domain, each.population, each.label_seconds).learned
     every = source_trials(learned.features, learned.step_seconds)
     kept = every.take(kept_rows(every.slowness))
@@ -52,10 +50,10 @@ def test_it_is_small_and_says_how_well_its_like_ranks_what_it_has_not_seen() -> 
 
 
 def test_it_ranks_what_it_was_not_told_better_than_the_timeline(
-    dataset: list[MeasuredDomain],
+    bundled_dataset: list[MeasuredDomain],
 ) -> None:
     """Strategies that are held out, of the domain that the timeline ranks worst."""
-    each = next(m for m in dataset if m.domain.graph.name == "ncf_sparse")
+    each = next(m for m in bundled_dataset if m.domain.graph.name == "ncf_sparse")
     split = split_trials(each.domain, each.population, each.label_seconds)
     held_out = np.flatnonzero(split.held_out)
     population, labels = each.population.take(held_out), each.label_seconds[held_out]

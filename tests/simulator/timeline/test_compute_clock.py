@@ -271,3 +271,16 @@ def test_the_owner_of_a_table_updates_its_touched_rows() -> None:
     strategy = strategy_of(domain, lambda v: ParameterServer(0, v))
     plans = compile_plans_fast(encode([strategy], domain), domain)
     assert np.sum(update_seconds_of_buckets(plans, domain)) == pytest.approx(8e-3)
+
+
+def test_compute_feels_a_message_of_nccl_while_it_starts_up() -> None:
+    """Four messages of next to no bytes, whose startups fill the 30 ms of backward."""
+
+    def seconds(backend: Backend, slowdown: float) -> float:
+        cluster = cluster_of(gbps=1000.0, startup=8e-3, backend=backend)
+        cluster = replace(cluster, overlap_slowdown=slowdown)
+        domain = domain_of(chain_graph(((16,),) * 4), cluster, 1e-2)
+        return float(period(domain, strategy_of(domain, AllReduce))[0])
+
+    assert seconds("nccl", 0.5) > seconds("nccl", 0.0) + 2e-3
+    assert seconds("gloo", 0.5) == pytest.approx(seconds("gloo", 0.0), rel=1e-3)

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from starlette.requests import Request
 
 from autosync.api.db import Database
+from autosync.api.engine.api_keys import make_key, revoke_key
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.access.authentication import MOST_CLIENTS, RateLimiter
@@ -138,21 +139,42 @@ def test_tokens_have_names_and_clients_are_told_apart() -> None:
             access_on("0.0.0.0", wrong)
 
 
-def test_guesses_are_slowed_down_and_cost_nobody_else_anything(sqlite: Database) -> None:
+def test_guesses_of_tokens_are_slowed_down_and_cost_nobody_else_anything(sqlite: Database) -> None:
     app = create_app(sqlite, Access("alice:open,bob:sesame"))
     right = {"authorization": "Bearer sesame"}
-    guess = {"authorization": "Bearer guess"}
+    key = {"authorization": f"Bearer {make_key(sqlite, 'carol', 'read').text}"}
     with TestClient(app, base_url="http://127.0.0.1", client=("192.0.2.1", 1)) as client:
         assert client.get("/v1/tunings").status_code == 401  # a browser asks without one first
-        answers = [client.get("/v1/tunings", headers=guess) for _ in range(11)]
+        answers = [
+            client.get("/v1/tunings", headers={"authorization": f"Bearer guess{number}"})
+            for number in range(11)
+        ]
         assert [answer.status_code for answer in answers] == [401] * 10 + [429]
         assert int(answers[-1].headers["retry-after"]) >= 1
         assert "--limit wrong_tokens" in answers[-1].json()["remedy"]
         # a right one is no sooner told from there, else it could be found among guesses
         assert client.get("/v1/tunings", headers=right).status_code == 429
         assert client.get("/v1/health").status_code == 200
+        # nobody finds a key by guessing
+        assert client.get("/v1/tunings", headers=key).status_code == 200
     with TestClient(app, base_url="http://127.0.0.1", client=("192.0.2.2", 1)) as client:
         assert client.get("/v1/tunings", headers=right).status_code == 200
+
+
+def test_a_script_with_an_old_key_or_token_keeps_nobody_out(sqlite: Database) -> None:
+    """It shows the same text again and again, from the address of others."""
+    app = create_app(sqlite, Access("alice:open,bob:sesame"))
+    known = make_key(sqlite, "carol", "read").text
+    revoked = make_key(sqlite, "dave", "read")
+    revoke_key(sqlite, revoked.id)
+    guessed = [f"{known[:13]}{number:043d}" for number in range(30)]
+    with TestClient(app, base_url="http://127.0.0.1", client=("192.0.2.1", 1)) as client:
+        for wrong in [*["old"] * 30, *[revoked.text] * 30, *guessed]:
+            answer = client.get("/v1/tunings", headers={"authorization": f"Bearer {wrong}"})
+            assert answer.status_code == 401
+        for right in (known, "sesame"):
+            answer = client.get("/v1/tunings", headers={"authorization": f"Bearer {right}"})
+            assert answer.status_code == 200
 
 
 def test_requests_of_a_client_are_counted_wherever_they_come_from(sqlite: Database) -> None:
@@ -197,7 +219,7 @@ def test_what_is_no_http_is_refused_like_the_rest(sqlite_url: str) -> None:
 
 def zeros(size_bytes: int) -> Iterator[bytes]:
     for _ in range(size_bytes // MIB):
-        yield bytes(MIB)
+        yield b"0" * MIB
 
 
 def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:

@@ -201,9 +201,10 @@ def test_a_token_of_the_operator_opens_a_session_while_it_holds(sqlite: Database
             assert client.get("/v1/tunings", headers=cookie).status_code == status
 
 
-def test_guessed_keys_are_counted_at_the_log_in(client: TestClient) -> None:
+def test_guessed_tokens_are_counted_at_the_log_in(client: TestClient) -> None:
     form = given_token(client, "/login")
-    answers = [client.post("/login", data={**form, "key": "guess"}) for _ in range(11)]
+    guesses = [{**form, "key": f"guess{number}"} for number in range(11)]
+    answers = [client.post("/login", data=guess) for guess in guesses]
     assert [answer.status_code for answer in answers] == [401] * 10 + [429]
 
 

@@ -62,14 +62,14 @@ def test_joined_graphs_are_a_batch() -> None:
         ([0, 1, 0], [], [0, 0], "first_child"),
     ],
 )
-def test_what_is_no_graph_is_refused(
+def test_malformed_graphs_are_refused(
     first_child: list[int], child: list[int], graph: list[int], words: str
 ) -> None:
     with pytest.raises(InvalidInput, match=words):
         InputGraphs(*(np.array(part, dtype=np.int64) for part in (first_child, child, graph)))
 
 
-def test_what_makes_no_graph_is_refused() -> None:
+def test_empty_sequences_and_malformed_trees_are_refused() -> None:
     with pytest.raises(InvalidInput, match="Leave empty sequences out"):
         chains([3, 0])
     with pytest.raises(InvalidInput, match="parents"):

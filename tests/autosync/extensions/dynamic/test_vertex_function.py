@@ -86,7 +86,7 @@ def test_sequences_are_those_of_torch() -> None:
     assert worst(*differences) < TOLERANCE
 
 
-def test_what_is_frozen_gets_no_gradient() -> None:
+def test_frozen_parameters_get_no_gradient() -> None:
     graphs = random_trees(np.random.default_rng(2), 3, 6)
     torch.manual_seed(3)
     model = ChildSumTreeLSTM(INPUTS, CELLS).double()

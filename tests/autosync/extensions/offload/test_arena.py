@@ -27,7 +27,7 @@ def test_it_counts_storages_while_they_live() -> None:
         assert arena.take_peak_bytes() == 0
 
 
-def test_what_autograd_holds_counts_until_backward_has_run() -> None:
+def test_saved_activations_count_until_backward_has_run() -> None:
     layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
     batch = torch.zeros(64, 16)
     with Arena(1 << 20) as arena:

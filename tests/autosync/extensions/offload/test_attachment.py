@@ -161,7 +161,7 @@ class ChangesInPlace(nn.Module):
 
 
 @pytest.mark.parametrize("smallest_bytes", [SMALLEST_BYTES, ROOMY])
-def test_what_backward_needs_is_not_changed_unnoticed(smallest_bytes: int) -> None:
+def test_in_place_changes_of_saved_activations_are_refused(smallest_bytes: int) -> None:
     """With and without swapping it: torch itself would refuse."""
     model = ChangesInPlace()
     with Arena(ROOMY):
@@ -280,7 +280,7 @@ def test_a_list_of_losses_takes_no_new_schedule_in_every_pass(how: dict[str, Any
 
 
 @pytest.mark.parametrize("how", [{"with_state": False}, {"with_state": True}])
-def test_what_grows_beyond_the_headroom_is_recorded_anew(how: dict[str, Any]) -> None:
+def test_a_pass_that_outgrows_the_headroom_is_recorded_again(how: dict[str, Any]) -> None:
     budget = least_bytes("deep", sizes=SIZES, **how) * 21 // 20
     with Arena(ROOMY):
         model, optimizer, swapper = warmed_up(budget, how)
@@ -294,7 +294,7 @@ def test_what_grows_beyond_the_headroom_is_recorded_anew(how: dict[str, Any]) ->
         assert least_budget_bytes(swapper.recorded.moments) >= least + held.numel()
 
 
-def test_what_is_there_only_where_a_pass_begins_is_no_reason_to_refuse_the_budget() -> None:
+def test_tensors_held_only_when_a_pass_begins_do_not_refuse_the_budget() -> None:
     budget = least_bytes("deep", sizes=SIZES)
     with Arena(ROOMY):
         model, optimizer, swapper = warmed_up(budget, {"with_state": False})

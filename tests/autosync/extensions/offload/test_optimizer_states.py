@@ -101,7 +101,7 @@ def test_state_that_shares_its_memory_with_something_else_stays() -> None:
     assert moved.shown is optimizer.state[weight]["own"]
 
 
-def test_where_activations_are_too_small_to_move_state_is_scheduled_all_the_same() -> None:
+def test_state_is_scheduled_although_activations_are_too_small_to_move() -> None:
     model, optimizer = make("deep")
     with Arena(ROOMY):
         swapper = swap_to_host(model, Offload(ROOMY, True), [optimizer], 1 << 13)

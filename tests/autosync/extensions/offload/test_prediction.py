@@ -109,7 +109,7 @@ def test_idle_activations_of_a_chain() -> None:
     assert spans.end.tolist() == [6, 5]
 
 
-def test_what_only_its_own_backward_reads_is_idle_from_the_next_operation_on() -> None:
+def test_tensors_read_only_by_their_own_backward_are_idle_at_once() -> None:
     graph = four().graph
     pool = replace(graph.operations[1], type="max_pool2d_with_indices", variables=())
     pooled = replace(graph, operations=(graph.operations[0], pool, *graph.operations[2:]))
@@ -140,7 +140,7 @@ def test_peaks_with_swapping() -> None:
     assert peak(domain, 10**9) == peak(domain, None)
 
 
-def test_what_compute_waits_for_lengthens_the_iteration() -> None:
+def test_transfers_that_compute_waits_for_lengthen_the_iteration() -> None:
     domain = four(operation_seconds=1e-5)
     least = int(np.ceil(peak(domain, 1)))
     strategies = [within(domain, None), within(domain, least), within(domain, 10**9)]
@@ -172,7 +172,7 @@ def test_a_budget_too_small_is_refused_with_the_least_that_works() -> None:
         TimelineSimulator().predict(domain, encode([within(domain, least - 1)], domain))
 
 
-def test_what_does_not_fit_says_what_swapping_would_cost() -> None:
+def test_a_strategy_that_does_not_fit_names_the_swapping_that_would() -> None:
     domain = four(memory_gb=0.0035)
     with pytest.raises(InvalidStrategy, match="does not fit") as refused:
         check_memory(within(domain, None), domain)
@@ -185,7 +185,7 @@ def test_what_does_not_fit_says_what_swapping_would_cost() -> None:
 
 
 @pytest.mark.parametrize(("memory_gb", "device_type"), [(0.002, "arena"), (0.0035, "cpu")])
-def test_where_swapping_does_not_help_nothing_is_said_of_it(
+def test_swapping_is_not_suggested_where_it_does_not_help(
     memory_gb: float, device_type: str
 ) -> None:
     """A CPU's memory is the host's own."""
@@ -227,7 +227,7 @@ def test_features_begin_with_the_timelines_seconds_of_a_swapping_strategy() -> N
     assert base[1] > base[0]
 
 
-def test_what_ifs_know_that_compute_waits_for_transfers() -> None:
+def test_what_if_predictions_include_waits_for_transfers() -> None:
     """The same change of a cluster is a smaller part of an iteration that waits; and waits do not
     grow with compute."""
     domain = four(operation_seconds=1e-5)
@@ -271,7 +271,7 @@ def test_peaks_with_and_without_state() -> None:
     assert peak(domain, Offload(10**9, True)) == peak(domain, None)
 
 
-def test_what_leaves_behind_an_update_and_returns_for_the_next_takes_the_link() -> None:
+def test_swapped_state_occupies_the_link_between_updates() -> None:
     domain = heavy(operation_seconds=1e-5)
     least = int(np.ceil(peak(domain, Offload(1, True))))
     activations = int(np.ceil(peak(domain, Offload(1))))
@@ -317,7 +317,7 @@ def test_a_budget_that_only_state_away_fits_is_told_so() -> None:
     assert fitting_rows(domain, encode(both, domain)).tolist() == [1]
 
 
-def test_what_ranks_update_in_parts_is_not_told_to_swap_its_state() -> None:
+def test_sharded_updates_are_not_advised_to_swap_state() -> None:
     domain = heavy(memory_gb=0.0245)
     sharded = strategy_of(domain, lambda v: ReduceScatter(0, True))
     with pytest.raises(InvalidStrategy, match="does not fit") as refused:

@@ -80,7 +80,7 @@ def test_nothing_is_swapped_where_things_fit_or_nothing_can_be(
     assert PROPOSER.fitting_forms(domain, [*plain_designs(domain).items()], Space()) == []
 
 
-def test_where_activations_alone_are_too_much_every_answer_swaps() -> None:
+def test_every_answer_swaps_where_activations_do_not_fit() -> None:
     tight = four(0.0035)
     check_any_fits(tight, Space())
     ranked = known_designs(tight, Space(), TimelineSimulator())
@@ -133,7 +133,7 @@ def test_waits_for_transfers_count_in_the_ranking() -> None:
     assert with_waits > without
 
 
-def test_where_activations_alone_do_not_make_it_fit_state_is_swapped_too() -> None:
+def test_state_is_swapped_where_swapping_activations_is_not_enough() -> None:
     domain = heavy(0.041)
     check_any_fits(domain, Space())
     found = {each.origin: each.strategy for each in known_designs(domain, Space(), TIMELINE)}

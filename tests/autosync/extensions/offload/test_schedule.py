@@ -44,7 +44,7 @@ def test_with_room_everything_stays() -> None:
     assert stall_seconds(schedule, moments.seconds, SLOW) == 0
 
 
-def test_what_is_used_soonest_stays() -> None:
+def test_the_tensor_used_soonest_stays() -> None:
     spans, moments = layered()
     # The last layer's output is used again at once: it has no span. The last but one's is next.
     assert spans.tensor.tolist() == [0, 1, 2]
@@ -58,7 +58,7 @@ def test_what_is_used_soonest_stays() -> None:
     assert stall_seconds(schedule, moments.seconds, SLOW) == 0
 
 
-def test_what_waits_for_an_update_travels_before_what_is_used_soon() -> None:
+def test_state_that_waits_for_an_update_moves_first() -> None:
     """Three tensors of state, idle until a ninth moment which needs them all: what the layers leave
     of the budget holds two."""
     spans, moments = layered()

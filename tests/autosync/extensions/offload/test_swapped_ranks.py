@@ -1,6 +1,7 @@
 """Swapping under plans on two ranks: the same weights to the bit, within the budget."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +18,7 @@ from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attachment_of
+from autosync.strategy import Schedule
 from autosync.trials import session
 from tests.autosync.extensions.offload.swapped_training import (
     ROOMY,
@@ -31,7 +33,13 @@ from tests.autosync.runtime.ranks import Ranks
 
 BATCH = 512
 """Activations of 64 and 256 KiB, which bundles swap."""
-CASES = PLANS | {"ddp": DDP}
+SLICED = Schedule("priority", slice_bytes=4000, overlap_forward=True)
+CASES = PLANS | {
+    "reduce-scatter": replace(PLANS["reduce-scatter"], schedule=SLICED),
+    "sharded": replace(PLANS["sharded"], schedule=SLICED),
+    "ddp": DDP,
+}
+"""In slices that suit models of more weights than those of other tests."""
 
 
 def bundle_of(
@@ -135,7 +143,7 @@ def state_refusal(rank: int, world: int, case: str) -> str:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("sharded", "run into the next forward pass"),
+        ("sharded", "continue during the next forward pass"),
         ("server", "its parameter server, which alone has its state"),
     ],
 )

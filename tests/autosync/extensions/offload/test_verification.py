@@ -82,11 +82,11 @@ def test_it_is_told_in_words() -> None:
     [
         (strategy_of(DOMAIN, lambda v: ReduceScatter(0, True)), "updated by all ranks in parts"),
         (strategy_of(DOMAIN, lambda v: ParameterServer(0, 0)), "updated by its parameter server"),
-        (replace(PLAIN, schedule=Schedule(overlap_forward=True)), "run into the next forward"),
+        (replace(PLAIN, schedule=Schedule(overlap_forward=True)), "during the next forward"),
         (PLAIN.carrying(Staleness(1)), "its updates are late"),
     ],
 )
-def test_what_is_not_idle_between_steps_is_not_swapped(other: Strategy, why: str) -> None:
+def test_state_in_use_between_steps_is_not_swapped(other: Strategy, why: str) -> None:
     with pytest.raises(InvalidStrategy, match=why) as refused:
         check_strategy(other.carrying(*WITH_STATE.extensions))
     assert refused.value.thing == "swap.optimizer_state"
@@ -107,7 +107,7 @@ def test_swapped_values_of_earlier_versions_are_read_and_do_not_run() -> None:
     assert "Leave values out" in refused.value.remedy
 
 
-def test_what_cannot_say_it_refuses_it() -> None:
+def test_formats_that_cannot_express_swapping_refuse_it() -> None:
     for framework in ("ddp", "deepspeed"):
         with pytest.raises(NotSupported, match="activations swapped to host memory"):
             settings_for(framework, SWAPPED, DOMAIN)

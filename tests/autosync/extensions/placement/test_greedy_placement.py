@@ -61,7 +61,7 @@ def test_fast_links_leave_everything_where_it_is() -> None:
     assert place_greedily(PlacementEvaluator(domain, TimelineSimulator()), base).strategy == base
 
 
-def test_what_does_not_fit_is_made_to_fit() -> None:
+def test_a_model_that_does_not_fit_is_placed_until_it_fits() -> None:
     domain = heavy_layers(gbps=1e6, memory_gb=0.015)
     evaluator = PlacementEvaluator(domain, TimelineSimulator())
     base = all_reduce_per_variable(domain)

@@ -134,7 +134,7 @@ def test_the_policy_proposes_where_nothing_fits(
     assert bool(asked) == (not fits)
 
 
-def test_what_cannot_deal_proposes_nothing() -> None:
+def test_nothing_is_placed_on_backends_and_spaces_that_cannot() -> None:
     nccl = replace(SLOW, cluster=replace(SLOW.cluster, backend="nccl"))
     assert can_be_placed(SLOW, ALLOWED)
     assert not can_be_placed(nccl, ALLOWED)
@@ -197,7 +197,7 @@ def test_both_divisions_of_the_batch_get_a_base() -> None:
     assert unlike_shares([]) == []
 
 
-def test_what_fits_only_when_placed_may_be_tuned() -> None:
+def test_a_model_that_fits_only_when_placed_can_be_tuned() -> None:
     """Adam keeps twice the bytes of values beside them: 4 MB of values want 16 a replica, unless
     the optimizer's state is divided."""
     whole = Space(parameter_server=False, reduce_scatter=False, sharded_parameters=False)

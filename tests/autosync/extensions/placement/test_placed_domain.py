@@ -209,7 +209,7 @@ def test_all_ranks_by_shares_save_nothing() -> None:
     assert "no longer travel" not in found.in_words(3)
 
 
-def test_what_is_where_the_replicas_have_it_is_not_dealt() -> None:
+def test_modules_placed_on_every_replica_are_not_split() -> None:
     strategy = with_placement(
         all_reduce_per_variable(THREE),
         THREE,

@@ -125,7 +125,9 @@ def within(rank: int, world: int, memory_bytes: int, given: Bundle) -> float:
 
 
 @pytest.mark.parametrize("proposer", ["greedy", "policy"])
-def test_what_does_not_fit_as_replicas_is_placed_and_trains(pair: Ranks, proposer: str) -> None:
+def test_a_model_that_does_not_fit_as_replicas_is_placed_and_trains(
+    pair: Ranks, proposer: str
+) -> None:
     memory_bytes = int(ROOM * max(pair.run(ddp_bytes)))
     where = domain(memory_bytes)
     base = PlacementEvaluator(where, TimelineSimulator()).evaluate([all_reduce_5mb(where)])[0]

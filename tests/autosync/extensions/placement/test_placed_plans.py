@@ -69,7 +69,7 @@ def test_others_in_the_same_population_stay_as_they_are() -> None:
     assert decode(both, 1, DOMAIN).id == PLACED.id
 
 
-def test_what_all_ranks_hold_has_the_same_numbers_everywhere() -> None:
+def test_variables_of_all_ranks_have_the_same_numbers_everywhere() -> None:
     made = plan(with_placement(ps_pieces_4mb_priority(DOMAIN), DOMAIN, PLACEMENT))
     parts = [held_by(made, NAMES, rank) for rank in range(WORLD)]
     common = [name for name in NAMES if not name.startswith(("table.", "block."))]

@@ -353,7 +353,7 @@ def refusals(rank: int, world: int, given: Bundle) -> dict[str, str]:
     return found
 
 
-def test_what_would_differ_from_rank_to_rank_is_refused(pair: Ranks) -> None:
+def test_access_to_a_module_that_one_rank_holds_is_refused(pair: Ranks) -> None:
     found = pair.run(refusals, bundle(PAIR["one device"], 2))
     for each in found:
         assert "no rank holds all of it" in each["copy"]
@@ -461,7 +461,7 @@ def _state_hooked(module: nn.Module) -> bool:
 
 @pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize("kind", [RefusesLoading, RefusesSaving])
-def test_what_fails_half_placed_leaves_the_model_as_it_was(
+def test_a_failed_attachment_leaves_the_model_unchanged(
     pair: Ranks, kind: type[nn.Linear], culprit: int
 ) -> None:
     answers = pair.run(half_placed, bundle(PAIR["several"], 2), culprit, kind)

@@ -148,7 +148,9 @@ def with_shard(strategy: Strategy, variable: str, shard: AllReduce | ParameterSe
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(make: Callable[[], Strategy], words: str) -> None:
+def test_impossible_placements_are_refused_by_name(
+    make: Callable[[], Strategy], words: str
+) -> None:
     with pytest.raises(InvalidStrategy) as refused:
         verify(make(), DOMAIN, allow_inexact=True)
     assert words in refused.value.message
@@ -162,7 +164,9 @@ def test_what_cannot_be_is_refused_by_name(make: Callable[[], Strategy], words: 
         ("tied", "'tied.weight', which operation"),
     ],
 )
-def test_what_is_not_exact_is_refused_by_name(module: str, words: str) -> None:
+def test_placements_of_modules_that_mix_samples_are_refused_by_name(
+    module: str, words: str
+) -> None:
     domain = recorded(Mixing(), 3)
     with pytest.raises(InvalidStrategy) as refused:
         verify(placed((evenly(module, [1]),), domain), domain)

@@ -85,7 +85,7 @@ def test_training_finds_what_slow_links_want() -> None:
     verify(found.strategy, domain)
 
 
-def test_what_does_not_fit_is_made_to_fit() -> None:
+def test_a_model_that_does_not_fit_is_placed_until_it_fits() -> None:
     domain = heavy_layers(gbps=1e6, memory_gb=0.015)
     found, _ = learned(domain, all_reduce_per_variable(domain), 100)
     assert found.fits

@@ -259,7 +259,7 @@ def resumed(rank: int, world: int, half: int) -> tuple[list[list[float]], str]:
 
 
 @pytest.mark.parametrize("half", [1, 6])
-def test_what_is_saved_goes_on_as_what_was_not_interrupted(three: Ranks, half: int) -> None:
+def test_a_resumed_job_trains_as_an_uninterrupted_one(three: Ranks, half: int) -> None:
     """Momentum included, which every rank has of its own and a checkpoint the mean of."""
     expected = torch.cat([value.flatten() for value in counted(12, SHARES, MOMENTUM)]).tolist()
     answers = three.run(resumed, half)
@@ -327,7 +327,7 @@ def left(rank: int, world: int) -> str:
     return words
 
 
-def test_who_needs_updates_of_a_rank_that_has_left_is_told(pair: Ranks) -> None:
+def test_waiting_for_a_rank_that_has_left_raises(pair: Ranks) -> None:
     words, _ = pair.run(left)
     assert words.startswith("after 3 steps: rank 1 has left")
 
@@ -354,7 +354,7 @@ def refuses(rank: int, world: int, culprit: int, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "words"), [("group", "parameter groups was changed"), ("scaler", "a GradScaler steps")]
 )
-def test_who_needs_updates_of_a_rank_that_has_refused_reads_why(
+def test_waiting_for_a_rank_that_refused_raises_its_reason(
     three: Ranks, what: str, words: str, culprit: int
 ) -> None:
     answers = three.run(refuses, culprit, what)
@@ -494,11 +494,11 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-def test_what_clocks_do_not_allow_is_refused(pair: Ranks) -> None:
+def test_unsupported_uses_of_stale_servers_are_refused(pair: Ranks) -> None:
     for found in pair.run(refused):
         assert "allow_inexact=True" in found["not asked"]
         for name in ("all-reduced", "mixed"):
             assert "travels otherwise than between its owner and all ranks" in found[name]
-        assert "run into the next forward pass" in found["overlapping"]
+        assert "continue during the next forward pass" in found["overlapping"]
         assert "GradScaler" in found["scaled"]
         assert "was put around a model (Sequential)" in found["in DDP"]

@@ -50,7 +50,7 @@ def methods(population: Population, index: int) -> set[int]:
     return set(population.method[population.first[index] : population.first[index + 1]].tolist())
 
 
-def test_what_lags_is_owned_by_servers() -> None:
+def test_variables_that_lag_are_owned_by_servers() -> None:
     drawn = sample(DOMAIN, SPACE, 0, 600, 0)
     assert checked(drawn, DOMAIN) == set(LATE)
     assert 0.6 < (iterations_of(drawn) > 0).mean() < 0.73
@@ -59,7 +59,7 @@ def test_what_lags_is_owned_by_servers() -> None:
     assert np.array_equal(kept_extensions(drawn), drawn.extension)
 
 
-def test_what_does_not_lag_is_drawn_as_without() -> None:
+def test_strategies_that_do_not_lag_are_drawn_as_without_staleness() -> None:
     drawn, without = (
         sample(DOMAIN, space, 0, 300, 5) for space in (SPACE, replace(SPACE, staleness=(0,)))
     )
@@ -83,7 +83,7 @@ def test_every_late_proposal_verifies(domain: Domain, space: Space, seed: int) -
     ],
     ids=["sparse", "nccl", "no servers", "pinned", "encoded"],
 )
-def test_where_servers_cannot_run_none_is_late(domain: Domain, space: Space) -> None:
+def test_no_strategy_lags_where_servers_cannot_run(domain: Domain, space: Space) -> None:
     assert not iterations_of(sample(domain, space, 0, 200, 0)).any()
 
 

@@ -75,7 +75,7 @@ def test_a_fast_rank_is_answered_until_its_next_step_would_read_too_old_values()
     assert answers.given[4:] == [(0, 2, 6.0), (1, 2, 6.0)]
 
 
-def test_who_may_take_a_step_without_a_rank_that_has_left_is_answered() -> None:
+def test_ranks_within_the_bound_are_answered_after_another_has_left() -> None:
     made, answers = server(1)
     for rank in range(2):
         made.add(0, rank, UPDATE)
@@ -88,7 +88,7 @@ def test_who_may_take_a_step_without_a_rank_that_has_left_is_answered() -> None:
     assert refused_for(last[1]) == 1
 
 
-def test_who_leaves_gets_what_it_is_still_owed() -> None:
+def test_a_leaving_rank_gets_its_pending_answer() -> None:
     made, answers = server(1)
     made.add(0, 1, UPDATE)
     assert answers.given == []

@@ -341,7 +341,7 @@ def refusal(rank: int, world: int, case: str) -> str:
         ("became sparse", "'words.weight' has a sparse gradient, but the plan", "sparse=False"),
     ],
 )
-def test_what_cannot_be_sparse_is_refused_by_name(
+def test_unsupported_sparse_parameters_are_refused_by_name(
     pair: Ranks, case: str, words: str, remedy: str
 ) -> None:
     for answer in pair.run(refusal, case):

@@ -49,7 +49,9 @@ SCRIPTS = (
 
 @on_gpus
 @pytest.mark.parametrize("function", SCRIPTS, ids=lambda function: function.__name__)
-def test_what_scripts_do(nccl_pair: Ranks, function: Callable[..., float]) -> None:
+def test_clipping_and_saving_and_resuming_on_gpus(
+    nccl_pair: Ranks, function: Callable[..., float]
+) -> None:
     each_case(nccl_pair, function, *WAYS)
 
 

@@ -157,7 +157,7 @@ def refusals(rank: int, world: int, case: Case) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_what_does_not_fit_is_refused_by_name(pair: Ranks, plan: str) -> None:
+def test_unsupported_parameter_storage_is_refused_by_name(pair: Ranks, plan: str) -> None:
     for said in pair.run(refusals, PLANS[plan]):
         for name, (_, words) in CHANGES.items():
             assert words in said[name]

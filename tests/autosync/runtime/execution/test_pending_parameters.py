@@ -171,5 +171,5 @@ def unread(rank: int, world: int, case: Case) -> bool:
 
 
 @pytest.mark.parametrize("plan", OVERLAPPING)
-def test_what_reads_no_value_does_not_wait(pair: Ranks, plan: str) -> None:
+def test_operations_that_read_no_value_do_not_wait(pair: Ranks, plan: str) -> None:
     assert pair.run(unread, PLANS[plan]) == [True, True]

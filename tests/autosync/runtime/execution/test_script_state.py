@@ -185,7 +185,7 @@ def differences(rank: int, world: int, case: Case, script: Script) -> dict[str, 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("plan", PLANS)
-def test_what_the_script_leaves_there_is_used(pair: Ranks, plan: str, script: Script) -> None:
+def test_changes_made_by_the_script_are_used(pair: Ranks, plan: str, script: Script) -> None:
     for found in pair.run(differences, PLANS[plan], script):
         assert max(found.values()) < 3e-6, found
 

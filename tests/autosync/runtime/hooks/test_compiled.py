@@ -28,6 +28,7 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.ranks import Ranks
+from tests.long_parameters import long_after
 
 OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 BACKEND = "aot_eager"
@@ -220,7 +221,7 @@ def trained(rank: int, world: int, way: str, moment: str, full: bool) -> list[tu
     return found
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("full", long_after(1, [False, True]))
 @pytest.mark.parametrize(
     ("way", "moment"),
     [

@@ -177,7 +177,7 @@ def refused(rank: int, world: int, name: str, only: int | None) -> list[str]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("only", [None, 1])
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_no_plan_can_follow_is_refused_on_all(
+def test_unsupported_gradient_hooks_are_refused_on_every_rank(
     pair: Ranks, name: str, only: int | None
 ) -> None:
     for said in pair.run(refused, name, only):

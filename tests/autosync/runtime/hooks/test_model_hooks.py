@@ -87,7 +87,7 @@ def used(rank: int, world: int, case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize("plan", CASES)
-def test_what_cannot_work_is_refused_by_name(pair: Ranks, plan: str) -> None:
+def test_unsupported_model_hooks_are_refused_by_name(pair: Ranks, plan: str) -> None:
     for found in pair.run(used, CASES[plan]):
         for said, words in zip(found, WORDS.values(), strict=True):
             assert said.startswith(words)
@@ -127,7 +127,7 @@ def joined(rank: int, world: int) -> bool:
     return isinstance(model.join, nn.Linear)
 
 
-def test_what_a_model_calls_join_stays(pair: Ranks) -> None:
+def test_a_models_own_join_attribute_stays(pair: Ranks) -> None:
     assert pair.run(joined) == [True, True]
 
 
@@ -220,7 +220,7 @@ def recurring(rank: int, world: int) -> None:
     saved(model)
 
 
-def test_what_was_in_ddp_is_saved_plain(pair: Ranks) -> None:
+def test_a_model_taken_out_of_ddp_saves_plain_names(pair: Ranks) -> None:
     pair.run(recurring)
 
 

@@ -61,7 +61,7 @@ def with_unheld(rank: int, world: int, case: Case) -> tuple[list[str], float]:
 
 
 @each_plan
-def test_what_no_optimizer_holds_is_named_and_stays(pair: Ranks, case: Case) -> None:
+def test_parameters_without_an_optimizer_are_named_and_unchanged(pair: Ranks, case: Case) -> None:
     for words, difference in pair.run(with_unheld, case):
         assert len(words) == 1
         assert "0.weight, 0.bias" in words[0]
@@ -152,7 +152,7 @@ def renormalizing(rank: int, world: int, case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize("case", [PLANS["all-reduce"], DDP], ids=["all-reduce", "ddp"])
-def test_what_each_rank_changes_by_itself_is_named(pair: Ranks, case: Case) -> None:
+def test_embeddings_renormalized_on_each_rank_are_named(pair: Ranks, case: Case) -> None:
     for words in pair.run(renormalizing, case):
         assert len(words) == 1
         assert "with max_norm, a forward pass of 0 renormalizes" in words[0]

@@ -166,7 +166,7 @@ def refused(rank: int, world: int, case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_what_cannot_be_followed_is_refused(pair: Ranks, plan: str) -> None:
+def test_unsupported_calls_of_other_methods_are_refused(pair: Ranks, plan: str) -> None:
     for said in pair.run(refused, PLANS[plan]):
         for words, (_, _, expected) in zip(said, REFUSED, strict=True):
             assert expected in words

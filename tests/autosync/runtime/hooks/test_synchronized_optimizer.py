@@ -119,7 +119,7 @@ def test_each_step_is_in_the_context_with_its_hooks() -> None:
     assert watched.seen == ["in", "before", "behind", "out"]
 
 
-def test_what_a_closure_raises_passes_through() -> None:
+def test_errors_of_a_closure_pass_through() -> None:
     watched = Watched()
     with pytest.raises(ZeroDivisionError):
         watched.optimizer.step(lambda: 1 / 0)

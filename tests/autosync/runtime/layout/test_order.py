@@ -72,7 +72,7 @@ def test_one_queue_for_all_that_the_backend_carries() -> None:
 
 
 @pytest.mark.parametrize("method", ["zero", "ps", "hierarchical_ps"])
-def test_what_waits_for_step_queues_by_itself(method: str) -> None:
+def test_messages_that_wait_for_step_have_their_own_queue(method: str) -> None:
     """In host memory: else a reduction could stand behind it."""
     made = plan(Case(method=method, groups=3, ranks_per_node=2), make_model("mlp"), 4)
     values = [message.carries_values for message in made.messages]

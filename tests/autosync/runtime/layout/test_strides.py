@@ -252,6 +252,6 @@ def test_elements_that_share_a_place_are_refused(pair: Ranks) -> None:
         (torch.empty(()), None, False),
     ],
 )
-def test_what_is_dense(tensor: Tensor, strides: tuple[int, ...] | None, shared: bool) -> None:
+def test_dense_strides(tensor: Tensor, strides: tuple[int, ...] | None, shared: bool) -> None:
     assert dense_strides(tensor) == strides
     assert shares_places(tensor) == shared

@@ -73,7 +73,7 @@ def test_another_bundle_on_one_rank_is_refused_on_every_rank(pair: Ranks, other:
         assert "rank 1" in both[0]
 
 
-def test_what_differs_is_named(pair: Ranks) -> None:
+def test_differing_bundles_and_options_are_named(pair: Ranks) -> None:
     fits, more = shipped(CASES["ZeRO-1"]), shipped(CASES["ZeRO-1"], 4)
     renamed = replace(fits, hosts=("elsewhere", *fits.hosts[1:]))
     found = attempts(
@@ -98,7 +98,7 @@ def test_what_differs_is_named(pair: Ranks) -> None:
         assert named in both[0]
 
 
-def test_what_one_rank_cannot_read_stops_the_others_too(pair: Ranks, tmp_path: Path) -> None:
+def test_a_bundle_that_one_rank_cannot_read_stops_all(pair: Ranks, tmp_path: Path) -> None:
     fits = shipped(CASES["all_reduce"])
     ((other, mine),) = attempts(pair, [(fits, {}), (tmp_path / "gone.json", {})])
     assert "cannot read the bundle" in mine
@@ -167,7 +167,7 @@ def words(found: AutosyncError | None) -> str | None:
         SynchronizationFailed("lost."),
     ],
 )
-def test_what_one_rank_posts_the_others_find(error: AutosyncError) -> None:
+def test_an_error_posted_by_one_rank_reaches_the_others(error: AutosyncError) -> None:
     first, second, _ = three()
     assert second.find() is None
     first.post(error)
@@ -185,7 +185,7 @@ def test_the_first_cause_stays() -> None:
     assert words(third.find()) == "rank 0 stopped: frozen."
 
 
-def test_what_every_rank_refuses_stops_none() -> None:
+def test_an_error_posted_by_every_rank_stops_none() -> None:
     first, second, third = three()
     for each in (first, second):
         each.post(FROZEN)
@@ -193,7 +193,7 @@ def test_what_every_rank_refuses_stops_none() -> None:
     assert words(third.find()) == "rank 0 stopped: frozen."
 
 
-def test_what_a_rank_withdraws_is_found_no_more() -> None:
+def test_a_withdrawn_error_no_longer_reaches_the_others() -> None:
     first, second, third = three()
     first.post(FROZEN)
     second.withdraw()  # it has posted nothing
@@ -204,7 +204,7 @@ def test_what_a_rank_withdraws_is_found_no_more() -> None:
     assert words(third.find()) == "rank 1 stopped: other."
 
 
-def test_what_ends_a_plan_stays_where_the_script_goes_on() -> None:
+def test_a_final_error_is_not_withdrawn() -> None:
     """A thread of the runtime may post it while the script enters its next call, which withdraws
     what it has caught."""
     first, second, _ = three()

@@ -176,7 +176,7 @@ def set_between(rank: int, world: int) -> list[float]:
     return used
 
 
-def test_what_the_script_sets_meanwhile_stays(pair: Ranks, staged: Ranks) -> None:
+def test_buffers_set_by_the_script_between_steps_stay(pair: Ranks, staged: Ranks) -> None:
     for pool in (pair, staged):
         assert pool.run(set_between) == [[0.0, 1.0, 2.0]] * 2
 

@@ -158,7 +158,7 @@ def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, act: Act)
 @pytest.mark.parametrize(
     ("odd", "name"), [(odd, name) for odd, one in REFUSED.items() for name in one.cases]
 )
-def test_what_one_rank_alone_refuses_ends_both(pair: Ranks, odd: str, name: str) -> None:
+def test_a_refusal_on_one_rank_ends_both(pair: Ranks, odd: str, name: str) -> None:
     refused = REFUSED[odd]
     for culprit in (0, 1):
         said = pair.run(stopped, CASES[name], culprit, odd, refused.act)

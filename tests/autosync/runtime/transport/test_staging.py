@@ -48,7 +48,7 @@ def test_equals_single_process(pool: Ranks) -> None:
         assert all(weights == results[0][1] for _, weights in results), case
 
 
-def test_what_scripts_do(staged: Ranks) -> None:
+def test_clipping_and_saving_and_resuming_through_host_memory(staged: Ranks) -> None:
     parted = Case(optimizer="adamw", method="mixed", partition="even", groups=4, schedule=OVERLAP)
     for function in (clipped, saved_at_once, resumed):
         for differences in staged.run(run_cases, function, (parted,)):
@@ -75,7 +75,7 @@ def test_rows_factors_and_encodings(staged: Ranks) -> None:
 
 @pytest.mark.parametrize("members", [2, 3])
 @pytest.mark.parametrize("size", [5, 6])
-def test_what_a_rank_gives_and_gets_covers_the_message(members: int, size: int) -> None:
+def test_sent_and_received_parts_cover_the_message(members: int, size: int) -> None:
     """Every element is given by somebody; whoever is owed it gets it and nothing else."""
     for operation in (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST, Op.REDUCE_SCATTER, Op.ALL_GATHER,
                       Op.PUSH, Op.PULL):  # fmt: skip

@@ -211,7 +211,19 @@ def unknown(rank: int, world: int) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_sent_is_refused_on_every_rank(pair: Ranks) -> None:
+def test_state_of_unknown_types_is_refused_on_every_rank(pair: Ranks) -> None:
     first, second = pair.run(unknown)
     assert first == second
     assert "state 'found' is a set" in first
+
+
+def test_each_tensor_is_placed_a_fixed_number_of_times() -> None:
+    """Sharded optimizer state comes in thousands of pieces: chunks must not be measured anew for
+    each."""
+    pieces = [torch.full((3,), float(piece)) for piece in range(300)]
+    sent: list[Tensor] = []
+    place = tensor_exchange._place_behind
+    with patch.object(tensor_exchange, "_place_behind", side_effect=place) as placed:
+        here = list(tensor_exchange.transferred(pieces, True, sent.append))
+    assert torch.equal(sent[0].view(torch.float32), torch.cat(here))
+    assert placed.call_count <= 4 * len(pieces)

@@ -165,7 +165,7 @@ def loaded_by_all(rank: int, world: int, case: Case) -> float:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_what_all_ranks_load_is_trained_on(pair: Ranks, plan: str) -> None:
+def test_values_loaded_on_all_ranks_are_trained_on(pair: Ranks, plan: str) -> None:
     assert max(pair.run(loaded_by_all, PLANS[plan])) < 3e-6
 
 

@@ -84,7 +84,7 @@ def together(rank: int, world: int, case: Case, kind: str) -> tuple[float, list[
 
 @pytest.mark.parametrize("kind", ["norm of all", "another inside"])
 @pytest.mark.parametrize("plan", WHOLE)
-def test_what_looks_at_all_variables_updates_them_together(
+def test_optimizers_that_need_all_variables_update_them_together(
     pair: Ranks, plan: str, kind: str
 ) -> None:
     for difference, said in pair.run(together, WHOLE[plan], kind):

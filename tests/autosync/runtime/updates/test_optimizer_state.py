@@ -231,7 +231,7 @@ def alone(rank: int, world: int, case: Case) -> str:
     return str(caught.value)
 
 
-def test_what_never_comes_is_named_at_the_timeout(pair: Ranks) -> None:
+def test_a_rank_that_does_not_gather_is_named_at_the_timeout(pair: Ranks) -> None:
     words, _ = pair.run(alone, SPLIT[0])
     assert "optimizer.state_dict(), which rank 1 has not called" in words
 

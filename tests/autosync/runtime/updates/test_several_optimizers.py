@@ -178,7 +178,7 @@ def unscaled(optimizer: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("case", list(PLANS.values())[1:], ids=list(PLANS)[1:])
-def test_what_would_go_wrong_between_two_steps_is_named(pair: Ranks, case: Case) -> None:
+def test_misuse_between_two_steps_is_named(pair: Ranks, case: Case) -> None:
     for forward, clear, state, scaler in pair.run(between_steps, case):
         assert "before optimizer AdamW had stepped" in forward
         assert "was cleared or replaced" in clear

@@ -80,7 +80,7 @@ def left_out(rank: int, world: int, cases: tuple[Case, ...]) -> list[tuple[float
     return found
 
 
-def test_what_no_rank_used_is_left_alone(pair: Ranks) -> None:
+def test_parameters_that_no_rank_used_are_unchanged(pair: Ranks) -> None:
     """Weight decay, momentum and step counts included."""
     for case, answers in zip(CASES, zip(*pair.run(left_out, CASES), strict=True), strict=True):
         assert max(difference for difference, _ in answers) < 2e-6, case

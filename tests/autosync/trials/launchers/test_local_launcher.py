@@ -62,7 +62,7 @@ def test_nccl_and_mps_of_the_place_come_before_the_users_own(
     assert given["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
-def test_what_is_carried_to_another_host() -> None:
+def test_environment_variables_carried_to_another_host() -> None:
     plain = carried_environment(1, "", False, [("KEY", "given")])
     assert plain["KEY"] == "given"
     assert not [name for name in plain if "IFNAME" in name or "NCCL" in name]
@@ -100,7 +100,9 @@ def test_twice_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("given", ["-1", "two", "1.5", "9" * 5000])
-def test_what_is_no_count_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeats_variable_that_is_no_count_is_refused(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(REPEATS_VARIABLE, given)
     with pytest.raises(InvalidInput, match="AUTOSYNC_REPEATS is") as refused:
         LocalLauncher()

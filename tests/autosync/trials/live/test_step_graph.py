@@ -229,7 +229,7 @@ def least_bytes(with_state: bool) -> int:
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_where_a_plain_iteration_has_no_room_as_much_is_swapped_as_needed(with_state: bool) -> None:
+def test_a_plain_iteration_that_does_not_fit_swaps_as_much_as_needed(with_state: bool) -> None:
     least = least_bytes(with_state)
     memory = int(least * 1.02 / (1 - RESERVE))
     assert budget_within(memory) >= least

@@ -55,7 +55,7 @@ def test_how_a_forked_worker_ends_is_known(preload: ForkServer, answers: Answers
         worker.kill()
 
 
-def test_where_the_preloaded_process_is_lost_the_next_worker_gets_another(
+def test_a_lost_preloaded_process_is_replaced_for_the_next_worker(
     preload: ForkServer, answers: Answers
 ) -> None:
     first = started(preload, answers)

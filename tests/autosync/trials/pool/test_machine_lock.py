@@ -95,7 +95,7 @@ def test_another_process_waits_until_the_holder_is_gone_killed_or_not(
     assert entered.is_set()
 
 
-def test_who_has_measured_lets_the_next_go_first(lock: MachineLock) -> None:
+def test_the_lock_goes_to_the_one_that_waits(lock: MachineLock) -> None:
     order = []
 
     def second() -> None:
@@ -188,12 +188,12 @@ def test_a_long_wait_says_for_whom(lock: MachineLock) -> None:
     assert lock_holder(lock.folder / MEASURING) is None
 
 
-def test_who_holds_a_lock_of_another_process_is_known(lock: MachineLock) -> None:
+def test_the_holder_of_a_lock_is_known(lock: MachineLock) -> None:
     with holding(lock) as holder:
         until(lambda: lock_holder(lock.folder / MEASURING) == holder.pid)
 
 
-def test_a_tuning_tells_once_for_whom_it_waits() -> None:
+def test_a_tuning_reports_once_whom_it_waits_for() -> None:
     told: list[str] = []
     launcher = reporting_waits(LocalLauncher(), told.append)
     assert isinstance(launcher, LocalLauncher)

@@ -160,5 +160,7 @@ def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
 
 
 def test_more_than_the_cores_carry_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"40\.0 Gbit/s together at s = 1, k = 1"):
+    with pytest.raises(
+        InvalidInput, match=r"40\.0 Gbit/s together at byte scale 1 and time scale 1"
+    ):
         TestbedLauncher().open(Workload(domain_of(cluster=grid_cluster(4, 1, 10.0))))

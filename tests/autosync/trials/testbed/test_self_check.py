@@ -76,7 +76,7 @@ def test_a_step_that_a_processor_holds_up_does_not_count(monkeypatch: pytest.Mon
         assert payload_rates.run_ring(command, listener)["arriving"] == [0.02]
 
 
-def test_what_is_inaccurate_is_named() -> None:
+def test_inaccurate_links_are_named() -> None:
     links = (LinkRate(0, 1, 1.01e6, 1e6), LinkRate(1, 0, 0.9e6, 1e6))
     with pytest.raises(InaccurateLink, match=r"from node 1 to node 0 carries 7\.2 .* says 8\.0"):
         refuse_inaccurate(links)
@@ -100,10 +100,10 @@ def test_the_description_tells_accuracy_and_latency() -> None:
     workload = Workload(domain_of(cluster=grid_cluster(2)))
     links = (LinkRate(0, 1, 0.99e6, 1e6, 50e-6), LinkRate(1, 0, 1e6, 1e6, 90e-6))
     assert description(testbed, workload, SelfCheck(links, ()), 4) == (
-        "testbed (2 nodes, s = 1, k = 1, links within 1.0% of the file, "
+        "testbed (2 nodes, link rates within 1.0% of the cluster file, "
         "latency 70 us, at worst 90 us, not emulated)"
     )
-    assert description(testbed, workload, None, 4).endswith("unmeasured, latency not emulated)")
+    assert description(testbed, workload, None, 4).endswith("not measured, latency not emulated)")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_description_tells_where_ranks_are_short_of_cores(
     testbed = stated_testbed(time_scale)
     workload = Workload(domain_of(cluster=grid_cluster(2)), time_scale=time_scale)
     told = description(testbed, workload, None, cores)
-    assert f"links unmeasured, short of cores ({words} a rank), latency" in told
+    assert f"link rates not measured, short of cores ({words} a rank), latency" in told
     slower = replace(workload, time_scale=4.0)
     assert SHORT_OF_CORES not in description(testbed, slower, None, cores)
 

@@ -48,7 +48,7 @@ def test_every_engine_runs_and_leaves_the_workers_as_they_were(pool: ProcessPool
     run(pool, "after", ddp(NODES))
 
 
-def test_what_is_recorded_is_compute(pool: ProcessPool) -> None:
+def test_the_recorded_timeline_holds_compute(pool: ProcessPool) -> None:
     strategy = fsdp2(NODES)
     timeline = run(pool, "recorded", strategy, record=True).timeline
     assert timeline is not None

@@ -25,6 +25,7 @@ NCCL = BackendModel(
     streams=(),
     stepwise=(),
     starts_on_host=False,
+    felt_early=True,
     ranks_add_up=(),
     sharded_copies=False,
     always_tcp=False,
@@ -33,6 +34,5 @@ NCCL = BackendModel(
         "one operation at a time: with n of them, each waits for n - 1 others. Dedicated server "
         "hosts (`server_only: true`) or a reduce-scatter (`zero1`, `dear`) do not wait so."
     ),
-    borrowed_constants="rtx-2080-ti",
     descriptor=1.0,
 )

@@ -1,0 +1,1 @@
+"""Commands that predict for clusters of any size: what collectives take, and what a job reaches."""

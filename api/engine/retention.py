@@ -1,0 +1,192 @@
+"""Removes what an operator no longer keeps: old tunings, events and trainings, and all but the
+newest versions of the simulator. In small transactions, so that nobody waits for it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, exists, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from autosync.api.db.database import Database, now_seconds
+from autosync.api.db.tables import (
+    FINAL,
+    Base,
+    DomainRow,
+    EventRow,
+    JobRow,
+    OutcomeRow,
+    ProposalRow,
+    SimulatorRow,
+    SimulatorTrainingRow,
+    SimulatorVersionRow,
+    StrategyRow,
+    StrategySummaryRow,
+    TrialRow,
+    TuningRow,
+)
+from autosync.api.engine.simulator_store import version_in_use
+
+DAY_SECONDS = 86_400.0
+ROWS = 500
+"""That a transaction removes, at most."""
+KEPT_VERSIONS = 10
+"""The newest; beside them the one in use, and those of tunings that are not at their end."""
+log = logging.getLogger(__name__)
+
+
+def prune(database: Database, keep_days: float, stop: Callable[[], bool] = lambda: False) -> int:
+    """Remove tunings and trainings that ended more than so many days ago, with all that only they
+    refer to, older events, and older versions that nobody uses; how many tunings. Models and
+    clusters stay. stop: asked between two transactions.
+
+    Raises:
+        OperationalError: the database is away.
+    """
+    with database.reading() as session:
+        before = session.scalars(select(now_seconds())).one() - keep_days * DAY_SECONDS
+        ended = (JobRow.state.in_(FINAL), JobRow.finished_at < before)
+        query = select(TuningRow.id).where(*ended).order_by(TuningRow.finished_at)
+        tuning_ids = session.scalars(query).all()
+    removed = 0
+    for tuning_id in tuning_ids:
+        for is_gone in _tuning_removed(database, tuning_id, before):
+            removed += is_gone
+            if stop():
+                return removed
+    for step in (_old_events, _old_versions, _old_trainings, *_unused_documents()):
+        while not stop() and _in_one_transaction(database, step, before):
+            pass
+    if removed:
+        log.info("removed %d tunings that ended more than %g days ago", removed, keep_days)
+    return removed
+
+
+def prune_versions(session: Session) -> None:
+    """All but the newest that are kept; see KEPT_VERSIONS."""
+    numbers = session.scalars(
+        select(SimulatorVersionRow.number).order_by(SimulatorVersionRow.number.desc())
+    ).all()
+    _remove_versions(session, numbers[KEPT_VERSIONS:])
+
+
+def _tuning_removed(database: Database, tuning_id: str, before: float) -> Iterator[bool]:
+    """Removes a tuning in steps; its row, without which it is no tuning, last: whether it is gone.
+    One that somebody tries again meanwhile stays."""
+    for table in (EventRow, StrategySummaryRow, TrialRow, OutcomeRow, ProposalRow):
+        while True:
+            with database.writing() as session:
+                if not _is_old(session, tuning_id, before):
+                    return
+                removed = _delete(session, table, table.tuning_id == tuning_id)
+            yield False
+            if removed < ROWS:
+                break
+    with database.writing() as session:
+        if not _is_old(session, tuning_id, before):
+            return
+        session.execute(
+            update(SimulatorTrainingRow)
+            .where(SimulatorTrainingRow.tuning_id == tuning_id)
+            .values(tuning_id=None)
+            .execution_options(synchronize_session=False)
+        )
+        _delete(session, JobRow, JobRow.id == tuning_id)
+    yield True
+
+
+def _is_old(session: Session, tuning_id: str, before: float) -> bool:
+    query = select(TuningRow.id).where(
+        TuningRow.id == tuning_id, TuningRow.state.in_(FINAL), TuningRow.finished_at < before
+    )
+    return session.scalars(query.with_for_update()).first() is not None
+
+
+def _in_one_transaction(
+    database: Database, step: Callable[[Session, float], int], before: float
+) -> bool:
+    """Whether the step may have more to remove."""
+    try:
+        with database.writing() as session:
+            return step(session, before) >= ROWS
+    except IntegrityError:  # somebody has begun to use a row meanwhile: it stays
+        return False
+
+
+def _old_events(session: Session, before: float) -> int:
+    """Of tunings that are kept: their numbers grow with time."""
+    first = select(EventRow.id, EventRow.created_at).order_by(EventRow.id).limit(ROWS)
+    old = [number for number, created_at in session.execute(first) if created_at < before]
+    return _delete(session, EventRow, EventRow.id.in_(old)) if old else 0
+
+
+def _old_versions(session: Session, before: float) -> int:
+    query = select(SimulatorVersionRow.number).where(SimulatorVersionRow.created_at < before)
+    numbers = session.scalars(query.order_by(SimulatorVersionRow.number)).all()
+    newest = session.scalar(
+        select(SimulatorVersionRow.number).order_by(SimulatorVersionRow.number.desc()).limit(1)
+    )
+    _remove_versions(session, [each for each in numbers if each != newest])
+    return 0
+
+
+def _old_trainings(session: Session, before: float) -> int:
+    made = exists().where(SimulatorVersionRow.training_id == SimulatorTrainingRow.id)
+    old = (SimulatorTrainingRow.state.in_(FINAL), SimulatorTrainingRow.finished_at < before)
+    return _delete(session, SimulatorTrainingRow, *old, ~made)
+
+
+def _remove_versions(session: Session, numbers: Sequence[int]) -> None:
+    """But for the one in use and those of tunings that are not at their end."""
+    query = select(TuningRow.simulator_version).where(
+        TuningRow.state.not_in(FINAL), TuningRow.simulator_version.is_not(None)
+    )
+    used = {version_in_use(session), *session.scalars(query)}
+    gone = [each for each in numbers if each not in used]
+    if not gone:
+        return
+    named = select(SimulatorVersionRow.simulator).where(SimulatorVersionRow.number.in_(gone))
+    names = session.scalars(named).all()
+    session.execute(delete(SimulatorVersionRow).where(SimulatorVersionRow.number.in_(gone)))
+    session.execute(delete(SimulatorRow).where(SimulatorRow.name.in_(names)))
+
+
+def _unused_documents() -> Iterator[Callable[[Session, float], int]]:
+    """Strategies and domains that nothing refers to any longer."""
+    users: dict[type[Base], tuple[Any, ...]] = {
+        StrategyRow: tuple(
+            table.strategy_hash for table in (ProposalRow, OutcomeRow, StrategySummaryRow)
+        ),
+        DomainRow: (TuningRow.domain_id, TrialRow.domain_id),
+    }
+
+    for table, columns in users.items():
+        key = next(iter(table.__table__.primary_key))
+
+        def unused(
+            session: Session,
+            before: float,
+            table: type[Base] = table,
+            key: Any = key,
+            columns: tuple[Any, ...] = columns,
+        ) -> int:
+            free = [~exists().where(column == key) for column in columns]
+            return _delete(session, table, table.created_at < before, *free)  # type: ignore[attr-defined]
+
+        yield unused
+
+
+def _delete(session: Session, table: type[Base], *conditions: ColumnElement[bool]) -> int:
+    """Up to ROWS rows; how many."""
+    keys = tuple(table.__table__.primary_key)
+    chosen = select(*keys).where(*conditions).limit(ROWS)
+    rows = session.execute(chosen).all()
+    if rows:
+        session.execute(
+            delete(table)
+            .where(tuple_(*keys).in_([tuple(row) for row in rows]))
+            .execution_options(synchronize_session=False)
+        )
+    return len(rows)

@@ -1,0 +1,292 @@
+"""Which requests are heavy, and the middleware that has them answered in a bounded process.
+
+Heavy is what predicts, and what parses more than a little of what clients uploaded. Everything else
+is answered in the service's own process.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
+from sqlalchemy import func, select
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from autosync.api.db.database import Database
+from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, TuningRow
+from autosync.api.http.access.guard import authorized, methods_of, refusal_for
+from autosync.api.http.answer_processes import AnswerProcesses, Lane
+from autosync.cluster_file import bundled_clusters, load_cluster
+from autosync.errors import AutosyncError
+from autosync.models import bundled, is_bundled
+
+SMALL_JSON_BYTES = 128 * 1024
+"""Of JSON that is parsed in the service: some 10 ms. Most bundled models are smaller."""
+SMALL_YAML_BYTES = 4 * 1024
+"""Of YAML: some 20 ms. JSON is YAML, so that all clusters count as such."""
+SMALL_WORK = 8192
+"""Variables times devices of a domain whose strategies are played in the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a request makes its process parse and play. json_bytes, yaml_bytes: of documents. work:
+    variables times devices."""
+
+    json_bytes: int = 0
+    yaml_bytes: int = 0
+    work: int = 0
+
+    @property
+    def is_heavy(self) -> bool:
+        return (
+            self.json_bytes > SMALL_JSON_BYTES
+            or self.yaml_bytes > SMALL_YAML_BYTES
+            or self.work > SMALL_WORK
+        )
+
+
+LoadOf = Callable[[Database, Mapping[str, str], bytes], Load]
+"""Of a request, by its parameters of path and query, and its body."""
+
+
+def _posted_json(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    return Load(json_bytes=len(body))
+
+
+def _posted_yaml(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    return Load(yaml_bytes=len(body))
+
+
+def _started(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """A tuning: the body, and the graph and cluster that it names."""
+    if len(body) > SMALL_JSON_BYTES:
+        return Load(json_bytes=len(body))
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):  # refused where it is read as a request
+        return Load()
+    return _named(database, asked if isinstance(asked, dict) else {})
+
+
+def _named(database: Database, asked: Mapping[str, object]) -> Load:
+    """A graph and a cluster by name or id; what is not there is refused where it is looked for."""
+    graph, cluster = str(asked.get("graph", "")), str(asked.get("cluster", ""))
+    with database.reading() as session:
+        json_bytes, variables = _graph_size(session, graph)
+        cluster_bytes, devices = _cluster_size(session, cluster)
+    return Load(json_bytes + cluster_bytes, work=variables * devices)
+
+
+def _of_tunings(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """The domains of the tunings that the address names."""
+    ids = [given[name] for name in ("tuning_id", "left", "right") if name in given]
+    query = (
+        select(
+            func.sum(func.length(GraphRow.document) + func.length(DomainRow.cluster)),
+            func.sum(GraphRow.variables * ClusterRow.world_size),
+        )
+        .select_from(TuningRow)
+        .join(DomainRow, DomainRow.id == TuningRow.domain_id)
+        .join(GraphRow, GraphRow.id == DomainRow.graph_id)
+        .join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
+        .where(TuningRow.id.in_([key for key in ids if key.isalnum()]))
+    )
+    with database.reading() as session:
+        json_bytes, work = session.execute(query).one()
+    return Load(int(json_bytes or 0), work=int(work or 0))
+
+
+def _of_model(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    with database.reading() as session:
+        return Load(json_bytes=_graph_size(session, given["name"])[0])
+
+
+def _of_cluster(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    with database.reading() as session:
+        return Load(json_bytes=_cluster_size(session, given["name"])[0])
+
+
+def _graph_size(session: Session, name: str) -> tuple[int, int]:
+    """Bytes of its document, and its variables; 0 bytes where it is bundled."""
+    if is_bundled(name):
+        return 0, _bundled_variables(name)
+    if not name.isalnum():
+        return 0, 0
+    query = select(func.length(GraphRow.document), GraphRow.variables)
+    return tuple(session.execute(query.where(GraphRow.id == name)).one_or_none() or (0, 0))
+
+
+def _cluster_size(session: Session, name: str) -> tuple[int, int]:
+    if name in bundled_clusters():
+        return 0, _bundled_devices(name)
+    if not name.isalnum():
+        return 0, 0
+    query = select(func.length(ClusterRow.document), ClusterRow.world_size)
+    return tuple(session.execute(query.where(ClusterRow.id == name)).one_or_none() or (0, 0))
+
+
+@cache
+def _bundled_variables(name: str) -> int:
+    return len(bundled(name, None).variables)
+
+
+@cache
+def _bundled_devices(name: str) -> int:
+    return load_cluster(name).world_size
+
+
+READING: dict[tuple[str, str], LoadOf] = {
+    ("POST", "/v1/graphs"): _posted_json,
+    ("POST", "/models"): _posted_json,
+    ("POST", "/v1/clusters"): _posted_yaml,
+    ("POST", "/clusters"): _posted_yaml,
+    ("PUT", "/v1/simulators/{name}"): _posted_json,
+    ("POST", "/v1/tunings"): _started,
+    ("GET", "/models/{name}"): _of_model,
+    ("GET", "/clusters/{name}"): _of_cluster,
+    **{
+        ("GET", path): _of_tunings
+        for path in (
+            "/v1/tunings/{tuning_id}/bundle",
+            "/v1/tunings/{tuning_id}/settings",
+            "/v1/tunings/{tuning_id}/timeline",
+            "/v1/tunings/{tuning_id}/trace",
+            "/v1/tunings/{tuning_id}/domain",
+            "/v1/tunings/{tuning_id}/measured",
+            "/tunings/{tuning_id}/charts",
+            "/tunings/{tuning_id}/why",
+            "/tunings/{tuning_id}/compare",
+            "/tunings/{tuning_id}/strategies/{strategy_id}",
+            "/compare",
+        )
+    },
+}
+"""Heavy where the load is. A page that parses documents stands here."""
+PREDICTING = (("POST", "/v1/rank"), ("POST", "/v1/predict"), ("POST", "/v1/compare"))
+"""Always heavy."""
+CLIENT_LEFT = 499
+"""Of the answer that nobody reads; only the log and the metrics see it."""
+FORWARDED = (
+    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
+    *("root_path", "headers", "client", "server"),
+)
+"""Of a scope, what another process can use."""
+
+
+def heavy_routes(routes: Iterable[BaseRoute]) -> "list[tuple[APIRoute, Lane, LoadOf | None]]":
+    """Those of the tables above, each of which must be there."""
+    known = {
+        (method, route.path): route
+        for route in routes
+        if isinstance(route, APIRoute)
+        for method in methods_of(route)
+    }
+    found: list[tuple[APIRoute, Lane, LoadOf | None]] = [
+        (known[key], "reading", load_of) for key, load_of in READING.items()
+    ]
+    return found + [(known[key], "predicting", None) for key in PREDICTING]
+
+
+class HeavyRequests:
+    """ASGI middleware, the innermost one: it stands where clients are known and bodies limited."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Iterable[BaseRoute],
+        database: Database,
+        processes: AnswerProcesses,
+    ):
+        self.app = app
+        self.routes = heavy_routes(routes)
+        self.database = database
+        self.processes = processes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (found := self._matching(scope)) is None:
+            return await self.app(scope, receive, send)
+        lane, load_of, matched = found
+        request = Request({**scope, **matched}, receive)
+        answer: Response | None = None
+        try:
+            body = await request.body()
+            if load_of is not None:
+                given = {**request.query_params, **request.path_params}
+                load = await run_in_threadpool(load_of, self.database, given, body)
+            if load_of is None or load.is_heavy:
+                scope["route"] = matched["route"]  # for the metrics
+                await authorized(request)
+                answer = await self._answered_apart(request, lane, body)
+        except ClientDisconnect:
+            return
+        except (AutosyncError, DatabaseError, PoolTimeout, HTTPException) as error:
+            answer = refusal_for(request, error)
+        finally:
+            await request.close()  # of a form its files
+        if answer is not None:
+            return await answer(scope, receive, send)
+        await self.app(scope, _again(body, receive), send)
+
+    def _matching(self, scope: Scope) -> "tuple[Lane, LoadOf | None, Scope] | None":
+        """Of the first route that fits, with what it adds to the scope."""
+        for route, lane, load_of in self.routes:
+            match, matched = route.matches(scope)
+            if match is Match.FULL:
+                return lane, load_of, matched
+        return None
+
+    async def _answered_apart(self, request: Request, lane: Lane, body: bytes) -> Response:
+        """The process ends with its client."""
+        scope: dict[str, Any] = {
+            name: request.scope[name] for name in FORWARDED if name in request.scope
+        }
+        scope["state"] = dict(request.scope["state"])
+        client = str(request.state.client)
+        answering = asyncio.ensure_future(self.processes.answer(lane, client, scope, body))
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                return Response(status_code=CLIENT_LEFT)
+            answer = answering.result()
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            with suppress(asyncio.CancelledError, AutosyncError):
+                await answering
+        response = Response(answer.body, answer.status)
+        response.raw_headers = list(answer.headers)
+        return response
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body once more, whole, and then what comes."""
+    sent = False
+
+    async def received() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return received

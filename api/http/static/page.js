@@ -1,0 +1,32 @@
+"use strict";
+
+// What all pages share: parts that come anew keep what a reader has done to them.
+
+// Idiomorph merges new HTML into what is shown, so that focus, selection and scrolling stay. These
+// attributes are the reader's, or of what charts.js has drawn, and not the server's.
+const kept = {
+  open: "details",
+  checked: "input[type=checkbox], input[type=radio]",
+  width: "canvas",
+  height: "canvas",
+  style: "canvas, .plot",
+};
+Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) =>
+  !(Object.hasOwn(kept, name) && element.matches(kept[name]));
+
+// A link to a form, as /models#upload, opens it.
+function openTarget() {
+  const target = document.getElementById(location.hash.slice(1));
+  if (!(target instanceof HTMLDetailsElement)) return;
+  target.open = true;
+  target.scrollIntoView();
+}
+addEventListener("DOMContentLoaded", openTarget);
+addEventListener("hashchange", openTarget);
+
+document.addEventListener("click", async (event) => {
+  const name = event.target.dataset && event.target.dataset.copy;
+  if (!name) return;
+  await navigator.clipboard.writeText(document.getElementById(name).textContent);
+  event.target.textContent = "Copied";
+});

@@ -1,0 +1,137 @@
+"""Memory and seconds that ranking takes by the number of GPUs, up to 16,384.
+
+python -m benchmarks.search.gpu_scale [resnet50 bert_base] [--gpus 8 64 512 1024 ...]
+    [--proposals 30000] [--threads 2] [-o FILE.svg]
+
+Nodes of 8 H100 (NVSwitch, eight InfiniBand ports of 400 Gbit/s). Each row is a process of its own:
+memory is its peak above what the imports hold; `first` is what the cluster costs once (compiled
+tables, classes of messages); then seconds to sample, compile and play the proposals.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from autosync.cluster import Cluster, Device, Node
+from autosync.domain import Domain
+from autosync.models import bundled
+from autosync.profiling import estimate_profile
+from autosync.search.loop.ranking import CHUNK
+from benchmarks.search.ranking_cost import rank_chunk
+
+GPUS = (8, 64, 256, 1024)
+
+
+def domain_of(model: str, gpus: int) -> Domain:
+    nodes = tuple(
+        Node(
+            f"10.{i // 62500}.{i // 250 % 250}.{i % 250 + 1}",
+            (Device("h100", 8),),
+            bandwidth_gbps=8 * 400 * 0.97,
+            intra_bandwidth_gbps=2808.0,
+            latency_us=5.0,
+            nvswitch=True,
+            nics=8,
+            nic_gbps=400.0,
+            rails=True,
+        )
+        for i in range(gpus // 8)
+    )
+    cluster = Cluster(f"{gpus} H100", nodes, "nccl", transport="infiniband")
+    graph = bundled(model)
+    return Domain(graph, cluster, estimate_profile(graph, "h100"))
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def measured(model: str, gpus: int, proposals: int, threads: int) -> dict[str, Any]:
+    """Of this process. A small cluster first, so that compiled code is there."""
+    rank_chunk(domain_of(model, 16), 0, 8)
+    imports = peak_mb()
+    domain = domain_of(model, gpus)
+    began = time.perf_counter()
+    rank_chunk(domain, 0, 1)
+    first = time.perf_counter() - began
+    starts = range(0, proposals, CHUNK)
+    began = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        chunks = list(
+            pool.map(lambda start: rank_chunk(domain, start, min(CHUNK, proposals - start)), starts)
+        )
+    wall = time.perf_counter() - began
+    stages = {
+        stage: sum(chunk[stage] for chunk in chunks) for stage in ("sample", "compile", "timeline")
+    }
+    return {"gpus": gpus, "first": first, "wall": wall, "mb": peak_mb() - imports} | stages
+
+
+def row_of(model: str, gpus: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.search.gpu_scale", model, "--only", str(gpus)]
+    command += ["--proposals", str(given.proposals), "--threads", str(given.threads)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """Seconds and memory by GPUs."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "gpu scale"
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
+    for model, found in rows.items():
+        gpus = [row["gpus"] for row in found]
+        axes[0].plot(gpus, [row["wall"] for row in found], marker="o", label=model)
+        axes[1].plot(gpus, [row["mb"] for row in found], marker="o", label=model)
+    for axis, label in zip(axes, ("seconds", "MB above the imports"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="GPUs", ylabel=label)
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=["resnet50", "bert_base"])
+    parser.add_argument("--gpus", type=int, nargs="*", default=GPUS)
+    parser.add_argument("--proposals", type=int, default=30_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
+    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.only:
+        print(json.dumps(measured(given.models[0], given.only, given.proposals, given.threads)))
+        return
+    print("| model | GPUs | first, s | wall, s | sample | compile | timeline | MB |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for model in given.models:
+        for gpus in given.gpus:
+            row = row_of(model, gpus, given)
+            rows.setdefault(model, []).append(row)
+            stages = " | ".join(f"{row[stage]:.1f}" for stage in ("sample", "compile", "timeline"))
+            print(
+                f"| {model} | {gpus} | {row['first']:.2f} | {row['wall']:.1f} | {stages} | "
+                f"{row['mb']:.0f} |",
+                flush=True,
+            )
+    if given.output:
+        draw(rows, given.output)
+
+
+if __name__ == "__main__":
+    main()

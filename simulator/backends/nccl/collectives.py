@@ -1,0 +1,182 @@
+"""How long NCCL's operations take on a topology: what predictions and commands ask for."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosync.simulator.backends.nccl.algorithms import Candidate, generation
+from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
+from autosync.simulator.backends.nccl.measured_curves import at_measured, curve_for
+from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
+from autosync.simulator.topology import Topology
+
+F64 = NDArray[np.float64]
+
+KNOTS_BYTES: F64 = 2.0 ** np.arange(3.0, 38.5, 0.5)
+"""8 B to 256 GiB."""
+SEGMENT_ERROR = 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """seconds, low_seconds, high_seconds f64[n]: of each size; between the last two nine of ten
+    measurements are expected. algorithm, protocol: n names."""
+
+    seconds: F64
+    low_seconds: F64
+    high_seconds: F64
+    algorithm: tuple[str, ...]
+    protocol: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CostSegment:
+    """What an operation costs from `least_bytes` on, up to the next segment's.
+
+    seconds = startup_seconds + bytes x seconds_per_byte, of the whole buffer as nccl-tests count
+    it. gpu_bytes, nic_bytes: bytes through each GPU's port and through each NIC that the team uses,
+    in one direction, per byte of the message. channels: how many NCCL runs at once.
+    """
+
+    least_bytes: float
+    algorithm: str
+    protocol: str
+    startup_seconds: float
+    seconds_per_byte: float
+    gpu_bytes: float
+    nic_bytes: float
+    channels: int
+
+
+def collective_times(
+    topology: Topology, operation: str, size_bytes: F64, forced: Forced = NOTHING_FORCED
+) -> CollectiveTimes:
+    """Seconds of an operation at each size, without anything beside it: as measured on the cluster
+    where its file holds curves of it, else by the constants.
+
+    size_bytes f64[n]: the whole buffer, as nccl-tests count it (of an all-gather the output, of a
+    reduce-scatter the input).
+
+    Raises:
+        InvalidInput: no such operation, algorithm or protocol, or none that runs on the topology.
+    """
+    sizes = np.asarray(size_bytes, dtype=np.float64)
+    choices = runnable(topology, operation, forced)
+    if not choices:
+        zeros = np.zeros(len(sizes))
+        return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
+    seconds, place, half_width = _times(topology, operation, sizes, forced)
+    factor = np.exp(half_width)
+    return CollectiveTimes(
+        seconds,
+        seconds / factor,
+        seconds * factor,
+        tuple(choices[each].algorithm for each in place),
+        tuple(choices[each].protocol for each in place),
+    )
+
+
+def log_widths(
+    choices: tuple[Candidate, ...], place: NDArray[np.int64], size_bytes: F64, seconds: F64
+) -> F64:
+    """One standard deviation of the logarithm of each time, `(n,)`, as its constants are wide."""
+    per_byte, startup, rate = np.array(
+        [(each.seconds_per_byte, each.startup_width, each.rate_width) for each in choices]
+    )[place].T
+    transfer = size_bytes * per_byte
+    result: F64 = np.hypot((seconds - transfer) * startup, transfer * rate) / seconds
+    return result
+
+
+def _times(
+    topology: Topology, operation: str, size_bytes: F64, forced: Forced
+) -> tuple[F64, NDArray[np.int64], F64]:
+    """Seconds, the place of the choice among the runnable ones, and half the width of the
+    logarithm's interval, of each size; `(n,)` each."""
+
+    def constants_seconds(team: Topology, sizes: F64) -> F64:
+        return fastest(runnable(team, operation, forced), sizes)[0]
+
+    choices = runnable(topology, operation, forced)
+    seconds, place = fastest(choices, size_bytes)
+    scale = fitted_constants().interval_scale
+    half_width: F64 = scale * log_widths(choices, place, size_bytes, seconds)
+    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
+    if curve is not None and not forced.channels:
+        seconds, half_width = at_measured(
+            topology, curve, size_bytes, constants_seconds, half_width
+        )
+    return seconds, place, half_width
+
+
+@lru_cache(maxsize=4096)
+def cost_segments(
+    topology: Topology, operation: str, forced: Forced = NOTHING_FORCED
+) -> tuple[CostSegment, ...]:
+    """The same as affine pieces, ascending in size and within SEGMENT_ERROR of it; empty for a
+    single rank.
+
+    Raises:
+        InvalidInput: as `collective_times`.
+    """
+    choices = runnable(topology, operation, forced)
+    if not choices:
+        return ()
+    seconds, place, _ = _times(topology, operation, KNOTS_BYTES, forced)
+    found: list[CostSegment] = []
+    for first, last in pieces(KNOTS_BYTES, seconds):
+        slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
+        run = choices[int(place[(first + last) // 2])]
+        found.append(
+            CostSegment(
+                least_bytes=float(KNOTS_BYTES[first]) if found else 0.0,
+                algorithm=run.algorithm,
+                protocol=run.protocol,
+                startup_seconds=float(seconds[first] - slope * KNOTS_BYTES[first]),
+                seconds_per_byte=float(slope),
+                gpu_bytes=run.gpu_bytes,
+                nic_bytes=run.nic_bytes,
+                channels=run.channels,
+            )
+        )
+    return tuple(found)
+
+
+def pieces(size_bytes: F64, seconds: F64) -> list[tuple[int, int]]:
+    """The fewest chords, from left to right, within SEGMENT_ERROR of the curve at its knots."""
+    found, first = [], 0
+    while first < len(size_bytes) - 1:
+        last = first + 1
+        while last + 1 < len(size_bytes) and _is_straight(size_bytes, seconds, first, last + 1):
+            last += 1
+        found.append((first, last))
+        first = last
+    return found
+
+
+def _is_straight(size_bytes: F64, seconds: F64, first: int, last: int) -> bool:
+    within = slice(first, last + 1)
+    ends = [first, last]
+    chord = np.interp(size_bytes[within], size_bytes[ends], seconds[ends])
+    return bool((np.abs(chord / seconds[within] - 1.0) <= SEGMENT_ERROR).all())
+
+
+def confidence(topology: Topology) -> dict[str, dict[str, Constant]]:
+    """The constants that a topology's times use: by class, by quantity, with how many sweeps each
+    was measured on."""
+    return {
+        name: {quantity: each for (owner, quantity), each in constants().items() if owner == name}
+        for name in classes_of(topology)
+    }
+
+
+def classes_of(topology: Topology) -> tuple[str, ...]:
+    """The classes whose constants a topology's times rest on."""
+    found = [generation(topology)]
+    if topology.gpus_per_node > 1:
+        found.append(topology.gpu_link)
+    if topology.nodes > 1:
+        found.append(topology.network)
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""What is removed after the days that an operator keeps, and what stays."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
+
+from autosync.api.db import Database
+from autosync.api.db.tables import (
+    Base,
+    ClusterRow,
+    DomainRow,
+    EventRow,
+    GraphRow,
+    JobRow,
+    OutcomeRow,
+    ProposalRow,
+    SimulatorPromotionRow,
+    SimulatorRow,
+    SimulatorVersionRow,
+    StrategyRow,
+    StrategySummaryRow,
+    TrialRow,
+    TuningRow,
+)
+from autosync.api.engine import job_queue, queue_worker, retention, tuning_control
+from autosync.api.engine.queue_worker import work
+from autosync.api.engine.retention import prune, prune_versions
+from autosync.api.engine.submission import enqueue
+from autosync.api.views import reports
+from autosync.search.loop.outcome import TuningEvent
+from tests.api.sample import claimed, finished, small_request
+from tests.api.simulator_versions import store_versions
+
+DAYS_OLD = 100
+
+
+def aged(database: Database, *tuning_ids: str) -> None:
+    """They ended, and what they stored was stored, long ago."""
+    with database.writing() as session:
+        for table in (JobRow, EventRow, DomainRow, StrategyRow):
+            query = update(table).values(created_at=table.created_at - DAYS_OLD * 86_400)
+            if table is EventRow:
+                query = query.where(EventRow.tuning_id.in_(tuning_ids))
+            session.execute(query)
+        ended = JobRow.finished_at - DAYS_OLD * 86_400
+        session.execute(update(JobRow).where(JobRow.id.in_(tuning_ids)).values(finished_at=ended))
+
+
+def counts(database: Database) -> dict[str, int]:
+    with database.reading() as session:
+        return {
+            table.name: session.scalar(select(func.count()).select_from(table)) or 0
+            for table in Base.metadata.sorted_tables
+        }
+
+
+def test_old_tunings_go_with_all_that_is_theirs(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "ROWS", 5)  # more than one transaction for each table
+    kept = finished(database)
+    with database.reading() as session:
+        own = {row.hash for row in session.scalars(select(StrategyRow))}
+    before = counts(database)
+    other = replace(small_request(8), byte_scale=0.25)
+    old = finished(database, other)
+    aged(database, old)
+    assert prune(database, DAYS_OLD + 1) == 0
+    assert prune(database, DAYS_OLD - 1) == 1
+    after = counts(database)
+    for table in (EventRow, ProposalRow, TrialRow, OutcomeRow, StrategySummaryRow, JobRow):
+        assert after[table.__tablename__] == before[table.__tablename__], table
+    with database.reading() as session:
+        assert [each.id for each in reports.tunings(session, 9).items] == [kept]
+        assert {row.hash for row in session.scalars(select(StrategyRow))} == own
+        assert reports.tuning(session, kept).result is not None
+    assert prune(database, DAYS_OLD - 1) == 0
+
+
+def test_the_last_tuning_leaves_models_and_clusters(database: Database) -> None:
+    aged(database, finished(database))
+    prune(database, 1)
+    left = counts(database)
+    assert left[GraphRow.__tablename__] == left[ClusterRow.__tablename__] == 1
+    for table in (DomainRow, StrategyRow, TrialRow, ProposalRow, EventRow):
+        assert left[table.__tablename__] == 0, table
+
+
+def test_a_tuning_that_is_not_at_its_end_stays_without_its_old_events(database: Database) -> None:
+    held, store = claimed(database, small_request())
+    store.report(TuningEvent("waiting", "long ago"))
+    aged(database, held.job_id)
+    store.report(TuningEvent("waiting", "just now"))
+    prune(database, 1)
+    with database.reading() as session:
+        assert session.get(TuningRow, held.job_id) is not None
+        assert [row.message for row in session.scalars(select(EventRow))] == ["just now"]
+
+
+def test_one_that_is_tried_again_meanwhile_stays(database: Database) -> None:
+    held, _ = claimed(database, small_request())
+    job_queue.fail(database, held, "for once")
+    aged(database, held.job_id)
+
+    def tried_again() -> bool:
+        tuning_control.resume(database, held.job_id)
+        return False
+
+    assert prune(database, 1, tried_again) == 0
+    with database.reading() as session:
+        assert session.get_one(TuningRow, held.job_id).state == "queued"
+
+
+def test_stopped_it_ends_between_two_transactions(sqlite: Database) -> None:
+    aged(sqlite, finished(sqlite))
+    assert prune(sqlite, 1, lambda: True) == 0
+    with sqlite.reading() as session:
+        assert len(reports.tunings(session, 9).items) == 1
+    assert prune(sqlite, 1) == 1
+
+
+def test_the_newest_versions_are_kept_and_those_in_use(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
+    store_versions(sqlite)
+    with sqlite.writing() as session:
+        session.add(SimulatorPromotionRow(number=2))
+        prune_versions(session)
+    waiting = enqueue(sqlite, replace(small_request(), simulator="learned"))
+    with sqlite.reading() as session:
+        assert set(session.scalars(select(SimulatorVersionRow.number))) == {2, 3}
+        assert set(session.scalars(select(SimulatorRow.name))) == {"version-2", "version-3"}
+        assert session.get_one(TuningRow, waiting).simulator_version == 2
+    with sqlite.writing() as session:
+        session.add(SimulatorPromotionRow(number=3))
+    for left in ({2, 3}, {3}):
+        with sqlite.writing() as session:
+            prune_versions(session)
+        with sqlite.reading() as session:
+            assert set(session.scalars(select(SimulatorVersionRow.number))) == left
+        job_queue.cancel(sqlite, waiting)
+
+
+def test_old_versions_go_but_the_newest(sqlite: Database) -> None:
+    store_versions(sqlite)
+    with sqlite.writing() as session:
+        session.execute(update(SimulatorVersionRow).values(created_at=1e9))
+        session.execute(update(SimulatorPromotionRow).values(number=0))
+    prune(sqlite, 1)
+    with sqlite.reading() as session:
+        assert list(session.scalars(select(SimulatorVersionRow.number))) == [3]
+
+
+def test_a_worker_prunes_where_it_is_told_to(
+    sqlite_url: str, sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def noted(database: Database, keep_days: float, stop: object) -> int:
+        asked.append(keep_days)
+        raise OperationalError("", {}, ValueError("the database is away"))
+
+    monkeypatch.setattr(queue_worker, "prune", noted)
+    monkeypatch.setattr(queue_worker, "POLL_SECONDS", 0.01)
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    work(sqlite_url, stop, trains=False, keep_days=7)
+    assert set(asked) == {7}
+    work(sqlite_url, threading.Event(), once=True, trains=False)

@@ -1,0 +1,74 @@
+"""Many tabs of one browser on tunings that run: all load and hear of news by one connection."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from autosync.api.db import Database
+from autosync.api.engine import job_queue
+from autosync.search.loop.outcome import TuningEvent
+from tests.api.http.serving import Service
+from tests.api.sample import claimed, small_request
+
+TABS = 8
+"""More than the six connections that a browser keeps to a host."""
+
+
+@pytest.fixture
+def context(browser: Browser, service: Service) -> Iterator[BrowserContext]:
+    context = browser.new_context(base_url=service.address)
+    yield context
+    context.close()
+
+
+def listeners(service: Service) -> int:
+    lines = httpx.get(f"{service.address}/metrics").text.splitlines()
+    (line,) = [each for each in lines if each.startswith("autosync_listeners ")]
+    return int(line.split()[1])
+
+
+def says(page: Page, words: str) -> None:
+    expect(page.locator("#live")).to_contain_text(words)
+
+
+def test_one_connection_serves_all_tabs_of_a_browser(
+    context: BrowserContext, service: Service, shown_database: Database
+) -> None:
+    held, store = claimed(shown_database, small_request())
+    tabs = [context.new_page() for _ in range(TABS)]
+    for tab in tabs:
+        tab.goto(f"/tunings/{held.job_id}")
+        says(tab, "running")
+    tabs[0].wait_for_timeout(500)
+    assert listeners(service) == 1
+    store.report(TuningEvent("search", "news for every tab", 1, 2))
+    for tab in tabs:
+        tab.bring_to_front()
+        says(tab, "news for every tab")
+    tabs[0].close()  # the one that listened
+    store.report(TuningEvent("search", "after the first has gone", 2, 2))
+    for tab in tabs[1:]:
+        tab.bring_to_front()
+        says(tab, "after the first has gone")
+    assert listeners(service) <= 1
+    job_queue.fail(shown_database, held, "no more")
+    for tab in tabs[1:]:
+        tab.bring_to_front()
+        says(tab, "The tuning failed")
+
+
+def test_tabs_ask_where_a_browser_has_no_locks(
+    context: BrowserContext, service: Service, shown_database: Database
+) -> None:
+    held, store = claimed(shown_database, small_request())
+    context.add_init_script("Object.defineProperty(navigator, 'locks', {value: undefined})")
+    tab = context.new_page()
+    tab.goto(f"/tunings/{held.job_id}")
+    says(tab, "running")
+    store.report(TuningEvent("search", "heard", 1, 2))
+    says(tab, "heard")
+    assert listeners(service) == 0
+    job_queue.fail(shown_database, held, "no more")
+    says(tab, "The tuning failed")

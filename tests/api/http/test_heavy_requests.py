@@ -1,0 +1,258 @@
+"""Heavy requests are answered by bounded processes: they end with time, memory and client."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.engine.prediction_work import check_work, estimated_seconds
+from autosync.api.engine.service_limits import ServiceLimits, TryLater
+from autosync.api.http import answer_processes
+from autosync.api.http.access.access_rules import Access
+from autosync.api.http.answer_processes import WAITING, WAITING_BYTES, AnswerProcesses, _Turns
+from autosync.api.http.app import create_app
+from autosync.documents import to_json
+from autosync.errors import InvalidInput
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from tests.api.http.serving import Service, served
+from tests.domains import chain_graph, domain_of, grid_cluster
+
+SHAPES = ((4, 4),) * 600
+"""Of a graph whose document is large."""
+PATIENCE_SECONDS = 120.0
+"""Not what it takes, but when to give up."""
+CHAIN = {"graph": "", "cluster": "", "proposals": 16, "top": 1, "simulator": "timeline"}
+
+
+def stored(client: httpx.Client | TestClient, shapes: Any = ((64, 32), (32,))) -> dict[str, Any]:
+    """A request for a ranking."""
+    graph = client.post("/v1/graphs", content=to_json(chain_graph(shapes))).json()["id"]
+    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
+    return {**CHAIN, "graph": graph, "cluster": cluster}
+
+
+@pytest.fixture(scope="module")
+def service(module_url: str) -> Iterator[Service]:
+    with served(module_url) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.address, timeout=PATIENCE_SECONDS) as client:
+        yield client
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+
+
+def wait_until(true: Any) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_predictions_and_large_documents_are_answered_in_processes(
+    service: Service, client: httpx.Client
+) -> None:
+    asked = stored(client)
+    assert children(service.pid) == []
+    ranked = client.post("/v1/rank", json=asked)
+    assert ranked.status_code == 200, ranked.text
+    assert ranked.json()["items"][0]["rank"] == 1
+    assert ranked.headers["content-security-policy"]
+    (predicting,) = children(service.pid)
+    large = to_json(chain_graph(SHAPES))
+    posted = client.post("/v1/graphs", content=large)
+    assert posted.status_code == 201, posted.text
+    reading = set(children(service.pid)) - {predicting}
+    page = client.get(f"/models/{posted.json()['id']}")
+    assert (page.status_code, "chain" in page.text) == (200, True)
+    assert set(children(service.pid)) - {predicting} == reading
+    again = client.post("/v1/rank", json={**asked, "proposals": 17})
+    assert again.status_code == 200
+    assert predicting in children(service.pid)
+    for pid in (predicting, *reading):
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, service.pid)
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"AUTOSYNC_DATABASE_URL" not in environment
+    told = client.get("/metrics").text
+    assert 'path="/v1/rank",status="200"' in told
+
+
+def test_a_refusal_in_a_process_is_one_of_the_service(client: httpx.Client) -> None:
+    unknown = client.post("/v1/rank", json={"graph": "nothing", "cluster": "example-4x1"})
+    assert (unknown.status_code, unknown.json()["thing"]) == (404, "graph")
+    misspelt = client.post("/v1/rank?proposals=3", json={"graph": "resnet50"})
+    assert misspelt.status_code == 422
+    foreign = client.post("/v1/rank", json={}, headers={"origin": "http://evil.example"})
+    assert foreign.status_code == 403
+
+
+def test_a_prediction_ends_with_its_client(service: Service, client: httpx.Client) -> None:
+    asked = {**stored(client, SHAPES), "proposals": 30_000}
+    before = set(children(service.pid))
+    with suppress(httpx.TimeoutException):
+        client.post("/v1/rank", json=asked, timeout=2.0)
+        raise AssertionError("it was answered")
+    wait_until(lambda: len(set(children(service.pid)) - before) == 0)
+    wait_until(lambda: client.post("/v1/rank", json=stored(client)).status_code == 200)
+
+
+def test_what_takes_too_long_is_ended_and_says_so(sqlite: Database) -> None:
+    limits = ServiceLimits(prediction_seconds=1)
+    with TestClient(create_app(sqlite, limits=limits), base_url="http://127.0.0.1") as client:
+        answer = client.post("/v1/rank", json={**stored(client, SHAPES[:200]), "proposals": 30_000})
+        assert answer.status_code == 422
+        assert "1 s" in answer.json()["detail"]
+        assert "--limit prediction_seconds=NUMBER" in answer.json()["remedy"]
+
+
+def test_what_takes_too_much_memory_is_ended_and_says_so(sqlite: Database) -> None:
+    limits = ServiceLimits(prediction_memory_mib=1)
+    with TestClient(create_app(sqlite, limits=limits), base_url="http://127.0.0.1") as client:
+        answer = client.post("/v1/rank", json=stored(client, SHAPES[:200]))
+        assert answer.status_code == 422, answer.text
+        assert "1 MiB of memory" in answer.json()["detail"]
+        assert "--limit prediction_memory_mib=NUMBER" in answer.json()["remedy"]
+
+
+def test_work_is_estimated_before_it_begins() -> None:
+    domain = domain_of(graph=chain_graph(((8,),) * 20_000))
+    with pytest.raises(
+        InvalidInput, match=r"20000 variables .* this service allows 60 s"
+    ) as refused:
+        check_work(domain, TimelineSimulator(), 10, ServiceLimits())
+    assert "--limit prediction_seconds" in refused.value.remedy
+    small = domain_of()
+    check_work(small, TimelineSimulator(), 30_000, ServiceLimits())
+    limits = ServiceLimits(prediction_seconds=1)
+    with pytest.raises(InvalidInput) as many:
+        check_work(domain_of(graph=chain_graph(((8,),) * 100)), TimelineSimulator(), 30_000, limits)
+    fitting = int(many.value.remedy.split()[2])
+    assert 0 < fitting < 30_000
+    graph = chain_graph(((8,),) * 100)
+    assert estimated_seconds(domain_of(graph=graph), TimelineSimulator(), fitting) <= 1
+
+
+def test_a_client_has_one_turn_and_others_have_theirs() -> None:
+    async def turns() -> None:
+        held = _Turns()
+        async with held.turn("predicting", "alice", 0):
+            with pytest.raises(TryLater, match="another prediction of yours"):
+                async with held.turn("predicting", "alice", 0):
+                    pass
+            async with held.turn("predicting", "bob", 0), held.turn("reading", "alice", 0):
+                with pytest.raises(TryLater, match="another prediction is"):
+                    async with held.turn("predicting", "carol", 0):
+                        pass
+        async with held.turn("predicting", "alice", 0):
+            pass
+        assert not held._asked
+        assert not held._locks
+
+    asyncio.run(turns())
+
+
+def test_as_many_wait_as_may_and_in_order() -> None:
+    async def turns() -> None:
+        held, done = _Turns(), []
+
+        async def read(number: int, size_bytes: int = 1) -> None:
+            async with held.turn("reading", "alice", size_bytes):
+                done.append(number)
+
+        async with held.turn("reading", "alice", WAITING_BYTES):
+            with pytest.raises(TryLater):
+                await read(0)
+        async with held.turn("reading", "alice", 1):
+            waiting = [asyncio.create_task(read(number)) for number in range(WAITING["reading"])]
+            await asyncio.sleep(0)
+            with pytest.raises(TryLater, match="large requests"):
+                await read(0)
+            assert done == []
+        await asyncio.gather(*waiting)
+        assert done == list(range(WAITING["reading"]))
+
+    asyncio.run(turns())
+
+
+def test_a_process_that_waits_ends_after_a_while(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_processes, "IDLE_SECONDS", 0.1)
+    app = create_app(sqlite)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        client.post("/v1/graphs", content=to_json(chain_graph(SHAPES)))
+        processes: AnswerProcesses = app.state.processes
+        wait_until(lambda: processes.pids() == [])
+
+
+def test_a_process_that_somebody_else_ends_is_replaced(sqlite: Database) -> None:
+    app = create_app(sqlite)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for name in ("one", "two"):
+            graph = replace(chain_graph(SHAPES), name=name)
+            assert client.post("/v1/graphs", content=to_json(graph)).status_code == 201
+            (pid,) = app.state.processes.pids()
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
+
+
+def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:
+    from autosync.api.engine.api_keys import make_key
+
+    app = create_app(sqlite, Access("a token"))
+    key = make_key(sqlite, "reader", "read").text
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        headers = {"authorization": f"Bearer {key}"}
+        asked = {"graph": "resnet50", "cluster": "example-4x1"}
+        assert client.post("/v1/rank", json=asked, headers=headers).status_code == 403
+        assert app.state.processes.pids() == []
+
+
+def test_requests_for_predictions_may_be_as_large_as_those_for_tunings(sqlite: Database) -> None:
+    """A profile of 8,000 operations has 250 kB and more."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        body = json.dumps({"graph": "x" * 2_000_000})
+        for path in ("/v1/tunings", "/v1/rank", "/v1/predict", "/v1/compare"):
+            answer = client.post(path, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 422, path
+
+
+def test_equal_documents_at_once_stall_nobody(service: Service, client: httpx.Client) -> None:
+    """Others are answered between any two of them."""
+    body = b"[" + b"1," * 30_000 + b"]"
+    statuses: list[int] = []
+
+    def post() -> None:
+        statuses.append(
+            httpx.post(
+                f"{service.address}/v1/clusters", content=body, timeout=PATIENCE_SECONDS
+            ).status_code
+        )
+
+    posting = [threading.Thread(target=post) for _ in range(8)]
+    for each in posting:
+        each.start()
+    answered = 0
+    while any(each.is_alive() for each in posting):
+        assert client.get("/v1/health").is_success
+        answered += 1
+    assert statuses == [422] * 8
+    assert answered > 8

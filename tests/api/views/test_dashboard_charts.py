@@ -1,0 +1,99 @@
+"""Charts and lists that group or compare: step time by choice, convergences, what was measured."""
+
+from dataclasses import replace
+
+from autosync.api.db import Database
+from autosync.api.views import reports
+from autosync.api.views.dashboard.choice_chart import choice_chart, chosen_values
+from autosync.api.views.dashboard.cluster_list import stored_clusters
+from autosync.api.views.dashboard.measured_models import measured_models
+from autosync.api.views.dashboard.strategy_labels import Chip, StrategyLabel
+from autosync.api.views.dashboard.trial_points import trial_points
+from autosync.api.views.dashboard.tuning_comparison import convergences
+from autosync.units import scales_in_words
+from tests.api.sample import finished, small_request
+from tests.domains import domain_of, grid_cluster
+
+
+def label(*chips: Chip) -> StrategyLabel:
+    return StrategyLabel("", "", chips)
+
+
+LABELS = {
+    "a": label(Chip("method", "all-reduce × 3"), Chip("order", "front layers first")),
+    "b": label(Chip("method", "all-reduce × 9"), Chip("method", "parameter server × 1")),
+    "c": label(Chip("method", "all-reduce × 1"), Chip("slices", "slices of 4 MiB")),
+    "torch": label(Chip("engine", "torch's fully_shard"), Chip("method", "sharded × 2")),
+    "failed": label(Chip("method", "all-reduce × 2")),
+}
+SECONDS = {"a": 0.01, "b": 0.03, "c": 0.02, "torch": 0.001}
+
+
+def test_strategies_are_grouped_by_what_they_chose() -> None:
+    found = {(each.kind, each.value): each.seconds for each in chosen_values(LABELS, SECONDS)}
+    assert found == {
+        ("method", "all-reduce"): (0.01, 0.02, 0.03),
+        ("method", "parameter server"): (0.03,),
+        ("order", "front layers first"): (0.01,),
+        ("order", "as gradients become ready"): (0.02, 0.03),
+        ("slices", "no slices"): (0.01, 0.03),
+        ("slices", "slices of 4 MiB"): (0.02,),
+    }
+    assert chosen_values({"a": LABELS["a"]}, SECONDS) == [], "nothing chose otherwise"
+
+
+def test_the_chart_of_choices_has_a_row_and_a_line_for_each() -> None:
+    values = chosen_values(LABELS, SECONDS)
+    chart = choice_chart(values, 0.04)
+    (plot,) = chart.plots
+    assert plot.y.categories == tuple(each.value for each in values)
+    assert [rule.at for rule in plot.rules] == [40.0]
+    assert chart.rows[0] == ("all-reduce", "Method", "3", "10.0 ms", "20.0 ms", "30.0 ms")
+    assert choice_chart(values, None).plots[0].rules == ()
+
+
+def test_convergences_are_of_seconds_or_of_speed_ups(sqlite: Database) -> None:
+    ids = [finished(sqlite, small_request(budget)) for budget in (6, 8)]
+    with sqlite.reading() as session:
+        tunings = [reports.tuning(session, each) for each in ids]
+        trials = [trial_points(session, each) for each in ids]
+    seconds = convergences(tunings, trials, in_seconds=True)
+    ratios = convergences(tunings, [*trials[:1], []], in_seconds=False)
+    assert [len(chart.plots[0].series) for chart in (seconds, ratios)] == [2, 1]
+    assert [series.colour for series in seconds.plots[0].series] == ["accent", "series-2"]
+    last = seconds.plots[0].series[0].points[-1]
+    best = float(seconds.rows[0][2].removesuffix(" ms"))
+    assert last[0] == trials[0][-1].position + 1
+    assert isinstance(last[1], float)
+    assert abs(last[1] - best) < 0.1
+    assert ratios.plots[0].rules[0].name == "DDP"
+    times = [point[1] for point in ratios.plots[0].series[0].points]
+    assert all(isinstance(value, float) and value >= 1.0 for value in times)
+    assert ratios.rows[1][2] == "–"
+
+
+def test_scales_are_told_in_words() -> None:
+    assert scales_in_words(1 / 64, 2.0) == "1/64 of the bytes, 2 times slower"
+    assert scales_in_words(1.0, 1.0) == ""
+    assert scales_in_words(0.0001234, 0.5) == "0.000123 of the bytes, 2 times faster"
+
+
+def test_models_that_were_measured_and_clusters_come_in_pages(database: Database) -> None:
+    small = small_request()
+    wide = replace(small, domain=domain_of(cluster=grid_cluster(2)))
+    ids = [finished(database, request) for request in (small, wide, small)]
+    with database.reading() as session:
+        trials = sum(len(reports.trials(session, each).items) for each in ids)
+        whole, last = measured_models(session, 5)
+        assert last is None
+        assert sum(each.trials for each in whole) == trials
+        assert sum(each.tunings for each in whole) == 3
+        assert sum(each.failed for each in whole) == 3
+        assert measured_models(session, 5, text="CHAIN grid")[0] == whole
+        assert measured_models(session, 5, text="nobody") == ([], None)
+        first, following = stored_clusters(session, 1)
+        second, end = stored_clusters(session, 1, following)
+        assert {line.nodes for line in (*first, *second)} == {2, 4}
+        assert end is None
+        assert len(stored_clusters(session, 5, text="CPU")[0]) == 2
+        assert stored_clusters(session, 5, text="v100") == ([], None)

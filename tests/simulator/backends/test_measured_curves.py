@@ -1,0 +1,81 @@
+"""What was measured on a cluster counts before the constants of its class."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosync.cluster_file import load_cluster
+from autosync.collective_curve import CollectiveCurve
+from autosync.simulator.backends.nccl import (
+    CollectiveTimes,
+    Forced,
+    collective_times,
+    cost_segments,
+)
+from autosync.simulator.topology import Topology, topology_of
+
+SIZES = (1024.0, 2.0**20, 2.0**30)
+CURVE = CollectiveCurve("all_reduce", 32, 4, SIZES, (9e-5, 3e-4, 7e-3))
+PLAIN = load_cluster("aws-p5-48xlarge-x4")
+MEASURED = replace(PLAIN, curves=(CURVE,))
+
+
+def times(topology: Topology, *sizes: float, forced: Forced | None = None) -> CollectiveTimes:
+    return collective_times(topology, "all_reduce", np.array(sizes), forced or Forced())
+
+
+def test_predictions_pass_through_what_was_measured() -> None:
+    found = times(topology_of(MEASURED), *SIZES)
+    assert found.seconds == pytest.approx(CURVE.seconds)
+    assert (found.high_seconds / found.low_seconds < 1.25).all()
+    for size, seconds in zip(SIZES, CURVE.seconds, strict=True):
+        segments = cost_segments(topology_of(MEASURED), "all_reduce")
+        piece = [each for each in segments if each.least_bytes <= size][-1]
+        assert piece.startup_seconds + size * piece.seconds_per_byte == pytest.approx(
+            seconds, rel=0.15
+        )
+
+
+def test_between_and_beyond_measured_sizes_the_shape_is_that_of_the_constants() -> None:
+    plain, measured = topology_of(PLAIN), topology_of(MEASURED)
+    last = CURVE.seconds[-1] / times(plain, SIZES[-1]).seconds[0]
+    beyond = times(measured, 2.0**34).seconds[0] / times(plain, 2.0**34).seconds[0]
+    assert beyond == pytest.approx(last)
+    middle = times(measured, 2.0**25).seconds[0] / times(plain, 2.0**25).seconds[0]
+    assert min(last, middle) < middle < max(last, CURVE.seconds[1] / times(plain, 2.0**20).seconds)
+
+
+def test_other_node_counts_are_moved_towards_the_nearest_measured_one() -> None:
+    plain, measured = topology_of(PLAIN).of_nodes(16), topology_of(MEASURED).of_nodes(16)
+    factor = CURVE.seconds[-1] / times(topology_of(PLAIN), SIZES[-1]).seconds[0]
+    before, found = times(plain, SIZES[-1]), times(measured, SIZES[-1])
+    moved = found.seconds[0] / before.seconds[0]
+    assert min(1.0, factor) < moved < max(1.0, factor)
+    exact = times(topology_of(MEASURED), SIZES[-1])
+    at, near, without = (
+        each.high_seconds[0] / each.low_seconds[0] for each in (exact, found, before)
+    )
+    assert at < near <= without * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"operation": "all_gather"},
+        {"algorithm": "Ring"},
+        {"ranks": 4},  # one GPU a node
+        {"ranks": 8, "nodes": 1},
+    ],
+)
+def test_what_was_measured_of_something_else_changes_nothing(changed: dict[str, object]) -> None:
+    other = replace(PLAIN, curves=(replace(CURVE, **changed),))  # type: ignore[arg-type]
+    assert times(topology_of(other), *SIZES).seconds == pytest.approx(
+        times(topology_of(PLAIN), *SIZES).seconds
+    )
+
+
+def test_a_curve_of_a_forced_algorithm_counts_where_it_is_forced() -> None:
+    ring = replace(PLAIN, curves=(replace(CURVE, algorithm="Ring", protocol="Simple"),))
+    found = times(topology_of(ring), *SIZES, forced=Forced("Ring", "Simple"))
+    assert found.seconds == pytest.approx(CURVE.seconds)
