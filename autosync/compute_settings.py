@@ -40,7 +40,8 @@ def at_precision(graph: ModelGraph, precision: Precision) -> ModelGraph:
         )
     if precision == "recorded":
         return graph
-    recorded = {each.dtype for each in (*graph.operations, *graph.variables)}
+    recorded = {each.dtype for each in graph.operations}
+    recorded |= {each.dtype for each in graph.variables}
     if recorded != {"float32"}:
         raise InvalidInput(
             f"graph {graph.name!r} was recorded in {', '.join(sorted(recorded))}; only one in "

@@ -44,8 +44,13 @@ class FitRows:
     group: NDArray[np.str_]
 
     def take(self, chosen: NDArray[np.bool_]) -> "FitRows":
-        parts = (self.gpus, self.base_gpus, self.gpus_per_node, self.errors)
-        return FitRows(*(part[chosen] for part in parts), self.group[chosen])
+        return FitRows(
+            self.gpus[chosen],
+            self.base_gpus[chosen],
+            self.gpus_per_node[chosen],
+            self.errors[chosen],
+            self.group[chosen],
+        )
 
 
 def errors_at(rows: FitRows, form: str, parameters: F64) -> F64:

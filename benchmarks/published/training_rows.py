@@ -11,6 +11,7 @@ system, model or number of GPUs at a time.
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import log1p
 
 import numpy as np
 
@@ -126,20 +127,23 @@ def predictions(
 def in_interval(each: PredictedRow) -> bool:
     """Whether the measured run lies where `autosync predict` expects nine of ten; messages that
     are hidden behind compute widen nothing, so theirs are left out."""
-    return abs(np.log1p(each.error)) <= np.log1p(REPLICATION.error_share)
+    return abs(log1p(each.error)) <= log1p(REPLICATION.error_share)
+
+
+def _group(row: TrainingRow, by: str) -> str:
+    """What is left out of a fit together with the row."""
+    return {"system": row.system.split()[0], "model": row.model, "gpus": str(row.gpus)}[by]
 
 
 def print_left_out(rows: list[TrainingRow], by: str) -> None:
     """Errors of forms of what replication adds, by what is left out of their fit."""
     found = predictions(rows, replace(REPLICATION, replica_share=0.0, doubling_share=0.0))
-    of = {"system": lambda row: row.system.split()[0], "model": lambda row: row.model}
-    group = of.get(by, lambda row: str(row.gpus))
     given = FitRows(
         np.array([each.row.gpus for each in found], dtype=np.float64),
         np.array([each.base.gpus for each in found], dtype=np.float64),
         np.array([min(each.row.gpus, each.row.gpus_per_node) for each in found], dtype=np.float64),
         np.array([each.error for each in found]),
-        np.array([group(each.row) for each in found]),
+        np.array([_group(each.row, by) for each in found]),
     )
     for form in FORMS:
         wrong, own = np.abs(left_out_errors(given, form)), fitted(given, form)

@@ -188,7 +188,7 @@ class _ClassCosts:
 
     def _kinds_of(self, teams: Teams) -> tuple[tuple[int, int], ...]:
         """Of the nodes that take part, with how many ranks of each do."""
-        found = set()
+        found: set[tuple[int, int]] = set()
         for team in _distinct(teams, self):
             ranks = np.bincount(self.node_of[list(team)], minlength=len(self.servers.node_kind))
             present = np.flatnonzero(ranks)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,8 +210,10 @@ def timeline_inputs(plans: PlanTable, domain: Domain) -> TimelineInputs:
 
 
 def _kernel_messages(plans: PlanTable, costs: Network) -> MessageArrays:
-    columns = {name: getattr(plans, name, None) for name in MessageArrays._fields}
-    return MessageArrays(**columns | {"message_class": costs.classes_of(plans)})
+    classes = costs.classes_of(plans)
+    fields = MessageArrays._fields
+    columns: dict[str, Any] = {name: getattr(plans, name, classes) for name in fields}
+    return MessageArrays(**columns)
 
 
 def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
