@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from autosync.api.http.given_predictions import answer_all, calibrate, strategies_to_predict
+from autosync.api.http.given_predictions import answer_all, strategies_to_predict
+from autosync.api.http.prediction_ranges import calibrate
 from autosync.api.views.schemas import GivenPrediction
 from autosync.cluster import Cluster
 from autosync.cluster_file import load_cluster
