@@ -201,9 +201,7 @@ class TeamTraffic:
     root, which is found once: of hundreds of nodes there are too many pairs of root and team.
     """
 
-    def __init__(
-        self, cluster: Cluster, stated: frozenset[MessageKind], where: Resources
-    ) -> None:
+    def __init__(self, cluster: Cluster, stated: frozenset[MessageKind], where: Resources) -> None:
         self.cluster, self.stated, self.where = cluster, stated, where
         self.rootless: dict[tuple[Op, Teams], tuple[list[MessageTraffic], MessageTraffic]] = {}
 
@@ -211,7 +209,10 @@ class TeamTraffic:
         if len(teams) == 1:
             return _traffic(self.cluster, self.stated, self.where, operation, teams[0], root)
         if (operation, teams) not in self.rootless:
-            parts = [_traffic(self.cluster, self.stated, self.where, operation, team, -1) for team in teams]
+            parts = [
+                _traffic(self.cluster, self.stated, self.where, operation, team, -1)
+                for team in teams
+            ]
             self.rootless[operation, teams] = parts, _together(parts, len(self.where.rate))
         parts, whole = self.rootless[operation, teams]
         own = next((place for place, team in enumerate(teams) if root in team), -1)

@@ -109,8 +109,8 @@ def start_kernel(center: F64, scale: F64, hidden: bool = False) -> Kernel:
     return Kernel(
         center,
         scale,
-        linear=np.full(groups, 0.022),
-        weights=np.full(groups, 0.44),
+        linear=np.array([0.022, 0.011])[:groups],
+        weights=np.array([0.44, 0.022])[:groups],
         correlations=np.array([0.75, 0.8, 0.8]),
         level=0.05,
         smooth=0.07,

@@ -63,7 +63,16 @@ TuningSort = Literal[
     "-state",
     "state",
 ]
-TrialSort = Literal["position", "-position", "step_seconds", "-step_seconds"]
+TrialSort = Literal[
+    "position",
+    "-position",
+    "step_seconds",
+    "-step_seconds",
+    "predicted_seconds",
+    "-predicted_seconds",
+    "spread",
+    "-spread",
+]
 SORT = "With - the largest first; those without a value come last."
 
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"])

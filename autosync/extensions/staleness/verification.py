@@ -47,7 +47,7 @@ def check_strategy(strategy: Strategy) -> None:
         )
     if strategy.schedule.overlap_forward:
         raise InvalidStrategy(
-            f"the strategy lags {late} iterations, and also lets messages run into "
+            f"the strategy lags {late} iterations, and also lets messages continue during "
             "the next forward pass, which staleness does by itself.",
             thing="schedule.overlap_forward",
             value=True,

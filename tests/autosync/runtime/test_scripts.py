@@ -74,7 +74,8 @@ def test_the_scripts_train_alike(
     assert second < first < 2.3, "the network learns"
     uneven = shipped(domain, "zero1_overlap", tmp_path / "uneven.json", (0.75, 0.25))
     after, checkpoint = first_epoch
-    copied = Path(shutil.copy(checkpoint, tmp_path / "after.pt"))
+    copied = tmp_path / "after.pt"
+    shutil.copy(checkpoint, copied)
     check(after + losses("train_after.py", str(copied), uneven), copied, before)
 
 
@@ -84,5 +85,6 @@ def test_checkpoints_go_back_to_torchs_ddp(
     first_epoch: tuple[list[float], Path],
 ) -> None:
     after, checkpoint = first_epoch
-    copied = Path(shutil.copy(checkpoint, tmp_path / "mixed.pt"))
+    copied = tmp_path / "mixed.pt"
+    shutil.copy(checkpoint, copied)
     check(after + losses("train_before.py", str(copied), spawn=True), copied, before)
