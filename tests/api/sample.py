@@ -13,7 +13,7 @@ from autosync.api.engine.tuning_answer import outcome_row
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.search.loop.confirm import conclude, confirmation
+from autosync.search.loop.confirm import conclude, confirmation, most_confirming_trials
 from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import DDP, TuningEvent, is_ddp
 from autosync.search.loop.settings import Settings
@@ -136,18 +136,21 @@ def run_confirmation(
 ) -> None:
     """The finalists in interleaved repeats, then the answer."""
     rng = random.Random(2)
-    finalists = confirmation(store, request.settings)
-    store.propose(finalists)
     search = {p.candidate.strategy.id: p.key for p in store.proposals() if p.phase == "search"}
     seconds = {trial.key: trial.step_seconds for trial in store.trials()}
-    for done, one in enumerate(finalists, 1):
-        near = seconds[search[one.candidate.strategy.id]]
-        measured = result(one.key, request, near, rng)
-        if one.round == 0:
-            strategy = one.candidate.strategy
-            measured = replace(measured, timeline=timeline(strategy, request.domain, rng))
-        store.record(measured)
-        store.report(TuningEvent("confirm", "confirming", done, len(finalists)))
+    done, most = 0, 0
+    while finalists := confirmation(store, request.settings):
+        store.propose(finalists)
+        most = most or most_confirming_trials(len(finalists), request.settings.repeats)
+        for one in finalists:
+            near = seconds[search[one.candidate.strategy.id]]
+            measured = result(one.key, request, near, rng)
+            if one.round == 0:
+                strategy = one.candidate.strategy
+                measured = replace(measured, timeline=timeline(strategy, request.domain, rng))
+            store.record(measured)
+            done += 1
+            store.report(TuningEvent("confirm", "confirming", done, most))
     job_queue.finish(database, held, outcome_row(held.job_id, request, conclude(store)))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autosync.api.cli.main import run
+from autosync.__main__ import run
 from tests.api.cli.command import (
     HEAVY,
     LONGEST_SECONDS,

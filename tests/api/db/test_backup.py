@@ -118,7 +118,7 @@ def test_what_is_backed_up_in_use_is_restored_whole_and_goes_on(place: tuple[str
             assert states.pop(half) == "running"
             for tuning_id, state in states.items():
                 if state in FINAL:
-                    assert counts(database, tuning_id) == (1, 18, 18, 18)
+                    assert counts(database, tuning_id) == (1, 14, 14, 14)
         assert ranking(database, done) == before
         with database.writing() as session:
             session.get_one(TuningRow, half).lease_until = 0.0  # an hour later

@@ -177,7 +177,7 @@ def test_a_strategy_and_a_trial_that_failed_have_pages(
     expect(page.get_by_role("alert")).to_contain_text("no answer within 120 s")
     expect(page.locator("pre.stderr")).to_have_text("worker 2: ...")
     page.get_by_role("link", name="trials", exact=True).click()
-    expect(page.locator("table.trials tbody tr")).to_have_count(8 + 12)
+    expect(page.locator("table.trials tbody tr")).to_have_count(8 + 4 + 2 * 2)
     page.get_by_label("failed only").check()
     page.get_by_role("button", name="Show").click()
     expect(page.locator("table.trials tbody tr")).to_have_count(1)

@@ -85,8 +85,8 @@ def upload(page: Page, folder: Path) -> None:
 def fill_in(page: Page) -> None:
     page.get_by_role("link", name="Tune on it").click()
     form = page.locator("form[action='/tunings']")
-    expect(form.get_by_label("Cluster").locator("option:checked")).to_contain_text("two-desks")
-    model = form.get_by_role("combobox", name="Model")
+    expect(form.locator("select[name=cluster] option:checked")).to_contain_text("two-desks")
+    model = form.locator("select[name=graph]")
     uploaded = model.locator("option", has_text=re.compile("^plain, batch"))
     model.select_option(uploaded.get_attribute("value"))
     form.get_by_label("Budget").fill(str(BUDGET))

@@ -94,7 +94,7 @@ def test_a_finished_tuning(client: TestClient, sqlite: Database) -> None:
     ranked = client.get(f"{base}/strategies").json()
     assert (ranked["byte_scale"], ranked["time_scale"]) == (0.5, 2.0)
     assert ranked["items"][0]["words"] == tuning["result"]["words"]
-    assert len(client.get(f"{base}/trials").json()["items"]) == 6 + 4 * 3
+    assert len(client.get(f"{base}/trials").json()["items"]) == 6 + 4 + 2 * 2
     shipped = client.get(f"{base}/bundle")
     assert "best.json" in shipped.headers["content-disposition"]
     assert from_json(Bundle, shipped.content).strategy.id == tuning["result"]["strategy_id"]
@@ -116,7 +116,7 @@ def test_events_tell_the_whole_story_and_go_on_where_they_stopped(
     events = story.text.strip().split("\n\n")
     assert events[-1] == 'event: end\ndata: {"state": "finished"}'
     kinds = [json.loads(event.split("data: ")[1])["kind"] for event in events[:-1]]
-    assert kinds == ["ranking"] + ["search"] * 6 + ["confirm"] * 12
+    assert kinds == ["ranking"] + ["search"] * 6 + ["confirm"] * 8
     last = events[4].split("\n")[0].removeprefix("id: ")
     rest = client.get(f"/v1/tunings/{tuning_id}/events", headers={"Last-Event-ID": last})
     assert rest.text.strip().split("\n\n") == events[5:]

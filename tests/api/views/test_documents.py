@@ -43,7 +43,7 @@ def test_tunings_that_probed_are_of_the_cluster_that_was_asked_for(database: Dat
         tunings = [reports.tuning(session, each) for each in ids]
         assert {each.cluster_id for each in tunings} == {request.domain.cluster.id}
         assert tunings[0].domain_id != tunings[1].domain_id
-        assert compared_tunings(session, *ids).warning == ""
+        assert compared_tunings(session, ids).warning == ""
         of_it = reports.tunings(session, 10, None, TuningFilter(cluster_id=tunings[0].cluster_id))
         assert {each.id for each in of_it.items} == {*ids}
         (listed,) = documents.clusters(session, 10).items

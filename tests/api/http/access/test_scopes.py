@@ -154,7 +154,7 @@ def test_pages_hide_what_a_scope_does_not_allow(client: TestClient, sqlite: Data
     for path, form in (
         ("/", 'action="/tunings"'),
         ("/models", 'action="/models"'),
-        ("/clusters", 'action="/clusters"'),
+        ("/clusters", 'method="post" action="/clusters"'),
         ("/models/vgg16", "Tune it"),
     ):
         assert form not in page("read", path)
