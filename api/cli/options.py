@@ -92,6 +92,9 @@ Recompute = Annotated[
         "not know of it.",
     ),
 ]
+Accumulate = Annotated[
+    int, typer.Option(min=1, help="Batches whose gradients are added up before an update.")
+]
 ProfileFile = Annotated[
     list[Path] | None,
     typer.Option(

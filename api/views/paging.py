@@ -3,7 +3,7 @@
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,17 @@ class SortKey:
     kind: type = float
     nullable: bool = False
     unique: bool = False
+
+
+def check_state(state: str, known: Iterable[str]) -> None:
+    """Raises InvalidInput where a list is asked for a state that none of it can have."""
+    if state not in ("", *known):
+        raise InvalidInput(
+            f"state is {state[:40]!r}.",
+            thing="state",
+            value=state[:40],
+            remedy=f"There are: {', '.join(known)}.",
+        )
 
 
 def sorted_page(

@@ -27,10 +27,9 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
-from autosync.api.views.paging import SortKey, one_page, read_cursor, sorted_page
+from autosync.api.views.paging import SortKey, check_state, one_page, read_cursor, sorted_page
 from autosync.api.views.schemas import columns_of
 from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
-from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import DDP, paired_speedup, reporting_half
 
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
@@ -66,13 +65,7 @@ class RankingFilter:
     sort: str = "step_seconds"
 
     def __post_init__(self) -> None:
-        if self.state not in ("", *RANKING_STATES):
-            raise InvalidInput(
-                f"state is {self.state[:40]!r}.",
-                thing="state",
-                value=self.state[:40],
-                remedy=f"There are: {', '.join(RANKING_STATES)}.",
-            )
+        check_state(self.state, RANKING_STATES)
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         if self.state:

@@ -24,7 +24,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.engine.simulator_store import NAME_OF_VERSION
-from autosync.api.views.paging import SortKey, sorted_page
+from autosync.api.views.paging import SortKey, check_state, sorted_page
 from autosync.api.views.rankings import confirmed_spread, ddp_error_of, searched_words
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
 from autosync.api.views.schemas import columns_of
@@ -38,7 +38,6 @@ from autosync.api.views.tuning_schemas import (
     TuningResult,
     Tunings,
 )
-from autosync.errors import InvalidInput
 
 LATEST_EVENTS = 500
 """Events from which the duration of a trial is estimated; a tuning may have tens of thousands."""
@@ -83,13 +82,7 @@ class TuningFilter:
     sort: str = "-created"
 
     def __post_init__(self) -> None:
-        if self.state not in ("", *STATES):
-            raise InvalidInput(
-                f"state is {self.state[:40]!r}.",
-                thing="state",
-                value=self.state[:40],
-                remedy=f"There are: {', '.join(STATES)}.",
-            )
+        check_state(self.state, STATES)
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         for column, value in (

@@ -24,8 +24,10 @@ _refused = partial(
     refused_file, remedy="Give what torch.profiler.profile(...).export_chrome_trace(path) writes."
 )
 
-INPUT_MARKS = ("enumerate(DataLoader)", "autosync: input")
-"""How torch's DataLoader marks that it fetches a batch, and how a diagnosis does."""
+INPUT_MARK = "autosync: input"
+"""How a diagnosis marks that a batch is fetched."""
+INPUT_MARKS = ("enumerate(DataLoader)", INPUT_MARK)
+"""That, and how torch's DataLoader marks it."""
 
 NOT_COMPUTE = ("c10d::", "_c10d_functional::", "c10d_functional::", "autograd::", "torch::autograd")
 """Calls that issue or wait for messages, or that only enclose others."""

@@ -19,7 +19,7 @@ from autosync.bundle import make_bundle
 from autosync.diagnosis.breakdown import break_down
 from autosync.diagnosis.job_facts import facts_of, unwrapped, wrapping_of
 from autosync.diagnosis.mistakes import find_mistakes
-from autosync.diagnosis.rank_trace import RankTrace
+from autosync.diagnosis.rank_trace import INPUT_MARK, RankTrace
 from autosync.diagnosis.recording import counted_passes, timed_iterations, traced_iterations
 from autosync.diagnosis.report import Attainable, Diagnosis, LinkRate
 from autosync.domain import Domain
@@ -77,6 +77,7 @@ def diagnose(
     device_type: str | None = None,
     predict: bool = True,
     save: str | Path | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """Where the seconds of this job's iterations go, and what is attainable here.
 
@@ -93,6 +94,7 @@ def diagnose(
     others, batch_size, device_type: as for `autosync.tune`.
     predict: also predict the limit and the best strategy: needs a model that is bare or under DDP.
     save: rank 0 writes the page there, by the name's end: .txt, .html or .json.
+    on_progress: called on rank 0 with what begins; logged by default.
 
     Returns: the same diagnosis on every rank.
 
@@ -110,6 +112,7 @@ def diagnose(
             remedy="Start it on several: torchrun --nproc-per-node 2 train.py.",
         )
     optimizers = given_optimizers(optimizer)
+    report = (on_progress or log.info) if dist.get_rank() == 0 else lambda text: None
 
     def check() -> None:
         check_plain(unwrapped(model), optimizers)
@@ -125,7 +128,7 @@ def diagnose(
         control.agreed(check)
         before = take_snapshot(model, optimizers, others)
         try:
-            measured = _measured(control, step, model, optimizer, batches, iterations)
+            measured = _measured(control, step, model, optimizer, batches, iterations, report)
             before.restore()
             notes, attainable, links = list(measured.notes), None, ()
             if (reason := _no_prediction(model, predict)) is not None:
@@ -142,7 +145,7 @@ def diagnose(
                 )
                 try:
                     job.batches = control.agreed(lambda: _few(batches))
-                    attainable, links = _predicted(job, batch_size)
+                    attainable, links = _predicted(job, batch_size, report)
                 except AutosyncError as error:  # agreed: on every rank
                     notes.append(f"Nothing is predicted: {error}")
                 finally:
@@ -169,6 +172,7 @@ def _measured(
     optimizer: Optimizer | Sequence[Optimizer],
     batches: Iterable[Any] | None,
     iterations: int,
+    report: Callable[[str], None],
 ) -> Diagnosis:
     """Without a prediction; the same on every rank."""
     device = next(model.parameters()).device
@@ -178,7 +182,7 @@ def _measured(
         if fetched is None:
             step(model, optimizer)
         else:
-            with record_function("autosync: input"):
+            with record_function(INPUT_MARK):
                 batch = fetched.next()
             step(model, optimizer, batch)
 
@@ -190,9 +194,11 @@ def _measured(
     def traced() -> RankTrace:
         return traced_iterations(run, iterations, device)
 
+    report(f"timing {iterations} iterations as they run")
     control.agreed(lambda: timed_iterations(run, WARM_UP, device))
     passes = control.agreed(count_passes)
     seconds = control.gathered(control.agreed(lambda: timed_iterations(run, iterations, device)))
+    report(f"recording {iterations} iterations under torch.profiler")
     traces = control.gathered(control.agreed(traced))
     facts = control.gathered(control.agreed(lambda: facts_of(model)))
     breakdown = replace(break_down(traces), backend=facts[0].backend)
@@ -267,9 +273,12 @@ def _no_prediction(model: nn.Module, predict: bool) -> str | None:
     return None
 
 
-def _predicted(job: LiveJob, batch_size: int | None) -> tuple[Attainable | None, Any]:
+def _predicted(
+    job: LiveJob, batch_size: int | None, report: Callable[[str], None]
+) -> tuple[Attainable | None, Any]:
     """What is attainable, on rank 0; the measured rates of links, on every rank."""
     control = job.control
+    report("recording the model's operations, and measuring links")
     own_type = control.agreed(lambda: device_type_of(job.device, job.stated_device_type))
     recorded = control.agreed(lambda: record_job(job, batch_size, own_type))
     slowest = max(control.gathered(recorded.step_seconds))
@@ -281,16 +290,20 @@ def _predicted(job: LiveJob, batch_size: int | None) -> tuple[Attainable | None,
     links = (rates if len(cluster.nodes) > 1 else []) + (
         [LinkRate("ranks of a host", min(inside))] if inside else []
     )
+    domain = control.agreed(
+        lambda: Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
+    )
+    report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)
         return control.agreed(lambda: None), tuple(links)
-    domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
     pool = JobPool(job, "job")
     try:
         until = pool.clock() + PROBE_SECONDS
         domain = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
     finally:
         pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
+    report(f"ranking {PROPOSALS:,} strategies by prediction")
     found: Attainable | None = control.agreed(lambda: attainable_in(domain))
     return found, tuple(links)
 

@@ -175,7 +175,9 @@ def _of_ranks(
 
         chosen = make_optimizer(optimizer, model)
         _check_step(target, lambda: step(model, chosen))
-        found = diagnose_job(step, model, chosen, iterations=iterations, predict=predict)
+        found = diagnose_job(
+            step, model, chosen, iterations=iterations, predict=predict, on_progress=say
+        )
         return found if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()

@@ -9,6 +9,7 @@ from autosync.api.cli.completion import complete_design
 from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
+    Accumulate,
     Batch,
     ClusterName,
     DatabaseUrl,
@@ -63,9 +64,7 @@ def predict(
             "their classes of links, transports and GPUs), none, or a name."
         ),
     ] = "auto",
-    accumulate: Annotated[
-        int, typer.Option(min=1, help="Batches whose gradients are added up before an update.")
-    ] = 1,
+    accumulate: Accumulate = 1,
     simulator: SimulatorName = "timeline",
     device: DeviceType = None,
     efficiency: Efficiency = None,

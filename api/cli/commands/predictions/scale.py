@@ -8,6 +8,7 @@ from autosync.api.cli.completion import complete_design
 from autosync.api.cli.console import number_of_ms, out, print_json, print_table, warn
 from autosync.api.cli.options import (
     DEFAULT_DATABASE,
+    Accumulate,
     Batch,
     ClusterName,
     DatabaseUrl,
@@ -51,9 +52,7 @@ def scale(
     batch: Batch = None,
     optimizer: Optimizer = None,
     step_seconds: StepSeconds = None,
-    accumulate: Annotated[
-        int, typer.Option(min=1, help="Batches whose gradients are added up before an update.")
-    ] = 1,
+    accumulate: Accumulate = 1,
     simulator: SimulatorName = "timeline",
     device: DeviceType = None,
     efficiency: Efficiency = None,
