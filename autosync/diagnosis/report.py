@@ -137,7 +137,7 @@ class Diagnosis:
             ["Mistakes", *(f"  {m.what}\n    -> {m.mend}" for m in self.mistakes)]
             if self.mistakes
             else [],
-            ["Messages of an iteration", *_message_lines(self)]
+            ["Messages of an iteration, as the profiler saw them", *_message_lines(self)]
             if self.breakdown.collectives
             else [],
             [f"Note: {note}" for note in self.notes],
@@ -167,7 +167,7 @@ class Diagnosis:
             rows=rows,
             facts=facts,
             mistakes=f"<h2>Mistakes</h2><ul>{mistakes}</ul>" if mistakes else "",
-            messages=f"<h2>Messages of an iteration</h2><table><tr>{head}</tr>{messages}</table>"
+            messages=f"<h2>Messages of an iteration, as the profiler saw them</h2><table><tr>{head}</tr>{messages}</table>"
             if messages
             else "",
             notes="".join(f"<p>{escape(note)}</p>" for note in self.notes),
@@ -233,8 +233,9 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
     if in_flight:
         found.append(f"{max(0.0, 1 - exposed / in_flight):.0%} of that time is hidden by compute.")
     if slowest := breakdown.slowest:
+        late = slowest.late / breakdown.iteration_seconds * diagnosis.seconds
         found.append(
-            f"Rank {slowest.rank} on {slowest.host} is last, {milliseconds(slowest.late)} after "
+            f"Rank {slowest.rank} on {slowest.host} is last, {milliseconds(late)} after "
             f"the others: {WHY[slowest.why]}."
         )
     elif len(breakdown.ranks) > 1:
@@ -254,7 +255,7 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
 WHY = {
     "compute": "its compute takes longer",
     "input": "it waits longer for its input",
-    "host or link": "neither its compute nor its input is slower, so its host or its link is",
+    "host or link": "its compute and its input are not slower, so look at its host and its link",
 }
 
 
