@@ -25,6 +25,7 @@ PARTS = (
 )
 """Of an iteration: names in `RankSeconds`, and for readers."""
 
+MESSAGES = "Messages of an iteration, as the profiler saw them"
 MOST_LISTED = 40
 """Collectives of an iteration that the page lists."""
 
@@ -137,9 +138,7 @@ class Diagnosis:
             ["Mistakes", *(f"  {m.what}\n    -> {m.mend}" for m in self.mistakes)]
             if self.mistakes
             else [],
-            ["Messages of an iteration, as the profiler saw them", *_message_lines(self)]
-            if self.breakdown.collectives
-            else [],
+            [MESSAGES, *_message_lines(self)] if self.breakdown.collectives else [],
             [f"Note: {note}" for note in self.notes],
         ]
         return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -167,7 +166,7 @@ class Diagnosis:
             rows=rows,
             facts=facts,
             mistakes=f"<h2>Mistakes</h2><ul>{mistakes}</ul>" if mistakes else "",
-            messages=f"<h2>Messages of an iteration, as the profiler saw them</h2><table><tr>{head}</tr>{messages}</table>"
+            messages=f"<h2>{MESSAGES}</h2><table><tr>{head}</tr>{messages}</table>"
             if messages
             else "",
             notes="".join(f"<p>{escape(note)}</p>" for note in self.notes),
