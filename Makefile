@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help install install-test browser quickstart test test-all check fix serve clean
+.PHONY: help install install-test browser quickstart test test-all check fix docs serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -50,6 +50,9 @@ check: .venv/.installed-test ## everything but the tests
 
 fix: .venv/.installed-test ## format and mend what can be mended, then check
 	scripts/check --fix --no-tests
+
+docs: .venv/.installed-test ## the documentation as a site, in build/site; a broken link is an error
+	$(BIN)/python scripts/build_docs.py
 
 serve: .venv/.installed ## the service and its dashboard on http://127.0.0.1:8080
 	$(BIN)/autosync serve

@@ -2,27 +2,26 @@
 and arguments of the client all derive from these models."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
-from autosync.domain import Optimizer, Profile, optimizer_named
+from autosync.compute_settings import AS_RECORDED, ComputeSettings
+from autosync.domain import MOST_ACCUMULATED, Optimizer, Profile, optimizer_named
 from autosync.errors import InvalidInput
 from autosync.optimizers import OptimizerName
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.settings import Acquisition, Settings
-from autosync.search.space import Space
-from autosync.strategy import Strategy
+from autosync.search.space import SPACES, SPACES_IN_WORDS, Space, SpaceName
 from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
+KeyScope = Literal["read", "tune", "worker", "admin"]
+"""What a key may do. read: every answer. tune: also tunings, models, clusters, predictions. worker:
+to take queued tunings and write what they measured, nothing else. admin: all."""
 LARGEST_COUNT = 10**9
 """Of anything that is counted: a column of 32 bits holds it. The operator's limits are lower."""
 SCALES = {"byte_scale": (1e-6, 1.0), "time_scale": (0.01, 1000.0)}
 """Least and most. Below a millionth every message of a model of 4 GB is smaller than a packet."""
-MOST_PROPOSALS = 30_000
-MOST_CLUSTERS = 8
-MOST_GIVEN = 64
-MOST_ACCUMULATED = 65_536
 MOST_TAGS = 10
 LONGEST_TAG = 40
 LONGEST_NOTE = 2000
@@ -36,6 +35,18 @@ def _optimizer(given: object) -> object:
         return optimizer_named(given) if isinstance(given, str) else given
     except InvalidInput as error:
         raise ValueError(f"{error.message} {error.remedy}") from None
+
+
+def _space(given: object) -> object:
+    if not isinstance(given, str):
+        return given
+    found = next((space for name, space in SPACES.items() if name == given), None)
+    if found is None:
+        raise ValueError(f"no space has that name; those that have one are {', '.join(SPACES)}")
+    return found
+
+
+SpaceOrName = Annotated[Space, BeforeValidator(_space, json_schema_input_type=SpaceName | Space)]
 
 
 class ModelSpec(BaseModel):
@@ -57,7 +68,17 @@ class ModelSpec(BaseModel):
         description="Its name, or what it keeps; by default adamw of a model with attention, else "
         "sgd_momentum.",
     )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=MOST_ACCUMULATED,
+        description="Batches whose gradients are added up before an update.",
+    )
     seed: int = Field(0, ge=0, lt=2**53, description="Of the whole search.")
+
+    @property
+    def compute_settings(self) -> ComputeSettings:
+        return AS_RECORDED
 
 
 class PlacedModelSpec(ModelSpec):
@@ -74,68 +95,13 @@ class PlacedModelSpec(ModelSpec):
 class DomainSpec(PlacedModelSpec):
     """A model on a cluster, and what may be chosen."""
 
-    space: Space = Field(
-        Space(), description="Allowances (which choices may be taken) and pins (which must be)."
+    space: SpaceOrName = Field(
+        Space(),
+        description="Allowances (which choices may be taken) and pins (which must be), or the name "
+        "of a space: "
+        + "; ".join(f"`{name}` is {words}" for name, words in SPACES_IN_WORDS.items())
+        + ".",
     )
-
-
-class PredictionSpec(ModelSpec):
-    proposals: int = Field(2000, ge=1, le=MOST_PROPOSALS, description="Strategies sampled.")
-    simulator: str = Field(
-        "learned",
-        max_length=32,
-        description="What predicts: a name as in POST /v1/tunings. `learned` has learned from "
-        "other domains' trials, as in `autosync rank`; `timeline` from none.",
-    )
-
-
-class RankSpec(PredictionSpec, DomainSpec):
-    """A model on a cluster, and how widely to look."""
-
-    top: int = Field(10, ge=1, le=256, description="Strategies answered.")
-
-
-class PredictSpec(PlacedModelSpec):
-    """Given strategies on a cluster that one need not have."""
-
-    strategies: list[str | Strategy] = Field(
-        [],
-        max_length=MOST_GIVEN,
-        description="Names of hand-designed strategies or of published methods, or strategies "
-        "themselves; by default all hand-designed ones.",
-    )
-    engine: str | None = Field(
-        None,
-        max_length=40,
-        description="System whose time a message is added (`bytescheduler`), or `none`; by default "
-        "that of the published method.",
-    )
-    constants: str = Field(
-        "auto",
-        max_length=40,
-        description="Fitted constants: `auto` by the cluster's name, `none`, or a name.",
-    )
-    compute_is_known: bool = Field(
-        False, description="Whether the profile is of known seconds, where it was not measured."
-    )
-    accumulate: int = Field(
-        1, ge=1, le=MOST_ACCUMULATED,
-        description="Batches whose gradients are added up before an update.",
-    )  # fmt: skip
-    simulator: str = Field("timeline", max_length=32, description="As in POST /v1/tunings.")
-
-
-class RentedCluster(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    cluster: str = Field(max_length=200, description="Its id, or the name of a bundled one.")
-    cost_per_hour: float | None = Field(None, ge=0, le=1e9, description="Of all of it.")
-
-
-class CompareSpec(PredictionSpec):
-    """A model on several clusters: what to rent."""
-
-    clusters: list[RentedCluster] = Field(min_length=1, max_length=MOST_CLUSTERS)
 
 
 class AdvancedSpec(BaseModel):

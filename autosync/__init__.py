@@ -1,8 +1,8 @@
 """AutoSync: the fastest exact gradient synchronization for a data-parallel PyTorch job.
 
-The files of this folder are the documents (graph, cluster, domain, strategy, population, bundle),
-with what reads, checks and profiles them. They import no package but `plan`, `importing` and the
-documents of `extensions`, and load no torch unless it is used.
+The files of this folder and of `cluster` are the documents (graph, cluster, domain, strategy,
+population, bundle), with what reads, checks and profiles them. They import no package but `plan`,
+`importing` and the documents of `extensions`, and load no torch unless it is used.
 """
 
 from importlib import import_module

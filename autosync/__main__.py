@@ -5,15 +5,15 @@
 
 import sys
 
-from autosync.extras import missing_extra
+from autosync.extras import failed_import
 
 
 def run() -> None:
     """The console script. The core alone has no command line, and says how to get it."""
     try:
         from autosync.api.cli.main import run as run_command
-    except ModuleNotFoundError as error:
-        refusal = missing_extra(error)
+    except ImportError as error:
+        refusal = failed_import(error)
         if refusal is None:
             raise
         sys.exit(f"Error: {refusal}")

@@ -1,4 +1,4 @@
-"""Which synchronizers, schedules and shares strategies may use: of a search, and of the limit."""
+"""The synchronizers, schedules and shares that a search, or the limit, may use."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
@@ -69,7 +69,7 @@ class Allowed:
         return self.placement
 
     def undivided(self) -> Self:
-        """The same, but that every rank holds the whole model."""
+        """The same, except that every rank holds the whole model."""
         return replace(self, placement=False)
 
     @property

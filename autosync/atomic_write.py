@@ -1,4 +1,4 @@
-"""Files that other processes may read at any moment: replaced whole or not at all."""
+"""Replaces files that other processes may read at any moment, whole or not at all."""
 
 import os
 import secrets
@@ -9,9 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def replaced_atomically(path: str | Path) -> Iterator[Path]:
-    """A draft beside `path` to write to, of a name of its own, since others may write `path` at the
-    same time: the last of them wins. At the end of the block it is flushed to disk and renamed to
-    `path`; if the block fails, `path` stays unchanged and the draft is removed."""
+    """Yields a draft file beside `path`, under a unique name: if several processes write `path` at
+    the same time, the last one wins. At the end of the block the draft is flushed to disk and
+    renamed to `path`. If the block fails, the draft is removed and `path` stays unchanged."""
     path = Path(path)
     draft = path.with_name(f".{secrets.token_hex(8)}.part")
     try:

@@ -1,19 +1,19 @@
-"""A bundle: what is shipped to a training script."""
+"""A bundle: the file that a training script gets."""
 
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict
 
 from autosync.atomic_write import replaced_atomically
-from autosync.documents import STRICT, from_data, from_json, to_json
+from autosync.documents import STRICT, UNLESS_ONE, from_data, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.extensions.document import ExtensionDocument
-from autosync.extensions.registry import verification_of
+from autosync.extensions.registry import of_plan, verification_of
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.plan.plan_document import upgraded
@@ -32,15 +32,17 @@ class VariableSpec:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of the strategy's speed and where it was measured.
+    """The strategy's measured speed and where it was measured.
 
     step_seconds, ddp_step_seconds: medians over interleaved repeats; None when never run.
+    accumulate: batches of an update, which the seconds are of.
     """
 
     predicted_seconds: float | None = None
     step_seconds: float | None = None
     ddp_step_seconds: float | None = None
     measured_on: str = ""
+    accumulate: Annotated[int, UNLESS_ONE] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
@@ -63,7 +65,7 @@ class Bundle:
 
 
 def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None) -> Bundle:
-    """Compile a verified strategy into what a training script needs.
+    """Compile a verified strategy into a bundle.
 
     Raises:
         NotSupported: it can be predicted, but not run; see `check_runnable`.
@@ -86,15 +88,16 @@ def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = 
 
 
 def with_extension(shipped: Bundle, entry: ExtensionDocument) -> Bundle:
-    """The same bundle with an extension beside its engine: it changes no message of the plan. What
-    was measured of the bundle was measured without, and is left out.
+    """The same bundle with an extension that changes no message of the plan. The bundle's
+    measurements were made without the extension, so they are left out.
 
     Raises:
         InvalidStrategy: the strategy cannot carry it; see `check_strategy` of its verification.
     """
     strategy = shipped.strategy.carrying(entry)
     verification_of(entry.key).check_strategy(strategy)
-    return replace(shipped, strategy=strategy, evidence=Evidence())
+    plan = replace(shipped.plan, extensions=of_plan(strategy.extensions))
+    return replace(shipped, strategy=strategy, plan=plan, evidence=Evidence())
 
 
 def save_bundle(shipped: Bundle, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Ends what takes long: whoever begins it holds a token, and what runs asks for it now and then.
+"""Cancels long work: its caller holds a token, and the work checks the token now and then.
 
 As with the cancel scopes of anyio, the token belongs to the thread of control and is not handed
 through every call: trials, rankings, fits and waits far below ask `check_cancelled`.
@@ -23,8 +23,8 @@ Item = TypeVar("Item")
 
 
 class Cancelled(BaseException):
-    """What runs here was asked to end, and why. No `Exception`, as asyncio's is none: what deals
-    with failures must not go on after it."""
+    """The running work was cancelled, with the reason. Not an `Exception`, like asyncio's
+    CancelledError, so that handlers of failures do not catch it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -55,8 +55,8 @@ _token: contextvars.ContextVar[CancellationToken | None] = contextvars.ContextVa
 
 @contextmanager
 def cancelled_by(token: CancellationToken) -> Iterator[None]:
-    """What runs in the block looks at this token. Threads that it starts do not, unless they are
-    given its work by `submit`."""
+    """Code in the block checks this token. Threads that it starts do not, unless `submit` gives
+    them their work."""
     before = _token.set(token)
     try:
         yield
@@ -65,7 +65,7 @@ def cancelled_by(token: CancellationToken) -> Iterator[None]:
 
 
 def check_cancelled() -> None:
-    """Raises Cancelled where the block that runs was asked to end."""
+    """Raises Cancelled if the running block was cancelled."""
     token = _token.get()
     if token is not None and token.cancelled:
         raise Cancelled(token.reason)
@@ -74,22 +74,22 @@ def check_cancelled() -> None:
 def submit(
     threads: futures.Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> "futures.Future[T]":
-    """Hand work to another thread, where it looks at this one's token."""
+    """Give work to another thread, where it checks this thread's token."""
     context = contextvars.copy_context()
     return threads.submit(lambda: context.run(work, *args, **kwargs))
 
 
 def result_of(future: "futures.Future[T]") -> T:
-    """What another thread has found, waited for. Raises Cancelled meanwhile."""
+    """Wait for another thread's result. Raises Cancelled if cancelled while waiting."""
     while not futures.wait((future,), POLL_SECONDS).done:
         check_cancelled()
     return future.result()
 
 
 def beside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` finds on another thread, so that a cancellation is answered here at once, even
-    while code that looks at no token (a compiler, a solver) still runs there to its own end. Where
-    nothing can be cancelled, it works here. Raises Cancelled."""
+    """Run `work` on another thread and return its result. So a cancellation takes effect here at
+    once, even while code that checks no token (a compiler, a solver) still runs there. Without a
+    token the work runs on this thread. Raises Cancelled."""
     if _token.get() is None:
         return work(*args, **kwargs)
     threads = futures.ThreadPoolExecutor(1)
@@ -100,8 +100,8 @@ def beside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def in_order(threads: int, work: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
-    """What other threads find for the items, in their order; one item more than threads is in hand
-    at most. Raises Cancelled meanwhile, and does not wait for what is in hand then."""
+    """Yield the results of other threads for the items, in order. At most one item more than
+    there are threads is in progress. Raises Cancelled, without waiting for items in progress."""
     pending: deque[futures.Future[T]] = deque()
     pool = futures.ThreadPoolExecutor(threads)
     try:
@@ -117,8 +117,8 @@ def in_order(threads: int, work: Callable[[Item], T], items: Iterable[Item]) -> 
 
 
 def wait_readable(file: "IO[str] | int", seconds: float) -> bool:
-    """Whether something can be read within so many seconds: data, or the end. Raises Cancelled
-    meanwhile."""
+    """Whether data or the end of the file can be read within this time. Raises Cancelled if
+    cancelled while waiting."""
     waiting = select.poll()
     waiting.register(file, select.POLLIN)
     until = time.monotonic() + seconds

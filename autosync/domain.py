@@ -2,18 +2,20 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from autosync.cluster import Cluster, Device
-from autosync.devices import DEVICE_TYPES
-from autosync.documents import STRICT, content_hash
+from autosync.cluster.devices import DEVICE_TYPES
+from autosync.documents import STRICT, UNLESS_ONE, content_hash
 from autosync.errors import InvalidInput
 from autosync.graph import ATTENTION, ITEM_BYTES, ModelGraph
 from autosync.optimizers import FOR_ATTENTION, FOR_OTHERS, KINDS
+
+MOST_ACCUMULATED = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ def optimizer_named(name: str) -> Optimizer:
 
 
 def usual_optimizer(graph: ModelGraph) -> Optimizer:
-    """What is assumed where nobody says: AdamW of a model with attention, else SGD with momentum,
-    as of one with sparse gradients, which AdamW does not take."""
+    """The default: AdamW for a model with attention, else SGD with momentum. Also SGD for sparse
+    gradients, which AdamW does not support."""
     if any(variable.sparse for variable in graph.variables) or not _attends(graph):
         return optimizer_named(FOR_OTHERS)
     return optimizer_named(FOR_ATTENTION)
@@ -99,8 +101,8 @@ PRODUCTS = frozenset({"bmm", "baddbmm", "matmul"})
 
 
 def _attends(graph: ModelGraph) -> bool:
-    """Whether there is fused attention, or a product of a softmax (dropout may lie between) and
-    something that is no variable."""
+    """Whether the graph has fused attention, or a product of a softmax (possibly after dropout)
+    with something that is not a variable."""
     weights: set[int] = set()
     for index, operation in enumerate(graph.operations):
         weighted = not operation.variables and not weights.isdisjoint(operation.inputs)
@@ -115,22 +117,31 @@ def _attends(graph: ModelGraph) -> bool:
 class Domain:
     """(G, D) with the batch, the profile and the optimizer.
 
-    batch_size: of one replica at an even share. The cluster carries the communication costs.
+    batch_size: of one replica at an even share. accumulate: batches whose gradients are added up
+    before an update; an iteration is all of them. The cluster carries the communication costs.
     """
 
     graph: ModelGraph
     cluster: Cluster
     profile: Profile
     optimizer: Optimizer = Optimizer()
+    accumulate: Annotated[int, UNLESS_ONE] = 1
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __hash__(self) -> int:
-        """Of few parts, as a graph's."""
+        """Uses few fields, like a graph's."""
         profile = self.profile
         return hash((self.graph, self.cluster.name, profile.device, profile.update_seconds))
 
     def __post_init__(self) -> None:
+        if not 1 <= self.accumulate <= MOST_ACCUMULATED:
+            raise InvalidInput(
+                f"gradients of {self.accumulate} batches cannot be added up.",
+                thing="accumulate",
+                value=self.accumulate,
+                remedy=f"Give 1, which is an update after every batch, to {MOST_ACCUMULATED}.",
+            )
         operations = len(self.graph.operations)
         for field in ("forward_seconds", "backward_seconds"):
             given = getattr(self.profile, field)
@@ -168,7 +179,7 @@ class Domain:
 
     @property
     def compute_seconds(self) -> float:
-        """Forward and backward on the cluster's fastest device."""
+        """Forward and backward of one batch on the cluster's fastest device."""
         factors = {self.profile.factor_on(d) for d in self.cluster.device_of_rank()}
         return self.profile.compute_seconds * min(factors)
 
@@ -197,7 +208,7 @@ class VariableTable:
     dims i64[V, 8]: the shape, filled up with 1; rank i8: dimensions.
     ready i32: position in the order in which gradients become ready.
     first_use i32: the first operation of the forward pass that consumes it.
-    sparse bool; touched_rows, factor_rows i64.
+    sparse bool; touched_rows, factor_rows i64: of all batches of an update.
     """
 
     size_bytes: NDArray[np.int64]
@@ -246,6 +257,8 @@ def _variable_table(domain: Domain) -> VariableTable:
     ready = np.empty(len(variables), dtype=np.int32)
     ready[list(domain.graph.gradient_order)] = np.arange(len(variables))
     first_use = [uses[0] if uses else 0 for uses in domain.graph.consumers()]
+    touched = np.array([variable.touched_rows for variable in variables], dtype=np.int64)
+    factor_rows = np.array([variable.factor_rows for variable in variables], dtype=np.int64)
     return VariableTable(
         size_bytes=np.array([variable.size_bytes for variable in variables], dtype=np.int64),
         elements=np.array([variable.elements for variable in variables], dtype=np.int64),
@@ -255,8 +268,8 @@ def _variable_table(domain: Domain) -> VariableTable:
         ready=ready,
         first_use=np.array(first_use, dtype=np.int32),
         sparse=np.array([variable.sparse for variable in variables], dtype=np.bool_),
-        touched_rows=np.array([variable.touched_rows for variable in variables], dtype=np.int64),
-        factor_rows=np.array([variable.factor_rows for variable in variables], dtype=np.int64),
+        touched_rows=np.minimum(domain.accumulate * touched, np.maximum(touched, dims[:, 0])),
+        factor_rows=domain.accumulate * factor_rows,
     )
 
 

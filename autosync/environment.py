@@ -1,5 +1,5 @@
-"""The environment variables that AutoSync reads, all of them, the name of this host, and the
-version of this installation."""
+"""All environment variables that AutoSync reads, the name of this host, and the version of this
+installation."""
 
 import os
 import socket
@@ -8,21 +8,21 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 HOST_VARIABLE = "AUTOSYNC_HOST"
-"""Names this rank's host where the host name does not."""
+"""Replaces the host name of this rank."""
 
 DATABASE_URL_VARIABLE = "AUTOSYNC_DATABASE_URL"
-"""Of the database, so that its password stands on no command line."""
+"""URL of the database. On a command line its password would be visible."""
 
 TOKEN_VARIABLE = "AUTOSYNC_TOKEN"
-"""What a client shows to a service: a key, or the operator's token. Of `serve`: that token, or
-several with names, NAME:TOKEN,NAME:TOKEN."""
+"""For a client: its key, or the operator's token. For `serve`: that token, or several with names,
+NAME:TOKEN,NAME:TOKEN."""
 
 LIMITS_VARIABLE = "AUTOSYNC_LIMITS"
-"""What the service lets its clients ask for: NAME=NUMBER, separated by commas."""
+"""Limits of the service's clients: NAME=NUMBER, separated by commas."""
 
 PREFIX_VARIABLE = "AUTOSYNC_PREFIX"
-"""How launcher `command` reaches a host. With the next two the operator of a worker says how hosts
-are reached; a request only names the launcher."""
+"""Prefix by which the launcher `command` reaches a host. The operator of a worker sets this and the
+next two; a request only names the launcher."""
 
 PYTHON_VARIABLE = "AUTOSYNC_PYTHON"
 """The interpreter on the hosts of launcher `command`."""
@@ -31,10 +31,10 @@ RAY_ADDRESS_VARIABLE = "AUTOSYNC_RAY_ADDRESS"
 """Head of the Ray cluster of launcher `ray`."""
 
 SHARE_GPUS_VARIABLE = "AUTOSYNC_SHARE_GPUS"
-"""`1` where ranks of trials may share a GPU: the operator of a worker says so."""
+"""`1` if ranks of trials may share a GPU. Set by the operator of a worker."""
 
 PASSED_VARIABLE = "AUTOSYNC_PASS"
-"""Further variables that trials get, by name, separated by commas."""
+"""Names of further variables that are passed to trials, separated by commas."""
 
 REPEATS_VARIABLE = "AUTOSYNC_REPEATS"
 """How often a disturbed pass is measured again (`trials.pool.process_pool`)."""
@@ -47,14 +47,15 @@ ALLOWED = (
     *("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "SSH_*", "KRB5*", "KUBECONFIG", "SLURM_*"),
     HOST_VARIABLE,
 )
-"""What Python, torch, its libraries and what reaches a host (ssh, srun, kubectl) read."""
+"""Variables that are read by Python, torch, its libraries and programs that reach a host (ssh,
+srun, kubectl)."""
 
 SECRET_WORDS = ("TOKEN", "PASSWORD", "SECRET", "CREDENTIAL", "JWT")
-"""A variable with one of them in its name is passed on only where it is named in full."""
+"""A variable with one of these words in its name is passed on only if its full name is given."""
 
 
 def allowed_environment(also: Iterable[str] = ()) -> dict[str, str]:
-    """Of this process's environment, what a process that runs trials may have.
+    """The part of this process's environment that a process running trials gets.
 
     also: further names, or patterns with `*`, for that process alone.
     """
@@ -76,14 +77,14 @@ def _is_secret(name: str) -> bool:
 
 
 def host_name() -> str:
-    """The name of this rank's host, by which ranks of one host know each other."""
+    """The name of this rank's host. Ranks with equal names share a host."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
 
 
 @cache
 def own_version() -> str:
-    """Of AutoSync, looked for once among all that is installed; in a clone that is not installed,
-    what its pyproject.toml says."""
+    """The version of AutoSync, looked up once among installed packages, or read from pyproject.toml
+    in a clone that is not installed."""
     import tomllib  # commands that answer at once do not load these
     from importlib import metadata
     from pathlib import Path

@@ -1,16 +1,17 @@
-"""Every error a user can meet, under one root."""
+"""All errors that a user can see, under one root."""
 
 LONGEST_MESSAGE = 2000
-"""A name in a file may be gigabytes."""
+"""Longer messages are cut: a name in a file may have gigabytes."""
 
 
 class AutosyncError(Exception):
-    """Root of all errors: says what is wrong with which value, and the way out.
+    """Root of all errors: states what is wrong, with which value, and the way out.
 
-    `thing` names what was refused (a field, file or resource), `value` is what was given,
-    `remedy` is what the user can do. The command line and the REST service print all three.
-    What was given may be as long as it likes: a message of more than LONGEST_MESSAGE characters is
-    cut.
+    `thing` names what the error is about (a field, file or resource), `value` is its value, as the
+    user gave it or as it was found, `remedy` is what the user can do. The command line and the
+    REST service print all three.
+    A message of more than LONGEST_MESSAGE characters is cut, since a given value may have any
+    length.
     """
 
     def __init__(self, message: str, *, thing: str = "", value: object = None, remedy: str = ""):
@@ -38,28 +39,28 @@ def _rebuild(
 
 
 class InvalidInput(AutosyncError):
-    """A document, file or argument that cannot be what it claims to be."""
+    """A document, file or argument is not valid."""
 
 
 class InvalidStrategy(AutosyncError):
-    """A strategy that cannot run on its domain, or does not synchronize it."""
+    """A strategy cannot run on its domain, or does not synchronize it."""
 
 
 class BudgetTooSmall(InvalidStrategy):
-    """A memory budget that holds no training step: with a larger one the strategy would run."""
+    """A memory budget is too small for a training step; with a larger one it would run."""
 
 
 class NotSupported(AutosyncError):
-    """A valid choice that this machine, backend or version cannot execute."""
+    """A choice is valid, but this machine, backend or version cannot execute it."""
 
 
 class DeviceMemoryExceeded(AutosyncError):
-    """More bytes were asked of an emulated device than it has."""
+    """More memory was requested of an emulated device than it has."""
 
 
 class NotTraceable(AutosyncError):
-    """A module whose dataflow graph cannot be recorded."""
+    """The dataflow graph of a module cannot be recorded."""
 
 
 class NotFound(AutosyncError):
-    """A name or identifier that nothing has."""
+    """Nothing has this name or identifier."""

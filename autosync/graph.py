@@ -27,11 +27,11 @@ Count = Annotated[int, COUNT]
 ATTENTION = "scaled_dot_product_attention"
 """The type of a fused attention, whichever kernel a device has for it."""
 MAX_VARIABLES = 65_535
-"""Populations number them in 16 bits."""
+"""Most variables: populations number them in 16 bits."""
 MAX_OPERATIONS = 250_000
-"""More is no recorded module, and would take gigabytes to read."""
+"""Most operations: no recorded module has more, and reading them would take gigabytes."""
 MAX_SHAPE = 64
-"""Dimensions of a tensor; torch's own limit."""
+"""Most dimensions of a tensor; torch's own limit."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -177,7 +177,7 @@ class ModelGraph:
                 self._refuse(f"gradient_after of {names[variable]}", operation_index, "is unknown")
 
     def __hash__(self) -> int:
-        """Of few parts, since caches ask for it often; equality compares all."""
+        """Uses few fields, because caches call it often; equality compares all."""
         return hash((self.name, self.batch_size, len(self.operations), len(self.variables)))
 
     def _check_operation(self, index: int, operation: Operation, variables: int) -> None:
@@ -224,7 +224,7 @@ class ModelGraph:
 
 
 def seen_by_count(graph: ModelGraph) -> dict[int, int]:
-    """How many operations were seen in how many of the example inputs, all of them first."""
+    """The number of operations by the number of example inputs that ran them, all inputs first."""
     counted = Counter(round(each.frequency * graph.examples) for each in graph.operations)
     return dict(sorted(counted.items(), reverse=True))
 

@@ -1,4 +1,4 @@
-"""Optimizers by name: what each keeps of a variable. Loads nothing, so that commands list them."""
+"""Optimizers by name, with the state of each. Loads no torch, so that commands can list them."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,8 +22,8 @@ OptimizerName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """state_tensors: tensors of a variable's size that it keeps, whatever their number of small
-    ones. elementwise: see `domain.Optimizer`. takes_sparse: whether it takes sparse gradients."""
+    """state_tensors: tensors of the variable's size in its state; small ones do not count.
+    elementwise: see `domain.Optimizer`. takes_sparse: whether it supports sparse gradients."""
 
     state_tensors: int
     elementwise: bool = True
@@ -47,8 +47,8 @@ KINDS: dict[str, OptimizerKind] = {
 
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 DENSE_OPTIMIZERS = frozenset(name for name, kind in KINDS.items() if not kind.takes_sparse)
-"""Those that take no sparse gradients."""
+"""Optimizers without support for sparse gradients."""
 
 FOR_ATTENTION: OptimizerName = "adamw"
 FOR_OTHERS: OptimizerName = "sgd_momentum"
-"""What is assumed of models where a request names none; also where gradients are sparse."""
+"""The default if a request names none, and for sparse gradients."""

@@ -1,4 +1,4 @@
-"""Many strategies as ragged arrays (CSR): what sampler, compiler and simulators work on."""
+"""Many strategies as ragged arrays (CSR), for the sampler, the compiler and the simulators."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
-from autosync.torch_engine import FullyShard
+from autosync.torch_engine import DdpArguments, FullyShard
 
 T = TypeVar("T")
 
@@ -54,9 +54,11 @@ class Population:
     """n strategies over V variables; N rows (shards) in all.
 
     layouts: table of replica layouts. options: table of options. engines: table of torch's engines,
-        the first of which is none. extensions: table of what strategies carry of extensions, the
-        first of which is nothing.
-    layout, engine u8[n], extension u16[n]: index into layouts, engines, extensions.
+        the first of which is none. ddp_arguments: table of arguments of torch's DDP, the first of
+        which is none. extensions: table of what strategies carry of extensions, the first of which
+        is nothing.
+    layout u8[n], engine, ddp, extension u16[n]: index into layouts, engines, ddp_arguments,
+        extensions.
     order u8[n]: `codes.Order`. slice_bytes i64[n].
     overlap bool[n]: synchronization may run into the next forward pass.
     idle_gather bool[n]: of such, all-gathers also start during backward, when nothing is in flight.
@@ -72,9 +74,11 @@ class Population:
     layouts: tuple[tuple[Replica, ...], ...]
     options: tuple[Option, ...]
     engines: tuple[FullyShard | None, ...]
+    ddp_arguments: tuple[DdpArguments | None, ...]
     extensions: tuple[Entries, ...]
     layout: NDArray[np.uint8]
-    engine: NDArray[np.uint8]
+    engine: NDArray[np.uint16]
+    ddp: NDArray[np.uint16]
     extension: NDArray[np.uint16]
     order: NDArray[np.uint8]
     slice_bytes: NDArray[np.int64]
@@ -109,11 +113,11 @@ class Population:
         return replace(self, first=first, **taken)
 
     def entry(self, index: int, kind: type[T]) -> T | None:
-        """What one strategy carries of an extension; None where nothing."""
+        """One strategy's document of an extension; None if it has none."""
         return entry_of(self.extensions[self.extension[index]], kind)
 
     def carrying(self, kind: type[Any]) -> NDArray[np.bool_]:
-        """`(n,)`: whether each strategy carries something of an extension."""
+        """`(n,)`: whether each strategy has a document of an extension."""
         carried = [entry_of(entries, kind) is not None for entries in self.extensions]
         return np.array(carried, dtype=np.bool_)[self.extension]
 
@@ -129,6 +133,7 @@ class Population:
 BY_STRATEGY = (
     "layout",
     "engine",
+    "ddp",
     "extension",
     "order",
     "slice_bytes",
@@ -155,15 +160,18 @@ def concatenate(populations: Sequence[Population]) -> Population:
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
     engines: dict[FullyShard | None, int] = {None: 0}
+    arguments: dict[DdpArguments | None, int] = {None: 0}
     extensions: dict[Entries, int] = {(): 0}
-    layout, option, engine, extension = [], [], [], []
+    layout, option, engine, ddp, extension = [], [], [], [], []
     for population in populations:
         codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
         layout.append(np.array(codes, dtype=np.uint8)[population.layout])
         codes = [options.setdefault(item, len(options)) for item in population.options]
         option.append(np.array(codes, dtype=np.uint16)[population.option])
         codes = [engines.setdefault(item, len(engines)) for item in population.engines]
-        engine.append(np.array(codes, dtype=np.uint8)[population.engine])
+        engine.append(np.array(codes, dtype=np.uint16)[population.engine])
+        codes = [arguments.setdefault(item, len(arguments)) for item in population.ddp_arguments]
+        ddp.append(np.array(codes, dtype=np.uint16)[population.ddp])
         codes = [extensions.setdefault(item, len(extensions)) for item in population.extensions]
         extension.append(np.array(codes, dtype=np.uint16)[population.extension])
     counts = np.concatenate([np.diff(population.first) for population in populations])
@@ -173,11 +181,13 @@ def concatenate(populations: Sequence[Population]) -> Population:
     }
     joined |= {"layout": np.concatenate(layout), "option": np.concatenate(option)}
     joined |= {"engine": np.concatenate(engine), "extension": np.concatenate(extension)}
+    joined |= {"ddp": np.concatenate(ddp)}
     first = np.concatenate(([0], np.cumsum(counts)))
     return Population(
         layouts=tuple(layouts),
         options=tuple(options),
         engines=tuple(engines),
+        ddp_arguments=tuple(arguments),
         extensions=tuple(extensions),
         first=first,
         **joined,
@@ -199,6 +209,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
     engines: dict[FullyShard | None, int] = {None: 0}
+    arguments: dict[DdpArguments | None, int] = {None: 0}
     extensions: dict[Entries, int] = {(): 0}
     names = [variable.name for variable in domain.graph.variables]
     for strategy in strategies:
@@ -206,6 +217,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
             raise _different_variables(strategy, names)
     choices = [strategy.choices for strategy in strategies]
     engine = [engines.setdefault(strategy.engine, len(engines)) for strategy in strategies]
+    ddp = [arguments.setdefault(each.schedule.ddp, len(arguments)) for each in strategies]
     carried = [extensions.setdefault(each.extensions, len(extensions)) for each in strategies]
     head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
@@ -217,9 +229,11 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
         layouts=tuple(layouts),
         options=tuple(options),
         engines=tuple(engines),
+        ddp_arguments=tuple(arguments),
         extensions=tuple(extensions),
         layout=head[0].astype(np.uint8),
-        engine=np.array(engine, dtype=np.uint8),
+        engine=np.array(engine, dtype=np.uint16),
+        ddp=np.array(ddp, dtype=np.uint16),
         extension=np.array(carried, dtype=np.uint16),
         order=head[1].astype(np.uint8),
         slice_bytes=head[2].copy(),
@@ -325,6 +339,7 @@ def decode(population: Population, index: int, domain: Domain) -> Strategy:
             overlap_forward=bool(population.overlap[index]),
             positions=positions,
             gather="when_idle" if population.idle_gather[index] else "next_forward",
+            ddp=population.ddp_arguments[population.ddp[index]],
         ),
         engine=population.engines[population.engine[index]],
         extensions=population.extensions[population.extension[index]],

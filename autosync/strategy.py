@@ -19,7 +19,7 @@ from autosync.documents import (
 from autosync.errors import InvalidStrategy
 from autosync.extensions.document import ExtensionDocument
 from autosync.extensions.registry import Entries, entry_of, flat_schema, in_order
-from autosync.torch_engine import FullyShard
+from autosync.torch_engine import DdpArguments, FullyShard
 
 EncodingName = Literal["none", "fp16", "bf16", "powersgd"]
 Algorithm = Literal["ring", "tree", "hierarchical"]
@@ -79,7 +79,7 @@ class ParameterServer:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum everywhere.
+    """Every replica gets the sum.
 
     device_order: ranks along an explicit ring; empty leaves the order to the backend.
     """
@@ -221,6 +221,7 @@ class Schedule:
         may run into the next forward pass: `next_forward`, in the order in which it uses them
         (DeAR), or `when_idle`, in backward, too: as soon as nothing else is on the wire, or as an
         owner has them, since its links carry them in the other direction.
+    ddp: for `ddp`, what torch's DDP is given beside its bucket size; None where nothing.
     """
 
     order: OrderName = "fifo"
@@ -228,6 +229,7 @@ class Schedule:
     overlap_forward: bool = False
     positions: tuple[int, ...] = ()
     gather: Annotated[GatherTime, UNLESS_NEXT_FORWARD] = "next_forward"
+    ddp: Annotated[DdpArguments | None, UNLESS_NONE] = None
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __post_init__(self) -> None:
@@ -243,6 +245,13 @@ class Schedule:
                 "they belong to the explicit order, one per shard.",
                 thing="schedule.positions",
                 value=len(self.positions),
+            )
+        if self.ddp is not None and self.order != "ddp":
+            raise InvalidStrategy(
+                f"schedule.ddp has arguments of torch's DDP under order {self.order!r}.",
+                thing="schedule.ddp",
+                value=self.order,
+                remedy='Leave them out, or use order "ddp".',
             )
 
 
@@ -274,17 +283,17 @@ class Strategy:
         return flat_schema(cls, handler)
 
     def extension(self, kind: type[T]) -> T | None:
-        """What it carries of an extension, by the type of its document; None where nothing."""
+        """Its document of an extension, by the document's type; None if it has none."""
         return entry_of(self.extensions, kind)
 
     def carrying(self, *documents: ExtensionDocument) -> "Strategy":
-        """The same strategy with these in place of what it carries of their extensions."""
+        """The same strategy with these documents in place of its own of the same extensions."""
         keys = {document.key for document in documents}
         others = (each for each in self.extensions if each.key not in keys)
         return replace(self, extensions=(*others, *documents))
 
     def without(self, kind: type[ExtensionDocument]) -> "Strategy":
-        """The same strategy with nothing of this extension."""
+        """The same strategy without this extension."""
         kept = tuple(each for each in self.extensions if each.key != kind.key)
         return replace(self, extensions=kept)
 

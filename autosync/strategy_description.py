@@ -1,12 +1,13 @@
 """Strategies in words, for ranked tables and reports."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from autosync.domain import Domain
 from autosync.extensions.registry import verification_of
 from autosync.graph import ITEM_BYTES, Variable
 from autosync.strategy import (
+    EXACT,
     AllGather,
     AllReduce,
     Factors,
@@ -17,10 +18,11 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
+from autosync.torch_engine import DDP_BUCKET_BYTES, FullyShard
 from autosync.units import MIB
 
 NAMED = 2
-"""At most so many variables are called by name."""
+"""At most this many variables are named."""
 
 
 def describe(strategy: Strategy, domain: Domain | None = None) -> str:
@@ -37,10 +39,13 @@ def describe(strategy: Strategy, domain: Domain | None = None) -> str:
 def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
     if strategy.engine is not None:
         units = _groups(strategy.choices)
-        return f"torch's {engine_name(strategy)} in {units} {'unit' if units == 1 else 'units'}"
+        words = f"torch's {engine_name(strategy)} in {units} {'unit' if units == 1 else 'units'}"
+        return "; ".join((words, *sharding_details(strategy, strategy.engine)))
     if strategy.schedule.order == "ddp":
         buckets = _groups(strategy.choices)
-        words = f"torch's DDP with its own {buckets} {'bucket' if buckets == 1 else 'buckets'}"
+        counted = f"{buckets} {'bucket' if buckets == 1 else 'buckets'}"
+        limits = bucket_sizes(strategy)
+        words = f"torch's DDP with {f'{limits}: ' if limits else 'its own '}{counted}"
         hook = hook_name(strategy)
         return f"{words} and its {hook} hook" if hook else words
     sizes = _shard_bytes(strategy, domain)
@@ -64,8 +69,31 @@ def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
     return "; ".join(phrases)
 
 
+def sharding_details(strategy: Strategy, engine: FullyShard) -> Iterator[str]:
+    """The options of `fully_shard`, besides units and mesh, that differ from torch's default."""
+    blocks = len(engine.units)
+    if 0 < engine.kept_units < blocks:
+        root = _groups(strategy.choices) - blocks  # 0 where it holds no variable
+        yield f"{engine.kept_units + root} units keep their values until backward"
+    for ranks in engine.smaller_groups:
+        count = engine.resharding.count(ranks)
+        which = "units" if count == blocks else f"{count} units"
+        yield f"{which} reshard within groups of {ranks} ranks"
+    ahead = engine.forward_prefetch, engine.backward_prefetch
+    if ahead != (1, 1):
+        yield "prefetching {} in forward, {} in backward".format(*ahead)
+    if engine.param_dtype:
+        yield f"values gathered and computed with in {engine.param_dtype}"
+    if engine.kept_between_batches:
+        also = " and values" if engine.kept_between_batches == "values" else ""
+        yield f"whole gradients{also} kept between batches"
+    encoding = getattr(strategy.choices[0].shards[0], "encoding", EXACT)
+    if encoding != EXACT:
+        yield f"gradients reduced in {encoding.name}"
+
+
 def engine_name(strategy: Strategy) -> str:
-    """What torch's engine of the strategy is known as; empty without one."""
+    """The name of the strategy's torch engine; empty without one."""
     engine, world = strategy.engine, len(strategy.replicas)
     if engine is None:
         return ""
@@ -75,8 +103,17 @@ def engine_name(strategy: Strategy) -> str:
     return f"{name.replace('FSDP2', 'HSDP')} over groups of {engine.shard_ranks} ranks"
 
 
+def bucket_sizes(strategy: Strategy) -> str:
+    """The argument of torch's DDP that sets the bucket sizes; empty for DDP's own sizes."""
+    size_bytes, arguments = strategy.schedule.slice_bytes, strategy.schedule.ddp
+    if arguments is not None and arguments.bucket_limits_bytes:
+        return f"bucket_cap_mb_list of {len(arguments.bucket_limits_bytes)} sizes"
+    usual = size_bytes in (0, DDP_BUCKET_BYTES)
+    return "" if usual else f"bucket_cap_mb={size_bytes / MIB:.4g}"
+
+
 def hook_name(strategy: Strategy) -> str:
-    """Of the communication hook on torch's DDP; empty where messages are sent as they are."""
+    """The name of the communication hook on torch's DDP; empty without one."""
     shards = (shard for choice in strategy.choices for shard in choice.shards)
     for shard in shards:
         if isinstance(shard, AllReduce) and shard.encoding.name != "none":
@@ -168,25 +205,26 @@ def _shard_bytes(strategy: Strategy, domain: Domain | None) -> list[list[int]]:
     if domain is None:
         return [[1] * len(choice.shards) for choice in strategy.choices]
     both = zip(domain.graph.variables, strategy.choices, strict=True)
-    return [_bytes_of_shards(variable, choice) for variable, choice in both]
+    return [_bytes_of_shards(variable, choice, domain.accumulate) for variable, choice in both]
 
 
-def _bytes_of_shards(variable: Variable, choice: VariableChoice) -> list[int]:
+def _bytes_of_shards(variable: Variable, choice: VariableChoice, batches: int) -> list[int]:
     lengths, kinds = choice.partition.lengths, {type(shard): shard for shard in choice.shards}
-    whole = {kind: _sent_bytes(variable, shard) for kind, shard in kinds.items()}
+    whole = {kind: _sent_bytes(variable, shard, batches) for kind, shard in kinds.items()}
     total = sum(lengths)
     both = zip(lengths, choice.shards, strict=True)
     return [whole[type(shard)] * length // total for length, shard in both]
 
 
-def _sent_bytes(variable: Variable, shard: Synchronizer) -> int:
-    """Of a whole variable: touched rows when sparse, K(M+N) elements by factors."""
+def _sent_bytes(variable: Variable, shard: Synchronizer, batches: int) -> int:
+    """Of a whole variable: touched rows when sparse, K(M+N) elements by factors, each of all
+    batches of an update."""
     if variable.sparse:
-        touched = min(variable.touched_rows, variable.shape[0])
+        touched = min(batches * variable.touched_rows, variable.shape[0])
         return variable.size_bytes * touched // variable.shape[0]
     if isinstance(shard, Factors):
         sides = variable.shape[0] + variable.elements // variable.shape[0]
-        return variable.factor_rows * sides * ITEM_BYTES[variable.dtype]
+        return batches * variable.factor_rows * sides * ITEM_BYTES[variable.dtype]
     return variable.size_bytes
 
 

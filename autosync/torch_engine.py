@@ -1,14 +1,71 @@
-"""torch's `fully_shard` as a choice of strategies, and the modules that it gathers as one."""
+"""Arguments of torch's own engines as choices of strategies: DistributedDataParallel, and
+`fully_shard` with the modules that it gathers as one."""
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from autosync.documents import STRICT
+from autosync.documents import (
+    LARGEST_COUNT,
+    STRICT,
+    UNLESS_EMPTY,
+    UNLESS_FALSE,
+    UNLESS_NO_ITEMS,
+    UNLESS_ONE,
+)
 from autosync.errors import InvalidStrategy
+from autosync.units import MIB
+
+DDP_BUCKET_BYTES = 25 * MIB
+"""torch's DistributedDataParallel default, `bucket_cap_mb=25`."""
+
+DDP_FIRST_BUCKET_BYTES = MIB
+"""torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
+
+
+@dataclass(frozen=True, slots=True)
+class DdpArguments:
+    """Arguments of torch's DistributedDataParallel beside one size of all buckets, which is
+    `Schedule.slice_bytes`.
+
+    bucket_limits_bytes: of the first, the second, ... bucket of each type, the last for all that
+        follow (`bucket_cap_mb_list`); empty for one size.
+    gradient_as_bucket_view: gradients are views of the buckets that are reduced.
+    """
+
+    bucket_limits_bytes: Annotated[tuple[int, ...], UNLESS_NO_ITEMS] = ()
+    gradient_as_bucket_view: Annotated[bool, UNLESS_FALSE] = False
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __post_init__(self) -> None:
+        limits = self.bucket_limits_bytes
+        if len(limits) == 1 or any(not 0 < limit <= LARGEST_COUNT for limit in limits):
+            raise InvalidStrategy(
+                f"schedule.ddp.bucket_limits_bytes is {limits[:8]}.",
+                thing="schedule.ddp.bucket_limits_bytes",
+                value=limits[:8],
+                remedy="Give two sizes or more, in bytes; a single one is schedule.slice_bytes.",
+            )
+
+
+Unit = str | tuple[str, ...]
+"""A module by its name, or several that are gathered and reduced as one."""
+
+HalfName = Literal["bf16", "fp16"]
+
+Kept = Literal["", "gradients", "values"]
+"""What a rank keeps whole between the batches of one update: nothing; gradients; or the gathered
+values, too."""
+
+Reshard = bool | int
+"""Whether a unit gives its values back after its forward; a number of ranks: each keeps a part of
+them, and so many consecutive ranks hold the whole."""
+
+MOST_PREFETCHED = 8
+"""Units that may be gathered ahead; what is gathered is held as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +73,37 @@ class FullyShard:
     """torch's own FSDP2: each rank of a shard group holds one part of every parameter, of its
     gradient and of its optimizer state (torch.distributed.fsdp.fully_shard).
 
-    units: names of modules, each gathered and reduced as one. What none of them holds belongs to
-        the model itself: the root unit.
+    units: modules, or lists of modules, each gathered and reduced as one. Prefetching takes their
+        order for that of the forward pass. What none of them holds belongs to the model itself:
+        the root unit.
     shard_ranks: consecutive ranks that form a shard group. Where they are not all ranks, groups
         all-reduce what they have reduced: HSDP.
     reshard_after_forward: give a unit's values back after its forward, and gather them again for
-        its backward (ZeRO-3); otherwise they stay until its backward is over (ZeRO-2). The root
-        keeps its values, as torch has it by default.
+        its backward (ZeRO-3); otherwise they stay until its backward is over (ZeRO-2). A number
+        of ranks, a divisor of `shard_ranks`: keep parts that so many consecutive ranks gather
+        again among themselves, those of a node for instance. One value for all units, or one for
+        each. The root keeps its values, as torch has it by default.
+    param_dtype: the type in which values are gathered and computed with, and in which gradients
+        are made, where that is not the variables' own; a rank's part, which the optimizer updates,
+        stays in that. Gradients are reduced in the variables' own type unless their shards have an
+        encoding.
+    forward_prefetch, backward_prefetch: units whose gathers are asked for while one computes. 1 is
+        what torch does by itself; more is `set_modules_to_forward_prefetch` and
+        `set_modules_to_backward_prefetch`.
+    kept_between_batches: where the gradients of several batches are added up before an update, what
+        a rank keeps whole from one to the next. Nothing: each batch reduces its gradients, as torch
+        does by itself. `gradients`: the last batch alone reduces them
+        (`set_requires_gradient_sync`). `values`: gradients, and the values that backward has
+        gathered, which the next forward pass needs (`set_reshard_after_backward`).
     """
 
-    units: tuple[str, ...]
+    units: tuple[Unit, ...]
     shard_ranks: int
-    reshard_after_forward: bool = True
+    reshard_after_forward: Reshard | tuple[Reshard, ...] = True
+    forward_prefetch: Annotated[int, UNLESS_ONE] = 1
+    backward_prefetch: Annotated[int, UNLESS_ONE] = 1
+    param_dtype: Annotated[HalfName | Literal[""], UNLESS_EMPTY] = ""
+    kept_between_batches: Annotated[Kept, UNLESS_EMPTY] = ""
     kind: Literal["fully_shard"] = "fully_shard"
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -39,22 +115,116 @@ class FullyShard:
                 value=self.shard_ranks,
                 remedy="Give all ranks for FSDP2, those of a node for HSDP.",
             )
-        if len(set(self.units)) != len(self.units) or "" in self.units:
+        _check_modules(self.units)
+        one_by_one = self.reshard_after_forward
+        if isinstance(one_by_one, tuple) and len(one_by_one) != len(self.units):
             raise InvalidStrategy(
-                "engine.units names a module twice, or the root, which needs no name.",
-                thing="engine.units",
-                value=self.units[:8],
+                f"engine.reshard_after_forward has {len(one_by_one)} values for "
+                f"{len(self.units)} units.",
+                thing="engine.reshard_after_forward",
+                value=len(one_by_one),
+                remedy="Give one for each unit, or one for all.",
             )
+        for ranks in self.smaller_groups:
+            if ranks < 2 or ranks >= self.shard_ranks or self.shard_ranks % ranks:
+                raise InvalidStrategy(
+                    f"engine.reshard_after_forward is {ranks} ranks of {self.shard_ranks}.",
+                    thing="engine.reshard_after_forward",
+                    value=ranks,
+                    remedy="Give a divisor of shard_ranks that is neither 1 nor all, such as the "
+                    "ranks of a node; true or false otherwise.",
+                )
+        if isinstance(one_by_one, tuple) and len(set(one_by_one)) == 1:
+            object.__setattr__(self, "reshard_after_forward", one_by_one[0])
+        for name in ("forward_prefetch", "backward_prefetch"):
+            if not 1 <= getattr(self, name) <= MOST_PREFETCHED:
+                raise InvalidStrategy(
+                    f"engine.{name} is {getattr(self, name)}.",
+                    thing=f"engine.{name}",
+                    value=getattr(self, name),
+                    remedy=f"Give 1, which is what torch does by itself, to {MOST_PREFETCHED}.",
+                )
 
     def unit_of(self, variable: str) -> int:
         """The unit that holds a variable, by its name: the innermost one; `len(units)` is the
         root."""
-        held = [i for i, unit in enumerate(self.units) if variable.startswith(f"{unit}.")]
-        return max(held, key=lambda i: len(self.units[i]), default=len(self.units))
+        held = [
+            (len(module), unit)
+            for unit, modules in enumerate(self.units)
+            for module in modules_of(modules)
+            if variable.startswith(f"{module}.")
+        ]
+        return max(held, default=(0, len(self.units)))[1]
+
+    @property
+    def resharding(self) -> tuple[Reshard, ...]:
+        """`reshard_after_forward` of each unit, without the root."""
+        each = self.reshard_after_forward
+        return each if isinstance(each, tuple) else (each,) * len(self.units)
 
     def keeps_values(self, unit: int) -> bool:
         """Whether a unit's gathered values stay from its forward to its backward."""
-        return not self.reshard_after_forward or unit == len(self.units)
+        return unit == len(self.units) or not self.resharding[unit]
+
+    def gathers_again_over(self, unit: int) -> int:
+        """Ranks among which a unit's values are gathered for its backward; 0 where they stay."""
+        if self.keeps_values(unit):
+            return 0
+        each = self.resharding[unit]
+        return self.shard_ranks if each is True else each
+
+    @property
+    def smaller_groups(self) -> tuple[int, ...]:
+        """Numbers of ranks to which units reshard, where that is not their whole shard group."""
+        each = self.reshard_after_forward
+        values = each if isinstance(each, tuple) else (each,)
+        return tuple(dict.fromkeys(ranks for ranks in values if not isinstance(ranks, bool)))
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Numbers of ranks that share values at some time, the shard group's first."""
+        return (self.shard_ranks, *self.smaller_groups)
+
+    @property
+    def kept_units(self) -> int:
+        """How many units, the root aside, keep their values."""
+        return sum(not each for each in self.resharding)
+
+
+def modules_of(unit: Unit) -> tuple[str, ...]:
+    return (unit,) if isinstance(unit, str) else unit
+
+
+def unit_of_modules(modules: Sequence[str]) -> Unit:
+    """Of one or more."""
+    return modules[0] if len(modules) == 1 else tuple(modules)
+
+
+def _check_modules(units: tuple[Unit, ...]) -> None:
+    """Raises InvalidStrategy where no calls of `fully_shard` make these units."""
+    names = [name for unit in units for name in modules_of(unit)]
+    if len(set(names)) != len(names) or "" in names:
+        raise InvalidStrategy(
+            "engine.units names a module twice, or the root, which needs no name.",
+            thing="engine.units",
+            value=units[:8],
+        )
+    for unit in units:
+        if isinstance(unit, tuple) and len(unit) < 2:
+            raise InvalidStrategy(
+                f"engine.units has a list of {len(unit)} modules.",
+                thing="engine.units",
+                value=unit,
+                remedy="Give the name of a single module without a list.",
+            )
+        for one in modules_of(unit):
+            if inner := [each for each in modules_of(unit) if each.startswith(f"{one}.")]:
+                raise InvalidStrategy(
+                    f"engine.units lists {inner[0]!r} beside {one!r}, which holds it.",
+                    thing="engine.units",
+                    value=unit,
+                    remedy="Leave the inner one out, or make it a unit of its own.",
+                )
 
 
 def usual_units(variables: Sequence[str]) -> tuple[str, ...]:

@@ -15,6 +15,11 @@ def milliseconds(seconds: float | None) -> str:
     return f"{value:,.{digits}f} ms"
 
 
+def milliseconds_between(low_seconds: float, high_seconds: float) -> str:
+    """`118.2 to 131.0 ms`, each end as `milliseconds` writes it."""
+    return f"{milliseconds(low_seconds).removesuffix(' ms')} to {milliseconds(high_seconds)}"
+
+
 def scales_in_words(byte_scale: float, time_scale: float) -> str:
     """`1/64 of the bytes, 2 times slower`; empty where neither is scaled."""
     words = []

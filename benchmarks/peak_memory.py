@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import socket
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,9 @@ from autosync.profiling import estimate_profile
 from autosync.search.designs.design_table import DESIGNS, TORCH_DESIGNS
 from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.strategy import Strategy
+from autosync.simulator.sharded_strategy import held_units, sharded_by
+from autosync.strategy import Encoding, Strategy
+from autosync.torch_engine import FullyShard
 from autosync.trials.request_names import BackendName
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from benchmarks.gpu.ranks import machine_facts, on_ranks, write_json
@@ -49,7 +51,22 @@ NAMES = (
     "ddp", "all_reduce_25mb", "priority_sliced", "reduce_scatter_25mb", "dear", "zero1",
     "ps_one_server", "ps_load_balanced", "fsdp2", "zero2", "ddp_bf16", "ddp_fp16", "ddp_powersgd",
 )  # fmt: skip
-HYBRID = ("hsdp", "hsdp_zero2")
+SHARDINGS: dict[str, Callable[[tuple[str, ...], int], FullyShard]] = {
+    "fsdp2_kept": lambda units, ranks: FullyShard(
+        units, ranks, tuple(unit not in units[-2:] for unit in units)
+    ),
+    "fsdp2_merged": lambda units, ranks: FullyShard((units[:2], units[2:]), ranks),
+    "fsdp2_one_unit": lambda units, ranks: FullyShard((units,), ranks),
+    "fsdp2_prefetch": lambda units, ranks: FullyShard(units, ranks, True, 3, 3),
+    "fsdp2_bf16": FullyShard,
+    "fsdp2_computed_in_bf16": lambda units, ranks: FullyShard(units, ranks, param_dtype="bf16"),
+    "fsdp2_within_nodes": lambda units, ranks: FullyShard(units, ranks, 2),
+}
+"""Choices of torch's `fully_shard` from the modules that one would wrap by hand, three or more, and
+the ranks: the last two units keep their values, two units or one in all, three units gathered
+ahead, gradients reduced in bf16, values gathered and computed with in bf16, values in parts over
+two ranks from forward to backward."""
+HYBRID = ("hsdp", "hsdp_zero2", "fsdp2_within_nodes")
 """On two nodes of two ranks each."""
 STEP = "measured step"
 COLLECTIVE = "c10d::"
@@ -75,15 +92,24 @@ def main() -> None:
         domain = domain_of(model, int(batch), options.optimizer, backend=options.backend)
         table.add(named, measure.alone(domain), predicted_alone(domain))
     model, batch = options.strategies.split(":")
-    for designs, ranks in ((NAMES, 1), (HYBRID, 2)):
+    of_two = [name for name in (*NAMES, *SHARDINGS) if name not in HYBRID]
+    for designs, ranks in ((of_two, 1), (HYBRID, 2)):
         domain = domain_of(model, int(batch), options.optimizer, ranks, options.backend)
         for name in designs:
             if options.designs is not None and name not in options.designs:
                 continue
-            strategy = (DESIGNS | TORCH_DESIGNS)[name](domain)
+            strategy = built(name, domain)
             measured, told = measure.on_ranks(domain, strategy), predicted_on(domain, strategy)
             for rank, both in enumerate(zip(measured, told, strict=True)):
                 table.add(f"{options.strategies} {name}, rank {rank}", *both)
+
+
+def built(name: str, domain: Domain) -> Strategy:
+    if name not in SHARDINGS:
+        return (DESIGNS | TORCH_DESIGNS)[name](domain)
+    encoding = Encoding("bf16" if name == "fsdp2_bf16" else "none")
+    engine = SHARDINGS[name](held_units(domain), domain.world_size)
+    return sharded_by(domain, engine, encoding)
 
 
 class Table:
@@ -332,7 +358,7 @@ def attached_to(job: Job, bundle: Bundle, groups: ReusedGroups) -> TrialAttachme
     """As in a trial, but for `fully_shard`, of which a trial makes a copy of the model."""
     if bundle.plan.sharding is None:
         return attach(job.model, job.optimizer, bundle, 1.0, groups)
-    autosync.distribute(job.model, job.optimizer, bundle)
+    autosync.distribute(job.model, job.optimizer, bundle, allow_lossy=True)
     return TrialAttachment(job.model, lambda: None, lambda: None)
 
 

@@ -1,6 +1,8 @@
-"""Photograph a tuning's page on the dashboard in a real browser: its head, and below it why.
+"""Photograph a tuning's page on the dashboard in a real browser: its head, and below it why. For
+the tutorial: the head of its tuning, and the page that `autosync diagnose -o page.html` wrote.
 
 .venv/bin/python scripts/dashboard_pictures.py autosync.db TUNING docs/pictures
+.venv/bin/python scripts/dashboard_pictures.py autosync.db TUNING docs/pictures --tutorial page.html
 """
 
 import argparse
@@ -19,10 +21,12 @@ import httpx
 from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-PARTS = (
-    ("dashboard.png", "light", {"width": 1160, "height": 1060}, "body"),
+HEAD = ("light", {"width": 1160, "height": 1060}, "body")
+DASHBOARD = (
+    ("dashboard.png", *HEAD),
     ("dashboard_why.png", "dark", {"width": 1160, "height": 1900}, "#why"),
 )
+TUTORIAL = (("tutorial_tuning.png", *HEAD),)
 """File, colours, pixels, and where the picture begins."""
 SERVER = (
     "import sys; from autosync.api.http.access.access_rules import Access; "
@@ -37,18 +41,23 @@ def main() -> None:
     parser.add_argument("database", type=Path, help="an SQLite file; it is copied, not changed")
     parser.add_argument("tuning", help="its id")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--tutorial", type=Path, metavar="PAGE", help="of its diagnosis")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         copied = Path(folder) / "copied.db"
         shutil.copy(given.database, copied)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         with served(f"sqlite:///{copied}") as address:
-            for name, scheme, size, part in PARTS:
+            for name, scheme, size, part in TUTORIAL if given.tutorial else DASHBOARD:
                 picture = given.folder / name
                 page = browser.new_page(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
                 page.goto(f"{address}/tunings/{given.tuning}")
                 photograph(page, part, picture)
                 print(f"{picture}: {picture.stat().st_size / 1e3:.0f} kB")
+        if given.tutorial:
+            page = browser.new_page(viewport={"width": 1000, "height": 400})
+            page.goto(given.tutorial.resolve().as_uri())
+            page.screenshot(path=given.folder / "diagnosis.png", full_page=True)
         browser.close()
 
 

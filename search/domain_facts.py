@@ -1,12 +1,14 @@
-"""What sampled and hand-designed strategies both have to know of a domain."""
+"""Facts of a domain that both sampled and hand-designed strategies use."""
 
+from functools import lru_cache
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.codes import Op
-from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
 from autosync.plan.bucket_cutting import INDEX_BYTES
 from autosync.plan.plan_table import ALL_RANKS, team_table
@@ -26,8 +28,8 @@ def server_weights(domain: Domain) -> NDArray[np.float64]:
 
 
 def sent_bytes(domain: Domain) -> NDArray[np.float64]:
-    """What one replica sends for each variable, `(variables,)`: of sparse ones touched rows, with
-    their indices."""
+    """Bytes that one replica sends for each variable, `(variables,)`: for sparse ones the touched
+    rows with their indices."""
     table = domain.variables
     rows = table.dims[:, 0]
     touched = np.minimum(table.touched_rows, rows)
@@ -36,27 +38,45 @@ def sent_bytes(domain: Domain) -> NDArray[np.float64]:
 
 
 def pulled_bytes(domain: Domain) -> NDArray[np.float64]:
-    """What one replica fetches from an owner for each variable, `(variables,)`: of sparse ones what
-    any has touched."""
+    """Bytes that one replica fetches from an owner for each variable, `(variables,)`: for sparse
+    ones the rows that any replica touched."""
     table, sent = domain.variables, sent_bytes(domain)
     touched = np.minimum(sent * domain.world_size, table.size_bytes)
     return np.where(table.sparse, touched, sent).astype(np.float64)
 
 
-def owner_loads(domain: Domain, sparse: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """For how long a byte of a variable keeps each link busy, `(ranks, links)` seconds by its
-    owner: sent to it by all others, and fetched by them."""
-    network = network_of(domain.cluster, team_table(domain, ()))
-    push, pull = (Op.SPARSE_PUSH, Op.SPARSE_PULL) if sparse else (Op.PUSH, Op.PULL)
+class OwnerLinks(NamedTuple):
+    """For how long a byte of a variable keeps links busy, by its owner: one of S, which are of G
+    kinds. They share L links, and each has a link of its own besides.
 
-    pushed, pulled = (
-        network.owner_loads(operation, ALL_RANKS, domain.world_size) for operation in (push, pull)
-    )
-    return pushed, pulled
+    kind i64[S]: of each owner. push, pull f64[2, G, L], own_push, own_pull f64[2, G]: link seconds
+    of a byte sent to an owner by all others, and fetched from it by them; of dense variables and of
+    sparse ones. sent, pulled f64[V]: bytes of a whole variable.
+    """
+
+    kind: NDArray[np.int64]
+    push: NDArray[np.float64]
+    pull: NDArray[np.float64]
+    own_push: NDArray[np.float64]
+    own_pull: NDArray[np.float64]
+    sent: NDArray[np.float64]
+    pulled: NDArray[np.float64]
+
+
+@lru_cache(maxsize=8)
+def owner_links(domain: Domain) -> OwnerLinks:
+    network = network_of(domain.cluster, team_table(domain, ()))
+    operations = (Op.PUSH, Op.SPARSE_PUSH, Op.PULL, Op.SPARSE_PULL)
+    loads = [network.owner_loads(each, ALL_RANKS, domain.world_size) for each in operations]
+    shared, own = np.array([each.shared for each in loads]), np.array([each.own for each in loads])
+    return OwnerLinks(
+        loads[0].kind, shared[:2], shared[2:], own[:2], own[2:], sent_bytes(domain),
+        pulled_bytes(domain),
+    )  # fmt: skip
 
 
 def rank_speeds(domain: Domain) -> tuple[float, ...]:
-    """Of each rank's device, relative to the profile's."""
+    """Speed of each rank's device, relative to the profile's."""
     return tuple(1.0 / domain.profile.factor_on(each) for each in domain.cluster.device_of_rank())
 
 
@@ -81,7 +101,7 @@ def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], 
 
 
 RING_ORDERS = 8
-"""Orders of a ring that are drawn from, at the most."""
+"""Most orders of a ring to draw from."""
 
 
 def ring_orders(domain: Domain) -> tuple[tuple[int, ...], ...]:

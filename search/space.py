@@ -1,21 +1,35 @@
 """The space that a search draws from, and the choices a user pins."""
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
 
 from autosync.allowed import Allowed
-from autosync.documents import UNLESS_TRUE, UNLESS_ZERO
+from autosync.documents import UNLESS_EMPTY, UNLESS_TRUE, UNLESS_ZERO
 from autosync.errors import InvalidInput
 from autosync.strategy import VariableChoice
 from autosync.units import MIB
 
 MAX_SLICE_BYTES = 2**63 - 1
+SpaceName = Literal["fsdp2", "buckets"]
+"""Spaces that have a name. `fsdp2`: torch's `fully_shard` alone, beside DDP. `buckets`: torch's DDP
+alone, by the sizes of its buckets."""
+
+SWITCHES = {each.name: each.default for each in fields(Allowed) if isinstance(each.default, bool)}
+NO_CHOICE = (
+    *(name for name in SWITCHES if name != "all_reduce"),
+    "priority",
+    "sharded_parameters",
+    "swapping",
+    "nccl_knobs",
+    "compiled_regions",
+)
+"""Fields that have no effect with torch's DDP alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space(Allowed):
-    """What is allowed, how the sampler draws from it, and what is pinned (allowed or not).
+    """The allowed choices, how the sampler draws from them, and pinned choices (allowed or not).
 
     priority: messages may be ordered by their next use, by rule or explicitly.
     whole_below_bytes, max_parts, max_groups: AutoSync's published sampler keeps variables under
@@ -28,13 +42,19 @@ class Space(Allowed):
     shard_methods: where a strategy mixes methods, the shards of one variable may differ, too.
     sharded_parameters: torch's `fully_shard` may be proposed, under which the model's parameters
         are DTensors: the training script must do without their whole values.
-    swapping: what fits the devices' memory in no other way may be proposed with activations,
-        optimizer state and values swapped to host memory.
+    swapping: strategies that do not fit the devices' memory may be proposed with activations and
+        optimizer state swapped to host memory.
     idle_gathers: draw also when all-gathers start that run into the next forward pass. Designs may
         always start them while the link is idle; random draws only where asked, for the shipped
         simulator has not learned from such trials.
+    nccl_knobs: knobs of NCCL may be tried on the fastest strategies. All but CTAs of plans start
+        the ranks anew, which a running job cannot.
+    compiled_regions: regions of repeated blocks may be compiled on the fastest strategies. Only
+        trials that train the model show what the compiler gains, as those of a running job do.
     pins: choices the search must keep, by variable. Pinned shards share a message only among
         themselves, as their group numbers say.
+    only: the name of a space, whose strategies alone are tried beside DDP (`SPACES`), without
+        swapping; empty where the fields above say what is.
 
     Raises:
         InvalidInput: nothing could be drawn, or a number is out of range; names the field.
@@ -51,7 +71,10 @@ class Space(Allowed):
     sharded_parameters: Annotated[bool, UNLESS_TRUE] = True
     swapping: Annotated[bool, UNLESS_TRUE] = True
     idle_gathers: Annotated[bool, UNLESS_ZERO] = False
+    nccl_knobs: Annotated[bool, UNLESS_ZERO] = False
+    compiled_regions: Annotated[bool, UNLESS_ZERO] = False
     pins: tuple[VariableChoice, ...] = ()
+    only: Annotated[SpaceName | Literal[""], UNLESS_EMPTY] = ""
 
     def __post_init__(self) -> None:
         Allowed.__post_init__(self)  # a slotted class is made anew, so super() does not find it
@@ -68,8 +91,48 @@ class Space(Allowed):
         for variable, count in Counter(pin.variable for pin in self.pins).items():
             if count > 1:
                 raise _refused("pins", variable, f"has {count} for {variable!r}", "Give one.")
+        if self.only == "buckets":
+            wrong = [name for name in ("pins", *NO_CHOICE) if getattr(self, name)]
+            if wrong:
+                why = f"is {self.only!r}, and {wrong[0]} is {getattr(self, wrong[0])!r}"
+                remedy = 'Give the name alone, "buckets"; it leaves no choice of that.'
+                raise _refused("only", self.only, why, remedy)
+        if self.only == "fsdp2":
+            object.__setattr__(self, "swapping", False)
+            others = [name for name, usual in SWITCHES.items() if not usual]
+            others += ["pins", "may_lag", "idle_gathers"]
+            wrong = [name for name in others if getattr(self, name)]
+            wrong += [] if self.sharded_parameters else ["sharded_parameters"]
+            if wrong:
+                why = f"is {self.only!r}, and {wrong[0]} is {getattr(self, wrong[0])!r}"
+                remedy = 'Give the name alone, "fsdp2"; it leaves no choice of that.'
+                raise _refused("only", self.only, why, remedy)
 
 
 def _refused(field: str, value: object, why: str, remedy: str) -> InvalidInput:
     message = f"space: {field} {why}."
     return InvalidInput(message, thing=f"space.{field}", value=value, remedy=remedy)
+
+
+def space_named(name: str) -> Space:
+    """Raises InvalidInput where no space has that name."""
+    for known, space in SPACES.items():
+        if name == known:
+            return space
+    raise InvalidInput(
+        f"no space is named {name!r}.",
+        thing="space",
+        value=name,
+        remedy=f"Give one of {', '.join(SPACES)}, or a Space.",
+    )
+
+
+SPACES: dict[SpaceName, Space] = {
+    "fsdp2": Space(only="fsdp2"),
+    "buckets": Space(**dict.fromkeys(NO_CHOICE, False), only="buckets"),  # type: ignore[arg-type]  # switches
+}
+SPACES_IN_WORDS: dict[SpaceName, str] = {
+    "fsdp2": "torch's fully_shard, by its units, resharding, prefetching and mesh",
+    "buckets": "DDP alone, by the sizes of its buckets",
+}
+"""What stands beside DDP, as help, forms and documents of the API say it."""

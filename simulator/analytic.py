@@ -15,6 +15,7 @@ from autosync.simulator.extension_prediction import (
 )
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.timeline_simulator import before_seconds
 
 
 class AnalyticSimulator:
@@ -26,7 +27,7 @@ class AnalyticSimulator:
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
     schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that
     lags far enough for all messages to travel beside compute. What compute waits for extensions
-    lengthens T_comp.
+    lengthens T_comp. Batches before the last of an update take what the timeline has.
     """
 
     name = "analytic"
@@ -60,7 +61,7 @@ def analytic_seconds(
         placed = restated_domain(domain, population, index)
         compute[index] = compute_seconds(placed, (layout,))[0]
     result: NDArray[np.float64] = np.maximum(compute, sync)
-    return result
+    return result + before_seconds(plans, population, domain)
 
 
 @cached_kernel

@@ -36,7 +36,8 @@ class Binding:
 class AssumedIteration:
     """One strategy that can be played at other costs and compute.
 
-    inputs: of the strategy alone, at its index in `plans`. factor: of the slowest rank.
+    inputs: of the strategy alone, at its index in `plans`. factor: of the slowest rank. batches: of
+    an update.
     """
 
     plans: PlanTable
@@ -44,6 +45,7 @@ class AssumedIteration:
     inputs: TimelineInputs
     factor: float
     engine: FullyShard | None
+    batches: int = 1
 
     def seconds(
         self,
@@ -56,12 +58,18 @@ class AssumedIteration:
             self.inputs, costs=costs or self.inputs.costs, compute=compute or self.inputs.compute
         )
         slowest = self.factor if factor is None else factor
+        before = self.batches - 1
         if self.engine is None:
-            return float(inputs.play(np.array([slowest])).seconds[0])
-        return play_sharded(
+            passes = slowest * (inputs.compute.forward + inputs.compute.backward)
+            return float(inputs.play(np.array([slowest])).seconds[0]) + before * passes
+        played = (
             self.plans, self.index, inputs.network, inputs.costs, inputs.compute, slowest,
-            self.engine.shard_ranks,
-        ).step_seconds  # fmt: skip
+            self.engine,
+        )  # fmt: skip
+        seconds = play_sharded(*played).step_seconds
+        if before:
+            seconds += before * play_sharded(*played, before_last=True).step_seconds
+        return seconds
 
     @property
     def rows(self) -> slice:
@@ -84,6 +92,7 @@ def assumed_iterations(
             inputs.of_strategy(index),
             float(factor * slowdown(own, population, plans, index)),
             population.engines[population.engine[index]],
+            domain.accumulate,
         )
 
 

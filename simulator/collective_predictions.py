@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.cluster import Cluster
+from autosync.cluster.collective_curve import CollectiveOperation
 from autosync.codes import Op
-from autosync.collective_curve import CollectiveOperation
 from autosync.errors import NotSupported
 from autosync.plan.plan_table import ALL_RANKS, cluster_teams
 from autosync.simulator.backends.nccl import CollectiveTimes, Forced, collective_times
@@ -66,7 +66,7 @@ def predicted_collectives(
 
 
 def _by_edges(cluster: Cluster, operation: CollectiveOperation, sizes: F64) -> CollectiveTimes:
-    startup, seconds_of = _line(cluster, operation)
+    startup, seconds_of, slowest = _line(cluster, operation)
     seconds = seconds_of(sizes)
     cost = cluster.cost(COST_KIND[BY_EDGES[operation]])
     if cost.residual is not None:
@@ -83,11 +83,14 @@ def _by_edges(cluster: Cluster, operation: CollectiveOperation, sizes: F64) -> C
         )
     factor = np.exp(half_width)
     none = ("",) * len(sizes)
-    return CollectiveTimes(seconds, seconds / factor, seconds * factor, none, none)
+    binding = tuple("startup" if each < 2 * startup else slowest for each in seconds.tolist())
+    return CollectiveTimes(seconds, seconds / factor, seconds * factor, none, none, binding)
 
 
-def _line(cluster: Cluster, operation: CollectiveOperation) -> tuple[float, Callable[[F64], F64]]:
-    """Seconds before the first byte, and of messages of `(n,)` bytes."""
+def _line(
+    cluster: Cluster, operation: CollectiveOperation
+) -> tuple[float, Callable[[F64], F64], str]:
+    """Seconds before the first byte, those of messages of `(n,)` bytes, and the slowest link."""
     network = network_of(cluster, cluster_teams(cluster))
     place = int(network.class_of(BY_EDGES[operation], ALL_RANKS))
     startup = float(network.message_seconds[place])
@@ -100,4 +103,4 @@ def _line(cluster: Cluster, operation: CollectiveOperation) -> tuple[float, Call
     def seconds(size_bytes: F64) -> F64:
         return startup + size_bytes * per_byte
 
-    return startup, seconds
+    return startup, seconds, network.resources[int(network.load[place].argmax())]

@@ -224,6 +224,10 @@ LIMITS = """\
 """
 
 
+FIGURES = """\
+`autosync dataset describe FOLDER` prints the figures of this page. They were measured where
+`launcher` says; on a testbed links are emulated on CPU cores."""
+
 READING = """\
 ```python
 from pathlib import Path
@@ -232,8 +236,6 @@ from autosync.simulator.dataset_description import trials_table  # one pandas ta
 
 table = trials_table(Path("datasets/runtimes"))
 ```
-
-`autosync dataset describe FOLDER` prints this page's figures.
 """
 
 
@@ -251,7 +253,7 @@ def datasheet(measured: Sequence[MeasuredDomain], trials: pd.DataFrame) -> str:
         "Reading it": READING,
     }
     body = "\n\n".join(f"## {name}\n\n{text.strip()}" for name, text in sections.items())
-    return f"# {TITLE}\n\n{body}\n"
+    return f"# {TITLE}\n\n{FIGURES}\n\n{body}\n"
 
 
 def _holdings(domains: list[DomainSummary], trials: pd.DataFrame) -> str:

@@ -25,7 +25,8 @@ class Explanation:
     startup_seconds: what it would lose were only startups free.
     slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
         three before are without that.
-    busiest: the link that is held longest, busiest_seconds an iteration.
+    busiest: the link that is held longest, busiest_seconds an iteration. Of an update of several
+        batches messages, wire_bytes and busiest_seconds are those of the last batch.
     binding: what shortens the iteration most where it is faster: compute, startups or a link.
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
     peak_memory_bytes, device_memory_bytes: of each rank; the former predicted, the latter infinite

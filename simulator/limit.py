@@ -18,7 +18,8 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """No strategy iterates in fewer seconds than the largest of three bounds.
+    """No strategy iterates in fewer seconds than the largest of three bounds on an iteration with
+    one batch; of an update with several, the compute of those before the last comes on top.
 
     compute_seconds: of the slowest device, or of all together when shares may be uneven.
     transfer_seconds: of the bytes that some link must carry whatever synchronizers are chosen.
@@ -30,6 +31,11 @@ class Limit:
     compute_seconds: float
     transfer_seconds: float
     schedule_seconds: float
+
+    @property
+    def last_batch_seconds(self) -> float:
+        """Without the batches before the last one of an update."""
+        return max(self.compute_seconds, self.transfer_seconds, self.schedule_seconds)
 
     @property
     def tightest(self) -> str:
@@ -59,15 +65,18 @@ def iteration_limit(domain: Domain, allowed: Allowed | None = None) -> Limit:
         # Shares in proportion to speed: all finish together, at the harmonic mean's pace.
         slowest = len(factors) / float((1.0 / factors).sum())
     compute = slowest * (domain.timing.forward_seconds + domain.timing.backward_seconds)
+    before = (domain.accumulate - 1) * compute
     if allowed.may_divide_model:
-        return Limit(compute, compute, 0.0, 0.0)
+        return Limit(before + compute, compute, 0.0, 0.0)
     needs = least_transfer(domain, allowed)
     schedule = 0.0
     if not (allowed.may_lag or (allowed.uneven_shares and np.ptp(factors) > 0)):
         ready, tails = _windows(domain, allowed, float(factors.min()), slowest)
         schedule = longest_tail_first(ready, needs, tails)
     transfer = float(needs.sum())
-    return Limit(max(compute, transfer, schedule), compute, transfer, schedule)
+    beside = 0.0 if allowed.may_lag else before  # late updates travel beside all batches
+    seconds = max(before + compute, beside + transfer, beside + schedule)
+    return Limit(seconds, compute, transfer, schedule)
 
 
 def _windows(domain: Domain, allowed: Allowed, fastest: float, slowest: float) -> tuple[F64, F64]:

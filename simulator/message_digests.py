@@ -73,11 +73,11 @@ def _digests(plans: PlanTable, population: Population) -> list[bytes]:
 def _message_table(plans: PlanTable) -> NDArray[np.void]:
     """A `(messages,)` array of MESSAGE; teams are told by their content, since their numbers depend
     on the population."""
-    teams = [
-        int.from_bytes(blake2b(repr(team).encode(), digest_size=8).digest()) for team in plans.teams
-    ]
+    used, place = np.unique(plans.ranks, return_inverse=True)
+    told = (repr(plans.teams[index]).encode() for index in used.tolist())
+    teams = [int.from_bytes(blake2b(each, digest_size=8).digest()) for each in told]
     table = np.empty(plans.messages, dtype=MESSAGE)
-    table["teams"] = np.array(teams, dtype=np.uint64)[plans.ranks]
+    table["teams"] = np.array(teams, dtype=np.uint64)[place]
     for name in COLUMNS:
         table[name] = getattr(plans, name)
     return table
@@ -87,13 +87,20 @@ def _strategy_heads(population: Population) -> list[bytes]:
     """What changes an iteration beside its messages: torch's engines, DDP's buckets, the
     replicas' shares and what is carried of extensions."""
     layouts = [repr(layout).encode() for layout in population.layouts]
-    ddp = population.order == Order.DDP
-    buckets = np.where(ddp, population.slice_bytes, -1)
-    engines = [b"" if engine is None else repr(engine).encode() for engine in population.engines]
-    extensions = [repr(each).encode() for each in population.extensions]
+    buckets = np.where(population.order == Order.DDP, population.slice_bytes, -1)
+    ddps, engines = (
+        [b"" if each is None else repr(each).encode() for each in table]
+        for table in (population.ddp_arguments, population.engines)
+    )
+    carried = [repr(each).encode() for each in population.extensions]
     return [
-        layouts[layout] + repr(int(bucket)).encode() + engines[engine] + extensions[extension]
-        for layout, bucket, engine, extension in zip(
-            population.layout, buckets, population.engine, population.extension, strict=True
+        b"".join((layouts[layout], b"%d" % bucket, ddps[ddp], engines[engine], carried[entry]))
+        for layout, bucket, ddp, engine, entry in zip(
+            population.layout,
+            buckets,
+            population.ddp,
+            population.engine,
+            population.extension,
+            strict=True,
         )
     ]

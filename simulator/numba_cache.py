@@ -25,16 +25,17 @@ from numba.core.event import Event, Listener, install_listener
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).parents[1]
+"""autosync: installed, simulator/ is a folder of it; in a clone, a link in it."""
 SOURCES = (
-    "autosync/codes.py",
-    "autosync/plan",
+    "codes.py",
+    "plan",
     "simulator/analytic.py",
     "simulator/timeline",
     "search/edits",
     "search/sampler",
 )
-"""Files, and folders with all their files, that hold kernels and the constants that they read."""
+"""Files of `PACKAGE`, and folders with all their files: kernels, and the constants they read."""
 
 KERNEL = "_autosync_kernel"
 """Under which a function that is compiled bears the kernel's name."""
@@ -84,7 +85,7 @@ class Kernel(Generic[P, R]):
 def sources_hash() -> str:
     """Of `SOURCES` and numba's version, 16 hexadecimal digits. Reads 70 files, in milliseconds."""
     found = hashlib.sha256(numba.__version__.encode())
-    for source in (ROOT / each for each in SOURCES):
+    for source in (PACKAGE / each for each in SOURCES):
         for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             found.update(path.read_bytes())
     return found.hexdigest()[:16]

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ConfigDict
 
-from autosync.cluster_file import strict_yaml
+from autosync.cluster.cluster_file import strict_yaml
 from autosync.documents import STRICT, from_data, to_json
 from autosync.domain import Domain, Profile
 from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported

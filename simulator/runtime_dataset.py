@@ -40,10 +40,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from autosync.atomic_write import replaced_atomically
-from autosync.documents import from_json, to_json
+from autosync.documents import content_hash, from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
-from autosync.population import Population, encode
+from autosync.population import Population, decode, encode
 from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
@@ -180,6 +180,19 @@ def load_dataset(folder: Path) -> list[MeasuredDomain]:
     for identity, rows in table.groupby("domain", sort=True):
         measured.append(domain_of_rows(_read_domain(folder, str(identity)), rows))
     return sorted(measured, key=lambda each: each.name)
+
+
+def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:
+    """Changes with every domain, strategy and measurement of a dataset; 32 hex digits."""
+    content = [
+        {
+            "domain": each.domain.id,
+            "seconds": [float(f"{second:.9g}") for second in each.label_seconds],
+            "strategies": [decode(each.population, i, each.domain).id for i in range(len(each))],
+        }
+        for each in measured
+    ]
+    return content_hash(content)
 
 
 def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame) -> None:

@@ -1,8 +1,10 @@
-"""A domain's strategy under torch's `fully_shard`, over the modules that one would wrap by hand."""
+"""A domain's strategies under torch's `fully_shard`."""
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.strategy import (
+    EXACT,
+    Encoding,
     ReduceScatter,
     Schedule,
     Strategy,
@@ -14,11 +16,20 @@ from autosync.torch_engine import FullyShard, usual_units
 
 
 def fully_sharded(domain: Domain, shard_ranks: int, reshard_after_forward: bool = True) -> Strategy:
-    """See `FullyShard` for the arguments.
+    """Over the modules that one would wrap by hand. See `FullyShard` for the arguments.
 
     Raises:
         NotSupported: the variables' names tell no modules to wrap.
         InvalidStrategy: there are fewer than two ranks to share with.
+    """
+    return sharded_by(domain, FullyShard(held_units(domain), shard_ranks, reshard_after_forward))
+
+
+def held_units(domain: Domain) -> tuple[str, ...]:
+    """The modules that one would wrap by hand, without those that hold no variable of their own.
+
+    Raises:
+        NotSupported: the variables' names tell no modules to wrap.
     """
     names = [variable.name for variable in domain.graph.variables]
     usual = usual_units(names)
@@ -28,15 +39,18 @@ def fully_sharded(domain: Domain, shard_ranks: int, reshard_after_forward: bool 
             thing="engine.units",
             value=names[:4],
         )
-    all_units = FullyShard(usual, shard_ranks, reshard_after_forward)
+    all_units = FullyShard(usual, shard_ranks=2)
     held = {all_units.unit_of(name) for name in names}
-    units = tuple(unit for number, unit in enumerate(usual) if number in held)
-    engine = FullyShard(units, shard_ranks, reshard_after_forward)
+    return tuple(unit for number, unit in enumerate(usual) if number in held)
+
+
+def sharded_by(domain: Domain, engine: FullyShard, encoding: Encoding = EXACT) -> Strategy:
+    """encoding: the type in which gradients are reduced, where that is not their own."""
     choices = tuple(
         VariableChoice(
             variable.name,
             whole(variable.shape),
-            (ReduceScatter(engine.unit_of(variable.name), sharded_update=True),),
+            (ReduceScatter(engine.unit_of(variable.name), True, encoding),),
         )
         for variable in domain.graph.variables
     )

@@ -5,13 +5,16 @@ briefly; what a file leaves out follows from the types of its devices, and `Topo
 what was taken for it.
 """
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from autosync.cluster import Cluster, Node
-from autosync.collective_curve import CollectiveCurve
-from autosync.devices import DEVICE_TYPES, PCIE_3, PCIE_4
-from autosync.link_rates import payload_share
+from autosync.cluster.collective_curve import CollectiveCurve
+from autosync.cluster.devices import DEVICE_TYPES, PCIE_3, PCIE_4
+from autosync.cluster.link_rates import payload_share
+from autosync.nccl_knobs import NcclKnobs
+from autosync.simulator.fabric import Spine, assumption_of, spine_of
 
 WITHOUT_PEER_TO_PEER = frozenset({"rtx-2080-ti", "rtx-3090", "rtx-4090"})
 """GeForce cards whose driver offers no peer-to-peer transfers over PCIe: bytes pass host memory."""
@@ -22,6 +25,9 @@ CUT_LINK_SHARE = 0.7
 
 GPUDIRECT_EFA_YEAR, SECOND_EFA_YEAR = 2020, 2022
 """From GPUs of which year on EFA reads their memory, and is of its second generation."""
+
+PXN_SINCE = (2, 12)
+"""NCCL's version, major and minor."""
 
 RDMA_LATENCY_US = 20.0
 """Where no transport is stated: nodes of a lower latency are taken to use InfiniBand (1 to 5 us),
@@ -39,12 +45,12 @@ class Topology:
     slot_gbytes_per_second: of a GPU's PCIe slot, one direction.
     nics, nic_gbytes_per_second: those that the team uses in a node, and the nominal rate of one.
     transport: what carries messages between nodes; "" for a single node.
-    rails: each GPU has a NIC near it, and equal GPUs of all nodes share a leaf switch.
-    oversubscription: of the spine, 1 for none.
+    spine: between the leaf switches of its nodes; None where it carries all that they send.
     connection_gbytes_per_second: of one TCP connection, as the file states it; 0: not stated.
     nccl_version: major and minor; (0, 0): not stated.
     assumed: sentences of what the file leaves out and was taken for it.
     curves: collectives that were measured on the cluster, of any team.
+    nccl: what NCCL is told.
     """
 
     nodes: int
@@ -59,16 +65,19 @@ class Topology:
     nics: int = 1
     nic_gbytes_per_second: float = 0.0
     transport: str = ""
-    rails: bool = False
-    oversubscription: float = 1.0
+    spine: Spine | None = None
     connection_gbytes_per_second: float = 0.0
     nccl_version: tuple[int, int] = (0, 0)
     assumed: tuple[str, ...] = ()
     curves: tuple[CollectiveCurve, ...] = ()
+    nccl: NcclKnobs = field(default_factory=NcclKnobs)
 
     def of_nodes(self, nodes: int) -> "Topology":
         """The same on another number of nodes."""
-        return self if nodes == self.nodes else replace(self, nodes=nodes)
+        if nodes == self.nodes:
+            return self
+        spine = self.spine.of_hosts(nodes) if self.spine else None
+        return replace(self, nodes=nodes, spine=spine)
 
     @property
     def ranks(self) -> int:
@@ -97,8 +106,23 @@ class Topology:
 
     @property
     def node_gbytes_per_second(self) -> float:
-        """Nominal, of all NICs of a node that the team uses, below an oversubscribed spine."""
-        return self.nics * self.nic_gbytes_per_second / self.oversubscription
+        """Nominal, of all NICs of a node that the team uses."""
+        return self.nics * self.nic_gbytes_per_second
+
+    @property
+    def uplink_gbytes_per_second(self) -> float:
+        """Nominal, of a leaf's links to the spine that the team's bytes take; infinite where these
+        carry all."""
+        if self.spine is None:
+            return float("inf")
+        return self.spine.uplink_nics(self.nics) * self.nic_gbytes_per_second
+
+    @property
+    def passes_peers(self) -> bool:
+        """Whether what is for a GPU of another rail moves to the NIC of that rail over NVLink
+        first (NCCL's PXN, from 2.12 on)."""
+        early = (0, 0) < self.nccl_version < PXN_SINCE
+        return self.nvlink and not early and self.nccl.pxn is not False
 
 
 def topology_of(cluster: Cluster) -> Topology:
@@ -112,11 +136,13 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
     Where nodes differ, the slowest links, the slowest NICs and the fullest node count.
     """
     node_of, world = cluster.node_of_server(), cluster.world_size
-    members = [int(node_of[rank]) for rank in team if rank < world] or [0]
-    held = {place: members.count(place) for place in sorted(set(members))}
+    held = Counter(sorted(int(node_of[rank]) for rank in team if rank < world) or [0])
     crosses = len(held) > 1
     assumed: list[str] = []
     transport = _transport(cluster, assumed) if crosses else ""
+    spine = spine_of(cluster, tuple(held))
+    if spine is not None and (sentence := assumption_of(cluster)):
+        assumed.append(sentence)
     ports = [_ports_of(cluster.nodes[place], count, transport) for place, count in held.items()]
     links = min(ports, key=lambda each: each.link_gbytes_per_second)
     network = min(ports, key=lambda each: each.nics * each.nic_gbytes_per_second)
@@ -133,12 +159,12 @@ def topology_of_team(cluster: Cluster, team: tuple[int, ...]) -> Topology:
         nics=network.nics,
         nic_gbytes_per_second=network.nic_gbytes_per_second * crosses,
         transport=transport,
-        rails=all(cluster.nodes[place].rails for place in held),
-        oversubscription=cluster.oversubscription if crosses else 1.0,
+        spine=spine,
         connection_gbytes_per_second=cluster.connection_gbps / 8,
         nccl_version=_version(cluster.nccl_version),
         assumed=tuple(assumed),
         curves=cluster.curves,
+        nccl=cluster.nccl or NcclKnobs(),
     )
 
 

@@ -8,10 +8,9 @@ import os
 # eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import shutil
+import multiprocessing.util
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +20,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import NotSupported
+from autosync.trials.launchers import local_launcher
+from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.testbed import namespaces
 from tests.domains import grid_cluster
 
@@ -74,11 +75,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def sockets_of_multiprocessing_removed() -> Iterator[None]:
-    """A worker of xdist may end without what removes their folder at exit, which else wants it."""
+    """A worker of xdist may end without what removes them at exit."""
     yield
     if "PYTEST_XDIST_WORKER" in os.environ:
-        shutil.rmtree(get_temp_dir(), ignore_errors=True)
-        Path(get_temp_dir()).mkdir(mode=0o700, exist_ok=True)
+        multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]  # typeshed lacks it
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,6 +87,31 @@ def disturbed_passes_count() -> Iterator[None]:
     measured again, would be disturbed like the first."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(REPEATS_VARIABLE, "0")
+        yield
+
+
+class SharedForkServer(ForkServer):
+    """Outlives the pools that fork their workers from it."""
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_fork_server() -> Iterator[None]:
+    """Pools of trials fork their workers from one process: each would load torch anew. What tests
+    how such a process starts and ends has `own_fork_servers`."""
+    shared = SharedForkServer()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(local_launcher, "ForkServer", lambda: shared)
+        yield
+    ForkServer.close(shared)
+
+
+@pytest.fixture(scope="module")
+def own_fork_servers() -> Iterator[None]:
+    """Every pool has a process of its own to fork from, as outside the tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(local_launcher, "ForkServer", ForkServer)
         yield
 
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.importing import import_module, load_target
 from autosync.profiling import estimate_profile
@@ -15,7 +15,7 @@ from autosync.profiling import estimate_profile
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-LONGEST_SECONDS = 120
+LONGEST_SECONDS = 280
 
 ABORTED_AT_EXIT = "terminate called without an active exception"
 """What torch itself says when a thread of gloo frees a tensor while the interpreter ends: now and

@@ -35,9 +35,7 @@ def spec_options(spec: type[BaseModel], names: Sequence[str]) -> Callable[[Comma
     """Adds options for these fields to a command that takes them as `**asked`."""
 
     def decorate(command: Command) -> Command:
-        _set_parameters(
-            command, command, [_option(name, spec.model_fields[name]) for name in names]
-        )
+        set_parameters(command, command, [_option(name, spec.model_fields[name]) for name in names])
         return command
 
     return decorate
@@ -57,11 +55,11 @@ def uses_service(command: Callable[..., None]) -> Callable[..., Any]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     db = inspect.Parameter("db", keyword, default=DEFAULT_DATABASE, annotation=DatabaseUrl)
     url = inspect.Parameter("url", keyword, default=None, annotation=ServiceUrl)
-    _set_parameters(run, command, [db, url], without="at", at_the_end=True)
+    set_parameters(run, command, [db, url], without="at", at_the_end=True)
     return run
 
 
-def _set_parameters(
+def set_parameters(
     run: Callable[..., None],
     command: Callable[..., None],
     added: Sequence[inspect.Parameter],

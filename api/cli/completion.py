@@ -31,7 +31,7 @@ def complete_cluster(incomplete: str) -> list[str]:
 
 
 def complete_device(incomplete: str) -> list[str]:
-    from autosync.devices import DEVICE_TYPES
+    from autosync.cluster.devices import DEVICE_TYPES
 
     return [name for name in DEVICE_TYPES if name.startswith(incomplete)]
 

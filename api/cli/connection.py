@@ -1,7 +1,6 @@
 """The client that a command calls: of a service, or of the same application in this process over a
 database, with a worker of its own where the command runs trials."""
 
-import os
 import secrets
 import socket
 import tempfile
@@ -159,23 +158,19 @@ def embedded_worker(at: Connection, tuning_id: str, stop: threading.Event) -> It
         thread.join(GIVEN_BACK_SECONDS)
 
 
-def this_worker() -> str:
-    """The name of this process among workers."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def _work(
     database: "Database", tuning_id: str, stop: threading.Event, done: threading.Event
 ) -> None:
     from sqlalchemy.exc import OperationalError
 
     from autosync.api.engine.job_queue import claim
-    from autosync.api.engine.queue_worker import run_claim
+    from autosync.api.engine.queue_worker import run_claim, this_worker
+    from autosync.api.engine.work_queue import DatabaseQueue
 
     while not stop.is_set() and not done.wait(POLL_SECONDS):
         try:
             if held := claim(database, this_worker(), tuning_id=tuning_id):
-                run_claim(database, held, stop)
+                run_claim(DatabaseQueue(database), held, stop)
         except OperationalError as error:  # the database is away: the claim ends by its lease
             warn(f"database: {error}")
 

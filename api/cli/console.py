@@ -66,6 +66,11 @@ def number_of_ms(seconds: float | None) -> str:
     return "-" if seconds is None else units.milliseconds(seconds).removesuffix(" ms")
 
 
+def between_ms(low_seconds: float, high_seconds: float) -> str:
+    """`118.2 to 131.0`, for the same."""
+    return units.milliseconds_between(low_seconds, high_seconds).removesuffix(" ms")
+
+
 def state_folder() -> Path:
     """Where this user's logs lie; created when missing."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")

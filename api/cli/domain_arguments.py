@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autosync.api.cli.console import number_of_ms, say, warn
+from autosync.compute_settings import AS_RECORDED, ComputeSettings, at_precision, profile_at
 from autosync.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from autosync.bundle import Bundle
     from autosync.cluster import Cluster
-    from autosync.compute_settings import Precision
     from autosync.domain import Domain, Profile
     from autosync.graph import ModelGraph
     from autosync.strategy import Strategy
@@ -47,7 +47,7 @@ def read_bytes(path: Path, what: str, most: int = MOST_FILE_BYTES) -> bytes:
 
 def load_named_cluster(name: str) -> "Cluster":
     """A bundled cluster by name, or a YAML file; suggests what was probably meant."""
-    from autosync.cluster_file import bundled_clusters, load_cluster
+    from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 
     known = list(bundled_clusters())
     path = Path(name)
@@ -96,15 +96,11 @@ def unknown_name(kind: str, name: str, known: list[str], remedy: str) -> NotFoun
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
     """How the compute seconds are found: from a file (or several, at other batch sizes), or
-    estimated for a device type. precision: in which the recorded model runs. recompute: whether
-    backward computes activations anew."""
+    estimated for a device type at the settings."""
 
     files: Sequence[Path] | None = None
     device: str | None = None
-    efficiency: float | None = None
-    step_seconds: float | None = None
-    precision: "Precision" = "recorded"
-    recompute: bool = False
+    settings: ComputeSettings = AS_RECORDED
 
 
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
@@ -114,42 +110,13 @@ def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice)
     from autosync.domain import Profile
     from autosync.profiling import profile_at_batch
 
-    if choice.files and choice.recompute:
-        raise InvalidInput(
-            "--recompute and --profile are both given, but a profile's seconds are what backward "
-            "takes.",
-            thing="--recompute",
-            value=True,
-            remedy="Profile the model with its checkpoints, and leave --recompute out.",
-        )
     found = [
         from_json(Profile, read_bytes(file, "profile"), source=str(file))
         for file in choice.files or ()
     ]
-    if found:
-        return found[0] if len(found) == 1 else profile_at_batch(graph, found)
-    return estimated_profile(graph, choice.device or cluster.fastest_device_type, choice)
-
-
-def estimated_profile(graph: "ModelGraph", device: str, choice: ProfileChoice) -> "Profile":
-    """A roofline of the device, or one scaled to the step's known seconds."""
-    from autosync.compute_settings import with_recomputation
-    from autosync.profiling import EFFICIENCY, estimate_profile, profile_from_step_seconds
-
-    if choice.step_seconds is not None:
-        if choice.efficiency is not None:
-            raise InvalidInput(
-                "--step-seconds and --efficiency are both given, but known seconds leave nothing "
-                "to assume.",
-                thing="--efficiency",
-                value=choice.efficiency,
-                remedy="Leave --efficiency out.",
-            )
-        known = profile_from_step_seconds(graph, choice.step_seconds, device)
-        return with_recomputation(known, choice.step_seconds) if choice.recompute else known
-    given = choice.efficiency
-    found = estimate_profile(graph, device, efficiency=EFFICIENCY if given is None else given)
-    return with_recomputation(found) if choice.recompute else found
+    given = profile_at_batch(graph, found) if len(found) > 1 else next(iter(found), None)
+    device = choice.device or cluster.fastest_device_type
+    return profile_at(graph, device, choice.settings, given)
 
 
 def load_domain(
@@ -163,11 +130,10 @@ def load_domain(
     of such models."""
     from autosync.api.cli.model_arguments import load_graph
     from autosync.api.engine.request_checks import check_optimizer
-    from autosync.compute_settings import at_precision
     from autosync.domain import Domain, optimizer_named, usual_optimizer
 
     machines = load_named_cluster(cluster)
-    graph = at_precision(load_graph(model, batch_size), choice.precision)
+    graph = at_precision(load_graph(model, batch_size), choice.settings.precision)
     trained_with = optimizer_named(optimizer) if optimizer else usual_optimizer(graph)
     domain = Domain(graph, machines, load_profile(graph, machines, choice), trained_with)
     check_optimizer(domain)
@@ -177,12 +143,14 @@ def load_domain(
 def describe_domain(domain: "Domain") -> None:
     """What will be ranked or tuned, on stderr."""
     graph, cluster, profile = domain.graph, domain.cluster, domain.profile
+    batches = f", {domain.accumulate} batches per update" if domain.accumulate > 1 else ""
     kinds = dict.fromkeys(device.type for device in cluster.device_of_rank())
     rates = sorted({node.bandwidth_gbps for node in cluster.nodes})
     between = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
     say(
-        f"[bold]{graph.name}[/], batch {graph.batch_size} a replica, {len(graph.variables)} "
-        f"variables, {graph.size_bytes / 1e6:.0f} MB, trained with {domain.optimizer.name}, on "
+        f"[bold]{graph.name}[/], batch {graph.batch_size} a replica{batches}, "
+        f"{len(graph.variables)} variables, {graph.size_bytes / 1e6:.0f} MB, trained with "
+        f"{domain.optimizer.name}, on "
         f"[bold]{cluster.name}[/]: "
         f"{len(cluster.nodes)} nodes, {cluster.world_size} x {', '.join(kinds)}, "
         f"{between} Gbit/s a NIC"

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from autosync.api.cli.console import err, log_path
 from autosync.errors import AutosyncError
-from autosync.extras import missing_extra
+from autosync.extras import failed_import
 
 REFUSED = 2
 """Exit code when the user can mend the input; click uses the same for wrong usage."""
@@ -26,8 +26,8 @@ def guarded(command: Callable[[], object]) -> int:
         return REFUSED
     except OSError as error:
         return _system_refused(error)
-    except ModuleNotFoundError as error:
-        if refusal := missing_extra(error):
+    except ImportError as error:
+        if refusal := failed_import(error):
             print_error(refusal)
             return REFUSED
         print_defect(error)
@@ -42,11 +42,11 @@ def guarded(command: Callable[[], object]) -> int:
 
 
 def print_error(error: AutosyncError) -> None:
-    """What is wrong, the value, the way out."""
+    """What is wrong, the thing with its value, the way out."""
     err.print(f"[bold red]Error:[/] {escape(error.message)}")
     shown = "" if error.value is None else str(error.value)
     if shown and shown not in error.message and len(shown) <= 200:
-        err.print(f"  [dim]given:[/] {escape(shown)}")
+        err.print(f"  [dim]{escape(error.thing or 'value')}:[/] {escape(shown)}")
     if error.remedy:
         err.print(f"  [green]Way out:[/] {escape(error.remedy)}")
 

@@ -22,13 +22,13 @@ from autosync.api.cli.commands.import_cluster import import_cluster
 from autosync.api.cli.commands.import_model import import_model
 from autosync.api.cli.commands.keys import app as keys
 from autosync.api.cli.commands.models import models
-from autosync.api.cli.commands.predict import predict
 from autosync.api.cli.commands.predictions.collectives import collectives
+from autosync.api.cli.commands.predictions.predict import predict
+from autosync.api.cli.commands.predictions.rank import rank
 from autosync.api.cli.commands.predictions.scale import scale
 from autosync.api.cli.commands.probe import probe
 from autosync.api.cli.commands.profile import profile
 from autosync.api.cli.commands.quickstart import quickstart
-from autosync.api.cli.commands.rank import rank
 from autosync.api.cli.commands.schema import schema
 from autosync.api.cli.commands.serve import serve
 from autosync.api.cli.commands.simulator import app as simulator
@@ -40,6 +40,7 @@ from autosync.api.cli.commands.stored_tunings import (
     resume_tuning,
     show_tuning,
 )
+from autosync.api.cli.commands.submit import app as submit
 from autosync.api.cli.commands.tune import tune
 from autosync.api.cli.commands.verify import verify
 from autosync.api.cli.commands.worker import worker
@@ -114,6 +115,7 @@ app.command("probe", rich_help_panel=DESCRIBE)(probe)
 app.command("collect", rich_help_panel=DESCRIBE)(collect)
 app.command("serve", rich_help_panel=SERVICE)(serve)
 app.command("worker", rich_help_panel=SERVICE)(worker)
+app.add_typer(submit, name="submit", rich_help_panel=SERVICE)
 app.add_typer(keys, name="keys", rich_help_panel=SERVICE)
 app.add_typer(db, name="db", rich_help_panel=SERVICE)
 app.command("quickstart", rich_help_panel=SERVICE)(quickstart)

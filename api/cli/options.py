@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from autosync.api.cli.completion import complete_cluster, complete_device, complete_model
+from autosync.api.prediction_spec import PlacedJobSpec
 from autosync.api.spec import TuningSpec
 from autosync.compute_settings import Precision
 from autosync.environment import (
@@ -17,6 +18,7 @@ from autosync.environment import (
     SHARE_GPUS_VARIABLE,
 )
 from autosync.optimizers import OptimizerName
+from autosync.search.space import SPACES_IN_WORDS, SpaceName
 from autosync.trials import request_names
 
 Model = Annotated[
@@ -73,27 +75,25 @@ StepSeconds = Annotated[
     float | None,
     typer.Option(
         "--step-seconds",
-        help="Seconds one step takes on one device, if you know: scales the estimate to it.",
+        help=PlacedJobSpec.model_fields["step_seconds"].description,
     ),
 ]
 PrecisionName = Annotated[
     Precision,
     typer.Option(
         "--precision",
-        help="In which a model that was recorded in float32 runs: under autocast gradients stay "
-        "float32, bf16 has 16-bit parameters and gradients.",
+        help=PlacedJobSpec.model_fields["precision"].description,
     ),
 ]
 Recompute = Annotated[
     bool,
     typer.Option(
         "--recompute",
-        help="Activation checkpointing: backward computes activations anew. Predicted memory does "
-        "not know of it.",
+        help=PlacedJobSpec.model_fields["recompute"].description,
     ),
 ]
 Accumulate = Annotated[
-    int, typer.Option(min=1, help="Batches whose gradients are added up before an update.")
+    int, typer.Option(min=1, help=PlacedJobSpec.model_fields["accumulate"].description)
 ]
 ProfileFile = Annotated[
     list[Path] | None,
@@ -143,6 +143,16 @@ SimulatorName = Annotated[
     str,
     typer.Option(
         "--simulator", metavar="NAME", help=f"{TuningSpec.model_fields['simulator'].description}"
+    ),
+]
+SpaceOption = Annotated[
+    SpaceName | None,
+    typer.Option(
+        "--space",
+        help="Which strategies stand beside DDP: "
+        + "; ".join(f"{name} is {words}" for name, words in SPACES_IN_WORDS.items())
+        + ".",
+        show_default="all of AutoSync's",
     ),
 ]
 BackendName = Annotated[

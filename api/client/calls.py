@@ -10,9 +10,11 @@ import httpx
 
 from autosync.api.client.service_connection import ServiceConnection, given
 from autosync.api.client.service_errors import unreachable
+from autosync.api.spec import KeyScope
 from autosync.api.views.schemas import (
     ApiKey,
     ApiKeys,
+    CalibratedCluster,
     Clusters,
     Graphs,
     MadeKey,
@@ -66,6 +68,14 @@ class ClusterCalls:
     ) -> Clusters:
         """limit: None lists all."""
         return self.connection.listed("/v1/clusters", Clusters, limit, cursor, sort=sort)
+
+    def calibrate(self, cluster_id: str, log: str, **stated: Any) -> CalibratedCluster:
+        """Store the cluster with what a log of nccl-tests measured, under an id of its own.
+        stated: `operation`, `ranks` and `nodes`, where the log does not say them."""
+        path = f"/v1/clusters/{cluster_id}/calibrate"
+        return self.connection.post(
+            path, CalibratedCluster, repeatable=True, content=log, params=given(stated)
+        )
 
     def get(self, cluster_id: str) -> Cluster:
         answer = self.connection.send("GET", f"/v1/clusters/{cluster_id}")
@@ -213,9 +223,7 @@ class KeyCalls:
         """The newest first, with those that let nobody in any more. limit: None lists all."""
         return self.connection.listed("/v1/keys", ApiKeys, limit, cursor)
 
-    def add(
-        self, name: str, scope: Literal["read", "tune", "admin"], days: int | None = None
-    ) -> MadeKey:
+    def add(self, name: str, scope: KeyScope, days: int | None = None) -> MadeKey:
         """days: after which it ends; None: never. The answer's `key` is shown once."""
         body = {"name": name, "scope": scope, "days": days}
         return self.connection.post("/v1/keys", MadeKey, json=body)

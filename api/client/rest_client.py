@@ -30,11 +30,13 @@ from autosync.api.client.service_connection import ServiceConnection, plain
 from autosync.api.client.tuning_calls import TuningCalls
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.views.schemas import (
+    CollectiveTable,
     ComparedClusters,
     GivenPredictions,
     Health,
     PredictedStrategies,
     Readiness,
+    ScaledJob,
 )
 from autosync.cluster import Cluster
 from autosync.documents import to_data
@@ -76,7 +78,7 @@ class Client:
         token = os.environ.get(TOKEN_VARIABLE) if token is None else token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = _opened(address, headers, timeout_seconds, transport)
-        connection = self._connection = ServiceConnection(self.http, max(1, attempts), sleep)
+        connection = self.connection = ServiceConnection(self.http, max(1, attempts), sleep)
         self.address = connection.address
         self.graphs = GraphCalls(connection)
         self.clusters = ClusterCalls(connection)
@@ -91,9 +93,9 @@ class Client:
     ) -> PredictedStrategies:
         """The best strategies by prediction, without a trial. graph, cluster: documents, which are
         stored, or the ids of stored ones, or names of bundled ones. options: other fields of
-        `autosync.api.spec.RankSpec`."""
-        body = {**posted(self._connection, graph, cluster), **plain(options)}
-        return self._connection.post("/v1/rank", PredictedStrategies, repeatable=True, json=body)
+        `autosync.api.prediction_spec.RankSpec`."""
+        body = {**posted(self.connection, graph, cluster), **plain(options)}
+        return self.connection.post("/v1/rank", PredictedStrategies, repeatable=True, json=body)
 
     def predict(
         self,
@@ -104,10 +106,10 @@ class Client:
     ) -> GivenPredictions:
         """What given strategies take on a cluster one need not have. graph, cluster: as of `rank`.
         strategies: names, or strategies; by default all hand-designed ones. options: other fields
-        of `autosync.api.spec.PredictSpec`."""
+        of `autosync.api.prediction_spec.PredictSpec`."""
         given = [each if isinstance(each, str) else to_data(each) for each in strategies]
-        body = {**posted(self._connection, graph, cluster), "strategies": given, **plain(options)}
-        return self._connection.post("/v1/predict", GivenPredictions, repeatable=True, json=body)
+        body = {**posted(self.connection, graph, cluster), "strategies": given, **plain(options)}
+        return self.connection.post("/v1/predict", GivenPredictions, repeatable=True, json=body)
 
     def compare(
         self,
@@ -120,27 +122,49 @@ class Client:
         costs = clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
         rented = [{"cluster": name, "cost_per_hour": cost} for name, cost in costs.items()]
         body = {"graph": graph, "clusters": rented, **plain(options)}
-        return self._connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)
+        return self.connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)
+
+    def scale(
+        self,
+        graph: ModelGraph | str,
+        cluster: Cluster | str,
+        nodes: Sequence[int],
+        strategy: str | Strategy = "ddp",
+        **options: Any,
+    ) -> ScaledJob:
+        """What a job reaches on these numbers of nodes. graph, cluster: as of `rank`. options:
+        other fields of `autosync.api.prediction_spec.ScaleSpec`."""
+        given = strategy if isinstance(strategy, str) else to_data(strategy)
+        named = posted(self.connection, graph, cluster)
+        body = {**named, "nodes": list(nodes), "strategy": given, **plain(options)}
+        return self.connection.post("/v1/scale", ScaledJob, repeatable=True, json=body)
+
+    def collectives(self, cluster: Cluster | str, **options: Any) -> CollectiveTable:
+        """The table of nccl-tests as it is predicted for a cluster, a document or an id or name.
+        options: other fields of `autosync.api.prediction_spec.CollectivesSpec`."""
+        name = self.clusters.post(cluster).id if isinstance(cluster, Cluster) else cluster
+        body = {"cluster": name, **options}
+        return self.connection.post("/v1/collectives", CollectiveTable, repeatable=True, json=body)
 
     def limits(self) -> ServiceLimits:
         """What the operator of the service lets its clients ask for."""
-        return self._connection.get("/v1/limits", ServiceLimits)
+        return self.connection.get("/v1/limits", ServiceLimits)
 
     def health(self) -> Health:
-        return self._connection.get("/v1/health", Health)
+        return self.connection.get("/v1/health", Health)
 
     def ready(self) -> Readiness:
         """How many workers live, and how old the queue is."""
-        answer = self._connection.send("GET", "/v1/ready", accepted=503)  # where none lives
-        return self._connection.parsed(answer, Readiness)
+        answer = self.connection.send("GET", "/v1/ready", accepted=503)  # where none lives
+        return self.connection.parsed(answer, Readiness)
 
     def schemas(self) -> dict[str, str]:
         """The documents that have a JSON Schema, and where it is."""
-        found: dict[str, str] = self._connection.send("GET", "/v1/schemas").json()
+        found: dict[str, str] = self.connection.send("GET", "/v1/schemas").json()
         return found
 
     def schema(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._connection.send("GET", f"/v1/schemas/{name}").json()
+        found: dict[str, Any] = self.connection.send("GET", f"/v1/schemas/{name}").json()
         return found
 
     def close(self) -> None:

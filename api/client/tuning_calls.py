@@ -22,6 +22,7 @@ from autosync.api.client.service_connection import (
 from autosync.api.client.service_errors import ServiceError, unreachable
 from autosync.api.views.event_schemas import TuningEvents
 from autosync.api.views.tuning_schemas import (
+    BucketCurve,
     ChangedTuning,
     RankedStrategies,
     State,
@@ -192,6 +193,10 @@ class TuningCalls:
         """The ranking, by default all of it."""
         path = f"/v1/tunings/{tuning_id}/strategies"
         return self.connection.listed(path, RankedStrategies, limit, cursor)
+
+    def bucket_curve(self, tuning_id: str) -> BucketCurve:
+        """torch's DDP by the sizes of its buckets, of a tuning whose space is `buckets`."""
+        return self.connection.get(f"/v1/tunings/{tuning_id}/buckets", BucketCurve)
 
     def trials(
         self,

@@ -14,8 +14,8 @@ from autosync.api.db.parsed_documents import ParsedDocuments
 from autosync.api.db.tables import Base, ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
-from autosync.cluster_file import bundled_clusters
-from autosync.cluster_file import load_cluster as load_cluster_file
+from autosync.cluster.cluster_file import bundled_clusters
+from autosync.cluster.cluster_file import load_cluster as load_cluster_file
 from autosync.documents import LARGEST_COUNT, from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
@@ -124,6 +124,7 @@ def domain_rows(domain: Domain) -> tuple[DocumentRow, ...]:
         "profile": to_json(domain.profile),
         "profile_source": domain.compute_source,
         "optimizer": to_json(domain.optimizer),
+        "accumulate": domain.accumulate,
     }
     return graph, DocumentRow(DomainRow, columns)
 
@@ -181,6 +182,7 @@ def load_domain(session: Session, key: str) -> Domain:
         cluster=from_json(Cluster, row.cluster),
         profile=from_json(Profile, row.profile),
         optimizer=from_json(Optimizer, row.optimizer),
+        accumulate=row.accumulate,
     )
 
 

@@ -74,7 +74,8 @@ class ClusterRow(Base):
 class DomainRow(Base):
     """A domain without its graph, which has a row of its own.
 
-    cluster: the document, with the costs that were measured where a tuning probed.
+    cluster: the document, with the costs that were measured where a tuning probed. accumulate:
+    batches of an update.
     """
 
     __tablename__ = "domains"
@@ -85,6 +86,7 @@ class DomainRow(Base):
     profile: Mapped[str] = mapped_column(deferred=True)
     profile_source: Mapped[str] = mapped_column(String(16))
     optimizer: Mapped[str]
+    accumulate: Mapped[int]
     created_at: Mapped[float] = mapped_column(default=now_seconds())
 
 

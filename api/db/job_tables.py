@@ -1,6 +1,6 @@
 """Tables of jobs: who asks for them, who works on them, what came of them."""
 
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import (
     JSON,
@@ -16,9 +16,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from autosync.api.db.database import now_seconds
 from autosync.api.db.document_tables import Base, Hash, RowNumber
+from autosync.api.spec import KeyScope
 
-SCOPES = ("read", "tune", "admin")
-"""What a key may do; each also what those before it may."""
+SCOPES = get_args(KeyScope)
 DIGEST = String(64)
 """Of SHA-256, in hex."""
 

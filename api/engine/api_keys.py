@@ -5,7 +5,7 @@ import hmac
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import cast
 
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
@@ -14,10 +14,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import SCOPES, ApiKeyRow, BrowserSessionRow
+from autosync.api.spec import KeyScope
 from autosync.errors import InvalidInput
 
-KeyScope = Literal["read", "tune", "admin"]
-"""read: every answer. tune: also tunings, models, clusters, predictions. admin: all."""
 CLIENT_NAME = r"[A-Za-z0-9_.-]{1,40}"
 KEY = re.compile(r"([0-9a-f]{12})\.([A-Za-z0-9_-]{43})")
 ID_BYTES, SECRET_BYTES = 6, 32
@@ -35,7 +34,7 @@ class NewKey:
 
 
 def allows(held: KeyScope, needed: KeyScope) -> bool:
-    return SCOPES.index(held) >= SCOPES.index(needed)
+    return held in (needed, "admin") or (held, needed) == ("tune", "read")
 
 
 def make_key(database: Database, name: str, scope: KeyScope, days: float | None = None) -> NewKey:

@@ -1,8 +1,9 @@
-"""The memory of one tuning, over the database: implements `tuning_store.Store`."""
+"""The memory of one tuning as workers use it, and the one over the database."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, undefer
@@ -23,17 +24,42 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.tuning_store import Candidate, Phase, Proposal
+from autosync.search.loop.tuning_store import Candidate, Phase, Proposal, Store
 from autosync.strategy import Strategy
 from autosync.trials.contract import MeasuredTimeline, TrialError, TrialResult
-
-SEARCH_SHARE = 0.75
-"""Of a tuning's longest time: the rest is left for the confirmation, without which there is no
-answer but DDP."""
 
 
 class LeaseLost(AutosyncError):
     """Another worker has taken the tuning over: this one must stop and write nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """held_seconds: how long workers have had a tuning. limit_seconds: the most that its operator
+    allows; None: any time."""
+
+    held_seconds: float
+    limit_seconds: float | None
+
+
+class TuningStore(Store, Protocol):
+    """The memory of one tuning, as a worker uses it under a claim. `propose` and `record` raise
+    Cancelled, with what they were given stored, where somebody asked the tuning to pause. What
+    writes raises LeaseLost where the claim does not hold any longer."""
+
+    def end_if_paused(self) -> None:
+        """Raises Cancelled where somebody asked the tuning to pause: between two trials."""
+        ...
+
+    def time_spent(self) -> TimeSpent: ...
+
+    def report(self, event: TuningEvent) -> None:
+        """Write progress: an event, and how far the tuning is."""
+        ...
+
+    def use_domain(self, domain: Domain) -> None:
+        """From now on the tuning is about this domain: the same, with costs measured."""
+        ...
 
 
 class DatabaseStore:
@@ -48,7 +74,6 @@ class DatabaseStore:
         self.fence = fence
         self._strategies: dict[str, Strategy] = {}  # documents never change: parsed once
         self._domain: Domain | None = None
-        self._ended: set[Phase] = set()  # by time
 
     def proposals(self) -> Sequence[Proposal]:
         with self.database.reading() as session:
@@ -74,44 +99,40 @@ class DatabaseStore:
                     position += 1
         self.end_if_paused()
 
-    def record(self, result: TrialResult) -> None:
-        """Raises Cancelled, with the trial stored, where the tuning is to pause."""
+    def record(self, result: TrialResult, again: bool = False) -> None:
+        """Raises Cancelled, with the trial stored, where the tuning is to pause. again: the call
+        may come twice, since its first answer was lost: a trial that this claim has recorded
+        stays as it is.
+        """
         with self._fenced() as (session, tuning):
             proposal = session.get(ProposalRow, (self.tuning_id, result.key))
             if proposal is None:
                 raise _refused(result.key, "is no proposal of this tuning")
             position = _next_position(session, TrialRow, self.tuning_id)
-            if not _insert_trial(session, tuning, proposal, position, result):
+            if _insert_trial(session, tuning, proposal, position, result):
+                update_summary(session, self.tuning_id, proposal.strategy_id)
+                if result.launcher not in tuning.ran_on:
+                    tuning.ran_on = [*tuning.ran_on, result.launcher]
+            elif not (again and self._recorded(session, result.key)):
                 raise _refused(result.key, "is recorded already")
-            update_summary(session, self.tuning_id, proposal.strategy_id)
-            if result.launcher not in tuning.ran_on:
-                tuning.ran_on = [*tuning.ran_on, result.launcher]
         self.end_if_paused()
 
+    def _recorded(self, session: Session, key: str) -> bool:
+        """Whether the trial is of this claim."""
+        return session.get_one(TrialRow, (self.tuning_id, key)).fence == self.fence
+
     def end_if_paused(self) -> None:
-        """Raises Cancelled where somebody asked the tuning to pause: between two trials."""
         with self.database.reading() as session:
             state = session.get_one(TuningRow, self.tuning_id).state
         if state == "pausing":
             raise Cancelled("paused")
 
-    def out_of_time(self, phase: Phase) -> bool:
-        """Whether workers have spent on the tuning what its operator allows a phase of it; the
-        first time an event says so."""
+    def time_spent(self) -> TimeSpent:
         with self.database.reading() as session:
             tuning = session.get_one(TuningRow, self.tuning_id)
-            share = SEARCH_SHARE if phase == "search" else 1.0
-            most = tuning.limit_seconds
-            over = most is not None and tuning.held_seconds >= share * most
-        if over and most is not None and phase not in self._ended:
-            self._ended.add(phase)
-            minutes = f"{share * most / 60:g} of the {most / 60:g} minutes"
-            message = f"{phase} ends: {minutes} that this service allows a tuning are over"
-            self.report(TuningEvent("waiting", message))
-        return over
+            return TimeSpent(tuning.held_seconds, tuning.limit_seconds)
 
     def report(self, event: TuningEvent) -> None:
-        """Write progress: an event, and the tuning's own columns."""
         with self._fenced() as (session, tuning):
             tuning.message = clean(event.message)
             if event.kind in PHASES:
@@ -123,7 +144,6 @@ class DatabaseStore:
             add_event(session, self.tuning_id, event)
 
     def use_domain(self, domain: Domain) -> None:
-        """From now on the tuning is about this domain: the same, with costs measured."""
         with self._fenced() as (session, tuning):
             tuning.domain_id = store_domain(session, domain)
             self._domain = domain
@@ -132,11 +152,12 @@ class DatabaseStore:
     def _fenced(self) -> Iterator[tuple[Session, TuningRow]]:
         with self.database.writing() as session:
             tuning = session.get_one(TuningRow, self.tuning_id, with_for_update=True)
-            _check_fence(tuning, self.fence)
+            check_fence(tuning, self.fence)
             yield session, tuning
 
 
-def _check_fence(tuning: TuningRow, fence: int) -> None:
+def check_fence(tuning: TuningRow, fence: int) -> None:
+    """Raises LeaseLost."""
     if tuning.fence != fence or tuning.state not in ACTIVE:
         raise LeaseLost(
             f"tuning {tuning.id} is {tuning.state} under claim {tuning.fence}, not {fence}.",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.database_store import TuningStore
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.cluster_probe import probe_costs
@@ -12,7 +12,7 @@ from autosync.trials.probes import profile_kernels, timing_pool
 
 
 def with_measured_costs(
-    request: TuningRequest, store: DatabaseStore, launcher: Launcher
+    request: TuningRequest, store: TuningStore, launcher: Launcher
 ) -> TuningRequest:
     """The request on a cluster with fitted communication costs; they become part of its domain.
 
@@ -41,7 +41,7 @@ def with_measured_costs(
 
 
 def with_measured_kernels(
-    request: TuningRequest, store: DatabaseStore, launcher: Launcher
+    request: TuningRequest, store: TuningStore, launcher: Launcher
 ) -> TuningRequest:
     """The request with the profile of its kernels, measured on its workers; part of its domain.
 

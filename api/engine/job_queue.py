@@ -13,6 +13,7 @@ from typing import Literal
 from sqlalchemy import and_, case, exists, func, or_, select, true, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session, aliased
+from sqlalchemy.sql.elements import ColumnElement
 
 from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.document_store import insert_new
@@ -29,6 +30,7 @@ from autosync.api.db.tables import (
 from autosync.api.engine.database_store import LeaseLost, clean
 from autosync.api.engine.leases import LEASE_SECONDS, EndReason
 from autosync.errors import NotSupported
+from autosync.trials.request_names import REAL_CLUSTERS
 
 CLAIMING_KEY = 0x636C61696D
 """Of PostgreSQL's advisory lock: one worker at a time sees which hosts are taken. "claim"."""
@@ -45,15 +47,25 @@ class Claim:
     kind: JobKind = "tuning"
 
 
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What tunings a worker can run. launchers: that are set up there, or that it is to use. gpus:
+    of its machine."""
+
+    launchers: tuple[str, ...]
+    gpus: int
+
+
 def claim(
     database: Database,
     worker: str,
     lease_seconds: float = LEASE_SECONDS,
     tuning_id: str | None = None,
     kind: JobKind = "tuning",
+    can: Abilities | None = None,
 ) -> Claim | None:
     """Take a job of that kind that waits or whose worker is gone, or the tuning named if it does;
-    None when there is none.
+    None when there is none. can: only a tuning that such a worker can run; None: any.
 
     Of those that run on the same real hosts one is worked on at a time: else each would measure the
     other, too. It is the oldest of the client that has waited longest since a worker last took one
@@ -74,7 +86,7 @@ def claim(
         select(JobRow.id)
         .outerjoin(ClientRow, ClientRow.name == JobRow.client)
         .where(JobRow.kind == kind, or_(JobRow.state == "queued", expired), named)
-        .where(or_(JobRow.hosts == "", ~busy))
+        .where(or_(JobRow.hosts == "", ~busy), true() if can is None else _runs(can))
         .order_by(served_at, JobRow.created_at, JobRow.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=JobRow)
@@ -99,6 +111,15 @@ def claim(
         if row is not None and kind == "tuning":
             _note_served(session, row.client)
     return Claim(row.id, row.fence, kind) if row else None
+
+
+def _runs(can: Abilities) -> ColumnElement[bool]:
+    columns = JobRow.__table__.c
+    here = columns.launcher.in_(can.launchers)
+    if can.gpus:
+        return here
+    elsewhere = columns.launcher.in_(REAL_CLUSTERS)
+    return and_(here, or_(columns.compute_device != "cuda", elsewhere))
 
 
 def _note_served(session: Session, client: str) -> None:

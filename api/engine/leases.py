@@ -25,10 +25,18 @@ claim does not hold any longer."""
 log = logging.getLogger(__name__)
 
 
+class ServiceAway(Exception):
+    """The service that a worker takes its jobs from does not answer; it may come back."""
+
+
+AWAY = (OperationalError, ServiceAway)
+"""What a call raises where the database, or the service before it, does not answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimedWork:
-    """What a lease asks of the work under it. Each may raise OperationalError: the database is
-    away, and may come back.
+    """What a lease asks of the work under it. Each may raise one of `AWAY`: the database or
+    the service does not answer, and may come back.
 
     renew: for so many seconds; False where the claim no longer holds.
     reason_to_end: asked several times a second; None while the work goes on.
@@ -46,7 +54,7 @@ def leased(work: ClaimedWork, lease_seconds: float) -> Iterator[None]:
     (`autosync.cancellation`), and the work given up.
 
     Raises:
-        OperationalError: the database is away.
+        OperationalError, ServiceAway: the database or the service is away.
     """
     token, done = CancellationToken(), threading.Event()
     if (reason := work.reason_to_end()) is not None:
@@ -79,7 +87,7 @@ def _watch(
             if reason is None and now - renewed > lease_seconds / 3:
                 reason, renewed = (None, now) if work.renew(lease_seconds) else ("lost", now)
             away = False
-        except OperationalError as error:  # the database may come back before the lease ends
+        except AWAY as error:  # it may come back before the lease ends
             if not away:
                 log.warning("a lease is not renewed: %s", error)
             away = True
@@ -94,5 +102,5 @@ def _give_up_in_absence(work: ClaimedWork, token: CancellationToken) -> None:
     log.warning("given up while it goes on for a moment: %s", token.reason)
     try:
         work.give_up(token.reason)  # type: ignore[arg-type]  # it came from `reason_to_end`
-    except OperationalError as error:
+    except AWAY as error:
         log.warning("not given up: %s", error)

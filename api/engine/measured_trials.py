@@ -109,7 +109,8 @@ _KEY = (TrialRow.created_at, TrialRow.tuning_id, TrialRow.position)
 
 
 def _newest_trials(database: Database) -> Iterator[MeasuredTrial]:
-    """The newest first."""
+    """The newest first. Updates of several batches are left out: residuals of several domains
+    compare on the seconds of iterations with one."""
     columns: tuple[Any, ...] = (
         *_KEY,
         TrialRow.domain_id,
@@ -129,7 +130,8 @@ def _newest_trials(database: Database) -> Iterator[MeasuredTrial]:
             (ProposalRow.tuning_id == TrialRow.tuning_id) & (ProposalRow.key == TrialRow.key),
         )
         .join(TuningRow, TuningRow.id == TrialRow.tuning_id)
-        .where(TrialRow.step_seconds.is_not(None))
+        .join(DomainRow, DomainRow.id == TrialRow.domain_id)
+        .where(TrialRow.step_seconds.is_not(None), DomainRow.accumulate == 1)
         .order_by(*(column.desc() for column in _KEY))
         .limit(ROWS)
     )

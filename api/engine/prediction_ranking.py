@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from autosync.cancellation import result_of, submit
@@ -24,7 +25,7 @@ def one_blas_thread() -> Iterator[None]:
     """A ranking computes in two threads: those that BLAS would start for each wait for a core in a
     loop (`benchmarks.search.cold_rank`, ResNet-50, two cores: 5.8 core-seconds with them, 4.2 under
     OPENBLAS_NUM_THREADS=1)."""
-    import scipy.linalg  # noqa: F401  # what is not loaded yet cannot be limited
+    import scipy.optimize  # noqa: F401  # what is not loaded yet cannot be limited
 
     with threadpool_limits(1, user_api="blas"):
         yield
@@ -55,12 +56,17 @@ def best_by_prediction(
     from autosync.search.loop.ranking import ranking_context
     from autosync.search.loop.settings import Settings
     from autosync.search.loop.sources import ranked_draws, shortlist_of_draws
+    from autosync.search.sampler.sampling import most_draws
     from autosync.simulator.memory.memory_check import fitting_rows
 
     def progress(done: int) -> None:
-        on_event(TuningEvent("ranking", "ranking proposals", done, proposals))
+        on_event(TuningEvent("ranking", "ranking proposals", done, most_draws(space, proposals)))
 
     check_any_fits(domain, space, stop)
+    if space.only == "buckets":  # nothing is drawn at random
+        return sorted(
+            known_designs(domain, space, predictor), key=lambda each: each.predicted_seconds
+        )
     with one_blas_thread():
         settings = Settings(proposals=proposals, seed=seed, acquisition="prediction")
         threads = ThreadPoolExecutor(1)
@@ -85,17 +91,17 @@ def best_by_prediction(
         drawn = context.pick(listed, settings, 0, SAMPLED, "sampled")
         ddp = next(candidate.strategy for candidate in known if candidate.origin == DDP)
         ddp_fits = len(fitting_rows(domain, encode([ddp], domain))) > 0
-        return sorted(
-            known + drawn,
-            key=lambda each: (each.origin == DDP and not ddp_fits, each.predicted_seconds),
-        )
+        found = known + drawn
+        seconds = np.array([each.predicted_seconds for each in found])
+        last = np.array([each.origin == DDP and not ddp_fits for each in found])
+        return [found[row] for row in np.lexsort((seconds, last))]
 
 
 def load_kernels() -> None:
     """Rank a small model, so that later rankings find their kernels compiled and loaded. Where no
     cache has them yet this takes minutes."""
     from autosync.api.engine.registry import LEARNED, simulator_named
-    from autosync.cluster_file import load_cluster
+    from autosync.cluster.cluster_file import load_cluster
     from autosync.domain import usual_optimizer
     from autosync.models import bundled
     from autosync.profiling import estimate_profile

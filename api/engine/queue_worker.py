@@ -6,27 +6,28 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
 from autosync.api.engine import job_queue
-from autosync.api.engine.database_store import DatabaseStore, LeaseLost
+from autosync.api.engine.database_store import LeaseLost, TuningStore
 from autosync.api.engine.domain_measurement import with_measured_costs, with_measured_kernels
-from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.leases import LEASE_SECONDS, ClaimedWork, EndReason, leased
-from autosync.api.engine.registry import launcher_named
+from autosync.api.engine.job_queue import Abilities, Claim
+from autosync.api.engine.leases import AWAY, LEASE_SECONDS, ClaimedWork, EndReason, leased
+from autosync.api.engine.registry import launcher_named, launchers_here
 from autosync.api.engine.retention import prune
-from autosync.api.engine.simulator_store import simulator_of
-from autosync.api.engine.submission import load_request
-from autosync.api.engine.tuning_answer import outcome_row
-from autosync.api.engine.tuning_request import TuningRequest
-from autosync.api.engine.worker_registry import registered
+from autosync.api.engine.tuning_answer import answer_of
+from autosync.api.engine.work_queue import DatabaseQueue, WorkQueue
+from autosync.api.engine.worker_registry import registered, visible_gpus
 from autosync.cancellation import Cancelled, check_cancelled
 from autosync.errors import AutosyncError
-from autosync.search.loop.outcome import Outcome, TuningEvent
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import tune
+from autosync.search.loop.tuning_store import Phase
 from autosync.trials.contract import Launcher, reporting_waits
+from autosync.trials.request_names import LauncherName
 
 POLL_SECONDS = 1.0
 PRUNING_SECONDS = 3600.0
@@ -36,6 +37,9 @@ MOST_CLAIMS = 50
 its worker down with it."""
 MOST_TRAINING_CLAIMS = 3
 """A training that was begun this often and never ended is given up: the next one has its trials."""
+SEARCH_SHARE = 0.75
+"""Of a tuning's longest time: the rest is left for the confirmation, without which there is no
+answer but DDP."""
 log = logging.getLogger(__name__)
 
 
@@ -47,57 +51,111 @@ def work(
     trains: bool = True,
     keep_days: float | None = None,
     launcher_of: Callable[[str], Launcher] = launcher_named,
+    launchers: tuple[LauncherName, ...] | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> None:
-    """Work off the queue until `stop`; with `once`, until nothing waits.
+    """Work off the queue of a database until `stop`; with `once`, until nothing waits.
 
     When stopped in the middle of a tuning, breaks off what runs and gives the tuning back.
     trains: also the next versions of the simulator, one at a time, beside its tunings. keep_days:
-    between tunings, removes what ended longer ago (`retention`); None keeps all.
+    between tunings, removes what ended longer ago (`retention`); None keeps all. launchers: takes
+    tunings of these alone; by default of all that are set up here.
     """
     database = connect(url)
-    name = f"{socket.gethostname()}:{os.getpid()}"
+    upkeep = Upkeep(database, this_worker(), stop, trains, keep_days, lease_seconds)
     try:
-        with registered(database, name, lease_seconds):
-            _work(database, name, stop, once, trains, keep_days, launcher_of, lease_seconds)
+        work_off(
+            DatabaseQueue(database),
+            stop,
+            once,
+            launcher_of=launcher_of,
+            launchers=launchers,
+            lease_seconds=lease_seconds,
+            upkeep=upkeep,
+        )
     finally:
         database.close()
 
 
-def _work(
-    database: Database,
-    name: str,
+def work_off(
+    queue: WorkQueue,
     stop: threading.Event,
-    once: bool,
-    trains: bool,
-    keep_days: float | None,
-    launcher_of: Callable[[str], Launcher],
-    lease_seconds: float,
+    once: bool = False,
+    *,
+    launcher_of: Callable[[str], Launcher] = launcher_named,
+    launchers: tuple[LauncherName, ...] | None = None,
+    lease_seconds: float = LEASE_SECONDS,
+    upkeep: "Upkeep | None" = None,
 ) -> None:
+    """As `work`, of any queue. upkeep: what the worker does besides; None: nothing.
+
+    Raises:
+        AutosyncError: the queue refuses this worker.
+    """
+    name = this_worker()
+    can = Abilities(launchers_here() if launchers is None else launchers, visible_gpus())
+    away = False
+    with registered(queue, name, lease_seconds):
+        try:
+            while not stop.is_set():
+                try:
+                    if upkeep is not None:
+                        upkeep.prune_when_due()
+                    held = queue.claim(name, lease_seconds, can)
+                    away = False
+                    if held is not None:
+                        run_claim(queue, held, stop, launcher_of, lease_seconds)
+                        continue
+                    idle = upkeep is None or not upkeep.train_when_asked()
+                    if once and idle:
+                        return
+                except AWAY as error:  # a claim ends by its lease
+                    if not away:
+                        log.warning("the queue does not answer, and is asked again: %s", error)
+                    away = True
+                stop.wait(max(POLL_SECONDS, queue.look_seconds))
+        finally:
+            if upkeep is not None:
+                upkeep.close()
+
+
+def this_worker() -> str:
+    """The name of this process among workers."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@dataclass
+class Upkeep:
+    """What a worker of a database does between its tunings (`work` says when)."""
+
+    database: Database
+    worker: str
+    stop: threading.Event
+    trains: bool
+    keep_days: float | None
+    lease_seconds: float
     training: threading.Thread | None = None
-    prune_at = time.monotonic()
-    try:
-        while not stop.is_set():
-            try:
-                if keep_days is not None and time.monotonic() >= prune_at:
-                    prune(database, keep_days, stop.is_set)
-                    prune_at = time.monotonic() + PRUNING_SECONDS
-                held = job_queue.claim(database, name, lease_seconds)
-                if held is not None:
-                    run_claim(database, held, stop, launcher_of, lease_seconds)
-                    continue
-                if training is not None and not training.is_alive():
-                    training = None
-                if trains and training is None:
-                    training = _begin_training(database, name, stop, lease_seconds)
-                if once and training is None:
-                    return
-            except OperationalError as error:  # the database is away: a claim ends by its lease
-                log.warning("database: %s", error)
-            stop.wait(POLL_SECONDS)
-    finally:
-        if training is not None:
-            training.join()
+    prune_at: float = 0.0
+
+    def prune_when_due(self) -> None:
+        """Raises OperationalError: the database is away."""
+        if self.keep_days is not None and time.monotonic() >= self.prune_at:
+            prune(self.database, self.keep_days, self.stop.is_set)
+            self.prune_at = time.monotonic() + PRUNING_SECONDS
+
+    def train_when_asked(self) -> bool:
+        """Begin the training that waits, where none runs; whether one runs now."""
+        if self.training is not None and not self.training.is_alive():
+            self.training = None
+        if self.trains and self.training is None:
+            self.training = _begin_training(
+                self.database, self.worker, self.stop, self.lease_seconds
+            )
+        return self.training is not None
+
+    def close(self) -> None:
+        if self.training is not None:
+            self.training.join()
 
 
 def _begin_training(
@@ -111,7 +169,7 @@ def _begin_training(
 
     def run() -> None:
         try:
-            run_claim(database, held, stop, lease_seconds=lease_seconds)
+            _run_training(database, held, stop, lease_seconds)
         except OperationalError as error:  # its claim ends by its lease
             log.warning("database: %s", error)
 
@@ -130,69 +188,123 @@ def train_next(
     """
     held = job_queue.claim(database, worker, lease_seconds, kind="training")
     if held is not None:
-        run_claim(database, held, stop, lease_seconds=lease_seconds)
+        _run_training(database, held, stop, lease_seconds)
     return held is not None
 
 
 def run_claim(
-    database: Database,
+    queue: WorkQueue,
     held: Claim,
     stop: threading.Event,
     launcher_of: Callable[[str], Launcher] = launcher_named,
     lease_seconds: float = LEASE_SECONDS,
 ) -> None:
-    """Run one claimed job to one of its ends: its answer, what went wrong, or a request to stop.
+    """Run one claimed tuning to one of its ends: its answer, what went wrong, or a request to stop.
 
     Raises:
-        OperationalError: the database is away.
+        OperationalError, ServiceAway: the database or the service is away.
     """
+    _run(queue, held, stop, lease_seconds, lambda: _tune(queue, held, launcher_of))
+
+
+def _run_training(
+    database: Database, held: Claim, stop: threading.Event, lease_seconds: float
+) -> None:
+    """As `run_claim`, of a training."""
+    queue = DatabaseQueue(database)
+    _run(queue, held, stop, lease_seconds, lambda: _train(database, held))
+
+
+def _run(
+    queue: WorkQueue,
+    held: Claim,
+    stop: threading.Event,
+    lease_seconds: float,
+    run: Callable[[], None],
+) -> None:
+    looked_at = float("-inf")
 
     def reason_to_end() -> EndReason | None:
-        return "interrupted" if stop.is_set() else job_queue.reason_to_end(database, held)
+        return "interrupted" if stop.is_set() else queue.reason_to_end(held)
+
+    def reason_when_due() -> EndReason | None:
+        nonlocal looked_at
+        now = time.monotonic()
+        if not stop.is_set() and now - looked_at < queue.look_seconds:
+            return None
+        looked_at = now
+        return reason_to_end()
 
     work = ClaimedWork(
-        renew=lambda seconds: job_queue.heartbeat(database, held, seconds),
-        reason_to_end=reason_to_end,
-        give_up=lambda reason: job_queue.give_up(database, held, reason),
+        renew=lambda seconds: queue.renew(held, seconds),
+        reason_to_end=reason_when_due,
+        give_up=lambda reason: queue.give_up(held, reason),
     )
     log.info("%s %s: claimed (claim %d)", held.kind, held.job_id, held.fence)
     try:
         with leased(work, lease_seconds):
             try:
                 check_cancelled()
-                if held.kind == "tuning":
-                    _tune(database, held, launcher_of)
-                else:
-                    _train(database, held)
-            except (LeaseLost, OperationalError):
+                run()
+            except (LeaseLost, *AWAY):
                 raise
             except AutosyncError as error:
-                _fail(database, held, str(error), reason_to_end())
+                _fail(queue, held, str(error), reason_to_end())
             except Exception as error:  # process boundary: one broken job must not end the worker
                 log.exception("%s %s failed", held.kind, held.job_id)
-                _fail(database, held, f"{type(error).__name__}: {error}", reason_to_end())
+                _fail(queue, held, f"{type(error).__name__}: {error}", reason_to_end())
     except LeaseLost as error:
         log.warning("%s", error)
 
 
-def _tune(database: Database, held: Claim, launcher_of: Callable[[str], Launcher]) -> None:
+def _tune(queue: WorkQueue, held: Claim, launcher_of: Callable[[str], Launcher]) -> None:
     """To the answer. Raises Cancelled, LeaseLost, AutosyncError."""
-    store = DatabaseStore(database, held.job_id, held.fence)
+    store = queue.store(held)
     store.end_if_paused()
     if held.fence > MOST_CLAIMS and held.fence > MOST_CLAIMS + len(store.trials()):
         raise _keeps_dying(held)
-    with database.reading() as session:
-        request = load_request(session, held.job_id)
+    request = queue.request(held)
     launcher = reporting_waits(
         launcher_of(request.launcher),
         lambda message: store.report(TuningEvent("waiting", message)),
     )
     request = with_measured_costs(request, store, launcher)
     request = with_measured_kernels(request, store, launcher)
-    outcome = run_tuning(request, store, launcher)
+    outcome = tune(
+        request.domain,
+        request.searched,
+        lambda: launcher.open(request.workload),
+        store,
+        queue.simulator(held, request),
+        request.settings,
+        store.report,
+        stop=TimeLimit(store),
+        earlier=request.earlier,
+    )
     ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
-    job_queue.finish(database, held, outcome_row(held.job_id, request, outcome, ran_on))
+    queue.finish(held, answer_of(request, outcome, ran_on))
     log.info("tuning %s: finished", held.job_id)
+
+
+class TimeLimit:
+    """The rule by which a tuning stops (`tuning_loop.StopRule`): whether workers have spent on it
+    what its operator allows a phase of it. The first time an event says so."""
+
+    def __init__(self, store: TuningStore):
+        self.store = store
+        self.ended: set[Phase] = set()
+
+    def __call__(self, phase: Phase) -> bool:
+        spent, share = self.store.time_spent(), SEARCH_SHARE if phase == "search" else 1.0
+        most = spent.limit_seconds
+        if most is None or spent.held_seconds < share * most:
+            return False
+        if phase not in self.ended:
+            self.ended.add(phase)
+            minutes = f"{share * most / 60:g} of the {most / 60:g} minutes"
+            message = f"{phase} ends: {minutes} that this service allows a tuning are over"
+            self.store.report(TuningEvent("waiting", message))
+        return True
 
 
 def _train(database: Database, held: Claim) -> None:
@@ -204,23 +316,6 @@ def _train(database: Database, held: Claim) -> None:
     run_training(database, held)
 
 
-def run_tuning(request: TuningRequest, store: DatabaseStore, launcher: Launcher) -> Outcome:
-    """Tune; progress goes to the store as it happens."""
-    with store.database.reading() as session:
-        simulator = simulator_of(session, request.simulator, request.simulator_version)
-    return tune(
-        request.domain,
-        request.searched,
-        lambda: launcher.open(request.workload),
-        store,
-        simulator,
-        request.settings,
-        store.report,
-        stop=store.out_of_time,
-        earlier=request.earlier,
-    )
-
-
 def _keeps_dying(held: Claim) -> AutosyncError:
     return AutosyncError(
         f"the {held.kind} was claimed {held.fence} times and never came to its end.",
@@ -230,8 +325,8 @@ def _keeps_dying(held: Claim) -> AutosyncError:
     )
 
 
-def _fail(database: Database, held: Claim, error: str, reason: EndReason | None) -> None:
+def _fail(queue: WorkQueue, held: Claim, error: str, reason: EndReason | None) -> None:
     """What is to end anyhow did not fail: its error may come of that. Raises Cancelled."""
     if reason is not None:
         raise Cancelled(reason)
-    job_queue.fail(database, held, error)
+    queue.fail(held, error)

@@ -86,23 +86,35 @@ def launcher_named(name: str) -> Launcher:
     return known[name]()
 
 
+def launchers_here() -> tuple[LauncherName, ...]:
+    """Those that are set up."""
+    return tuple(name for name in get_args(LauncherName) if _not_set_up(name) is None)
+
+
 def check_launcher(name: str) -> None:
     """Raises NotFound, which lists the names there are; NotSupported where the operator has not
     said how the launcher reaches its hosts."""
     if name not in get_args(LauncherName):
         raise not_found("launcher", name, f"There are: {', '.join(get_args(LauncherName))}.")
-    needed = {
-        "command": (PREFIX_VARIABLE, "--prefix"),
-        "ray": (RAY_ADDRESS_VARIABLE, "--ray-address"),
-    }
-    if name in needed and not os.environ.get(needed[name][0]):
-        variable, option = needed[name]
+    if (missing := _not_set_up(name)) is not None:
+        variable, option = missing
         raise NotSupported(
             f"the launcher {name!r} is not set up here.",
             thing="launcher",
             value=name,
             remedy=f"Whoever starts the service or worker sets {variable} (or {option}).",
         )
+
+
+def _not_set_up(name: str) -> tuple[str, str] | None:
+    """The variable and the option that say how the launcher reaches its hosts, where neither is
+    given."""
+    needed = {
+        "command": (PREFIX_VARIABLE, "--prefix"),
+        "ray": (RAY_ADDRESS_VARIABLE, "--ray-address"),
+    }
+    found = needed.get(name)
+    return None if found is None or os.environ.get(found[0]) else found
 
 
 def simulator_named(name: str) -> Simulator:

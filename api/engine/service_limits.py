@@ -19,9 +19,16 @@ OF_BODIES = {
     "/v1/rank": "tuning_mib",
     "/v1/predict": "tuning_mib",
     "/v1/compare": "tuning_mib",
+    "/v1/scale": "tuning_mib",
+    "/v1/collectives": "cluster_mib",
+    "/v1/queue": "work_mib",
 }
 """The limit of what is posted, by the beginning of its path."""
-OF_FORMS = {"/models": "graph_mib", "/clusters": "cluster_mib"}
+OF_FORMS = {
+    "/models": "graph_mib",
+    "/clusters": "cluster_mib",
+    "/clusters/calibrate": "cluster_mib",
+}
 """The limit of the file in a form of the dashboard, by the path of the form."""
 
 
@@ -60,6 +67,7 @@ class ServiceLimits:
     cluster_mib: int = _limit(1, "MiB of a cluster that is posted")
     tuning_mib: int = _limit(8, "MiB of a request for a tuning or a prediction")
     simulator_mib: int = _limit(32, "MiB of a trained simulator that is stored")
+    work_mib: int = _limit(64, "MiB of what a worker sends at once: a round of proposals, a trial")
     reading_seconds: int = _limit(20, "processor seconds for reading what is posted")
     reading_mib: int = _limit(1_024, "MiB of memory for reading what is posted")
     requests: int = _limit(200, "requests a second of one client, where there are keys")

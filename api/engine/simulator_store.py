@@ -102,16 +102,6 @@ def promote(database: Database, number: int) -> None:
         session.add(SimulatorPromotionRow(number=number))
 
 
-def trained_version(session: Session, number: int) -> "LearnedSimulator":
-    """A version of the learned simulator, as it was trained."""
-    from autosync.simulator.learned.checkpoint import default_simulator
-
-    if number == BUNDLED_VERSION:
-        return default_simulator()
-    row = session.get_one(SimulatorVersionRow, number)
-    return _restored(_row_with_files(session, row.simulator))
-
-
 # Checkpoints are imported where one is read: a service without any need not load them.
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
@@ -205,11 +195,23 @@ def simulator_of(session: Session, name: str, number: int | None = None) -> Simu
         NotFound: neither; lists what there is.
         InvalidInput: it was trained on other features than this version's.
     """
+    files = trained_files(session, name, number)
+    return simulator_named(name) if files is None else restored(*files)
+
+
+def trained_files(
+    session: Session, name: str, number: int | None = None
+) -> tuple[str, str, bytes] | None:
+    """The name, the card and the tensors of the simulator that `simulator_of` answers with; None
+    where it comes with every installation. Raises NotFound."""
     if name == LEARNED:
-        return trained_version(session, version_in_use(session) if number is None else number)
-    if name in SIMULATORS:
-        return simulator_named(name)
-    return _restored(_row_with_files(session, name))
+        number = version_in_use(session) if number is None else number
+        if number == BUNDLED_VERSION:
+            return None
+        name = session.get_one(SimulatorVersionRow, number).simulator
+    elif name in SIMULATORS:
+        return None
+    return name, *checkpoint_files(session, name)
 
 
 def lock_simulator(session: Session, name: str) -> str:
@@ -263,9 +265,14 @@ def remove_simulator(database: Database, name: str) -> None:
 
 
 def _restored(row: SimulatorRow) -> "LearnedSimulator":
+    return restored(row.name, row.card, row.weights)
+
+
+def restored(name: str, card: str, weights: bytes) -> "LearnedSimulator":
+    """Raises InvalidInput: it was trained on other features than this version's."""
     from autosync.simulator.learned.checkpoint import parse_card, restore
 
-    return restore(parse_card(row.card, f"the card of {row.name}"), row.weights, row.name)
+    return restore(parse_card(card, f"the card of {name}"), weights, name)
 
 
 def _row_with_files(session: Session, name: str, lock: bool = False) -> SimulatorRow:

@@ -43,7 +43,7 @@ from autosync.simulator.learned.checkpoint import (
     FILE,
     FOLDER,
     CheckpointCard,
-    card_of,
+    library_versions,
     parse_card,
     read_card,
     restore,
@@ -93,13 +93,14 @@ class VersionTask:
         in_use = restore(self.card, self.weights, "the version in use")
         outcome = train_simulator(sources, say)
         say("judging it beside the version in use")
-        card = card_of(
+        card = CheckpointCard(
             tuple(source_of(each.learned) for each in sources),
             outcome.accuracy,
             outcome.unseen,
-            self.seed,
-            dataset,
-            (*self.card.parents, NAME_OF_VERSION.format(self.parent)),
+            seed=self.seed,
+            versions=library_versions(),
+            dataset=dataset,
+            parents=(*self.card.parents, NAME_OF_VERSION.format(self.parent)),
         )
         both = outcome.simulator, in_use
         figures = [

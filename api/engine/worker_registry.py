@@ -5,27 +5,31 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, select, update
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.document_store import insert_new
 from autosync.api.db.tables import WorkerRow
+from autosync.api.engine.leases import AWAY
 from autosync.api.engine.tuning_request import TuningRequest
-from autosync.errors import NotSupported
+from autosync.errors import AutosyncError, NotSupported
 from autosync.trials.request_names import REAL_CLUSTERS
+
+if TYPE_CHECKING:
+    from autosync.api.engine.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def registered(database: Database, name: str, lease_seconds: float) -> Iterator[None]:
+def registered(queue: "WorkQueue", name: str, lease_seconds: float) -> Iterator[None]:
     """The worker `name` is among those that live while the block runs."""
     done = threading.Event()
     thread = threading.Thread(
-        target=_renew, args=(database, name, lease_seconds, done), name="registry", daemon=True
+        target=_renew, args=(queue, name, lease_seconds, done), name="registry", daemon=True
     )
     thread.start()
     try:
@@ -82,14 +86,14 @@ def visible_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def _renew(database: Database, name: str, lease_seconds: float, done: threading.Event) -> None:
+def _renew(queue: "WorkQueue", name: str, lease_seconds: float, done: threading.Event) -> None:
     gpus = visible_gpus()
     while True:
         try:
-            register(database, name, lease_seconds, gpus)
+            queue.register(name, lease_seconds, gpus)
             if done.wait(lease_seconds / 3):
-                return unregister(database, name)
-        except OperationalError as error:  # the database may come back
+                return queue.unregister(name)
+        except (AutosyncError, *AWAY) as error:  # it may come back, or let this worker in again
             log.warning("worker %s not registered: %s", name, error)
             if done.wait(lease_seconds / 3):
                 return

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from autosync.errors import InvalidInput
@@ -79,6 +80,7 @@ class ForwardedAnswer:
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
     _belong_to(int(sys.argv[2]))
+    let_threads_begin()
     from autosync.api.db.database import connect
     from autosync.api.db.document_store import keep_parsed
     from autosync.api.http.app import application
@@ -98,7 +100,6 @@ def main() -> None:
                 asked: ForwardedRequest = connection.recv()
             except EOFError:  # the service has ended
                 return
-            _limit(asked)
             answer = runner.run(_answered(app, asked))
             _unlimit()
             connection.send(answer)
@@ -114,6 +115,26 @@ def _belong_to(service: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def let_threads_begin() -> None:
+    """From now on threads of this process begin without its limit of memory.
+
+    Python waits without end for a thread that has no memory to begin with, so a request for too
+    much of it would end with its time, and the answer would name the wrong limit.
+    """
+    start, starting = Thread.start, Lock()
+
+    def start_unlimited(self: Thread) -> None:
+        with starting:
+            limited, most = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+            try:
+                start(self)  # returns when the thread has begun
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, (limited, most))
+
+    Thread.start = start_unlimited  # type: ignore[method-assign]
 
 
 def _limit(asked: ForwardedRequest) -> None:
@@ -159,6 +180,7 @@ def _out_of_memory(request: "Request", error: Exception) -> "Response":
 
 
 async def _answered(app: "FastAPI", asked: ForwardedRequest) -> ForwardedAnswer:
+    """Under the request's limits."""
     messages: list[Message] = []
     received = False
 
@@ -173,6 +195,7 @@ async def _answered(app: "FastAPI", asked: ForwardedRequest) -> ForwardedAnswer:
         messages.append(message)
 
     app.state.asked, app.state.full = asked, False
+    _limit(asked)
     with suppress(Exception):  # answered and logged, and raised again for a server's own log
         await app({**asked.scope, "app": app}, receive, send)
     if not messages:  # there was no memory even for that

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
+from threading import Event, Lock
 from typing import Any, Literal
 
 from autosync.api.db.database import Database
@@ -42,7 +43,7 @@ WAITING: dict[Lane, int] = {"reading": 64, "predicting": 0}
 WAITING_BYTES = 64 * MIB
 """Of a client's bodies that wait."""
 RETRY_SECONDS = 5.0
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 """For Python and its imports on a busy machine."""
 KERNEL_SECONDS = 600.0
 """For kernels that no cache has yet: they are compiled once a machine."""
@@ -51,6 +52,9 @@ WALL_SECONDS_PER_CPU_SECOND = 3.0
 IDLE_SECONDS = 120.0
 """After so long without a request a process ends."""
 CHILD = "from autosync.api.http.answer_process import main; main()"
+CLIENT_LEFT = 499
+"""Of the answer that nobody reads; only the log and the metrics see it."""
+UNREAD = ForwardedAnswer(CLIENT_LEFT, [], b"")
 OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
 """How compiled code ends where memory does, and the kernel where the machine's does."""
 
@@ -101,7 +105,8 @@ class AnswerProcesses:
     async def answer(
         self, lane: Lane, client: str, scope: dict[str, Any], body: bytes
     ) -> ForwardedAnswer:
-        """scope: what pickle takes of it. A process whose request is cancelled is killed.
+        """scope: what pickle takes of it. A process whose request is cancelled is killed; one that
+        has not begun with it stays for the next.
 
         Raises:
             InvalidInput: it takes more time or memory than the operator allows.
@@ -114,16 +119,28 @@ class AnswerProcesses:
         async with self._turns.turn(lane, client, len(body)):
             process = self._process_of(lane)
             loop = asyncio.get_running_loop()
-            answering = loop.run_in_executor(self._threads, process.ask, asked, bounds)
+            left = Event()
+            answering = loop.run_in_executor(self._threads, process.ask, asked, bounds, left)
             try:
                 return await asyncio.shield(answering)
             except asyncio.CancelledError:  # the client has left
-                process.kill()
-                await asyncio.wait([answering])
-                answering.exception()  # that of the process that was killed
-                raise
+                left.set()
+                answering.add_done_callback(asyncio.Future.exception)  # nobody reads it
+                if process.is_ready:
+                    process.kill()
+                    await asyncio.wait([answering])
+                raise  # what compiles kernels goes on: they would be compiled again
             finally:
                 self._keep(lane, process)
+
+    def prepare(self, lane: Lane) -> None:
+        """Start a process of the lane for who is about to ask, where none waits. Called on the
+        event loop; a request that comes before the process is ready waits for it."""
+        started = sum(process.lane == lane for process in self._started)
+        if not self._idle[lane] and started < PROCESSES[lane]:
+            process = self._process_of(lane)
+            asyncio.get_running_loop().run_in_executor(self._threads, process.prepare)
+            self._keep(lane, process)
 
     def close(self) -> None:
         """Kill what still answers, and what waits for requests."""
@@ -131,6 +148,7 @@ class AnswerProcesses:
             process.kill()  # who asks it waits for its end
         for lane in self._idle.values():
             for process in lane:
+                process.idle_until.cancel()
                 process.end()
         self._threads.shutdown(wait=False)
 
@@ -143,10 +161,10 @@ class AnswerProcesses:
         while idle:
             process = idle.pop()
             process.idle_until.cancel()
-            if process.is_running:  # the kernel may have ended it meanwhile
+            if not process.has_ended:  # the kernel may have ended it meanwhile
                 return process
             self._started.discard(process)
-        process = _Process(replace(self._setup, kernels=lane == "predicting"))
+        process = _Process(lane, replace(self._setup, kernels=lane == "predicting"))
         self._started.add(process)
         return process
 
@@ -213,22 +231,28 @@ def _busy(lane: Lane, own: bool) -> TryLater:
 
 @dataclass(eq=False, slots=True)
 class _Process:
-    """Started by its first request. Used by one thread at a time; `kill` is for any."""
+    """Started by its first request, or before it. Used by one thread at a time; any may `kill`."""
 
+    lane: Lane
     setup: Setup
     pid: int | None = None
     killed: bool = False
     lives: bool = True
+    is_ready: bool = False
     idle_until: Any = None
     _process: Any = field(default=None, repr=False)
     _connection: Any = field(default=None, repr=False)
+    _starting: Lock = field(default_factory=Lock, repr=False)
 
-    def ask(self, asked: ForwardedRequest, bounds: Bounds) -> ForwardedAnswer:
-        """Raises as `AnswerProcesses.answer`; after an error the process has ended."""
+    def ask(self, asked: ForwardedRequest, bounds: Bounds, left: Event) -> ForwardedAnswer:
+        """Raises as `AnswerProcesses.answer`; after an error the process has ended. left: set where
+        nobody waits any longer, after which nothing is asked."""
         answered = False
         try:
-            if self._process is None:
-                self._start()
+            self._start()
+            if left.is_set():
+                answered = True
+                return UNREAD
             self._connection.send_bytes(pickle.dumps(asked))
             answer: ForwardedAnswer = self._received(bounds.wall_seconds)
             answered = not answer.last
@@ -241,9 +265,16 @@ class _Process:
             if not answered:
                 self.end()
 
+    def prepare(self) -> None:
+        """Start it ahead of its first request; one that cannot be started has ended."""
+        try:
+            self._start()
+        except (EOFError, OSError, RuntimeError):
+            self.end()
+
     @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def has_ended(self) -> bool:
+        return self.killed or (self._process is not None and self._process.poll() is not None)
 
     def kill(self) -> None:
         """Does not wait for its end: to free gigabytes takes a while."""
@@ -258,6 +289,17 @@ class _Process:
             self._connection.close()
 
     def _start(self) -> None:
+        """Returns once it is ready; nothing to do where it is.
+
+        Raises:
+            EOFError, OSError: it has ended. RuntimeError: it is not ready in time.
+        """
+        with self._starting:
+            if self._process is None:
+                self._begin()
+                self._await_ready()
+
+    def _begin(self) -> None:
         self._connection, theirs = Pipe()
         number = str(theirs.fileno())
         environment = allowed_environment(("PG*",)) | {"OPENBLAS_NUM_THREADS": "1"}
@@ -273,11 +315,15 @@ class _Process:
         if self.killed:
             raise EOFError
         self._connection.send_bytes(pickle.dumps(self.setup))
+
+    def _await_ready(self) -> None:
+        seconds = KERNEL_SECONDS if self.setup.kernels else START_SECONDS
         try:
-            ready = self._received(KERNEL_SECONDS if self.setup.kernels else START_SECONDS)
+            ready = self._received(seconds)
         except TimeoutError:
-            raise EOFError from None
+            raise RuntimeError(f"a process has not started within {seconds:g} s") from None
         assert ready == READY
+        self.is_ready = True
 
     def _received(self, seconds: float) -> Any:
         if not self._connection.poll(seconds):

@@ -11,7 +11,6 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
-from uvicorn.config import STARTUP_FAILURE
 
 from autosync.api.db.database import Database, connect
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
@@ -37,12 +36,14 @@ from autosync.api.http.routes import (
     document_pages,
     document_routes,
     pages,
+    prediction_pages,
     prediction_routes,
     runtime_routes,
     service_routes,
     simulator_routes,
     tuning_pages,
     tuning_routes,
+    work_routes,
 )
 from autosync.api.http.slow_readers import BoundedProtocol, ExportReaders
 from autosync.api.views import documents, reports, service
@@ -55,6 +56,7 @@ API = (
     simulator_routes.router,
     runtime_routes.router,
     prediction_routes.router,
+    work_routes.router,
     service_routes.router,
     service_routes.keys_router,
 )
@@ -62,12 +64,15 @@ PAGES = (
     pages.router,
     tuning_pages.router,
     document_pages.router,
+    prediction_pages.router,
     service_routes.metrics_router,
 )
 HEALTH_CONNECTIONS = 2
 """Of their own, which no other request can hold."""
 GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
+STARTUP_FAILURE = 3
+"""Exit code of a server that did not start: uvicorn's own, whose place depends on its version."""
 
 
 def create_app(

@@ -4,32 +4,32 @@ rest on."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from sqlalchemy.orm import Session
 
 from autosync.api.db.lookup import not_found
 from autosync.api.engine.prediction_work import check_work
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.named_documents import domain_named
-from autosync.api.http.prediction_ranges import (
+from autosync.api.prediction_spec import PredictSpec
+from autosync.api.views.prediction_ranges import (
     BY_CLASS,
     Calibration,
     PredictedRange,
     calibrate,
+    compute_is_known,
     predicted_ranges,
 )
-from autosync.api.spec import PredictSpec
 from autosync.api.views.schemas import GivenPrediction, GivenPredictions
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import encode
-from autosync.simulator.accumulation import accumulated_seconds
 from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.applied_constants import with_engine
 from autosync.simulator.cost.class_constants import FITTED, MEASURED
 from autosync.simulator.cost.fitted_constants import Constants
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import fitting_rows, most_peak_bytes
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 from autosync.verification import verify
@@ -56,8 +56,7 @@ def given_predictions(
     from autosync.api.engine.simulator_store import simulator_of
 
     alone = domain_named(session, body, body.cluster, body.profile)
-    known = body.compute_is_known or alone.compute_source == "measured"
-    calibration = calibrate(alone, body.constants, known)
+    calibration = calibrate(alone, body.constants, compute_is_known(alone, body))
     domain, fitted = calibration.domain, calibration.constants
     predictor = simulator_of(session, body.simulator)
     if not body.strategies:
@@ -68,7 +67,7 @@ def given_predictions(
         constants=calibration.name,
         constants_fitted=fitted.fitted if fitted else FITTED if by_class else "",
         constants_measured=fitted.measured if fitted else MEASURED if by_class else "",
-        items=answer_all(calibration, asked, body.engine, predictor, body.accumulate),
+        items=answer_all(calibration, asked, body.engine, predictor),
     )
 
 
@@ -110,34 +109,32 @@ def answer_all(
     asked: list[StrategyToPredict],
     engine: str | None,
     predictor: Simulator,
-    accumulate: int = 1,
 ) -> list[GivenPrediction]:
-    """engine: a system to charge in place of each method's own; None: its own. accumulate: batches
-    whose gradients are added up before an update.
+    """engine: a system to charge in place of each method's own; None: its own.
 
     Raises:
         InvalidInput: no constants are in use that tell an engine's time.
     """
     domain, fitted = calibration.domain, calibration.constants
-    limit = iteration_limit(domain)
-    bound = limit.seconds + (accumulate - 1) * limit.compute_seconds
+    bound = iteration_limit(domain).seconds
+    samples = domain.accumulate * domain.batch_size * domain.world_size
     answers = []
     strategies = [each.strategy for each in asked]
     peaks = most_peak_bytes(domain, strategies)
     fitting = {*fitting_rows(domain, encode(strategies, domain)).tolist()}
     for place, each in enumerate(asked):
         spent = _engine_seconds(each.engine if engine is None else engine, fitted)
-        seconds, around = _predicted(calibration, each.strategy, spent, predictor, accumulate)
+        around = _predicted(calibration, each.strategy, spent, predictor)
         caveat = backend_of(domain.cluster).caveat(each.strategy, domain.cluster)
         answers.append(
             GivenPrediction(
                 strategy=each.name,
-                predicted_seconds=seconds,
+                predicted_seconds=around.seconds,
                 low_seconds=around.low_seconds,
                 high_seconds=around.high_seconds,
-                samples_per_second=accumulate * domain.batch_size * domain.world_size / seconds,
+                samples_per_second=samples / around.seconds,
                 limit_seconds=bound,
-                percent_of_limit=100.0 * bound / seconds,
+                percent_of_limit=100.0 * bound / around.seconds,
                 binding=around.binding,
                 engine_seconds=spent,
                 constants=calibration.name,
@@ -150,28 +147,15 @@ def answer_all(
 
 
 def _predicted(
-    calibration: Calibration,
-    strategy: Strategy,
-    spent: float,
-    predictor: Simulator,
-    accumulate: int,
-) -> tuple[float, PredictedRange]:
-    """Seconds, and what is expected around them. spent: by an engine on each message."""
+    calibration: Calibration, strategy: Strategy, spent: float, predictor: Simulator
+) -> PredictedRange:
+    """spent: by an engine on each message."""
     alone = calibration.domain
     domain = replace(alone, cluster=with_engine(alone.cluster, spent)) if spent else alone
     population = encode([strategy], domain)
-    seconds = predictor.predict(domain, population)
-    (around,) = predicted_ranges(calibration, domain, [strategy], seconds.tolist())
-
-    def accumulated(one: float) -> float:
-        return float(accumulated_seconds(domain, population, np.array([one]), accumulate)[0])
-
-    width = 1.0 + calibration.share  # of the whole update, also of what no message is beside
-    low, high = around.low_seconds * width, around.high_seconds / width
-    whole = replace(
-        around, low_seconds=accumulated(low) / width, high_seconds=accumulated(high) * width
-    )
-    return accumulated(float(seconds[0])), whole
+    plans = compile_plans_fast(population, domain)
+    seconds = predictor.predict(domain, population).tolist()
+    return predicted_ranges(calibration, domain, population, plans, seconds)[0]
 
 
 def _engine_seconds(name: str, fitted: Constants | None) -> float:

@@ -27,8 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from autosync.api.db.database import Database
 from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, TuningRow
 from autosync.api.http.access.guard import authorized, methods_of, refusal_for
-from autosync.api.http.answer_processes import AnswerProcesses, Lane
-from autosync.cluster_file import bundled_clusters, load_cluster
+from autosync.api.http.answer_processes import CLIENT_LEFT, AnswerProcesses, Lane
+from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.errors import AutosyncError
 from autosync.models import bundled, is_bundled
 
@@ -68,6 +68,13 @@ def _posted_json(database: Database, given: Mapping[str, str], body: bytes) -> L
 
 def _posted_yaml(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     return Load(yaml_bytes=len(body))
+
+
+def _posted_log(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """Lines of a log take as long as JSON of their bytes; the cluster that it names is parsed."""
+    with database.reading() as session:
+        cluster_bytes, _ = _cluster_size(session, given["cluster_id"])
+    return Load(json_bytes=len(body) + cluster_bytes)
 
 
 def _started(database: Database, given: Mapping[str, str], body: bytes) -> Load:
@@ -152,9 +159,19 @@ READING: dict[tuple[str, str], LoadOf] = {
     ("POST", "/v1/graphs"): _posted_json,
     ("POST", "/models"): _posted_json,
     ("POST", "/v1/clusters"): _posted_yaml,
+    ("POST", "/v1/clusters/{cluster_id}/calibrate"): _posted_log,
+    ("POST", "/clusters/calibrate"): _posted_json,
     ("POST", "/clusters"): _posted_yaml,
     ("PUT", "/v1/simulators/{name}"): _posted_json,
     ("POST", "/v1/tunings"): _started,
+    **{
+        (method, f"/v1/queue/claims/{{tuning_id}}/{{fence}}/{what}"): _posted_json
+        for method, what in (
+            *(("POST", "proposals"), ("POST", "trials"), ("POST", "answer")),
+            ("PUT", "domain"),
+        )
+    },
+    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_tunings,
     ("GET", "/models/{name}"): _of_model,
     ("GET", "/clusters/{name}"): _of_cluster,
     **{
@@ -175,10 +192,17 @@ READING: dict[tuple[str, str], LoadOf] = {
     },
 }
 """Heavy where the load is. A page that parses documents stands here."""
-PREDICTING = (("POST", "/v1/rank"), ("POST", "/v1/predict"), ("POST", "/v1/compare"))
+PREDICTING = (
+    ("POST", "/v1/rank"),
+    ("POST", "/v1/predict"),
+    ("POST", "/v1/compare"),
+    ("POST", "/v1/scale"),
+    ("POST", "/v1/collectives"),
+    *(("GET", f"/predict/{part}") for part in ("strategies", "scale", "collectives")),
+)
 """Always heavy."""
-CLIENT_LEFT = 499
-"""Of the answer that nobody reads; only the log and the metrics see it."""
+PREPARING = ("/predict", "/predict/answer")
+"""Pages whose reader asks for a prediction next: its process starts meanwhile."""
 FORWARDED = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server"),
@@ -216,6 +240,8 @@ class HeavyRequests:
         self.processes = processes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in PREPARING:
+            self.processes.prepare("predicting")
         if scope["type"] != "http" or (found := self._matching(scope)) is None:
             return await self.app(scope, receive, send)
         lane, load_of, matched = found

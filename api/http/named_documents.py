@@ -1,6 +1,7 @@
 """From what a request names to documents: graphs and clusters, bundled or in the database, and the
 domain or tuning request that they make."""
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database
@@ -15,16 +16,17 @@ from autosync.api.engine.request_checks import (
 )
 from autosync.api.engine.tuning_request import TuningRequest, at_scales
 from autosync.api.engine.worker_registry import refuse_without_gpus
-from autosync.api.spec import ModelSpec, RankSpec, TuningSpec
+from autosync.api.prediction_spec import RankSpec
+from autosync.api.spec import ModelSpec, TuningSpec
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
-from autosync.cluster_file import bundled_clusters
-from autosync.cluster_file import load_cluster as load_cluster_file
+from autosync.cluster.cluster_file import bundled_clusters
+from autosync.cluster.cluster_file import load_cluster as load_cluster_file
+from autosync.compute_settings import at_precision, profile_at
 from autosync.domain import Domain, Profile, usual_optimizer
 from autosync.errors import InvalidInput, NotFound
 from autosync.graph import ModelGraph
 from autosync.models import BUNDLED, bundled, is_bundled
-from autosync.profiling import estimate_profile
 
 
 def graph_named(session: Session, name: str, batch_size: int | None) -> ModelGraph:
@@ -33,7 +35,7 @@ def graph_named(session: Session, name: str, batch_size: int | None) -> ModelGra
     Raises:
         NotFound: neither. InvalidInput: a posted graph is for another batch size.
     """
-    if not name.isalnum() or session.get(GraphRow, name) is None:
+    if not _is_stored(session, GraphRow, name):
         if not is_bundled(name):
             raise _unknown("graph", name, list(BUNDLED))
         return bundled(name, batch_size)
@@ -50,7 +52,7 @@ def graph_named(session: Session, name: str, batch_size: int | None) -> ModelGra
 
 def cluster_named(session: Session, name: str) -> Cluster:
     """A cluster by its id, or a bundled one by name; raises NotFound."""
-    if name.isalnum() and session.get(ClusterRow, name) is not None:
+    if _is_stored(session, ClusterRow, name):
         return load_cluster(session, name)
     known = bundled_clusters()
     if name not in known:
@@ -58,9 +60,13 @@ def cluster_named(session: Session, name: str) -> Cluster:
     return load_cluster_file(data_file("clusters", f"{name}.yaml"))
 
 
-def estimated_profile(graph: ModelGraph, cluster: Cluster) -> Profile:
-    """A roofline for the cluster's fastest device type; the simulators stretch it for others."""
-    return estimate_profile(graph, cluster.fastest_device_type)
+def check_names(session: Session, graph: str, cluster: str) -> None:
+    """Whether both are there, without a look into them; raises NotFound."""
+    if not is_bundled(graph) and not _is_stored(session, GraphRow, graph):
+        raise _unknown("graph", graph, list(BUNDLED))
+    known = bundled_clusters()
+    if cluster not in known and not _is_stored(session, ClusterRow, cluster):
+        raise _unknown("cluster", cluster, list(known))
 
 
 def ranked_domain(session: Session, spec: RankSpec) -> Domain:
@@ -78,15 +84,19 @@ def ranked_domain(session: Session, spec: RankSpec) -> Domain:
 def domain_named(
     session: Session, spec: ModelSpec, cluster_name: str, profile: Profile | None = None
 ) -> Domain:
-    """
+    """Without a profile compute is that of the cluster's fastest device type, which the simulators
+    stretch for others.
+
     Raises:
         NotFound: no such graph or cluster. InvalidInput: the profile is for another graph, or
-            nobody knows the optimizer.
+            nobody knows the optimizer, or the settings do not go with the graph or the profile.
     """
-    graph = graph_named(session, spec.graph, spec.batch_size)
+    settings = spec.compute_settings
+    graph = at_precision(graph_named(session, spec.graph, spec.batch_size), settings.precision)
     cluster = cluster_named(session, cluster_name)
-    profile = profile or estimated_profile(graph, cluster)
-    domain = Domain(graph, cluster, profile, spec.optimizer or usual_optimizer(graph))
+    profile = profile_at(graph, cluster.fastest_device_type, settings, profile)
+    optimizer = spec.optimizer or usual_optimizer(graph)
+    domain = Domain(graph, cluster, profile, optimizer, spec.accumulate)
     check_optimizer(domain)
     return domain
 
@@ -116,6 +126,11 @@ def tuning_request(database: Database, spec: TuningSpec) -> TuningRequest:
         )
         refuse_without_gpus(session, request)
     return at_scales(request, spec.byte_scale, spec.time_scale)
+
+
+def _is_stored(session: Session, row: type[GraphRow] | type[ClusterRow], name: str) -> bool:
+    """PostgreSQL refuses some characters."""
+    return name.isalnum() and session.scalar(select(row.id).where(row.id == name)) is not None
 
 
 def _unknown(thing: str, name: str, known: list[str]) -> NotFound:

@@ -7,11 +7,19 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from autosync.api.engine.api_keys import KeyScope
+from autosync.api.engine.tuning_answer import TuningAnswer
 from autosync.api.http.access.browser import FORM_HEADER, SESSION_COOKIE
 from autosync.api.http.problems import STATUSES
-from autosync.api.spec import TuningSpec
+from autosync.api.prediction_spec import (
+    CollectivesSpec,
+    CompareSpec,
+    PredictSpec,
+    RankSpec,
+    ScaleSpec,
+)
+from autosync.api.spec import KeyScope, TuningSpec
 from autosync.api.views.schemas import Problem
+from autosync.api.views.work_schemas import ProposedTrials, TuningWork
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
@@ -30,12 +38,17 @@ DOCUMENTS: dict[str, type[Any]] = {
     for cls in (
         Bundle,
         Cluster,
+        CollectivesSpec,
+        CompareSpec,
         Domain,
         FrameworkSettings,
         MeasuredTimeline,
         ModelGraph,
         Plan,
+        PredictSpec,
         Profile,
+        RankSpec,
+        ScaleSpec,
         Settings,
         Space,
         Strategy,
@@ -43,6 +56,8 @@ DOCUMENTS: dict[str, type[Any]] = {
         TuningSpec,
     )
 }
+OF_WORKERS = (ProposedTrials, TuningAnswer, TuningWork)
+"""Only workers and the service exchange them."""
 DESCRIPTION = """Give it a model and a cluster; it answers with the fastest exact way to keep the
 replicas of a data-parallel training job in step, ranked and measured.
 
@@ -54,8 +69,9 @@ have is one (422); a method that it does not have is answered with 405 and `Allo
 with 404. Lists come in pages: `next` of one is the `cursor` of the following one. An answer with an
 `ETag` is not sent again to who names it in `If-None-Match`.
 
-A key has a scope: `read`, `tune`, which is also `read`, or `admin`, which is all. Each path says
-which it needs. A service on loopback whose database has no key asks for none."""
+A key has a scope: `read`, `tune`, which is also `read`, `worker`, which is neither, or `admin`,
+which is all. Each path says which it needs. A service on loopback whose database has no key asks
+for none."""
 EVERYWHERE = (401, 403, 422, 429, 500, 503)
 WITH_BODY = (400, 413)
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
@@ -85,6 +101,12 @@ def posted(name: str, *media_types: str) -> dict[str, Any]:
     """`openapi_extra` of a route that reads a document raw."""
     schema = {"$ref": f"#/components/schemas/{name}"}
     content = {media: {"schema": schema} for media in media_types}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def posted_text(description: str) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads text."""
+    content = {"text/plain": {"schema": {"type": "string", "description": description}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -122,7 +144,7 @@ def _build(
     if root_path:
         document["servers"] = [{"url": root_path}]
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), Problem)
+    documented: tuple[type[Any], ...] = (*DOCUMENTS.values(), *OF_WORKERS, Problem)
     for cls in documented:
         schema = TypeAdapter(cls).json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))

@@ -21,11 +21,12 @@ from autosync.api.http.access.browser import (
 )
 from autosync.api.http.root_path import RootPathAddresses
 from autosync.api.views.glossary import meanings
+from autosync.api.views.prediction_errors import FEWEST_MEASURED
 from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
 from autosync.environment import own_version
-from autosync.units import bytes_in_words, fraction_in_words, milliseconds
+from autosync.units import bytes_in_words, fraction_in_words, milliseconds, milliseconds_between
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -67,6 +68,13 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}×"
 
 
+def _between(of: Any) -> str:
+    """of: low_seconds and high_seconds, if they are known."""
+    if of.low_seconds is None:
+        return "–"
+    return milliseconds_between(of.low_seconds, of.high_seconds)
+
+
 def _ago(moment: datetime | float) -> str:
     """moment: or seconds since 1970-01-01 UTC."""
     if not isinstance(moment, datetime):
@@ -104,9 +112,10 @@ def _templates(root_path: str) -> Jinja2Templates:
     templates.env.globals["version"] = own_version()
     templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
     templates.env.globals |= {"meanings": meanings(), "is_settled": is_settled}
-    templates.env.globals["settled_spread"] = SETTLED_SPREAD
+    templates.env.globals |= {"settled_spread": SETTLED_SPREAD, "fewest_measured": FEWEST_MEASURED}
     filters = {
         "ms": milliseconds,
+        "between": _between,
         "times": _times,
         "ago": _ago,
         "fraction": fraction_in_words,

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from autosync.api.engine.prediction_work import check_work
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.named_documents import domain_named, ranked_domain
-from autosync.api.spec import CompareSpec, PredictionSpec, RankSpec, RentedCluster
+from autosync.api.prediction_spec import CompareSpec, PredictionSpec, RankSpec, RentedCluster
 from autosync.api.views.schemas import (
     ComparedCluster,
     ComparedClusters,
@@ -18,12 +18,13 @@ from autosync.api.views.schemas import (
 )
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
+from autosync.population import encode
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy_description import describe
 
 if TYPE_CHECKING:
-    from autosync.api.http.prediction_ranges import PredictedRange
+    from autosync.api.views.prediction_ranges import Calibration, PredictedRange
     from autosync.search.loop.outcome import TuningEvent
     from autosync.search.loop.tuning_store import Candidate
 
@@ -60,38 +61,46 @@ def predicted_strategies(
             long.
     """
     from autosync.api.engine.simulator_store import simulator_of
-    from autosync.simulator.limit import iteration_limit  # loads numba: only when asked for
-    from autosync.simulator.memory.memory_check import most_peak_bytes
+    from autosync.api.views.prediction_ranges import (  # loads numba: only when asked for
+        calibrate,
+        compute_is_known,
+    )
+    from autosync.simulator.limit import iteration_limit
 
-    domain = ranked_domain(session, body)
+    alone = ranked_domain(session, body)
     predictor = simulator_of(session, body.simulator)
-    check_work(domain, predictor, body.proposals, limits)
+    check_work(alone, predictor, body.proposals, limits)
+    calibration = calibrate(alone, "auto", compute_is_known(alone, body))
+    domain = calibration.domain
     ranked, ddp = _ranked(body, domain, body.space, predictor, limit)
     shown = ranked[: body.top]
-    peaks = most_peak_bytes(domain, [candidate.strategy for candidate in shown])
-    ranges = _ranges(domain, shown)
+    (*ranges, ddp_range), peaks = _ranges(calibration, [*shown, ddp])
     items = [
         PredictedStrategy(
             rank=rank,
             words=describe(candidate.strategy, domain),
             origin=candidate.origin,
-            predicted_seconds=candidate.predicted_seconds,
+            predicted_seconds=around.seconds,
             low_seconds=around.low_seconds,
             high_seconds=around.high_seconds,
             binding=around.binding,
-            predicted_speedup=ddp.predicted_seconds / candidate.predicted_seconds,
+            predicted_speedup=ddp_range.seconds / around.seconds,
             predicted_peak_bytes=int(peak),
             strategy_id=candidate.strategy.id,
             strategy=candidate.strategy,
         )
-        for rank, (candidate, peak, around) in enumerate(zip(shown, peaks, ranges, strict=True), 1)
+        for rank, (candidate, peak, around) in enumerate(
+            zip(shown, peaks[:-1], ranges, strict=True), 1
+        )
     ]
     return PredictedStrategies(
-        domain_id=domain.id,
+        domain_id=alone.id,
         simulator=ddp.simulator,
         proposals=body.proposals,
-        ddp_seconds=ddp.predicted_seconds,
+        ddp_seconds=ddp_range.seconds,
         limit_seconds=iteration_limit(domain, body.space).seconds,
+        constants=calibration.name,
+        warnings=list(calibration.warnings),
         placements_cut=limit.placements_cut,
         items=items,
     )
@@ -128,33 +137,43 @@ def _compared(
     predictor: Simulator,
     limit: TimeLimit,
 ) -> ComparedCluster:
-    ranked, ddp = _ranked(body, domain, Space(), predictor, limit)
+    from autosync.api.views.prediction_ranges import calibrate, compute_is_known
+
+    calibration = calibrate(domain, "auto", compute_is_known(domain, body))
+    ranked, ddp = _ranked(body, calibration.domain, Space(), predictor, limit)
     best = ranked[0]
-    (around,) = _ranges(domain, [best])
-    rate = domain.batch_size * domain.world_size / best.predicted_seconds
+    (around, ddp_range), _ = _ranges(calibration, [best, ddp])
+    rate = domain.accumulate * domain.batch_size * domain.world_size / around.seconds
     cost = rented.cost_per_hour
     return ComparedCluster(
         cluster=domain.cluster.name,
         world_size=domain.world_size,
-        predicted_seconds=best.predicted_seconds,
+        predicted_seconds=around.seconds,
         low_seconds=around.low_seconds,
         high_seconds=around.high_seconds,
         binding=around.binding,
-        ddp_seconds=ddp.predicted_seconds,
+        ddp_seconds=ddp_range.seconds,
         words=describe(best.strategy, domain),
         samples_per_second=rate,
         cost_per_million_samples=None if cost is None else cost / 3600.0 * 1e6 / rate,
+        warnings=list(calibration.warnings),
     )
 
 
-def _ranges(domain: Domain, candidates: "Sequence[Candidate]") -> "list[PredictedRange]":
-    """Around the predicted seconds of each."""
-    from autosync.api.http.prediction_ranges import calibrate, predicted_ranges
+def _ranges(
+    calibration: "Calibration", candidates: "Sequence[Candidate]"
+) -> "tuple[list[PredictedRange], list[float]]":
+    """Around the predicted seconds of each, and the peak bytes of its rank that needs most."""
+    from autosync.api.views.prediction_ranges import predicted_ranges
+    from autosync.simulator.memory.peak_memory import memory_of
+    from autosync.simulator.numba_compiler import compile_plans_fast
 
-    calibration = calibrate(domain, "auto", domain.compute_source == "measured")
-    strategies = [candidate.strategy for candidate in candidates]
+    domain = calibration.domain
+    population = encode([candidate.strategy for candidate in candidates], domain)
+    plans = compile_plans_fast(population, domain)
     seconds = [candidate.predicted_seconds for candidate in candidates]
-    return predicted_ranges(calibration, domain, strategies, seconds)
+    ranges = predicted_ranges(calibration, domain, population, plans, seconds)
+    return ranges, memory_of(domain).peak_bytes(plans, population).max(axis=1).tolist()
 
 
 def _ranked(

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from autosync.api.db.database import database_trouble
+from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.service_limits import TryLater
 from autosync.api.http.access.access_rules import NotAllowed, NotAuthorized
 from autosync.api.views.schemas import Problem
@@ -37,6 +38,7 @@ STATUSES = {
     403: "Not allowed: a scope that is too low, an unknown host, or a page of another site",
     404: "Not found",
     409: "Not possible",
+    410: "Gone: another worker has the tuning, or it has ended",
     413: "Too large",
     422: "Invalid input",
     429: "Too many requests",
@@ -127,6 +129,7 @@ STATUS_OF: tuple[tuple[type[AutosyncError], int], ...] = (
     (NotAllowed, 403),
     (NotFound, 404),
     (NotSupported, 409),
+    (LeaseLost, 410),
     (TryLater, 429),
 )
 

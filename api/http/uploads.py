@@ -13,12 +13,14 @@ from autosync.api.engine.service_limits import (
     check_size,
 )
 from autosync.api.engine.submission import Submission, enqueue, submitted_before
-from autosync.api.http.named_documents import tuning_request
+from autosync.api.http.collective_tables import Calibrated, calibrated
+from autosync.api.http.named_documents import cluster_named, tuning_request
 from autosync.api.spec import TuningSpec
-from autosync.cluster_file import parse_cluster
+from autosync.cluster.cluster_file import parse_cluster
 from autosync.documents import from_json
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
+from autosync.interop.nccl_tests import Stated, read_nccl_tests
 from autosync.units import MIB
 
 
@@ -45,6 +47,22 @@ def store_cluster(database: Database, body: bytes, limits: ServiceLimits) -> Sto
     cluster = parse_cluster(_text(body), "cluster", limits.cluster_mib * MIB)
     check_cluster(cluster, limits)
     return _stored(database, cluster_row(cluster))
+
+
+def store_calibrated(
+    database: Database, cluster: str, log: bytes, stated: Stated, limits: ServiceLimits
+) -> tuple[StoredRow, Calibrated]:
+    """cluster: an id or the name of a bundled one. log: of nccl-tests, parsed as text.
+
+    Raises:
+        NotFound: no such cluster. InvalidInput: the log is none, disagrees with itself, or does not
+            say what is not stated; or it is larger than the operator allows.
+    """
+    check_size("cluster", log, limits)
+    with database.reading() as session:
+        at = cluster_named(session, cluster)
+    found = calibrated(at, read_nccl_tests(log.decode("utf-8", "replace"), "log", stated))
+    return _stored(database, cluster_row(found.cluster)), found
 
 
 def start_tuning(

@@ -27,13 +27,14 @@ STRETCHES = 120
 @dataclass(frozen=True, slots=True)
 class Axis:
     """unit: how ticks are written. categories: names at 0, 1, ...; empty for an axis of numbers.
-    low, high: None where they follow from the values."""
+    low, high: None where they follow from the values. log: of powers of ten."""
 
     title: str = ""
     unit: Unit = ""
     categories: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
+    log: bool = False
 
 
 @dataclass(frozen=True, slots=True)

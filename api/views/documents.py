@@ -16,7 +16,7 @@ from autosync.api.views.paging import SortKey, sorted_page
 from autosync.api.views.schemas import BundledModel, Clusters, ClusterSummary, Graphs, GraphSummary
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.cluster import MessageCost
-from autosync.cluster_file import bundled_clusters
+from autosync.cluster.cluster_file import bundled_clusters
 from autosync.documents import adapter, from_json
 from autosync.domain import Profile
 from autosync.graph import ModelGraph, Operation, Variable

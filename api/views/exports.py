@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.document_store import load_domain, load_strategies
 from autosync.api.db.lookup import found, stored
-from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
+from autosync.api.db.tables import DomainRow, OutcomeRow, StrategyRow, TuningRow
 from autosync.api.engine.database_store import (
     proposal_of,
     read_proposals,
@@ -70,7 +70,8 @@ def measured_document(session: Session, tuning_id: str) -> str:
     strategies = load_strategies(session, {row.strategy_hash for row in rows})
     proposals = [proposal_of(row, strategies[row.strategy_hash]) for row in rows]
     trials = [trial_of(row) for row in read_trials(session, tuning.id)]
-    return to_json(trials_of(rank_measured(proposals, trials)))
+    batches = stored(session, DomainRow, tuning.domain_id, "domain").accumulate
+    return to_json(trials_of(rank_measured(proposals, trials), batches))
 
 
 def _answer(session: Session, tuning: TuningRow, thing: str) -> OutcomeRow:
@@ -104,11 +105,12 @@ def _bundle_of(session: Session, tuning: TuningRow, strategy_id: str) -> str:
     entry = _entry(session, tuning, strategy_id)
     ddp = ddp_strategy(session, tuning.id)
     where = ", ".join(tuning.ran_on) or tuning.launcher
+    domain = load_domain(session, tuning.domain_id)
     evidence = Evidence(
         predicted_seconds=entry.predicted_seconds,
         step_seconds=entry.step_seconds,
         ddp_step_seconds=None if ddp is None else ddp.step_seconds,
         measured_on=measured_on(where, tuning.byte_scale, tuning.time_scale),
+        accumulate=domain.accumulate,
     )
-    domain = load_domain(session, tuning.domain_id)
     return to_json(make_bundle(_strategy(session, strategy_id), domain, evidence))

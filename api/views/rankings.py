@@ -28,6 +28,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.views.paging import SortKey, check_state, one_page, read_cursor, sorted_page
+from autosync.api.views.prediction_errors import interval, prediction_errors
 from autosync.api.views.schemas import columns_of
 from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
 from autosync.search.loop.outcome import DDP, paired_speedup, reporting_half
@@ -296,6 +297,7 @@ def _ranked(
     base = baseline_strategy(session, tuning_id)
     shown = [row.strategy_id for row, _ in rows if row.confirmed]
     confirmed: dict[str, ConfirmedSpeedup] = {}
+    errors = prediction_errors(session, tuning_id)
     if base and base.confirmed and shown:
         repeats = _repeats(session, tuning_id, [base.strategy_id, *shown])
         confirmed = confirmed_speedups(repeats, base.strategy_id)
@@ -304,6 +306,7 @@ def _ranked(
             {
                 **columns_of(row, RankedStrategy),
                 **_speedup(row, base, confirmed.get(row.strategy_id)),
+                **interval(errors, row.predicted_seconds),
                 "rank": rank,
                 "words": words,
                 "is_ddp": row.origin == DDP,

@@ -25,6 +25,7 @@ from autosync.api.db.tables import (
 )
 from autosync.api.engine.simulator_store import NAME_OF_VERSION
 from autosync.api.views.paging import SortKey, check_state, sorted_page
+from autosync.api.views.prediction_errors import PredictionErrors, interval, prediction_errors
 from autosync.api.views.rankings import confirmed_spread, ddp_error_of, searched_words
 from autosync.api.views.rankings import ranked_strategies as ranked_strategies
 from autosync.api.views.schemas import columns_of
@@ -181,6 +182,7 @@ _OWN = columns_of(TuningRow, Tuning) | {
     "cluster": ClusterRow.name,
     "world_size": ClusterRow.world_size,
     "profile_source": DomainRow.profile_source,
+    "accumulate": DomainRow.accumulate,
 }
 _PROGRESS = columns_of(TuningRow, TuningProgress) | {
     "trials": select(func.coalesce(func.max(TrialRow.position) + 1, 0))  # positions have no gaps
@@ -216,6 +218,7 @@ def _summary(row: Sequence[Any]) -> Tuning:
         {
             **own,
             "settings": json.loads(own["settings"]),
+            "space": json.loads(own["space"]).get("only", ""),
             "tags": own["tags"].split(),
             "progress": progress,
             "result": result if result["words"] is not None else None,
@@ -266,7 +269,8 @@ def trials(
     for word in searched_words(text):
         query = query.where(said.contains(word, autoescape=True))
     rows, following = sorted_page(session, query, TRIAL_SORTS, sort, TrialRow.key, limit, cursor)
-    items = [Trial.model_validate(_trial(*row[:-2])) for row in rows]
+    errors = prediction_errors(session, tuning_id)
+    items = [Trial.model_validate(_trial(errors, *row[:-2])) for row in rows]
     return Trials(tuning_id=tuning_id, items=items, next=following)
 
 
@@ -276,7 +280,7 @@ def trial(session: Session, tuning_id: str, position: int) -> TrialDetail:
     query = _TRIALS.where(TrialRow.tuning_id == tuning_id, TrialRow.position == position)
     remedy = f"GET /v1/tunings/{tuning_id}/trials lists them."
     row = found(session.execute(query).first(), "trial", str(position), remedy)
-    return TrialDetail.model_validate(_trial(*row))
+    return TrialDetail.model_validate(_trial(prediction_errors(session, tuning_id), *row))
 
 
 _TRIALS = (
@@ -289,9 +293,16 @@ _TRIALS = (
 )
 
 
-def _trial(trial: TrialRow, proposal: ProposalRow, words: str, recorded: bool) -> dict[str, Any]:
+def _trial(
+    errors: PredictionErrors | None,
+    trial: TrialRow,
+    proposal: ProposalRow,
+    words: str,
+    recorded: bool,
+) -> dict[str, Any]:
     return {
         **columns_of(proposal, TrialDetail),
+        **interval(errors, proposal.predicted_seconds),
         **columns_of(trial, TrialDetail),
         "words": words,
         "recorded": recorded,

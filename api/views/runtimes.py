@@ -41,6 +41,7 @@ COLUMNS: Columns = (
     ("graph_id", GraphRow.id, TEXT),
     ("graph", GraphRow.name, TEXT),
     ("batch_size", GraphRow.batch_size, WHOLE),
+    ("accumulate", DomainRow.accumulate, WHOLE),
     ("cluster_id", ClusterRow.id, TEXT),
     ("cluster", ClusterRow.name, TEXT),
     ("world_size", ClusterRow.world_size, WHOLE),

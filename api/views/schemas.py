@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from autosync.api.spec import KeyScope
 from autosync.strategy import Strategy
 
 
@@ -99,7 +100,7 @@ class ApiKey(ResponseModel):
 
     id: str
     name: str
-    scope: Literal["read", "tune", "admin"]
+    scope: KeyScope
     created_at: Moment
     last_used_at: Moment | None
     expires_at: Moment | None
@@ -188,7 +189,8 @@ class PredictedStrategy(BaseModel):
 class PredictedStrategies(BaseModel):
     """The fastest first. Predictions rank; a tuning measures. limit_seconds: of an iteration, which
     no strategy on this cluster beats. placements_cut: a request's time ended before all placements
-    that the space has were looked at; those found until then are listed."""
+    that the space has were looked at; those found until then are listed. constants, warnings: as
+    of `GivenPrediction`."""
 
     domain_id: str
     simulator: str
@@ -196,6 +198,8 @@ class PredictedStrategies(BaseModel):
     ddp_seconds: float
     limit_seconds: float
     placements_cut: bool
+    constants: str | None
+    warnings: list[str]
     items: list[PredictedStrategy]
 
 
@@ -233,8 +237,8 @@ class GivenPredictions(BaseModel):
 
 
 class ComparedCluster(BaseModel):
-    """A cluster with its best strategy by prediction; low_seconds, high_seconds, binding: as of
-    `GivenPrediction`; samples_per_second: over all devices.
+    """A cluster with its best strategy by prediction; low_seconds, high_seconds, binding, warnings:
+    as of `GivenPrediction`; samples_per_second: over all devices.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""
 
     cluster: str
@@ -247,6 +251,7 @@ class ComparedCluster(BaseModel):
     words: str
     samples_per_second: float
     cost_per_million_samples: float | None
+    warnings: list[str]
 
 
 class ComparedClusters(BaseModel):
@@ -255,6 +260,79 @@ class ComparedClusters(BaseModel):
     graph: str
     simulator: str
     items: list[ComparedCluster]
+
+
+class ScaledPoint(ResponseModel):
+    """Of one number of nodes. low_seconds, high_seconds, binding: as of `GivenPrediction`.
+    samples_per_second: over all ranks. efficiency: of what the ranks would reach without waiting
+    for messages. usd_per_hour, samples_per_dollar: null where the cluster states no price."""
+
+    nodes: int
+    ranks: int
+    step_seconds: float
+    low_seconds: float
+    high_seconds: float
+    samples_per_second: float
+    efficiency: float
+    binding: str
+    usd_per_hour: float | None
+    samples_per_dollar: float | None
+
+
+class ScaledJob(BaseModel):
+    """points: the fewest nodes first. knee_nodes: beyond which a further node brings less than half
+    of what the first brought; null where none does. warnings: why intervals are wide."""
+
+    points: list[ScaledPoint]
+    knee_nodes: int | None
+    warnings: list[str]
+
+
+class CollectiveRow(BaseModel):
+    """Of one size of a message; between low_seconds and high_seconds nine of ten are expected.
+    algorithm, protocol: NCCL's; empty on gloo. binding: what takes most of the time: the startup,
+    GPU links, NICs, the spine, channels, or a link by its name. algbw, busbw: as nccl-tests define
+    them."""
+
+    size_bytes: float
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    algbw_gbytes_per_second: float
+    busbw_gbytes_per_second: float
+    algorithm: str
+    protocol: str
+    binding: str
+
+
+class CollectiveTable(BaseModel):
+    """What nccl-tests would print. warnings: what the times rest on."""
+
+    operation: str
+    ranks: int
+    nodes: int
+    backend: str
+    rows: list[CollectiveRow]
+    warnings: list[str]
+
+
+class MeasuredCurve(BaseModel):
+    """A collective that a log measured. warning: where it does not count as it stands; empty where
+    it does."""
+
+    curve: str
+    least_bytes: float
+    most_bytes: float
+    least_seconds: float
+    most_busbw_gbytes_per_second: float
+    warning: str
+
+
+class CalibratedCluster(StoredDocument):
+    """The cluster with the curves of the logs, stored under an id of its own."""
+
+    curves: list[MeasuredCurve]
+    warnings: list[str]
 
 
 class Health(ResponseModel):

@@ -22,9 +22,9 @@ class TimelineMessage(ResponseModel):
 
 class TimelineIteration(ResponseModel):
     """From the forward start of the slowest rank over one iteration to the end of the next forward
-    pass; seconds are the domain's and count from that start. messages: of this iteration; null
-    where none were recorded. deals: at the borders of placed modules, as recorded; predicted, they
-    are part of compute."""
+    pass; seconds are the domain's and count from that start. Of an update of several batches, the
+    last one. messages: of this iteration; null where none were recorded. deals: at the borders of
+    placed modules, as recorded; predicted, they are part of compute."""
 
     step_seconds: float
     compute: list[ComputeInterval]
@@ -38,6 +38,8 @@ class Timeline(ResponseModel):
     measured: null where no trial recorded it. clock: `shared` where all ranks read one machine's
     clock; `by host` where times of different hosts compare only as far as their latest forward
     starts coincide. differences: where the two differ most first.
+    binding: what shortens the predicted iteration most where it is faster; empty in answers of
+    services that did not say it.
     predicted_peak_bytes, device_memory_bytes: of each rank; the latter null where nobody states it.
     """
 
@@ -49,6 +51,7 @@ class Timeline(ResponseModel):
     clock: Literal["shared", "by host"] | None
     predicted: TimelineIteration
     measured: TimelineIteration | None
+    binding: str = ""
     differences: list[Difference]
     predicted_peak_bytes: list[int]
     device_memory_bytes: list[int | None]

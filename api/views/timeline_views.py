@@ -15,6 +15,7 @@ from autosync.domain import Domain
 from autosync.plan import plan_of
 from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
+from autosync.simulator.binding import assumed_iteration, binding_of
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import (
@@ -47,11 +48,13 @@ class RecordedTimelines:
 @dataclass(frozen=True, slots=True)
 class ComparedIterations:
     """measured: None where nothing was recorded; without messages under torch's own DDP.
-    peak_bytes: predicted, of each rank."""
+    peak_bytes: predicted, of each rank. binding: what shortens the predicted iteration most
+    where it is faster."""
 
     predicted: IterationTrace
     measured: IterationTrace | None
     peak_bytes: tuple[float, ...]
+    binding: str
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -118,10 +121,11 @@ def compared(of: RecordedTimelines) -> ComparedIterations:
     plans = compile_plans_fast(population, of.domain)
     predicted = predicted_iteration(plans, population, of.domain)
     peaks = tuple(memory_of(of.domain).peak_bytes(plans, population)[0].tolist())
+    binding = binding_of(assumed_iteration(plans, population, of.domain, 0)).resource
     if of.timeline is None:
-        return ComparedIterations(predicted, None, peaks)
+        return ComparedIterations(predicted, None, peaks, binding)
     plan = plan_of(plans, population, 0, of.domain)
-    return ComparedIterations(predicted, measured_iteration(of.timeline, plan), peaks)
+    return ComparedIterations(predicted, measured_iteration(of.timeline, plan), peaks, binding)
 
 
 def trace(session: Session, tuning_id: str, strategy_id: str | None) -> str:
@@ -146,6 +150,7 @@ def timeline_of(of: RecordedTimelines) -> Timeline:
         trial=of.key,
         clock=of.timeline.clock if of.timeline else None,
         predicted=_iteration(both.predicted),
+        binding=both.binding,
         measured=_iteration(both.measured) if both.measured else None,
         differences=list(both.differences),
         predicted_peak_bytes=[int(peak) for peak in both.peak_bytes],

@@ -112,6 +112,7 @@ class Tuning(ResponseModel):
     graph_id: str
     graph: str
     batch_size: int
+    accumulate: int = Field(1, description="Batches of an update: iterations are of all of them.")
     cluster_id: str
     cluster: str
     world_size: int
@@ -126,6 +127,7 @@ class Tuning(ResponseModel):
         description="Of the trained simulator; 0 is the bundled one, null for untrained ones."
     )
     settings: dict[str, Any]
+    space: str = Field(description="Its name, such as `buckets`; empty for one without a name.")
     progress: TuningProgress
     best_seconds: float | None = Field(description="Of the fastest trial so far.")
     ran_on: list[str] = Field(description="Where its trials ran, in the launchers' words.")
@@ -145,9 +147,10 @@ class Tunings(Page):
 
 
 class RankedStrategy(ResponseModel):
-    """step_seconds, spread: over all measured iterations; of the confirmation alone where there
-    was one. speedup: the baseline's time by this one's; over interleaved repeats where
-    confirmed."""
+    """low_seconds, high_seconds: between which nine of ten measurements are expected, by how far
+    this tuning's predictions were off; null before 19 of its strategies are measured. step_seconds,
+    spread: over all measured iterations; of the confirmation alone where there was one. speedup:
+    the baseline's time by this one's; over interleaved repeats where confirmed."""
 
     rank: int
     strategy_id: str
@@ -155,6 +158,8 @@ class RankedStrategy(ResponseModel):
     origin: str
     simulator: str
     predicted_seconds: float
+    low_seconds: float | None = None
+    high_seconds: float | None = None
     step_seconds: float | None
     spread: float | None
     speedup: float | None
@@ -175,7 +180,40 @@ class RankedStrategies(Page):
     items: list[RankedStrategy]
 
 
+class BucketPoint(ResponseModel):
+    """torch's DDP with some size of its buckets. predicted_seconds: as it was proposed.
+    low_seconds, high_seconds, step_seconds, spread, speedup: as in `RankedStrategy`."""
+
+    strategy_id: str
+    bucket_cap_mb: float | None = Field(
+        description="MiB of every bucket; 25 is torch's default, whose first bucket holds 1 MiB. "
+        "Null where each has its own."
+    )
+    bucket_cap_mb_list: list[float] | None = Field(description="MiB of each bucket.")
+    is_default: bool = Field(description="Whether the sizes are torch's own.")
+    buckets: int
+    predicted_seconds: float
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    step_seconds: float | None
+    spread: float | None
+    speedup: float | None
+    confirmed: bool
+    error: str | None
+    code: str = Field(description="The Python that wraps a model so.")
+
+
+class BucketCurve(ResponseModel):
+    """Of the space `buckets`: one size for all buckets, the smallest first, then lists of sizes,
+    the fastest first. Empty for tunings of other spaces."""
+
+    tuning_id: str
+    items: list[BucketPoint]
+
+
 class Trial(ResponseModel):
+    """low_seconds, high_seconds: as in `RankedStrategy`, around this prediction."""
+
     key: str
     position: int
     phase: str
@@ -184,6 +222,8 @@ class Trial(ResponseModel):
     words: str
     origin: str
     predicted_seconds: float
+    low_seconds: float | None = None
+    high_seconds: float | None = None
     step_seconds: float | None
     spread: float | None
     iteration_seconds: list[float]

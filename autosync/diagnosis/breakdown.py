@@ -56,7 +56,8 @@ class CollectiveSeconds:
     """One collective of an iteration, mean over iterations and ranks. place: its number in the
     iteration. issued: since the iteration began. waiting: until the last rank has issued it.
     transfer: from then to its end. exposed: of both, beside which nothing is computed. bus_bytes:
-    that a rank sends in a ring; 0 where its size is not traced."""
+    that a rank sends in a ring; 0 where its size is not traced. parameters: whose gradients it
+    sums, where that is known."""
 
     place: int
     operation: str
@@ -66,6 +67,7 @@ class CollectiveSeconds:
     transfer: float
     exposed: float
     bus_bytes: float
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,26 @@ def _mean_collective(
         exposed=float(np.mean(exposed)),
         bus_bytes=size * BUS_SHARE.get(first.operation, 1.0) * (1 - 1 / len(traces)),
     )
+
+
+def with_parameters(
+    collectives: Sequence[CollectiveSeconds],
+    bucket_bytes: Sequence[int],
+    bucket_parameters: Sequence[tuple[str, ...]],
+) -> tuple[CollectiveSeconds, ...]:
+    """With the names of parameters in DDP's all-reduces, which come in the order of its buckets,
+    once a pass. Those of other sizes are the script's own."""
+    if not bucket_bytes or len(bucket_bytes) != len(bucket_parameters):
+        return tuple(collectives)
+    found, number = [], 0
+    for each in collectives:
+        bucket = number % len(bucket_bytes)
+        if each.operation == "all_reduce" and each.size_bytes == bucket_bytes[bucket]:
+            found.append(replace(each, parameters=bucket_parameters[bucket]))
+            number += 1
+        else:
+            found.append(each)
+    return tuple(found)
 
 
 BUS_SHARE = {"all_reduce": 2.0}

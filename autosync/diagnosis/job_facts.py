@@ -3,6 +3,7 @@ network interface that the backend takes."""
 
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autosync.diagnosis.pci_topology import (
+    FarPort,
+    far_port,
+    gpu_of_uuid,
+    matching_ports,
+    network_ports,
+    rdma_ports,
+)
 from autosync.environment import host_name
 from autosync.runtime.hooks.torch_compile import is_compiled
 
@@ -27,14 +36,16 @@ VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "ifb", "cni", "flannel")
 @dataclass(frozen=True, slots=True)
 class DdpFacts:
     """bucket_bytes: of each bucket, in the order of the last iteration; empty before the first.
-    unused_bytes: of parameters that the last iteration did not use."""
+    bucket_parameters: the names of each one's parameters, in the order in which their gradients
+    came; empty where DDP does not say. unused_bytes: of parameters that the last iteration did not
+    use."""
 
     find_unused_parameters: bool
     gradient_as_bucket_view: bool
     static_graph: bool
-    bucket_cap_bytes: int
     bucket_bytes: tuple[int, ...]
     unused_bytes: int
+    bucket_parameters: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,7 @@ class JobFacts:
     """compiled: whether the model is compiled as a whole. interface: that the backend takes, with
     its Gbit/s where the system states it (None: it does not), or empty where it cannot be told.
     others_gbps: of interfaces that are up, by name. nccl_sockets: NCCL's variables for sockets that
-    are set."""
+    are set. far_port: of this rank's GPU, where its messages must take one."""
 
     rank: int
     host: str
@@ -56,6 +67,7 @@ class JobFacts:
     interface_gbps: float | None = None
     others_gbps: tuple[tuple[str, float], ...] = ()
     nccl_sockets: tuple[str, ...] = ()
+    far_port: FarPort | None = None
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -97,6 +109,7 @@ def facts_of(model: nn.Module) -> JobFacts:
         tuple(
             name for name in os.environ if name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
         ),
+        _far_port(device, backend, interface),
     )
 
 
@@ -110,10 +123,42 @@ def _ddp_facts(model: nn.Module) -> DdpFacts | None:
         bool(model.find_unused_parameters),
         bool(model.gradient_as_bucket_view),
         bool(model.static_graph),
-        int(model.bucket_bytes_cap),
         tuple(int(part) for part in found if part.isdigit()),
         int(logged.get("unused_parameter_size") or 0),
+        names_of_buckets(
+            str(logged.get("rebuilt_per_bucket_param_indices") or ""), _names_of_parameters(model)
+        ),
     )
+
+
+def _names_of_parameters(model: DistributedDataParallel) -> list[str]:
+    """Of those that DDP reduces, by the numbers that it gives them."""
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    return [names.get(id(parameter), "") for parameter in model._module_parameters]
+
+
+def names_of_buckets(indices: str, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """indices: of the parameters of each bucket, as DDP logs them: `5 4, 3 2 1 0`. Empty where they
+    do not fit the names."""
+    buckets = [part.split() for part in indices.split(",")]
+    numbers = [number for bucket in buckets for number in bucket]
+    if sorted(numbers) != sorted(map(str, range(len(names)))):
+        return ()
+    return tuple(tuple(names[int(number)] for number in bucket) for bucket in buckets)
+
+
+def _far_port(device: torch.device, backend: str, interface: str) -> FarPort | None:
+    """NCCL sends by the nearest RDMA port that it may take, and by sockets where there is none."""
+    if device.type != "cuda":
+        return None
+    gpu = gpu_of_uuid(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
+    if gpu is None:
+        return None
+    ports = rdma_ports() if backend == "nccl" else ()
+    if ports:
+        stated = os.environ.get("NCCL_IB_HCA", "")
+        return far_port(gpu, ports, matching_ports(stated, [port.name for port in ports]))
+    return far_port(gpu, network_ports(path.name for path in _up_interfaces()), [interface])
 
 
 def _interfaces(backend: str) -> tuple[str, float | None, tuple[tuple[str, float], ...]]:

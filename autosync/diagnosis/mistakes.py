@@ -40,7 +40,7 @@ def find_mistakes(
 ) -> tuple[Mistake, ...]:
     """facts: of every rank, by number; empty of traces, which do not hold them. passes: forward
     passes of the model in an iteration."""
-    of_job = (_of_backend, _of_ddp, _of_accumulation, _of_compiling)
+    of_job = (_of_backend, _of_ports, _of_ddp, _of_accumulation, _of_compiling)
     finders = (*(of_job if facts else ()), _of_messages, _of_host)
     return tuple(mistake for find in finders for mistake in find(breakdown, facts, passes))
 
@@ -77,6 +77,27 @@ def _of_backend(breakdown: Breakdown, facts: Sequence[JobFacts], passes: int) ->
             "Where NCCL sends by TCP (NCCL_DEBUG=INFO says NET/Socket), try "
             "NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4.",
         )
+
+
+def _of_ports(breakdown: Breakdown, facts: Sequence[JobFacts], passes: int) -> Iterator[Mistake]:
+    """Of the first rank whose port is far, with the number of the others."""
+    far = [(each, each.far_port) for each in facts if each.far_port is not None]
+    if len({each.host for each in facts}) < 2 or not far:
+        return
+    first, port = far[0]
+    others = f" The same holds for {len(far) - 1} other ranks." if len(far) > 1 else ""
+    where = "another host bridge"
+    if port.gpu_node != port.port_node:
+        where = f"NUMA node {port.port_node}, the GPU at node {port.gpu_node}"
+    variable = "NCCL_SOCKET_IFNAME" if port.port == first.interface else "NCCL_IB_HCA"
+    yield Mistake(
+        "far_nic",
+        f"rank {first.rank} on {first.host} sends by {port.port}, which is at {where}: its "
+        f"messages cross the processors' link.{others}",
+        f"Let it send by {port.nearer}, which is nearer ({variable}={port.nearer})."
+        if port.nearer
+        else "Use the GPUs beside the port (CUDA_VISIBLE_DEVICES), or put a port beside these.",
+    )
 
 
 def _rate_of(facts: JobFacts) -> float:

@@ -1,6 +1,7 @@
 """A diagnosis as a document, with its page for terminals and browsers."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -111,14 +112,14 @@ class Diagnosis:
         most, predicted = f"{self.gain:.2f} times as fast", self.predicted_gain
         what = {"ddp": "DDP", "fsdp2": "FSDP2"}.get(self.wrapping, "what runs")
         if self.is_worth_tuning and predicted is not None:
-            return f"Worth tuning: {predicted:.2f} times as fast is predicted, {most} the limit."
+            return f"Worth tuning: {predicted:.2f} times as fast by prediction, at most {most}."
         if self.is_worth_tuning:
             return f"Worth tuning: up to {most}."
         if self.gain < LEAST_GAIN:
-            return f"Keep {what}: {1 - 1 / self.gain:.0%} of an iteration is all there is to gain."
+            return f"Keep {what}: at most {1 - 1 / self.gain:.0%} of an iteration can be gained."
         return (
-            f"Keep {what}: the best predicted strategy gains {(predicted or 1.0) - 1:.0%}, though "
-            f"{most} is the limit."
+            f"Keep {what}: the best predicted strategy gains {(predicted or 1.0) - 1:.0%}; "
+            f"the limit is {most}."
         )
 
     def to_json(self) -> str:
@@ -154,12 +155,12 @@ class Diagnosis:
         mistakes = "".join(
             f"<li>{escape(each.what)}<br><b>{escape(each.mend)}</b></li>" for each in self.mistakes
         )
-        lines = [_message_cells(each) for each in self.breakdown.collectives[:MOST_LISTED]]
+        first, *lines = _message_table(self.breakdown.collectives)
         messages = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>"
             for line in lines
         )
-        head = "".join(f"<th>{escape(each)}</th>" for each in MESSAGE_HEAD)
+        head = "".join(f"<th>{escape(each)}</th>" for each in first)
         return PAGE.format(
             verdict=escape(self.verdict),
             headline=escape(_headline(self)),
@@ -190,6 +191,8 @@ th {{ font-weight: 500; }} h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.15rem;
 """
 
 MESSAGE_HEAD = ("", "operation", "bytes", "issued at", "waited for a rank", "transfer", "exposed")
+OF_PARAMETERS = "gradients of"
+LONGEST_NAME = 60
 
 
 def _headline(diagnosis: Diagnosis) -> str:
@@ -264,13 +267,34 @@ def _message_cells(each: CollectiveSeconds) -> tuple[str, ...]:
     return (str(each.place), each.operation, size, *map(milliseconds, times))
 
 
+def _names_cell(each: CollectiveSeconds) -> str:
+    """The first and the last of the parameters; the document has them all."""
+    if len(each.parameters) < 2:
+        shown = "".join(each.parameters)
+    else:
+        count = len(each.parameters) - 2
+        between = f" ({count} more) " if count else " "
+        shown = f"{each.parameters[0]}{between}to {each.parameters[-1]}"
+    return shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 3] + "..."
+
+
+def _message_table(collectives: Sequence[CollectiveSeconds]) -> list[tuple[str, ...]]:
+    """The head and a row for each of the first; with names where any are known."""
+    listed = collectives[:MOST_LISTED]
+    table = [MESSAGE_HEAD, *map(_message_cells, listed)]
+    if not any(each.parameters for each in listed):
+        return table
+    names = [OF_PARAMETERS, *map(_names_cell, listed)]
+    return [(*row, name) for row, name in zip(table, names, strict=True)]
+
+
 def _message_lines(diagnosis: Diagnosis) -> list[str]:
     collectives = diagnosis.breakdown.collectives
-    table = [MESSAGE_HEAD, *(_message_cells(each) for each in collectives[:MOST_LISTED])]
+    table = _message_table(collectives)
     widths = [max(len(row[i]) for row in table) for i in range(len(MESSAGE_HEAD))]
-    lines = [
-        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in table
-    ]
+    lines = []
+    for row in table:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  " + "  ".join([*cells, *row[len(widths) :]]).rstrip())
     left = len(collectives) - MOST_LISTED
     return [*lines, f"  and {left} more"] if left > 0 else lines

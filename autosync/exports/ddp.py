@@ -6,12 +6,13 @@ sparse gradient has one for itself (torch's `compute_bucket_assignment_by_size`)
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from autosync.domain import Domain
 from autosync.exports.settings import (
+    FrameworkName,
     FrameworkSettings,
     GradientMessage,
     all_reduced_messages,
@@ -22,8 +23,8 @@ from autosync.exports.settings import (
     sparse_variables,
 )
 from autosync.graph import ModelGraph
-from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.strategy import AllReduce, Encoding, Strategy
+from autosync.torch_engine import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.units import MIB
 
 Bucket = tuple[int, ...]
@@ -48,24 +49,7 @@ def ddp_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     Raises:
         InvalidStrategy, NotSupported: DDP cannot run it; names the variable and why.
     """
-    check_variables(strategy, domain)
-    if strategy.schedule.order == "ddp":
-        limits, deviations, encoding = _own_limits(strategy), [], Encoding()
-    else:
-        messages = all_reduced_messages(_packed_alike(strategy, domain), domain, "ddp")
-        encoding = one_encoding(messages, "ddp", powersgd=True)
-        deviations = schedule_deviations(strategy, messages, "ddp")
-        limits = _limits(messages, domain)
-    if encoding.name != "none" and (sparse := sparse_variables(domain)):
-        raise refused(
-            "ddp",
-            f"the gradient of {sparse[0].name!r} is sparse, which its hooks cannot pack",
-            thing=f"variable {sparse[0].name}",
-            value=encoding.name,
-        )
-    if encoding.name == "powersgd":
-        deviations.append(POWERSGD_DEVIATION.format(start=POWERSGD_START))
-    settings: dict[str, Any] = _bucket_arguments(limits) | {"gradient_as_bucket_view": True}
+    settings, encoding, deviations = ddp_wrapping(strategy, domain, "ddp")
     return FrameworkSettings(
         framework="ddp",
         strategy_id=strategy.id,
@@ -76,9 +60,40 @@ def ddp_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     )
 
 
+def ddp_wrapping(
+    strategy: Strategy, domain: Domain, framework: FrameworkName
+) -> tuple[dict[str, Any], Encoding, list[str]]:
+    """Arguments of DistributedDataParallel, how messages are packed, and deviations. framework: who
+    wraps the model in DDP.
+
+    Raises:
+        InvalidStrategy, NotSupported: as `ddp_settings`.
+    """
+    check_variables(strategy, domain)
+    if strategy.schedule.order == "ddp":
+        limits, deviations, encoding = _own_limits(strategy), [], _hook_encoding(strategy)
+    else:
+        messages = all_reduced_messages(_packed_alike(strategy, domain), domain, framework)
+        encoding = one_encoding(messages, framework, powersgd=True)
+        deviations = schedule_deviations(strategy, messages, framework)
+        limits = _limits(messages, domain, framework)
+    if encoding.name != "none" and (sparse := sparse_variables(domain)):
+        raise refused(
+            framework,
+            f"the gradient of {sparse[0].name!r} is sparse, which its hooks cannot pack",
+            thing=f"variable {sparse[0].name}",
+            value=encoding.name,
+        )
+    if encoding.name == "powersgd":
+        deviations.append(POWERSGD_DEVIATION.format(start=POWERSGD_START))
+    return _arguments(limits), encoding, deviations
+
+
 def _own_limits(strategy: Strategy) -> tuple[int, ...]:
     """Of a strategy that is DDP itself; 0 stands for torch's default, as in a plan."""
-    bucket_bytes = strategy.schedule.slice_bytes
+    bucket_bytes, arguments = strategy.schedule.slice_bytes, strategy.schedule.ddp
+    if arguments is not None and arguments.bucket_limits_bytes:
+        return arguments.bucket_limits_bytes
     return () if bucket_bytes in (0, DDP_BUCKET_BYTES) else (bucket_bytes,)
 
 
@@ -106,7 +121,9 @@ def _packed_alike(strategy: Strategy, domain: Domain) -> Strategy:
     return replace(strategy, choices=(*choices, *strategy.choices[len(choices) :]))
 
 
-def _limits(messages: list[GradientMessage], domain: Domain) -> tuple[int, ...]:
+def _limits(
+    messages: list[GradientMessage], domain: Domain, framework: FrameworkName
+) -> tuple[int, ...]:
     """In bytes; empty where torch's defaults do.
 
     Raises:
@@ -121,7 +138,7 @@ def _limits(messages: list[GradientMessage], domain: Domain) -> tuple[int, ...]:
     if limits is None:
         named, other = _apart(dense, domain)
         raise refused(
-            "ddp",
+            framework,
             f"the gradients of {named!r} and {other!r} travel together, and others get ready "
             "between them: a bucket holds what gets ready one after the other",
             thing=f"variable {named}",
@@ -142,11 +159,42 @@ def _apart(dense: list[tuple[int, ...]], domain: Domain) -> tuple[str, str]:
     return names[0], names[-1]
 
 
+def _hook_encoding(strategy: Strategy) -> Encoding:
+    """Of the communication hook of a strategy that is DDP itself."""
+    shards = (shard for choice in strategy.choices for shard in choice.shards)
+    packed = (shard.encoding for shard in shards if isinstance(shard, AllReduce))
+    return next((each for each in packed if each.name != "none"), Encoding())
+
+
+def own_arguments(strategy: Strategy) -> dict[str, Any]:
+    """Arguments of DistributedDataParallel of a strategy that is DDP itself."""
+    return _arguments(_own_limits(strategy))
+
+
+def _arguments(limits_bytes: tuple[int, ...]) -> dict[str, Any]:
+    return _bucket_arguments(limits_bytes) | {"gradient_as_bucket_view": True}
+
+
+def ddp_call(settings: Mapping[str, Any]) -> str:
+    """The Python that wraps `model` with these arguments."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return f"DistributedDataParallel(model, {arguments})"
+
+
 def _bucket_arguments(limits_bytes: tuple[int, ...]) -> dict[str, Any]:
-    mebibytes = [limit / MIB for limit in limits_bytes]
+    mebibytes = [_in_mebibytes(limit) for limit in limits_bytes]
     if len(mebibytes) > 1:
         return {"bucket_cap_mb_list": mebibytes}
     return {"bucket_cap_mb": mebibytes[0]} if mebibytes else {}
+
+
+def _in_mebibytes(limit_bytes: int) -> float:
+    """The number with fewest digits that torch takes for this limit, which it cuts to bytes."""
+    whole, rest = divmod(limit_bytes, MIB)
+    if not rest:
+        return whole
+    short = round(limit_bytes / MIB, 3)
+    return short if int(short * MIB) == limit_bytes else limit_bytes / MIB
 
 
 def _hook_data(encoding: Encoding) -> dict[str, Any] | None:
@@ -162,11 +210,10 @@ def _hook_data(encoding: Encoding) -> dict[str, Any] | None:
 
 
 def _snippet(settings: dict[str, Any], encoding: Encoding) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     lines = [
         "from torch.nn.parallel import DistributedDataParallel",
         "",
-        f"model = DistributedDataParallel(model, {arguments})",
+        f"model = {ddp_call(settings)}",
     ]
     if encoding.name == "powersgd":
         lines[1:1] = [f"from {POWERSGD_MODULE} import PowerSGDState, powerSGD_hook"]
@@ -211,6 +258,16 @@ def ddp_buckets(graph: ModelGraph, limits_bytes: Sequence[int]) -> tuple[Bucket,
 def limits_that_fill(graph: ModelGraph, buckets: Sequence[Bucket]) -> tuple[int, ...] | None:
     """Limits in bytes under which DDP fills these buckets of dense gradients, one where one will
     do; None where no limits would."""
+    bounds = bounds_that_fill(graph, buckets)
+    if bounds is None:
+        return None
+    largest = sum(variable.size_bytes for variable in graph.variables)
+    return tuple(int(min(most, largest)) for _, most in bounds)
+
+
+def bounds_that_fill(graph: ModelGraph, buckets: Sequence[Bucket]) -> list[Bounds] | None:
+    """Of the limits under which DDP fills these buckets of dense gradients, one where one will do;
+    None where no limits would."""
     by_type: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         by_type.setdefault(graph.variables[bucket[0]].dtype, []).append(bucket)
@@ -223,10 +280,7 @@ def limits_that_fill(graph: ModelGraph, buckets: Sequence[Bucket]) -> tuple[int,
     ]
     one = _common(places)
     chosen = [one] if one[0] < one[1] else places
-    if any(above >= most for above, most in chosen):
-        return None
-    largest = sum(variable.size_bytes for variable in graph.variables)
-    return tuple(int(min(most, largest)) for _, most in chosen)
+    return None if any(above >= most for above, most in chosen) else chosen
 
 
 def _bounds(graph: ModelGraph, of_type: Sequence[Bucket], place: int) -> Bounds:

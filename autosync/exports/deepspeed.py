@@ -63,7 +63,7 @@ def deepspeed_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     sent_type = model_type if encoding.name == "none" else encoding.name
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": domain.batch_size,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": domain.accumulate,
         "gradient_clipping": 0.0,  # DeepSpeed's own default clips the norm to 1 from 0.19 on
         "communication_data_type": sent_type,
     }

@@ -4,6 +4,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from autosync.domain import Domain
+from autosync.exports.fully_shard import HALF_TYPES, fully_shard_settings
 from autosync.exports.settings import (
     FrameworkSettings,
     GradientMessage,
@@ -16,7 +17,6 @@ from autosync.exports.settings import (
 from autosync.graph import ModelGraph
 from autosync.strategy import Encoding, ReduceScatter, Strategy
 
-HALF_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 Modules = tuple[str, ...]
 """By name; the empty name is the model itself."""
 
@@ -27,6 +27,8 @@ def fsdp2_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     Raises:
         InvalidStrategy, NotSupported: FSDP2 cannot run it; names the variable and why.
     """
+    if strategy.engine is not None:
+        return fully_shard_settings(strategy, strategy.engine, domain)
     messages = reduce_scattered_messages(strategy, domain, "fsdp2")
     encoding = one_encoding(messages, "fsdp2")
     users = _users(domain.graph)

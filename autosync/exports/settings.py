@@ -10,7 +10,7 @@ from autosync.documents import STRICT
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.extensions.registry import verification_of
-from autosync.graph import Variable
+from autosync.graph import DType, Variable
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -20,14 +20,22 @@ from autosync.strategy import (
     VariableChoice,
 )
 
-FrameworkName = Literal["autosync", "ddp", "fsdp2", "deepspeed"]
+FrameworkName = Literal[
+    "autosync", "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "accelerate", "nccl"
+]
 
 TITLES: dict[FrameworkName, str] = {
     "autosync": "AutoSync",
     "ddp": "torch's DDP",
     "fsdp2": "torch's FSDP2",
     "deepspeed": "DeepSpeed",
+    "megatron": "Megatron-LM",
+    "torchtitan": "torchtitan",
+    "accelerate": "accelerate",
+    "nccl": "NCCL",
 }
+SNIPPET_FILES: tuple[FrameworkName, ...] = ("megatron", "torchtitan")
+"""Frameworks whose snippet is no Python but the file itself: arguments of a command, or TOML."""
 SHARE_TOLERANCE = 1e-9
 SYNCHRONIZER_WORDS = {
     "parameter_server": "sent to a parameter server",
@@ -47,7 +55,8 @@ class FrameworkSettings:
         data parallelism in any case.
     settings: keyword arguments of the wrapper, or the framework's configuration file.
     environment: variables that every rank needs.
-    snippet: Python that applies all this to `model` and `optimizer`.
+    snippet: Python that applies all this to `model` and `optimizer`; of `SNIPPET_FILES` the lines
+        of a file.
     """
 
     framework: FrameworkName
@@ -61,14 +70,20 @@ class FrameworkSettings:
 
 
 def refused(
-    framework: FrameworkName, why: str, *, thing: str = "strategy", value: object = None
+    framework: FrameworkName,
+    why: str,
+    *,
+    thing: str = "strategy",
+    value: object = None,
+    nearest: str = "",
 ) -> NotSupported:
-    """why: without a full stop."""
+    """why, nearest: without a full stop; the latter is the nearest that the framework can run."""
+    otherwise = f"The nearest is {nearest}" if nearest else "Export another strategy"
     return NotSupported(
         f"{TITLES[framework]} cannot run this strategy: {why}.",
         thing=thing,
         value=value,
-        remedy="Apply its bundle with `autosync.distribute`, or export another strategy.",
+        remedy=f"Apply its bundle with `autosync.distribute`. {otherwise}.",
     )
 
 
@@ -210,6 +225,15 @@ def schedule_deviations(
             f"{schedule.slice_bytes} bytes."
         )
     return said
+
+
+def one_type(domain: Domain, framework: FrameworkName) -> DType:
+    """Of all variables. Raises NotSupported where they have several."""
+    types = sorted({variable.dtype for variable in domain.graph.variables})
+    if len(types) > 1:
+        why = f"its gradients have the types {', '.join(types)}, and there one"
+        raise refused(framework, why, thing="variables", value=types)
+    return types[0]
 
 
 def sparse_variables(domain: Domain) -> list[Variable]:

@@ -18,10 +18,12 @@ from pydantic_core import CoreSchema, core_schema
 
 from autosync.documents import UNLESS_NO_ITEMS, UNLESS_NONE
 from autosync.errors import InvalidStrategy
+from autosync.extensions.compilation.document import CompiledRegions, Regions
 from autosync.extensions.document import ExtensionDocument
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.placement.document import PlacedModules, Placement
 from autosync.extensions.staleness.document import Staleness
+from autosync.nccl_knobs import NcclKnobs
 
 if TYPE_CHECKING:  # which import this module
     from autosync.domain import Domain
@@ -52,7 +54,7 @@ class Verification(Protocol):
         """A few words."""
 
 
-Seam = Literal["beside", "engine", "division"]
+Seam = Literal["beside", "engine", "division", "groups"]
 """How `attachment.py` of an extension meets the runtime; see `extensions.seams`."""
 
 
@@ -74,6 +76,17 @@ class Extension(NamedTuple):
 
 
 EXTENSIONS = {
+    "compile_regions": Extension(
+        "compilation",
+        CompiledRegions,
+        "beside",
+        Annotated[Regions, UNLESS_NO_ITEMS],
+        (),
+        "regions",
+    ),
+    "nccl": Extension(
+        "nccl", NcclKnobs, "groups", Annotated[NcclKnobs | None, UNLESS_NONE], None, in_plan=True
+    ),
     "placement": Extension(
         "placement",
         Placement,

@@ -1,12 +1,15 @@
 """Where extensions meet the runtime: what `attachment.py` of an extension has, by its seam.
 
 beside: works on the model beside whichever engine synchronizes it: who may read a parameter, and
-    when. `check(model, called)` raises NotSupported where it cannot work on the model (called: what
-    the script calls, a compiled form of it perhaps); `attach(model, entry, optimizers)`.
+    when. `check(model, entry, called)` raises NotSupported where it cannot work on the model
+    (called: what the script calls, a compiled form of it perhaps), or in this process;
+    `attach(model, entry, optimizers)`.
 engine: runs the plan in place of the exact engine: what applies an update. See `EngineModule`.
 division: ranks hold parts of the model under the exact engine. `prepare(model, optimizers, plan,
     backend)` raises InvalidInput or NotSupported where the model cannot be divided so, and returns
     a `Divide`.
+groups: how process groups are made, and the processes that make them. The transport applies the
+    document by itself (`runtime.transport.nccl`), so there is no `attachment.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -103,8 +106,8 @@ def _modules(entries: Entries, seam: Seam) -> list[tuple[ExtensionDocument, Any]
 
 def check_beside(entries: Entries, model: nn.Module, called: nn.Module) -> None:
     """Raises NotSupported where something cannot work beside the engine on this model."""
-    for _, module in _modules(entries, "beside"):
-        module.check(model, called)
+    for entry, module in _modules(entries, "beside"):
+        module.check(model, entry, called)
 
 
 def attach_beside(

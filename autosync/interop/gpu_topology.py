@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from autosync.cluster_file import MAX_BYTES
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.cluster_file import MAX_BYTES
+from autosync.cluster.devices import DEVICE_TYPES
+from autosync.cluster.link_rates import NVLINK_SHARE, PCIE_SHARE
 from autosync.errors import InvalidInput
 from autosync.interop import refused_file
-from autosync.link_rates import NVLINK_SHARE, PCIE_SHARE
 
 _refused = partial(refused_file, remedy="Give it what `nvidia-smi topo -m` prints, whole.")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.devices import DEVICE_TYPES, device_type_of_gpu, gpu_types
+from autosync.cluster.devices import DEVICE_TYPES, device_type_of_gpu, gpu_types
+from autosync.cluster.link_rates import StatedTransport, payload_share
 from autosync.errors import InvalidInput
 from autosync.interop import refused_file
 from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_list import MAX_HOSTS, Host
-from autosync.link_rates import StatedTransport, payload_share
 
 TRANSPORT_LATENCY_US: dict[StatedTransport, float] = {
     "tcp": 50.0,

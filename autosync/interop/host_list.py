@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from autosync.cluster_file import MAX_BYTES, MAX_DEVICES
+from autosync.cluster.cluster_file import MAX_BYTES, MAX_DEVICES
 from autosync.interop import refused_file
 
 _refused = partial(refused_file, remedy="`autosync import-cluster --help` shows what can be read.")

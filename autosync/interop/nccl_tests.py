@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from autosync.collective_curve import (
+from autosync.cluster.collective_curve import (
     MOST_SIZES,
     CollectiveCurve,
     CollectiveOperation,

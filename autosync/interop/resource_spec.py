@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from autosync.cluster import Cluster, Node
-from autosync.cluster_file import MAX_DEVICES, strict_yaml
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.cluster_file import MAX_DEVICES, strict_yaml
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.documents import STRICT
 from autosync.errors import InvalidInput
 from autosync.interop import refused_file
@@ -109,8 +109,8 @@ def _unknown(name: str, what: str, known: Mapping[str, int]) -> InvalidInput:
 class Hardware:
     """What a resource specification leaves out and its user knows.
 
-    gpu_type: of all GPUs, one of `autosync.devices`. intra_bandwidth_gbps: payload rate between
-        the devices of a node; needed where a node has several.
+    gpu_type: of all GPUs, one of `autosync.cluster.devices`. intra_bandwidth_gbps: payload rate
+        between the devices of a node; needed where a node has several.
     """
 
     gpu_type: str | None = None

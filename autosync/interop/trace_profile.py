@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from autosync.devices import DEVICE_TYPES, device_type_of_gpu
+from autosync.cluster.devices import DEVICE_TYPES, device_type_of_gpu
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
@@ -65,7 +65,7 @@ def read_trace_profile(
     """
     traced = read_trace(data, source)
     device_type = _device_type(traced, device_type, source)
-    roofline = estimate_profile(graph, device_type)
+    roofline = estimate_profile(graph, device_type, host_seconds=0.0)
     forward: list[list[float]] = [[] for _ in graph.operations]
     backward: list[list[float]] = [[] for _ in graph.operations]
     for step in traced.steps:

@@ -32,7 +32,7 @@ def row_elements(domain: DomainArrays, variable: int, axis: int, length: int) ->
 
 def low_rank_gains(elements: int, rows: int, rank: int) -> bool:
     """Whether PowerSGD's two factors of `rank` columns are smaller than their matrix, which has
-    `elements` in `rows`. One that gains nothing travels as it is."""
+    `elements` in `rows`. A matrix for which they are not is sent unchanged."""
     return rank * (rows + elements // max(rows, 1)) < elements
 
 
@@ -49,8 +49,8 @@ def encoded_bytes(elements: int, item_bytes: int, rows: int, encoding: int) -> i
 
 
 def second_factor_bytes(elements: int, rows: int, encoding: int) -> int:
-    """Of `encoded_bytes`, what PowerSGD sends in its second all-reduce: Q, of r columns. A matrix
-    that gains nothing travels as it is, in the first."""
+    """The part of `encoded_bytes` that PowerSGD sends in its second all-reduce: Q, of r columns. A
+    matrix that is sent unchanged is in the first."""
     if encoding < POWERSGD:
         return 0
     rank = encoding - POWERSGD
@@ -71,7 +71,7 @@ def first_dimension(domain: DomainArrays, variable: int, axis: int, length: int)
 def shard_bytes(
     domain: DomainArrays, method: int, variable: int, axis: int, length: int, encoding: int
 ) -> int:
-    """What one replica contributes to synchronize a whole shard once."""
+    """Bytes that one replica contributes to synchronize a whole shard once."""
     item = domain.item_bytes[variable]
     elements = row_elements(domain, variable, axis, length)
     if method == M_FACTORS:
@@ -86,7 +86,8 @@ def shard_bytes(
 
 
 def pulled_bytes(domain: DomainArrays, variable: int, pushed: int) -> int:
-    """New values of the rows that any replica touched: at most the table, at most their sum."""
+    """Bytes of the new values of the rows that any replica touched: at most the table, at most the
+    sum over replicas."""
     table_rows = domain.dims[variable, 0]
     row_bytes = domain.elements[variable] // table_rows * domain.item_bytes[variable] + INDEX_BYTES
     return min(pushed * domain.world, table_rows * row_bytes)

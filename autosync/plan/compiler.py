@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.codes import Channel, Op, Update
+from autosync.codes import ENCODINGS, Channel, Op, Update
 from autosync.domain import Domain
 from autosync.extensions.registry import EXTENSIONS, part_of
 from autosync.plan.compiler_arrays import (
@@ -63,13 +63,27 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A bucket of a sharded strategy. reduce, gather: its messages. first: the first of its
-    gradients, by its place in the order in which they get ready. keeps_values: see FullyShard."""
+    """A bucket of a sharded strategy. reduce, gather: its messages. first: the first gradient
+    after its backward begins, by its place in the order in which they get ready. again_over: see
+    `FullyShard.gathers_again_over`. half_share: bytes of its values in two bytes each, over those
+    in their own types."""
 
     reduce: Row
     gather: Row
     first: int
-    keeps_values: bool
+    again_over: int
+    half_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardTeams:
+    """Teams of a sharded strategy, by their indices. groups: the shard groups. replicas: the ranks
+    that hold the same part; -1 where each part is held once. again: by the number of ranks among
+    which values are gathered for backward."""
+
+    groups: int
+    replicas: int
+    again: dict[int, int]
 
 
 def with_sharded_messages(plans: PlanTable, population: Population, domain: Domain) -> PlanTable:
@@ -79,7 +93,7 @@ def with_sharded_messages(plans: PlanTable, population: Population, domain: Doma
     reduce-scatter, the all-reduce between shard groups where there are several. Then the gathers
     for the next forward pass, in its order.
     """
-    teams = list(plans.teams)
+    added: dict[Teams, int] = {}
     parts: list[dict[str, NDArray[Any]]] = []
     for index in range(len(plans)):
         engine = population.engines[population.engine[index]]
@@ -88,7 +102,7 @@ def with_sharded_messages(plans: PlanTable, population: Population, domain: Doma
             parts.append({name: getattr(plans, name)[rows] for name in MESSAGE_COLUMNS})
         else:
             units = _units(plans, population, domain, index, engine)
-            messages = _messages(units, engine.shard_ranks, *_teams_of(teams, domain, engine))
+            messages = _messages(units, engine, _teams_of(plans, added, domain, engine))
             parts.append(
                 {
                     name: np.array([row[name] for row in messages], dtype=dtype)
@@ -98,27 +112,35 @@ def with_sharded_messages(plans: PlanTable, population: Population, domain: Doma
     counts = [len(part["operation"]) for part in parts]
     joined = {name: np.concatenate([part[name] for part in parts]) for name in MESSAGE_COLUMNS}
     first = np.concatenate(([0], np.cumsum(counts)))
-    return replace(plans, teams=tuple(teams), first=first, **joined)
+    return replace(plans, teams=plans.teams.with_added(added), first=first, **joined)
 
 
-def _teams_of(teams: list[Teams], domain: Domain, engine: FullyShard) -> tuple[int, int]:
-    """The shard groups and the ranks that hold the same part, as indices into `teams`, to which
-    they are added; the latter -1 where each part is held once."""
-    world, shard_ranks = domain.world_size, engine.shard_ranks
-    if shard_ranks == world:
-        return ALL_RANKS, -1
-    groups = tuple(
-        tuple(range(start, start + shard_ranks)) for start in range(0, world, shard_ranks)
-    )
-    replicas = tuple(tuple(range(part, world, shard_ranks)) for part in range(shard_ranks))
-    teams += [groups, replicas]
-    return len(teams) - 2, len(teams) - 1
+def _teams_of(
+    plans: PlanTable, added: dict[Teams, int], domain: Domain, engine: FullyShard
+) -> _ShardTeams:
+    """added: teams by their indices, which follow those of the plans; new ones are put there."""
+    world = domain.world_size
+
+    def groups_of(ranks: int) -> int:
+        if ranks == world:
+            return ALL_RANKS
+        teams = tuple(tuple(range(start, start + ranks)) for start in range(0, world, ranks))
+        return added.setdefault(teams, len(plans.teams) + len(added))
+
+    groups, replicas = groups_of(engine.shard_ranks), -1
+    if engine.shard_ranks < world:
+        alike = tuple(
+            tuple(range(one, world, engine.shard_ranks)) for one in range(engine.shard_ranks)
+        )
+        replicas = added.setdefault(alike, len(plans.teams) + len(added))
+    again = {ranks: groups_of(ranks) for ranks in engine.smaller_groups}
+    return _ShardTeams(groups, replicas, again | {engine.shard_ranks: groups})
 
 
 def _units(
     plans: PlanTable, population: Population, domain: Domain, index: int, engine: FullyShard
 ) -> list[_Unit]:
-    """In the order of their backward passes."""
+    """In the order of their backward passes, of which the root's, the last unit, begins first."""
     reduces: dict[int, Row] = {}
     gathers: dict[int, Row] = {}
     for message in range(int(plans.first[index]), int(plans.first[index + 1])):
@@ -131,28 +153,36 @@ def _units(
         held = population.variable[plans.piece_row[pieces] + int(population.first[index])]
         number = engine.unit_of(domain.graph.variables[int(held[0])].name)
         first = int(domain.variables.ready[held].min())
-        if number == len(engine.units):
-            gathers[bucket]["gate"] = 0  # the model itself, before anything in it
-        found.append(_Unit(reduce, gathers[bucket], first, engine.keeps_values(number)))
-    return sorted(found, key=lambda unit: unit.first)
+        is_root = number == len(engine.units)
+        if is_root:  # the model itself, around everything in it
+            gathers[bucket]["gate"] = first = 0
+        table = domain.variables
+        half_share = 2 * int(table.elements[held].sum()) / int(table.size_bytes[held].sum())
+        again_over = engine.gathers_again_over(number)
+        unit = _Unit(reduce, gathers[bucket], first, again_over, half_share)
+        found.append(((first, not is_root), unit))
+    return [unit for _, unit in sorted(found, key=lambda each: each[0])]
 
 
-def _messages(units: list[_Unit], shard_ranks: int, groups: int, replicas: int) -> list[Row]:
-    """groups, replicas: as of `_teams_of`."""
+def _messages(units: list[_Unit], engine: FullyShard, teams: _ShardTeams) -> list[Row]:
     found: list[Row] = []
     gathers: list[Row] = []
-    begun = -1  # the last gradient before the backward of the unit before
-    for unit in units:
-        if not unit.keeps_values:
-            again = {"ready": begun, "after": -1, "gate": -1, "before": unit.first}
-            found.append(unit.gather | again | {"ranks": groups})
-        begun = unit.first - 1
-        found.append(unit.reduce | {"ranks": groups, "gate": -1})
-        if replicas >= 0:
+    packed: Row = {"encoding": ENCODINGS.index(engine.param_dtype)} if engine.param_dtype else {}
+    shard_ranks = engine.shard_ranks
+    for place, unit in enumerate(units):
+        gather = unit.gather | packed
+        if packed:
+            gather["wire_bytes"] = round(int(gather["wire_bytes"]) * unit.half_share)
+        if unit.again_over:
+            asker = units[max(0, place - engine.backward_prefetch)]
+            again = {"ready": asker.first - 1, "after": -1, "gate": -1, "before": unit.first}
+            found.append(gather | again | {"ranks": teams.again[unit.again_over]})
+        found.append(unit.reduce | {"ranks": teams.groups, "gate": -1})
+        if teams.replicas >= 0:
             found[-1]["update"] = Update.NONE
             part = -(-int(unit.reduce["wire_bytes"]) // shard_ranks)
-            found.append(_crossing(unit.reduce, part, len(found) - 1, replicas))
-        gathers.append(unit.gather | {"ranks": groups, "after": len(found) - 1})
+            found.append(_crossing(unit.reduce, part, len(found) - 1, teams.replicas))
+        gathers.append(gather | {"ranks": teams.groups, "after": len(found) - 1})
     return found + sorted(gathers, key=lambda row: int(row["gate"]))
 
 

@@ -151,12 +151,16 @@ def domain_arrays(domain: Domain) -> DomainArrays:
 def crossed_bytes_per_second(cluster: Cluster) -> F64:
     """Payload rate of the slowest link crossed, `(1 + servers,)`: by a ring through the ranks in
     their order, then between every rank and each owner."""
-    node = cluster.node_of_server().astype(np.int64)
-    workers, rates = node[: cluster.world_size], cluster.bandwidth_bytes_per_second()
+    node, world = cluster.node_of_server().astype(np.int64), cluster.world_size
+    workers, rates = node[:world], cluster.bandwidth_bytes_per_second()
     ring = rates[workers, np.roll(workers, -1)].min()
-    served = rates[workers[:, None], node[None, :]]
-    np.fill_diagonal(served, np.inf)  # an owner sends itself nothing
-    return np.append(ring, served.min(axis=0))
+    inside = rates.diagonal().copy()
+    np.fill_diagonal(rates, np.inf)
+    ranks = np.bincount(workers, minlength=len(rates))
+    across = rates[ranks > 0].min(axis=0)
+    others = ranks[node] - (np.arange(len(node)) < world)  # an owner sends itself nothing
+    served = np.minimum(across[node], np.where(others > 0, inside[node], np.inf))
+    return np.append(ring, served)
 
 
 def population_arrays(population: Population, domain: Domain) -> PopulationArrays:

@@ -1,6 +1,6 @@
-"""In which order the messages of buckets are sent: estimated from the profile on one wire, so that
-every rank computes the same. A chain of messages has a reduction and, where it has to wait for
-`step()` or for the next forward pass, a gather: an all-gather or a pull.
+"""The order in which the messages of buckets are sent. It is estimated from the profile, on one
+link, so that every rank computes the same. A chain of messages has a reduction and, if it has to
+wait for `step()` or for the next forward pass, a gather: an all-gather or a pull.
 
 In the subset of Python that numba compiles; see `bucket_cutting`.
 """
@@ -78,16 +78,16 @@ def reduction_load(domain: DomainArrays, method: int) -> float:
 
 
 def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: I64) -> None:
-    """List schedule on one wire: of the buckets whose gradients are ready, the nearest use first.
+    """List schedule on one link: of the buckets whose gradients are ready, the nearest use first.
 
     coming i64[C]: buckets in the order in which they become ready, at seconds f64[B]; gate i64[B]:
     of their next use; load f64[B]: seconds on the wire; order i64[C]: the result. Estimated from
     the profile, so that every rank computes the same total order.
 
-    Startups are left out, for they hide behind the message before. A wire estimated too slow
-    puts gradients ahead that are not ready when it is their turn, and the wire stands still
-    (measured: a third of ResNet-50's iteration); one too fast only sends a little more in order
-    of readiness.
+    Startups are left out, because they overlap with the previous message. If the link is estimated
+    too slow, gradients come first that are not ready when it is their turn, and the link is idle
+    (measured: a third of ResNet-50's iteration). If it is estimated too fast, the order is only
+    closer to the order of readiness.
     """
     count, scale = len(coming), len(gate)
     now = 0.0
@@ -109,8 +109,8 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
 def reduction_order(
     domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
-    """The order in which buckets are first sent, into work.order; work.load and work.at become
-    what their reduction puts on the wire, and when it has arrived."""
+    """Write the order in which buckets are first sent into work.order. work.load and work.at become
+    the seconds that their reduction takes on the link, and the time of its arrival."""
     for bucket in range(buckets):
         work.heap[bucket] = work.ready[bucket] * buckets + bucket
         method = int(population.method[work.row[bucket]])
@@ -137,9 +137,10 @@ def reduction_order(
 def gather_order(
     domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
-    """Deferred gathers. Where they overlap the forward pass: from the end of backward, of those
-    whose reduction has arrived the nearest use first, so that the one used first does not hold up
-    the wire until its own reduction, the last one, is through; else as they were sent.
+    """Order deferred gathers. If they overlap the forward pass, they start at the end of backward:
+    of those whose reduction has arrived, the nearest use goes first. So the gather that is used
+    first does not block the link until its own reduction, the last one, has arrived. Otherwise
+    they are in the order of their reductions.
     """
     if not population.overlap[index] or population.order[index] == O_EXPLICIT:
         return
@@ -164,23 +165,23 @@ def waits_for_step(population: PopulationArrays, row: int) -> bool:
 
 
 def returns_gradients(population: PopulationArrays, row: int) -> bool:
-    """Whether a gather carries what an owner has summed."""
+    """Whether a gather carries gradients that an owner has summed."""
     found: bool = population.returns_gradients[population.option[row]]
     return population.method[row] == M_PS and found
 
 
 def leaves_when_idle(population: PopulationArrays, row: int) -> bool:
-    """Whether a gather waits for nothing but the wire."""
+    """Whether a gather only waits for an idle link."""
     return not (waits_for_step(population, row) or returns_gradients(population, row))
 
 
 def returned_order(
     population: PopulationArrays, work: Scratch, buckets: int, explicit: bool
 ) -> int:
-    """The gathers that owners send at once, at the end of work.messages; how many they are.
+    """Write the gathers that owners send at once to the end of work.messages; return their number.
 
-    They take links in the other direction than what the owners wait for: of those that are there
-    the nearest use first, or as they were sent.
+    They use links in the opposite direction to the messages that the owners wait for. Of those
+    that have arrived, the nearest use goes first, or they are in the order of their reductions.
     """
     returned = 0
     for position in range(buckets):

@@ -13,14 +13,13 @@ from autosync.domain import Domain
 from autosync.extensions.registry import Entries, entry_of, flat_schema, in_order, of_plan
 from autosync.plan.plan_table import MESSAGE_COLUMNS, PlanTable
 from autosync.population import Population
-from autosync.torch_engine import FullyShard
-from autosync.units import MIB
+from autosync.torch_engine import DdpArguments, FullyShard
 
 T = TypeVar("T")
 
 EngineName = Literal["autosync", "ddp", "fully_shard"]
 UNLESS_FOR_BACKWARD = Field(exclude_if=lambda value: value == -1)
-"""Messages gained it later: plans without such gathers keep their text and identity."""
+"""This field was added later: plans without such gathers keep their text and identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,7 @@ class Plan:
 
     engine: `autosync`, `ddp` (torch's own DDP with buckets of `bucket_bytes`), or `fully_shard`
         (torch's FSDP2, as `sharding` says; its messages are what it is expected to send).
+    ddp: what torch's DDP is given beside `bucket_bytes`; None where nothing.
     shares: each rank's share of the global batch.
     extensions: those of the strategy's that its messages depend on, or how they are executed. In
         JSON each is a field of the plan (`extensions.registry`).
@@ -84,6 +84,7 @@ class Plan:
     buckets: tuple[tuple[Piece, ...], ...]
     messages: tuple[Message, ...]
     sharding: Annotated[FullyShard | None, UNLESS_NONE] = None
+    ddp: Annotated[DdpArguments | None, UNLESS_NONE] = None
     extensions: Entries = ()
     version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -96,7 +97,7 @@ class Plan:
         return flat_schema(cls, handler, of_plans=True)
 
     def extension(self, kind: type[T]) -> T | None:
-        """What it carries of an extension, by the type of its document; None where nothing."""
+        """Its document of an extension, by the document's type; None if it has none."""
         return entry_of(self.extensions, kind)
 
     @property
@@ -108,7 +109,7 @@ class Plan:
         return len(self.shares)
 
     def team_of(self, message: Message, rank: int) -> tuple[int, ...]:
-        """The ranks that a rank performs a message with; empty where it has no part in it."""
+        """The ranks with which a rank performs a message; empty if it takes no part."""
         return next((team for team in self.teams[message.teams] if rank in team), ())
 
 
@@ -125,13 +126,6 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
         messages.append(rest | {"bucket": message["content"], "carries_values": values[-1]})
     rest = {key: value for key, value in data.items() if key != "contents"}
     return rest | {"buckets": data["contents"], "messages": messages, "version": 2}
-
-
-DDP_BUCKET_BYTES = 25 * MIB
-"""torch's DistributedDataParallel default, `bucket_cap_mb=25`."""
-
-DDP_FIRST_BUCKET_BYTES = MIB
-"""torch's `dist._DEFAULT_FIRST_BUCKET_BYTES`: DDP at its defaults keeps its first bucket small."""
 
 
 def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain) -> Plan:
@@ -157,6 +151,7 @@ def plan_of(plans: PlanTable, population: Population, index: int, domain: Domain
         buckets=tuple(_pieces(plans, bucket) for bucket in buckets),
         messages=tuple(_message(plans, row, team, place) for row in rows),
         sharding=sharding,
+        ddp=population.ddp_arguments[population.ddp[index]],
         extensions=of_plan(population.extensions[population.extension[index]]),
     )
 

@@ -1,6 +1,8 @@
 """PlanTable: the plans of many strategies as arrays."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,50 @@ Teams = tuple[tuple[int, ...], ...]
 ALL_RANKS, NODE_TEAMS, LEADERS, FIRST_SERVER = 0, 1, 2, 3
 """Team indices every PlanTable starts with; FIRST_SERVER + s is the leaders with server s in
 place of its node's leader; the explicit rings of the population's options follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamTable(Sequence[Teams]):
+    """The teams of plans, in the order that `FIRST_SERVER` says. Those with a server are made when
+    they are asked for: together they have nodes times servers members.
+
+    everyone, nodes: teams of all ranks, and of the ranks of each node that has several. leaders:
+    the first rank of each node. places: of each server the place of its node among the leaders,
+    their number where the node has no rank. added: rings of options, and what engines and
+    extensions add.
+    """
+
+    everyone: Teams
+    nodes: Teams
+    leaders: tuple[int, ...]
+    places: tuple[int, ...]
+    added: tuple[Teams, ...] = ()
+
+    def __len__(self) -> int:
+        return FIRST_SERVER + len(self.places) + len(self.added)
+
+    @overload
+    def __getitem__(self, index: int) -> Teams: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Teams, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Teams | tuple[Teams, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        if place < FIRST_SERVER:
+            return (self.everyone, self.nodes, (self.leaders,))[place]
+        server = place - FIRST_SERVER
+        if server >= len(self.places):
+            return self.added[server - len(self.places)]
+        at = self.places[server]
+        return ((*self.leaders[:at], server, *self.leaders[at + 1 :]),)
+
+    def with_added(self, teams: Iterable[Teams]) -> "TeamTable":
+        """The same with more at its end."""
+        return replace(self, added=(*self.added, *teams))
+
 
 MESSAGE_COLUMNS = {
     "operation": np.uint8,
@@ -56,7 +102,7 @@ class PlanTable:
     gate i32[M]: the forward operation that waits for it, -1 when `step()` itself waits.
     before i32[M]: of parameters gathered for backward alone (`fully_shard`): the position, in the
         gradient-ready order, of the first gradient whose backward waits for it. Their `ready` is
-        the gradient after which the unit before begins its backward. -1 for all others.
+        the last gradient before the backward of the unit that asks for it. -1 for all others.
     update u8[M]: `codes.Update`.
     bucket i64[M]: index into buckets; the messages of one chain share theirs.
     bucket_first i64[C + 1], piece_row i64[P], piece_start i64[P], piece_stop i64[P]: bucket c
@@ -64,7 +110,7 @@ class PlanTable:
         from the strategy's first) piece_row, for the pieces bucket_first[c]:bucket_first[c+1].
     """
 
-    teams: tuple[Teams, ...]
+    teams: TeamTable
     first: NDArray[np.int64]
     operation: NDArray[np.uint8]
     channel: NDArray[np.uint8]
@@ -97,30 +143,22 @@ def explicit_rings(options: tuple[Option, ...]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(option.device_order for option in options if option.device_order))
 
 
-def team_table(domain: Domain, options: tuple[Option, ...]) -> tuple[Teams, ...]:
+def team_table(domain: Domain, options: tuple[Option, ...]) -> TeamTable:
     """The teams that plans of this domain refer to; see `FIRST_SERVER` for their order."""
     rings = tuple((order,) for order in explicit_rings(options))
-    return (*cluster_teams(domain.cluster), *rings)
+    return cluster_teams(domain.cluster).with_added(rings)
 
 
-def cluster_teams(cluster: Cluster) -> tuple[Teams, ...]:
+def cluster_teams(cluster: Cluster) -> TeamTable:
     """The teams that plans of any domain on this cluster can refer to."""
-    node_of_server = cluster.node_of_server()
-    world = cluster.world_size
+    node_of_server = cluster.node_of_server().tolist()
     members: dict[int, list[int]] = {}
-    for rank in range(world):
-        members.setdefault(int(node_of_server[rank]), []).append(rank)
-    everyone: Teams = (tuple(range(world)),)
-    node_teams: Teams = tuple(tuple(ranks) for ranks in members.values() if len(ranks) > 1)
-    leaders: Teams = (tuple(ranks[0] for ranks in members.values()),)
-    with_server = tuple(
-        (
-            tuple(
-                server if node == node_of_server[server] else ranks[0]
-                for node, ranks in members.items()
-            )
-            + ((server,) if int(node_of_server[server]) not in members else ()),
-        )
-        for server in range(cluster.servers)
+    for rank in range(cluster.world_size):
+        members.setdefault(node_of_server[rank], []).append(rank)
+    place_of_node = {node: place for place, node in enumerate(members)}
+    return TeamTable(
+        everyone=(tuple(range(cluster.world_size)),),
+        nodes=tuple(tuple(ranks) for ranks in members.values() if len(ranks) > 1),
+        leaders=tuple(ranks[0] for ranks in members.values()),
+        places=tuple(place_of_node.get(node, len(members)) for node in node_of_server),
     )
-    return (everyone, node_teams, leaders, *with_server)

@@ -1,5 +1,5 @@
-"""Which models of this process follow a plan, or torch's DDP, since `distribute`: a second engine
-on one of them would average gradients twice."""
+"""The models of this process that `distribute` has attached to a plan or to torch's DDP. A second
+engine on one of them would average gradients twice."""
 
 import gc
 from collections.abc import Iterable, Sequence
@@ -33,15 +33,15 @@ class AttachedPlan(Protocol):
     def failure(self) -> Exception | None: ...
 
     def flush(self) -> None:
-        """Nothing of the last iteration is under way any more. A collective for some plans."""
+        """Wait until everything of the last iteration has ended. A collective for some plans."""
         ...
 
     def stop(self, error: AutosyncError) -> None:
-        """This rank goes no further: the others stop, too, and say why."""
+        """Stop this rank; the others stop, too, with the same reason."""
         ...
 
     def detach(self, keep_state: bool = True) -> None:
-        """Leave model and optimizers as they were."""
+        """Restore the plain model and optimizers."""
         ...
 
 

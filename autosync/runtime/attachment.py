@@ -1,10 +1,10 @@
-"""Puts a plan on a model and its optimizer, and takes it off again."""
+"""Attaches a plan to a model and its optimizer, and detaches it."""
 
 import atexit
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch import nn
@@ -12,57 +12,39 @@ from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.seams import AttachedDivision, divisions_of, engine_of
+from autosync.nccl_knobs import NcclKnobs
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_tensors import check_own_places, device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
+from autosync.runtime.engine_builder import build_engine
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.execution.model_checks import ParameterStorage
-from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
 from autosync.runtime.hooks.model_hooks import ModelMethods, PlainCopies, Removable
 from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, check_held, given_optimizers
 from autosync.runtime.hooks.synchronized_optimizer import adopt, follows_plan, release
-from autosync.runtime.layout.records import ONE_QUEUE
-from autosync.runtime.records_builder import (
-    BuiltBuckets,
-    HeldPlan,
-    build_buckets,
-    build_records,
-    held_by,
-)
+from autosync.runtime.records_builder import build_buckets, held_by
 from autosync.runtime.transport.agreement import (
     PATIENCE,
-    CollectiveCalls,
     RankMeeting,
     agreed_everywhere,
     check_same_plan,
     meeting_of,
     ranks_meet,
 )
-from autosync.runtime.transport.module_buffers import BufferBroadcast
-from autosync.runtime.transport.process_groups import (
-    Groups,
-    open_groups,
-    small_sum,
-    working_group,
-)
+from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.tensor_exchange import share_initial_values
-from autosync.runtime.transport.value_agreement import ValueAgreement
-from autosync.runtime.updates.clipping import clipping_of_several
-from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
 from autosync.runtime.updates.optimizers import JoinedOptimizers
-from autosync.runtime.updates.unused_variables import UnusedVariables
 
 ABANDON_SECONDS = 10.0
-"""How long a device may go on with updates after a failure."""
+"""How long a device may continue updates after a failure."""
 
 
 @dataclass(slots=True)
 class Attachment:
-    """A plan at work. `detach` leaves model and optimizers as they were, trained on.
+    """An attached plan. `detach` restores the plain model and optimizers, with trained values.
 
     given: the optimizer, or the list of several, as the script gave it. divisions: parts of the
     model on ranks of their own.
@@ -132,7 +114,7 @@ class Attachment:
         self.engine.close()
 
     def undo(self) -> None:
-        """Take back what an attachment that failed half way has done to model and optimizer."""
+        """Undo the changes to model and optimizer of an attachment that failed half way."""
         atexit.unregister(self.at_exit)
         self._unhook()
         self.engine.close()
@@ -193,7 +175,7 @@ def attach(
     if trace is not None:
         trace.plan_index = held.messages
     streams = streams or streams_for(device, opened.backend, timed=trace is not None)
-    opened = opened.on(streams)
+    opened = opened.on(streams, plan.extension(NcclKnobs))
     end_groups = _leave_open if groups else opened.close
     joined = optimizers[0] if len(optimizers) == 1 else JoinedOptimizers(optimizers)
     with ExitStack() as undo:
@@ -204,7 +186,7 @@ def attach(
             built = build_buckets(model, joined, held.plan, held.names, opened.rank, streams)
         with agreed_everywhere(control, patience=PATIENCE):
             with ranks_meet():
-                engine = _build_engine(
+                engine = build_engine(
                     model,
                     joined,
                     held,
@@ -214,7 +196,7 @@ def attach(
                     meeting,
                     max_grad_norm,
                     trace,
-                    _common_parameters(model, held) if share_values else None,
+                    alike=share_values,
                 )
             attachment = Attachment(
                 model,
@@ -268,73 +250,6 @@ def meet(
         return meeting_of(groups, control)
 
 
-def _build_engine(
-    model: nn.Module,
-    optimizer: Optimizer,
-    held: HeldPlan,
-    built: BuiltBuckets,
-    group: dist.ProcessGroup,
-    groups: Groups,
-    meeting: RankMeeting,
-    max_grad_norm: float | None,
-    trace: ExecutionTrace | None,
-    common: dict[str, nn.Parameter] | None,
-) -> Engine:
-    """Open what the plan needs. Every rank opens the same groups in the same order. common:
-    parameters that stay equal on all ranks, if they begin so."""
-    everyone = tuple(range(group.size()))
-    for_buffers = groups.get("buffers", everyone, "gloo")
-    buffers = BufferBroadcast(model, for_buffers, group.rank(), groups.streams)
-    records = build_records(held.plan, built, groups)
-    records = replace(records, model_is_divided=_is_divided(held.plan))
-    for index in held.held_by_some:
-        records.variables[index].held_by_some = True
-        records.variables[index].counts_in_norm = held.holders[index][0] == group.rank()
-    calls = None
-    if not all(bucket.whole for bucket in records.buckets):
-        calls = CollectiveCalls(groups.get("calls", everyone, "gloo"), meeting.store)
-    patience_seconds = groups.timeout.total_seconds()
-    values: ValueAgreement | None = None
-    if common is not None:
-        values = ValueAgreement(common, meeting.store, group.rank(), group.size(), patience_seconds)
-    values_travel = any(bucket.values_travel for bucket in records.buckets)
-    engine = Engine(
-        optimizer,
-        held.plan,
-        records,
-        ShardedOptimizerState(optimizer, records, group, meeting.control, calls),
-        control=meeting.control,
-        streams=groups.streams,
-        monitor=Monitor(groups.close, values_travel, meeting.refusals, trace),
-        storage=ParameterStorage(model, records.variables),
-        buffers=buffers,
-        values=values,
-        unused=UnusedVariables(
-            meeting.store, group.rank(), group.size(), held.variables, held.holders
-        ),
-        sum_over_ranks=small_sum(groups, ONE_QUEUE, everyone, meeting.control),
-        max_grad_norm=max_grad_norm,
-        patience_seconds=patience_seconds,
-    )
-    if max_grad_norm and not engine.optimizer_step.together:
-        raise clipping_of_several()
-    return engine
-
-
-def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Parameter]:
-    """That every rank holds: of a model that ranks divide the plan's only, since a module's frozen
-    ones go with it."""
-    if not _is_divided(held.plan):
-        return dict(model.named_parameters())
-    apart = {held.names[index] for index in held.held_by_some}
-    everywhere = set(held.names) - apart
-    return {name: p for name, p in model.named_parameters() if name in everywhere}
-
-
-def _is_divided(plan: Plan) -> bool:
-    return any(entry.divides_model for entry in plan.extensions)
-
-
 def _install(attachment: Attachment) -> None:
     """Make model and optimizers follow the engine."""
     model, engine = attachment.model, attachment.engine
@@ -386,9 +301,9 @@ def _leave_open() -> None:
 
 
 def _abandon_updates(streams: Streams) -> None:
-    """After a failure: updates that a device was asked for must not run into what follows, such as
-    restored weights. Groups have ended, so nothing waits for a peer; what does not end counts as
-    lost."""
+    """Wait for the device's updates after a failure, so that they do not overwrite what follows,
+    such as restored weights. Groups have ended, so no update waits for a peer; one that does not
+    end counts as lost."""
     deadline = time.monotonic() + ABANDON_SECONDS
     with suppress(RuntimeError):  # of a device that has failed itself
         while not streams.idle() and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Whether a bundle fits the job that it is given to: its variables, its ranks and their hosts.
+"""Checks whether a bundle fits a job: its variables, its ranks and their hosts.
 
 Variables' names may begin differently: a graph is often imported from a wrapper that computes the
 loss (`model.layer.weight`), while the script distributes the model inside (`layer.weight`), or the
@@ -17,11 +17,11 @@ from autosync.torch_dtypes import TORCH_DTYPES
 log = logging.getLogger("autosync")
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""What torch.compile and torch's checkpoint_wrapper put into the names of what they hold."""
+"""Words that torch.compile and torch's checkpoint_wrapper add to names."""
 
 
 def changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:
-    """What no longer matches on any rank; the same words on every rank."""
+    """The mismatches of all ranks; the same words on every rank."""
     if len(shipped.hosts) != len(reports):
         return f"it is for {len(shipped.hosts)} ranks, this job has {len(reports)}"
     for rank, report in enumerate(reports):
@@ -65,8 +65,11 @@ def host_changes(planned: tuple[str, ...], actual: tuple[str, ...]) -> str:
     for rank in range(len(planned)):
         for other in range(rank):
             if (planned[rank] == planned[other]) != (actual[rank] == actual[other]):
-                together = "share" if planned[rank] == planned[other] else "do not share"
-                return f"ranks {other} and {rank} {together} a host in the bundle, but not here"
+                in_bundle = planned[rank] == planned[other]
+                where = (
+                    "in the bundle, but not here" if in_bundle else "here, but not in the bundle"
+                )
+                return f"ranks {other} and {rank} share a host {where}"
     return ""
 
 
@@ -88,7 +91,7 @@ def matched_names(planned: Iterable[str], own: Iterable[str]) -> dict[str, str]:
 
 
 def similar_names(missing: str, planned: Iterable[str], own: Iterable[str]) -> str:
-    """Why a planned variable that the model lacks was not taken for one that is called alike."""
+    """Why a planned variable that the model lacks was not matched with one of a similar name."""
     theirs, mine = list(planned), list(own)
     inside = next((name for name in mine if missing.endswith(f".{name}")), None)
     if inside is not None:
@@ -112,7 +115,7 @@ def _are_same(first: list[str], second: list[str]) -> bool:
 
 
 def _prefix_between(longer: list[str], shorter: list[str]) -> str:
-    """What every longer name has before the shorter one at its place; empty without one."""
+    """The common prefix of the longer names before the shorter ones; empty without one."""
     if len(longer) != len(shorter) or not shorter:
         return ""
     prefix = longer[0].removesuffix(shorter[0])

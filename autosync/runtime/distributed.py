@@ -24,6 +24,14 @@ from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_
 from autosync.runtime.compression.half import check_lossless
 from autosync.runtime.device.model_tensors import check_own_places, device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
+from autosync.runtime.fully_shard import (
+    apply_fully_shard,
+    check_shardable,
+    mesh_of,
+    named_values,
+    retarget,
+    unit_modules,
+)
 from autosync.runtime.hooks.model_hooks import Removable
 from autosync.runtime.hooks.optimizer_coverage import (
     CoverageGuard,
@@ -35,17 +43,13 @@ from autosync.runtime.hooks.optimizer_coverage import (
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.torch_engines import (
     add_hook,
-    apply_fully_shard,
     check_norm_is_global,
     check_options,
-    check_shardable,
+    check_takes_bucket_lists,
     check_unsharded,
     comparable,
+    encoding_of,
     for_any_plan,
-    mesh_of,
-    named_values,
-    retarget,
-    unit_modules,
     wrap_in_ddp,
 )
 from autosync.runtime.transport.agreement import (
@@ -55,6 +59,7 @@ from autosync.runtime.transport.agreement import (
     given_to,
     refused_everywhere,
 )
+from autosync.runtime.transport.nccl import knobs_without_effect, variables_to_compare
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.transport.tensor_exchange import share_initial_values, tensor_signatures
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
@@ -115,6 +120,8 @@ def distribute(
         check_norm_is_global(max_grad_norm, group)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan.engine)
+        if shipped.plan.ddp is not None and shipped.plan.ddp.bucket_limits_bytes:
+            check_takes_bucket_lists()
         if shipped.plan.engine == "autosync":
             check_one_backward(optimizers)
         for entry in shipped.strategy.extensions:
@@ -127,6 +134,7 @@ def distribute(
         "allow_lossy": allow_lossy,
         "allow_inexact": allow_inexact,
         **comparable(options),
+        **variables_to_compare(shipped.plan),
     }
     mine = RankReport(
         host_name(),
@@ -152,6 +160,11 @@ def distribute(
         return _wrapped(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
+    slower = knobs_without_effect(shipped.plan, group, device)
+    if slower is not None and group.rank() == 0:  # variables are alike on all ranks
+        message = f"{slower} Training is as right without, and may be slower than measured."
+        warnings.warn(message, stacklevel=2)
+        log.warning(message)
     if shipped.plan.engine == "ddp":
         plan = shipped.plan
         return _wrapped(model, optimizer, max_grad_norm, plan, group, options, beside), optimizer
@@ -218,7 +231,8 @@ def _wrapped(
     bucket_bytes = plan.bucket_bytes if plan else 0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     guard = CoverageGuard(compiled_from(model), given_optimizers(optimizer), trained)
-    made = wrap_in_ddp(model, bucket_bytes, group, options=options)
+    arguments = plan.ddp if plan else None
+    made = wrap_in_ddp(model, bucket_bytes, group, arguments=arguments, options=options)
     if plan is not None:
         add_hook(made, plan, group)
     handles = [*beside(), *guard.watch_steps()]
@@ -251,8 +265,8 @@ def _shard(
         units = unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
     share_initial_values(group, model, group)
     before = named_values(model)
-    mesh = mesh_of(sharding, group, device)
-    apply_fully_shard(model, units, sharding, mesh)
+    meshes = {ranks: mesh_of(ranks, group, device) for ranks in sharding.group_sizes}
+    apply_fully_shard(model, units, sharding, meshes, encoding_of(shipped.plan))
     after = named_values(model)
     for optimizer in optimizers:
         retarget(optimizer, before, after)

@@ -1,4 +1,4 @@
-"""Builds the records of a plan on one rank: buffers, process groups, what issues each message."""
+"""Builds the records of a plan on one rank: buffers, process groups, and each message's `start`."""
 
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -52,12 +52,12 @@ RAGGED_MESSAGES = {
     Op.FACTOR_ALL_GATHER: factor_message,
     **{operation: rows_message for operation in Op if operation.sparse},
 }
-"""What starts messages that no tensor of fixed size carries."""
+"""Starts messages without a tensor of fixed size."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltBuckets:
-    """What a rank allocates before any process group is open. factored: of the buckets that
+    """A rank's allocations before any process group is open. factored: of the buckets that
     PowerSGD packs, by index."""
 
     variables: list[VariableRecord]
@@ -102,10 +102,10 @@ def build_buckets(
 
 
 def build_records(plan: Plan, built: BuiltBuckets, groups: Groups) -> Records:
-    """Open every process group of the plan: what issues its messages, and what updates from them.
+    """Open every process group of the plan, and build the objects that issue messages and update.
 
     Raises:
-        NotSupported: a message is packed as the runtime cannot.
+        NotSupported: the runtime does not support the packing of a message.
     """
     messages = _messages(plan, built.buckets, built.factored, groups)
     for record in messages:
@@ -221,8 +221,8 @@ def _check_coverage(variables: list[VariableRecord]) -> None:
 
 
 def _check_tables(buckets: list[Bucket]) -> None:
-    """Raises NotSupported where some rows of a table are updated by every rank and others by an
-    owner: torch's sparse optimizers keep one state for the whole table."""
+    """Raises NotSupported if every rank updates some rows of a table and an owner updates others:
+    torch's sparse optimizers keep one state for the whole table."""
     owned: dict[VariableRecord, bool] = {}
     for bucket in buckets:
         for rows in bucket.ranges:
@@ -260,8 +260,8 @@ def _check_updates(optimizer: Optimizer, buckets: list[Bucket]) -> None:
 
 
 def _find_deferred(optimizer: Optimizer, plan: Plan, buckets: list[Bucket]) -> None:
-    """What may run into the next forward pass: not whole variables of an optimizer that may look at
-    several of them, which updates all at once."""
+    """Messages that may continue during the next forward pass. Not those of whole variables whose
+    optimizer may read several variables: it updates all at once."""
     last = {message.bucket: message for message in plan.messages}
     for index, message in last.items():
         if message.gate >= 0:
@@ -340,7 +340,7 @@ class HeldPlan:
 
 
 def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
-    """What a rank holds of a plan: variables that it has messages of. names: of the plan's
+    """The variables of a plan that a rank holds: those in its messages. names: of the plan's
     variables, in its order."""
     world = plan.world_size
     ranks_of_bucket: list[set[int]] = [set() for _ in plan.buckets]
@@ -385,6 +385,6 @@ def held_by(plan: Plan, names: tuple[str, ...], rank: int) -> HeldPlan:
 
 
 def _held(ranks_of: list[set[int]], rank: int, world: int) -> list[int]:
-    """Those of the rank, what all ranks hold first."""
+    """The rank's own, beginning with those that all ranks hold."""
     mine = [index for index, ranks in enumerate(ranks_of) if rank in ranks]
     return sorted(mine, key=lambda index: len(ranks_of[index]) < world)

@@ -22,7 +22,7 @@ TOLERANCE = 1e-6
 
 
 def local_batch_size(global_batch: int, shares: Shares, rank: int | None = None) -> int:
-    """How many samples of a global batch `rank` works on: what the DataLoader's batch_size is.
+    """The number of samples of a global batch for `rank`: the batch_size of its DataLoader.
 
     rank: by default this process's own. Largest remainders, so sizes add up to the global batch.
 
@@ -108,7 +108,7 @@ class ShareSampler(Sampler[int]):
         return sizes(self.global_batch, self.shares)[self.rank]
 
     def set_epoch(self, epoch: int) -> None:
-        """Call before every epoch, so that each has an order of its own."""
+        """Call before every epoch, so that each epoch has a different order."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -1,11 +1,10 @@
-"""torch's own engines, for plans whose engine they are: DistributedDataParallel and `fully_shard`
-(FSDP2). Their wrapping stands here and nowhere else; so do refusals of models that are sharded
-already, which is found without importing what shards them.
+"""torch's DistributedDataParallel, for plans whose engine it is (`fully_shard.py` is torch's other
+one). Its wrapping stands here and nowhere else; so do refusals of models that are sharded already,
+which is found without importing what shards them.
 """
 
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +14,19 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup, get_world_size
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from autosync.codes import ENCODINGS, POWERSGD
 from autosync.errors import InvalidInput, NotSupported
-from autosync.plan.plan_document import (
+from autosync.plan.plan_document import EngineName, Plan
+from autosync.torch_engine import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
-    EngineName,
-    Plan,
+    DdpArguments,
 )
-from autosync.torch_engine import FullyShard
 from autosync.units import MIB
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+    pass
 
 SETTLED = {
     "module": "it is the model that `distribute` is given",
@@ -52,8 +49,6 @@ POWERSGD_FROM = 2
 """The first iteration whose gradients are packed: torch takes none before, as it keeps an error and
 a warm start."""
 
-MESH_NAMES = ("replicate", "shard")
-
 FSDP = ("torch.distributed.fsdp", ("FullyShardedDataParallel", "FSDPModule"))
 TENSOR = ("torch.distributed.tensor", ("DTensor",))
 
@@ -65,31 +60,55 @@ def wrap_in_ddp(
     *,
     share_values: bool = True,
     byte_scale: float = 1.0,
+    arguments: DdpArguments | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> DistributedDataParallel:
     """The model in torch's DDP.
 
-    bucket_bytes: of the plan, already scaled; 0 stands for torch's default. share_values: begin
-    with rank 0's parameters and buffers on every rank. byte_scale: of the model's variables.
-    options: of DistributedDataParallel, as `check_options` lets them through.
+    bucket_bytes, arguments: of the plan, already scaled; 0 stands for torch's default.
+    share_values: begin with rank 0's parameters and buffers on every rank. byte_scale: of the
+    model's variables. options: of DistributedDataParallel, as `check_options` lets them through;
+    they go before the plan's arguments.
+
+    Raises:
+        NotSupported: the plan has a list of bucket sizes, which this torch does not take.
     """
-    if byte_scale == 1.0:
+    given: dict[str, Any] = {}
+    if arguments is not None and arguments.gradient_as_bucket_view:
+        given["gradient_as_bucket_view"] = True
+    if arguments is not None and arguments.bucket_limits_bytes:
+        check_takes_bucket_lists()
+        given["bucket_cap_mb_list"] = [each / MIB for each in arguments.bucket_limits_bytes]
+    elif byte_scale != 1.0:
+        limits = bucket_limits_mebibytes(bucket_bytes, byte_scale)
+        given |= {"bucket_cap_mb_list": limits} if len(limits) > 1 else {"bucket_cap_mb": limits[0]}
+    elif bucket_bytes not in (0, DDP_BUCKET_BYTES):
         # At its default, and only then, torch keeps the first bucket small: name no size then.
-        usual = bucket_bytes in (0, DDP_BUCKET_BYTES)
-        cap_mebibytes = None if usual else bucket_bytes / MIB
-        return DistributedDataParallel(
-            model,
-            process_group=process_group,
-            init_sync=share_values,
-            bucket_cap_mb=cap_mebibytes,
-            **(options or {}),
-        )
+        given["bucket_cap_mb"] = bucket_bytes / MIB
     return DistributedDataParallel(
         model,
         process_group=process_group,
         init_sync=share_values,
-        bucket_cap_mb_list=bucket_limits_mebibytes(bucket_bytes, byte_scale),  # type: ignore[arg-type]  # torch multiplies: fractions do
+        **{**given, **(options or {})},
     )
+
+
+def takes_bucket_lists() -> bool:
+    """Whether this torch's DDP has sizes for each bucket, `bucket_cap_mb_list`."""
+    return "bucket_cap_mb_list" in signature(DistributedDataParallel).parameters
+
+
+def check_takes_bucket_lists() -> None:
+    """Raises NotSupported where this torch's DDP has one size for all buckets."""
+    if not takes_bucket_lists():
+        raise NotSupported(
+            f"the plan has a size for each bucket of DDP, and torch {torch.__version__} has no "
+            "bucket_cap_mb_list.",
+            thing="plan.ddp.bucket_limits_bytes",
+            value=torch.__version__,
+            remedy="Use torch 2.13 or later, or ship the strategy with the best single bucket "
+            "size: `autosync show` lists it.",
+        )
 
 
 def add_hook(
@@ -97,12 +116,10 @@ def add_hook(
 ) -> None:
     """The communication hook of torch's that packs as the plan's messages are packed; none where
     they travel as they are."""
-    packed = {message.encoding for message in plan.messages} - {0}
-    if not packed:
+    if not (code := encoding_of(plan)):
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    (code,) = packed
     if code > POWERSGD:
         state = powerSGD_hook.PowerSGDState(
             process_group,
@@ -114,6 +131,12 @@ def add_hook(
         ddp.register_comm_hook(process_group, default_hooks.fp16_compress_hook)
     else:
         ddp.register_comm_hook(process_group, half_bfloat)
+
+
+def encoding_of(plan: Plan) -> int:
+    """Code of how a plan of one encoding packs gradients; 0 where they travel as they are."""
+    of_gradients = (each.encoding for each in plan.messages if not each.carries_values)
+    return max(of_gradients, default=0)
 
 
 def half_bfloat(
@@ -187,131 +210,6 @@ def _refused(name: str, value: object, why: str, remedy: str) -> NotSupported:
         value=value,
         remedy=remedy,
     )
-
-
-def check_shardable(
-    model: nn.Module,
-    optimizers: Iterable[Optimizer],
-    sharding: FullyShard,
-    group: dist.ProcessGroup,
-) -> None:
-    """
-    Raises:
-        InvalidInput: an optimizer has stepped, so that its state is of whole parameters.
-        NotSupported: a module makes sparse gradients; or shard groups lie in a part of the ranks.
-    """
-    for optimizer in optimizers:
-        if optimizer.state:
-            raise InvalidInput(
-                f"the optimizer ({type(optimizer).__name__}) holds state of "
-                f"{len(optimizer.state)} whole parameters, which fully_shard does not cut.",
-                thing="optimizer",
-                value=type(optimizer).__name__,
-                remedy="Distribute before the first step, and load a checkpoint behind it with "
-                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict.",
-            )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise NotSupported(
-                f"module {name!r} makes sparse gradients, which fully_shard does not reduce.",
-                thing=f"module {name}",
-                value="sparse=True",
-                remedy="Leave sparse out, or ship another strategy.",
-            )
-    if sharding.shard_ranks < group.size() < dist.get_world_size():
-        raise NotSupported(
-            f"the plan shards over groups of {sharding.shard_ranks} ranks, and all-reduces among "
-            f"them: that takes all {dist.get_world_size()} ranks, not a process group of "
-            f"{group.size()}.",
-            thing="process_group",
-            value=group.size(),
-            remedy="Leave process_group out, or ship `fsdp2`.",
-        )
-
-
-def unit_modules(
-    model: nn.Module, sharding: FullyShard, model_name: Mapping[str, str]
-) -> list[list[nn.Module]]:
-    """The module of every unit. model_name: of every variable, by the name that the plan has for
-    it, which may stand behind another prefix.
-
-    Raises:
-        InvalidInput: the model has no such module.
-    """
-    found: list[list[nn.Module]] = []
-    for number, unit in enumerate(sharding.units):
-        held = (name for name in model_name if sharding.unit_of(name) == number)
-        planned = next(held, f"{unit}.")
-        own = model_name.get(planned, planned)
-        name = own.removesuffix(planned[len(unit) :])
-        try:
-            found.append([model.get_submodule(name)])
-        except AttributeError:
-            raise InvalidInput(
-                f"the model has no module {name!r}, which the plan gathers as one.",
-                thing="engine.units",
-                value=unit,
-                remedy="Rank strategies for this model.",
-            ) from None
-    return found
-
-
-def mesh_of(sharding: FullyShard, group: dist.ProcessGroup, device: torch.device) -> "DeviceMesh":
-    """The ranks of the group, by shard groups where there are several. A collective then."""
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-    if sharding.shard_ranks == group.size():
-        return DeviceMesh.from_group(group, device.type)
-    shape = (group.size() // sharding.shard_ranks, sharding.shard_ranks)
-    return init_device_mesh(device.type, shape, mesh_dim_names=MESH_NAMES)
-
-
-def apply_fully_shard(
-    model: nn.Module,
-    units: Sequence[Sequence[nn.Module]],
-    sharding: FullyShard,
-    mesh: "DeviceMesh",
-) -> None:
-    """Put torch's FSDP2 on a model, whose parameters become DTensors. units: each one's modules."""
-    from torch.distributed.fsdp import fully_shard  # loads DTensors
-
-    for modules in units:
-        together = modules[0] if len(modules) == 1 else list(modules)
-        fully_shard(
-            together,
-            mesh=mesh,
-            reshard_after_forward=sharding.reshard_after_forward,
-        )
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-
-
-def named_values(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Also by the names under which a parameter is held a second time."""
-    return dict(model.named_parameters(remove_duplicate=False))
-
-
-def retarget(
-    optimizer: Optimizer,
-    before: Mapping[str, nn.Parameter],
-    after: Mapping[str, nn.Parameter],
-) -> Callable[[], None]:
-    """Let the optimizer train the parameters of the same names `after`, with no state yet.
-
-    Returns what gives it those of `before` back, and their state.
-    """
-    name_of = {id(parameter): name for name, parameter in before.items()}
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    held, state = [group["params"] for group in groups], optimizer.state
-    for group in groups:
-        group["params"] = [after[name_of[id(parameter)]] for parameter in group["params"]]
-    optimizer.state = defaultdict(dict)
-
-    def give_back() -> None:
-        for group, params in zip(groups, held, strict=True):
-            group["params"] = params
-        optimizer.state = state
-
-    return give_back
 
 
 def check_unsharded(model: nn.Module) -> None:

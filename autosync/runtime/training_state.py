@@ -17,7 +17,7 @@ from autosync.runtime.hooks.torch_compile import compiled_from
 
 
 class TrainingState:
-    """What a job of `autosync.distribute` goes on from, for torch.distributed.checkpoint::
+    """The state of a job of `autosync.distribute`, for torch.distributed.checkpoint::
 
         state = {"training": autosync.TrainingState(model, optimizer), "epoch": epoch}
         torch.distributed.checkpoint.save(state, checkpoint_id="runs/epoch-3")
@@ -43,7 +43,7 @@ class TrainingState:
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `torch.distributed.checkpoint.load` has read into `state_dict()`."""
+        """Load the values that `torch.distributed.checkpoint.load` read into `state_dict()`."""
         with self._in_form(in_parts=True):
             set_state_dict(
                 self.model,

@@ -1,4 +1,4 @@
-"""What a pool asks of its ranks, and what they answer.
+"""The commands that a pool sends to its ranks, and their answers.
 
     StartWorker   -> WorkerStarted
     JoinGroup     -> GroupJoined
@@ -12,7 +12,7 @@ to whatever goes wrong. The ranks of a running job receive `RunPass` and `TimeMe
 (`live.job_pool`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -34,12 +34,16 @@ class OnWire:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker(OnWire):
-    """Build the job of the workload. host: rank 0's address as the others see it."""
+    """Build the job of the workload. host: rank 0's address as the others see it. environment:
+    variables that the process takes on first. tuner_configuration: of NCCL's example tuner plugin,
+    which the process keeps as the file that such a variable names; empty for none."""
 
     rank: int
     local_rank: int
     host: str
     workload: Workload
+    environment: dict[str, str] = field(default_factory=dict)
+    tuner_configuration: str = ""
     op: Literal["start"] = "start"
 
 

@@ -1,4 +1,4 @@
-"""What a trial is, what it measures, and the two small protocols that run one."""
+"""A trial: its request, its result, and the two small protocols that run one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ ErrorKind = Literal["out_of_memory", "over_budget", "timeout", "crashed", "refus
 """docs/trials.md says when it is which; `cancelled` stands in results stored before."""
 
 LACKS_MEMORY: frozenset[ErrorKind] = frozenset({"out_of_memory", "over_budget"})
-"""Kinds of error that a strategy which needs less memory may avoid: the device ran out of memory,
-or a step did not fit within its budget."""
+"""Kinds of error that a strategy with less memory may avoid: the device ran out of memory, or a
+step did not fit its budget."""
 
 LEAVES_RANKS_USABLE: frozenset[ErrorKind] = frozenset({"refused", "over_budget"})
-"""Kinds after which a rank is as it was, and can take another plan."""
+"""Kinds after which a rank is unchanged, and can take another plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the workers run, and on what.
+    """The program that the workers run, and its device.
 
     name: `replay` (the graph replayed: gradients really moved) or a name registered where the
         worker starts. A request never names a module.
@@ -66,8 +66,8 @@ class Workload:
 
     @property
     def backend(self) -> Backend:
-        """What moves messages: on GPUs what the cluster says, which plans and predictions are made
-        for; in host memory gloo, whatever it stands for."""
+        """The backend: on GPUs the cluster's, for which plans and predictions are made; in host
+        memory always gloo."""
         return self.domain.cluster.backend if self.device == "cuda" else "gloo"
 
     @property
@@ -148,9 +148,9 @@ Phase = Literal["forward", "backward", "update", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class ComputeTimes:
-    """What a rank's training script did: arrays of one length, in order of time.
+    """The phases of a rank's training script: arrays of one length, in order of time.
 
-    phase: `wait` is where it waited for messages; `update` is `optimizer.step()`.
+    phase: in `wait` it waits for messages; `update` is `optimizer.step()`.
     """
 
     phase: tuple[Phase, ...]
@@ -186,8 +186,8 @@ class MessageTimes:
 
 @dataclass(frozen=True, slots=True)
 class DealTimes:
-    """What a rank exchanged at the borders of placed modules: arrays of one length, in order of
-    time. Every exchange is a collective of all ranks, for which the script waits (`wait`).
+    """A rank's exchanges at the borders of placed modules: arrays of one length, in order of
+    time. Every exchange is a collective of all ranks, and the script waits for it (`wait`).
 
     operation: of samples or their gradients, or of how many samples there are.
     sent_bytes: by this rank to others, without the byte scale.
@@ -291,7 +291,7 @@ class TrialResult:
 
 
 class Pool(Protocol):
-    """Warm workers that take plan after plan."""
+    """Warm workers that run one plan after another."""
 
     @property
     def description(self) -> str:
@@ -299,7 +299,7 @@ class Pool(Protocol):
         ...
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Measure one strategy. Never raises for what the trial itself does wrong."""
+        """Measure one strategy. A failure of the trial itself is a result, never an exception."""
         ...
 
     def close(self) -> None:

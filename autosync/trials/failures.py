@@ -1,4 +1,4 @@
-"""Why a rank's part of a trial failed, and which of several ranks' failures is the cause."""
+"""The reason why a rank's part of a trial failed, and the cause among several ranks' failures."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,8 @@ CAUSES_FIRST: tuple[FailureKind, ...] = (
     "timeout",
     PEER_LOST,
 )
-"""A crash may be a consequence of what comes before it, and a timeout or a lost peer of any."""
+"""Kinds by how likely they are the cause: a crash may be a consequence of the kinds before it, a
+timeout or a lost peer of any kind."""
 
 
 class IterationsTookTooLong(Exception):

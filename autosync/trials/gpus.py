@@ -143,6 +143,9 @@ SHARED_GPU_VARIABLES = {
     "NCCL_PROTO": "Simple",
     # Kernels of all ranks must be resident at once, beside those that compute.
     "NCCL_MAX_CTAS": "4",
+    # A client of CUDA MPS gets few hardware queues by default. Streams that share one wait for each
+    # other: computing stood still behind messages under way (benchmarks.gpu.beside_ddp, H200).
+    "CUDA_DEVICE_MAX_CONNECTIONS": "8",
     # Loading a kernel lazily waits for the GPU, on which a peer's collective may wait in turn.
     "CUDA_MODULE_LOADING": "EAGER",
 }

@@ -48,7 +48,7 @@ def cpu_ticks() -> CpuTicks:
 
 
 def outside_share(busy_seconds: float, own_seconds: float, total_seconds: float) -> float:
-    """The share of a machine's CPU time that others used."""
+    """The share of a machine's CPU time that other processes used."""
     if total_seconds <= 0:
         return 0.0
     return min(1.0, max(0.0, (busy_seconds - own_seconds) / total_seconds))
@@ -94,7 +94,7 @@ def wait_until_quiet(
     most_seconds: float,
     ticks: Callable[[], CpuTicks] = cpu_ticks,
 ) -> bool:
-    """Wait until all that runs here uses less than `share` of the CPU; whether it does.
+    """Wait until this machine uses less than `share` of its CPUs. Returns whether it does.
 
     Load comes in bursts: another user's build, another guest on the same host (`stolen` time).
     Raises Cancelled meanwhile.
@@ -146,7 +146,7 @@ def peak_memory_bytes() -> int:
 
 
 def software_versions() -> dict[str, str]:
-    """Of what a trial's result depends on."""
+    """Versions of the software that a trial's result depends on."""
     return {
         "torch": version("torch"),
         "autosync": own_version(),

@@ -1,4 +1,5 @@
-"""From what the ranks of a pass answer to its measurement, and when it counts as disturbed."""
+"""Combines the ranks' answers of a pass into its measurement, and decides whether it was
+disturbed."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class PassMeasurement:
 
     @property
     def load_excess(self) -> float:
-        """Outside load over its limit: above 1 others disturbed the pass too much."""
+        """Outside load over its limit: above 1, other processes disturbed the pass too much."""
         return self.load / LOAD_LIMIT
 
     @property
@@ -263,7 +264,7 @@ def _rank_timeline(
 
 
 def _whole_bytes(deal: RecordedDeal, byte_scale: float) -> int:
-    """Counts of samples travel whole."""
+    """Messages with counts of samples are not scaled."""
     return (
         deal.sent_bytes if deal.operation == "all_gather" else round(deal.sent_bytes / byte_scale)
     )

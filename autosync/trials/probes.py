@@ -1,9 +1,9 @@
-"""What a probe measures on a pool's ranks: single messages of each kind, and a replay's kernels.
+"""Measurements of a probe on a pool's ranks: single messages of each kind, and a replay's kernels.
 
-Messages are timed over sizes and numbers of ranks. Kernels take what they take, whatever the
-domain's profile says, so a tuning whose compute is kernels first measures this and predicts from
-it. All ranks compute at once meanwhile: where several share a GPU (or a machine's cores), each is
-as slow as it will be in trials."""
+Messages are timed over sizes and numbers of ranks. The seconds of kernels do not depend on the
+domain's profile, so a tuning whose compute is kernels first measures them and predicts from the
+result. All ranks compute at once during the measurement: ranks that share a GPU (or a machine's
+cores) are then as slow as in trials."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ KERNEL_TIMEOUT_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class MessageSample:
-    """What messages of one kind and size took among some ranks.
+    """The seconds of messages of one kind and size among some ranks.
 
     size_bytes: that each replica contributes. seconds: their median. Both in the domain's units,
     whatever the scales of the workload.

@@ -16,6 +16,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ITEM_BYTES, ModelGraph, Variable
 from autosync.plan import Message, Piece, Plan, ShardSpec
+from autosync.torch_engine import DdpArguments
 
 CPU_SAFE_GBPS = 1.0
 """All nodes' NICs together, one direction, on two cores of any speed. Measured on slow ones, with
@@ -30,9 +31,9 @@ SHORTEST_COMPUTE_SECONDS = 0.02
 LARGEST_TIME_SCALE = 64.0
 
 CORES_A_RANK = 2.0
-"""What hosts of GPU clusters have at least for each GPU. With less, what ranks do themselves
-(copies, sums, updates) weighs more than there: to the contest's answers one core a rank adds 1 to
-8 % of an iteration, two half of it (benchmarks/contest/README.md)."""
+"""The least that hosts of GPU clusters have for each GPU. With fewer cores, the ranks' own work
+(copies, sums, updates) takes a larger part than there: one core a rank adds 1 to 8 % to an
+iteration of the contest's answers, two cores half of that (benchmarks/contest/README.md)."""
 
 
 def automatic_scales(domain: Domain) -> tuple[float, float]:
@@ -50,7 +51,7 @@ def automatic_scales(domain: Domain) -> tuple[float, float]:
 
 
 def cluster_scales(cluster: Cluster) -> tuple[float, float]:
-    """The scales that the links alone ask for; see `automatic_scales`."""
+    """The scales by the links alone; see `automatic_scales`."""
     total_gbps = sum(node.bandwidth_gbps for node in cluster.nodes)
     byte_scale, time_scale = 1.0, 1.0
     while byte_scale > SMALLEST_BYTE_SCALE and total_gbps * byte_scale > CPU_SAFE_GBPS:
@@ -61,8 +62,7 @@ def cluster_scales(cluster: Cluster) -> tuple[float, float]:
 
 
 def cores_a_rank(ranks: int, cores: int, time_scale: float) -> float:
-    """What each rank has of a machine's cores while so many ranks share them, at the time scale's
-    pace."""
+    """The cores of each rank when this many ranks share a machine's cores, times the time scale."""
     return cores * time_scale / ranks
 
 
@@ -142,6 +142,7 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
     return replace(
         plan,
         bucket_bytes=max(1, int(plan.bucket_bytes * byte_scale)) if plan.bucket_bytes else 0,
+        ddp=_scaled_arguments(plan.ddp, byte_scale),
         shards=shards,
         buckets=tuple(pieces for pieces in buckets if pieces),
         messages=tuple(
@@ -154,6 +155,13 @@ def scale_plan(plan: Plan, graph: ModelGraph, byte_scale: float) -> Plan:
             for i in surviving
         ),
     )
+
+
+def _scaled_arguments(ddp: DdpArguments | None, byte_scale: float) -> DdpArguments | None:
+    if ddp is None:
+        return None
+    limits = tuple(max(1, int(limit * byte_scale)) for limit in ddp.bucket_limits_bytes)
+    return replace(ddp, bucket_limits_bytes=limits)
 
 
 def surviving_messages(plan: Plan, graph: ModelGraph, byte_scale: float) -> tuple[int, ...]:

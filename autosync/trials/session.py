@@ -4,11 +4,12 @@ Worker processes and the ranks of a running job use the same functions. They dif
 (a replay, a registered workload, the user's own step) and in what follows a failure.
 """
 
-import copy
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -27,6 +28,7 @@ from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.torch_engines import add_hook, wrap_in_ddp
 from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.base import SynchronizationFailed
+from autosync.runtime.transport.nccl import knobs_without_effect
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.torch_engine import FullyShard
@@ -57,6 +59,8 @@ class ReusedGroups:
     def __init__(self) -> None:
         self._groups: Groups | None = None
         self._meshes: dict[int, DeviceMesh] = {}
+        self._job_meshes: dict[int, DeviceMesh] = {}
+        self._opened: list[tuple[dist.ProcessGroup, torch.device]] = []
 
     def get(self, group: dist.ProcessGroup | None, device: torch.device | None = None) -> Groups:
         """A collective: every rank asks before every plan. Groups that are too many, or hold too
@@ -83,20 +87,38 @@ class ReusedGroups:
             control.allreduce([agreed], options).wait()
         groups.end_unused_since(int(agreed))
 
-    def mesh(self, sharding: FullyShard, device: torch.device) -> DeviceMesh:
-        """Of all ranks; its process groups are opened once for each size of shard groups."""
-        from autosync.runtime.torch_engines import mesh_of  # loads DTensors
+    def meshes(
+        self, sharding: FullyShard, device: torch.device, running: "RunningJob | None" = None
+    ) -> dict[int, DeviceMesh]:
+        """Of all ranks, by the sharding's group sizes; process groups are opened once for each
+        size. In a running job they are its trials' own, which end with `close`."""
+        from autosync.runtime.fully_shard import mesh_of, mesh_of_new_groups  # loads DTensors
 
-        group = dist.group.WORLD
-        assert group is not None
-        if sharding.shard_ranks not in self._meshes:
-            self._meshes[sharding.shard_ranks] = mesh_of(sharding, group, device)
-        return self._meshes[sharding.shard_ranks]
+        assert dist.group.WORLD is not None
+        meshes = self._job_meshes if running else self._meshes
+        for ranks in sharding.group_sizes:
+            if ranks in meshes:
+                continue
+            if running is None:
+                meshes[ranks] = mesh_of(ranks, dist.group.WORLD, device)
+                continue
+            made = mesh_of_new_groups(ranks, running.group, device, running.timeout)
+            meshes[ranks], opened = made
+            self._opened += [(group, device) for group in opened]
+        return meshes
 
     def close(self) -> None:
         if self._groups is not None:
             self._groups.close()
             self._groups = None
+        for mesh in self._job_meshes.values():  # DTensor's caches keep them
+            getattr(mesh, "_pg_registry", {}).clear()
+        self._job_meshes.clear()
+        while self._opened:
+            group, device = self._opened.pop()
+            with contextlib.suppress(RuntimeError):  # it may have failed already
+                group._get_backend(device).abort()
+            dist.destroy_process_group(group)
 
 
 def _most_bytes(device: torch.device) -> int:
@@ -125,10 +147,12 @@ class TrialAttachment:
 class RunningJob:
     """What `attach` needs to know where the model is the user's own, in a running job.
 
-    group: of all ranks, for the messages of trials. ddp_options: of DistributedDataParallel.
+    group: of all ranks, for the messages of trials. timeout: of its collectives. ddp_options: of
+    DistributedDataParallel.
     """
 
     group: Any
+    timeout: timedelta
     max_grad_norm: float | None = None
     ddp_options: Mapping[str, Any] | None = None
 
@@ -151,9 +175,12 @@ def attach(
 
     Raises:
         NotSupported: the optimizer, the model or the backend cannot do what the strategy asks; or
-            torch's `fully_shard` would shard a running job's own parameters, which cannot be
-            undone.
+            NCCL would run otherwise than the strategy says.
     """
+    group: Any = running.group if running else dist.group.WORLD
+    device = next(model.parameters()).device
+    if (refusal := knobs_without_effect(bundle.plan, group, device)) is not None:
+        raise refusal
     beside = () if isinstance(model, ShardedForm) else bundle.strategy.extensions
     check_beside(beside, model, model)
     attached = _attach(model, optimizer, bundle, byte_scale, groups, trace, running)
@@ -196,16 +223,8 @@ def _attach(
     if plan.engine == "ddp":
         return _attach_ddp(model, given_optimizers(optimizer), plan, byte_scale, running)
     if plan.sharding is not None:
-        if running is not None:
-            raise NotSupported(
-                "torch's fully_shard cannot be tried on a running job's model: it cannot be taken "
-                "off.",
-                thing="plan.engine",
-                value="fully_shard",
-                remedy="Measure it by `autosync tune`, or give autosync.distribute its bundle.",
-            )
-        (only,) = given_optimizers(optimizer)
-        return _attach_fully_shard(model, only, bundle, plan.sharding, groups)
+        optimizers = given_optimizers(optimizer)
+        return _attach_fully_shard(model, optimizers, bundle, plan.sharding, groups, running)
     engine = engine_of(plan)
     if engine is not None and running is None:  # a running job's are refused by the engine below
         (only,) = given_optimizers(optimizer)
@@ -263,6 +282,7 @@ def _attach_ddp(
         group,
         share_values=False,
         byte_scale=byte_scale,
+        arguments=plan.ddp,
         options=running.ddp_options if running else None,
     )
     add_hook(network, plan, group)
@@ -279,49 +299,71 @@ def _attach_ddp(
     def detach() -> None:
         abandon()
         if running is not None and alive() is not None:
-            raise NotSupported(
-                "step keeps a reference to the model it was given, so torch's DDP cannot be "
-                "taken off again.",
-                thing="step",
-                remedy="Use the model within the step only; keep the original one elsewhere.",
-            )
+            raise _held_by_step("torch's DDP cannot be taken off again")
 
     attached = TrialAttachment(network, detach, abandon)
     del network  # the attachment alone holds it
     return attached
 
 
+def _held_by_step(so: str) -> NotSupported:
+    return NotSupported(
+        f"step keeps a reference to the model it was given, so {so}.",
+        thing="step",
+        remedy="Use the model within the step only; keep the original one elsewhere.",
+    )
+
+
 def _attach_fully_shard(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Sequence[Optimizer],
     bundle: Bundle,
     sharding: FullyShard,
     groups: ReusedGroups,
+    running: RunningJob | None,
 ) -> TrialAttachment:
-    """torch's FSDP2 on a copy of the model, for it cannot be taken off: a trial's updates
-    are lost."""
-    from autosync.runtime import torch_engines
+    """torch's FSDP2 on a copy of the model, for it cannot be taken off: a trial's updates are lost.
+    Of a running job the gradients and the optimizer's state leave their memory to the copy; they
+    are put back after the trial."""
+    from autosync.runtime import fully_shard, torch_engines
 
     names = [variable.name for variable in bundle.variables]
+    before = fully_shard.named_values(model)
+    device = before[names[0]].device
+    meshes = groups.meshes(sharding, device, running)
+    encoding = torch_engines.encoding_of(bundle.plan)
     if isinstance(model, ShardedForm):
-        held: dict[int, list[str]] = {}
+        held: list[list[str]] = [[] for _ in (*sharding.units, "the root")]
         for name, choice in zip(names, bundle.strategy.choices, strict=True):
-            held.setdefault(sharding.unit_of(choice.variable), []).append(name)
-        held.pop(len(sharding.units), None)  # the root
-        copied, units = model.sharded_form(list(held.values()))
-        before = dict(zip(names, map(model.get_parameter, names), strict=True))
+            held[sharding.unit_of(choice.variable)].append(name)
+        copied, units = model.sharded_form(held[:-1])
+        fully_shard.apply_fully_shard(copied, units, sharding, meshes, encoding)
     else:
-        copied = copy.deepcopy(model)
-        units = torch_engines.unit_modules(copied, sharding, {name: name for name in names})
-        before = torch_engines.named_values(model)
-    device = next(iter(before.values())).device
-    torch_engines.apply_fully_shard(copied, units, sharding, groups.mesh(sharding, device))
-    give_back = torch_engines.retarget(optimizer, before, torch_engines.named_values(copied))
-    held_model = [copied]
+        copied = fully_shard.copy_without_values(model)
+        units = fully_shard.unit_modules(copied, sharding, {name: name for name in names})
+        if running is not None:
+            model.zero_grad()
+            for optimizer in optimizers:
+                optimizer.state.clear()
+        fully_shard.apply_fully_shard(copied, units, sharding, meshes, encoding)
+        fully_shard.take_parts(copied, before, meshes[sharding.shard_ranks])
+    after = fully_shard.named_values(copied)
+    undone = [fully_shard.retarget(optimizer, before, after) for optimizer in optimizers]
+    if running is not None and (max_norm := running.max_grad_norm):
+        undone += [clip_before_step(copied, each, max_norm).remove for each in optimizers]
+    alive = weakref.ref(copied)
+
+    def abandon() -> None:
+        attached.model = model
+        while undone:
+            undone.pop()()
+        gc.collect()  # the copy's hooks and its units refer to each other
 
     def detach() -> None:
-        give_back()
-        held_model.clear()
-        gc.collect()  # its hooks and its units refer to each other
+        abandon()
+        if running is not None and alive() is not None:
+            raise _held_by_step("the copy that was sharded cannot be freed")
 
-    return TrialAttachment(copied, detach, detach)
+    attached = TrialAttachment(copied, detach, abandon)
+    del copied, units, after  # the attachment alone holds them
+    return attached

@@ -1,5 +1,4 @@
-"""What a strategy must satisfy to run on a domain and to synchronize it exactly. Imports documents
-only."""
+"""Checks that a strategy runs on a domain and synchronizes it exactly. Imports documents only."""
 
 from autosync.verification.strategy_verification import check_runnable, verify
 

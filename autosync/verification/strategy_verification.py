@@ -1,4 +1,4 @@
-"""What a strategy must satisfy to run on a domain and to synchronize it exactly."""
+"""Checks that a strategy can run on a domain and synchronizes it exactly."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from math import fsum
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.extensions.registry import verification_of
-from autosync.graph import Variable
+from autosync.graph import ITEM_BYTES, Variable
 from autosync.strategy import (
     EXACT,
     AllReduce,
@@ -32,7 +32,7 @@ from autosync.verification.shard_checks import (
 def verify(
     strategy: Strategy, domain: Domain, *, allow_lossy: bool = False, allow_inexact: bool = False
 ) -> None:
-    """Refuse what cannot be on the domain or does not synchronize it.
+    """Refuse a strategy that cannot run on the domain or does not synchronize it.
 
     Owners may be dedicated server hosts, which can be predicted; see `check_runnable`.
     allow_lossy: messages may lose information. allow_inexact: so may what an extension does, such
@@ -51,19 +51,29 @@ def verify(
                 check_exact(variable, shard)
     _check_groups(strategy, domain)
     _check_schedule(strategy, domain)
+    if strategy.engine is not None and strategy.engine.param_dtype and not allow_lossy:
+        name = strategy.engine.param_dtype
+        raise InvalidStrategy(
+            f"engine.param_dtype is {name!r}: values are gathered and computed with in {name}, "
+            "which loses information.",
+            thing="engine.param_dtype",
+            value=name,
+            remedy="Allow lossy messages, or leave param_dtype out.",
+        )
     for entry in strategy.extensions:
         verification_of(entry.key).verify(strategy, domain, allow_inexact)
 
 
 def _kinds_of(choice: VariableChoice) -> Iterable[Synchronizer]:
-    """Its shards, each of those that differ by their group alone once."""
+    """Its shards; of shards that differ only by their group, one."""
     if len(choice.shards) == 1:
         return choice.shards
     return dict.fromkeys(replace(shard, group=0) for shard in choice.shards)
 
 
 def check_runnable(choices: Iterable[VariableChoice], world_size: int) -> None:
-    """Refuse what is sound and can be predicted, but not run: ranks alone take part in training.
+    """Refuse a strategy that is valid and can be predicted, but not run, because only ranks take
+    part in training.
 
     Raises:
         NotSupported: a dedicated server host owns a shard; names the variable.
@@ -191,7 +201,7 @@ def _reduced(choice: VariableChoice) -> tuple[AllReduce, ...]:
 
 
 def _check_hook(variable: Variable, shard: AllReduce, hooked: set[Encoding]) -> None:
-    """A communication hook packs every bucket alike; PowerSGD's leaves out what is no matrix."""
+    """A communication hook packs every bucket alike; PowerSGD's skips all but matrices."""
     if not hooked:
         return
     left_out = shard.encoding == EXACT and all(each.name == "powersgd" for each in hooked)
@@ -228,11 +238,21 @@ def check_fully_shard(strategy: Strategy, engine: FullyShard, domain: Domain) ->
         raise InvalidStrategy(
             "torch's fully_shard averages replicas evenly.", thing="replicas", value=shares[:16]
         )
+    small = next((each for each in domain.graph.variables if ITEM_BYTES[each.dtype] <= 2), None)
+    if engine.param_dtype and small is not None:
+        why = f"is {small.dtype} already, so param_dtype {engine.param_dtype!r} saves nothing"
+        raise variable_refusal(
+            small, "engine.param_dtype", engine.param_dtype, why, "Leave param_dtype out."
+        )
     group_of: dict[int, int] = {}
+    encoding = getattr(strategy.choices[0].shards[0], "encoding", EXACT)
     for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
         shard, unit = choice.shards[0], engine.unit_of(variable.name)
-        if len(choice.shards) > 1 or replace(shard, group=0) != ReduceScatter(0, True):
-            why = "is not a whole exact reduce-scatter with sharded update, as fully_shard has it"
+        if len(choice.shards) > 1 or replace(shard, group=0) != ReduceScatter(0, True, encoding):
+            why = (
+                "is not a whole reduce-scatter with sharded update, packed as all others are, "
+                "as fully_shard has it"
+            )
             raise variable_refusal(variable, "synchronizer", shard.kind, why)
         if group_of.setdefault(unit, shard.group) != shard.group:
             raise variable_refusal(

@@ -15,7 +15,6 @@ from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.exports.ddp import ddp_buckets
-from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs import known_designs, torch_engines
 from autosync.search.designs.building_blocks import (
     assemble,
@@ -25,10 +24,11 @@ from autosync.search.designs.building_blocks import (
     returning_gradients,
     uncut,
 )
-from autosync.search.designs.design_table import fitted
+from autosync.search.designs.design_table import fitted, hand_designed
 from autosync.search.loop.fusion_tuning import speed_improvement, speeds_over_sizes
 from autosync.search.space import Space
 from autosync.strategy import AllReduce, Schedule, Strategy, VariableChoice, even_replicas
+from autosync.torch_engine import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.units import MIB
 
 NO_SIZE = 0.0
@@ -52,7 +52,8 @@ Ask = Callable[[Domain, Sequence[TriedSetting], int], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Competitor:
-    """mode: of `benchmarks.workers`, who runs it. trials: at the most."""
+    """mode: of `benchmarks.workers`, who runs it. trials: at the most. label: of a setting, by
+    default its size. tries_all: it has a list of settings and tries all, whatever the budget."""
 
     name: str
     sentence: str
@@ -60,10 +61,17 @@ class Competitor:
     ask: Ask
     mode: str = "plan"
     trials: int = 60
+    label: Callable[[Domain, float], str] | None = None
+    tries_all: bool = False
 
-    @property
-    def tuned(self) -> bool:
-        return self.trials > 1
+    def trials_within(self, budget: int) -> int:
+        """How many of its trials count when everybody has so many."""
+        return self.trials if self.tries_all else min(self.trials, budget)
+
+    def label_of(self, domain: Domain, size_mib: float) -> str:
+        if self.label is not None:
+            return f"{self.name} {self.label(domain, size_mib)}"
+        return f"{self.name} {size_mib:.3g}" if self.trials > 1 else self.name
 
 
 def once(domain: Domain, tried: Sequence[TriedSetting], seed: int) -> float | None:
@@ -162,6 +170,34 @@ def byteps_of_size(domain: Domain, size_mib: float) -> Strategy:
     return assemble(domain, returning_gradients(domain, choices), schedule=schedule)
 
 
+def byteps_in_nodes_of_size(domain: Domain, size_mib: float) -> Strategy:
+    """The same, and ranks of a node reduce among themselves first, as BytePS' local roots do."""
+    cut = into_pieces(int(size_mib * MIB))
+    choices = owned(domain, everything(domain), cut, by_bandwidth=True, hierarchical=True)
+    schedule = Schedule("priority", overlap_forward=True, gather="when_idle")
+    return assemble(domain, returning_gradients(domain, choices), schedule=schedule)
+
+
+@lru_cache(maxsize=8)
+def bundled_designs(domain: Domain) -> tuple[tuple[str, Strategy], ...]:
+    """Names and strategies of all hand-designed ones that run on the domain, DDP left out, which
+    competes by itself."""
+    return tuple(hand_designed(domain, Space())[1:])
+
+
+def next_design(domain: Domain, tried: Sequence[TriedSetting], seed: int) -> float | None:
+    """The place in `bundled_designs`, each once."""
+    return float(len(tried)) if len(tried) < len(bundled_designs(domain)) else None
+
+
+def design_at(domain: Domain, place: float) -> Strategy:
+    return bundled_designs(domain)[int(place)][1]
+
+
+def design_name(domain: Domain, place: float) -> str:
+    return bundled_designs(domain)[int(place)][0]
+
+
 SIZES = 32
 """Sizes that a Gaussian process tells apart, as in `search.loop.fusion_tuning`."""
 
@@ -226,6 +262,20 @@ COMPETITORS = (
         "the same with gradients returned as by BytePS",
         byteps_of_size,
         partial(gaussian_size, byteps_of_size, 0.5, 64.0, 4.0),
+    ),
+    Competitor(
+        "byteps_in_nodes_bo",
+        "the same with reduction inside of nodes first, where these have several ranks",
+        byteps_in_nodes_of_size,
+        partial(gaussian_size, byteps_in_nodes_of_size, 0.5, 64.0, 4.0),
+    ),
+    Competitor(
+        "designs",
+        "every bundled design once",
+        design_at,
+        next_design,
+        label=design_name,
+        tries_all=True,
     ),
     Competitor(
         "zero", "torch's DDP with ZeroRedundancyOptimizer", plain_ddp, once, "zero", trials=1

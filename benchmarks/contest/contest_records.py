@@ -29,8 +29,11 @@ class ContestRow:
     """One trial of the contest. competitor: `autosync_N` of a tuning with N trials; empty in the
     final, where a strategy runs once, whoever brought it.
 
-    number: of the trial, or of the final's repeat, from 0. size_mib: the setting that was tried, 0
-    without one. mode: of `benchmarks.workers`, who ran the strategy. label: for people.
+    number: of the trial, or of the final's repeat, from 0. size_mib: the setting that was tried (of
+    `designs` a place in their list), 0 without one. warmup: iterations before
+    the measured ones of a pass. iterations: measured, of all passes. Both are None in records of
+    before 2026-11-27, which do not hold them. mode: of `benchmarks.workers`, who ran the strategy.
+    label: for people.
     """
 
     kind: Kind
@@ -45,6 +48,8 @@ class ContestRow:
     load: float | None
     error: str
     launcher: str
+    warmup: int | None = None
+    iterations: int | None = None
 
     @property
     def key(self) -> str:

@@ -3,11 +3,15 @@
     python -m benchmarks.contest.live_contest [--domains resnet50-4x1 ...] [--minutes 240]
         [--trials 60] [--repeats 10] [--competitors ddp dear_bo ...] [-o FOLDER]
         [--budgets 12 20 60] [--time-scale K]
+    python -m benchmarks.contest.live_contest --fixed [--minutes 240]
 
 Leave the machine alone meanwhile. Of each domain (`domains`) the links are probed once, as
 `autosync tune` does; then every competitor tries its settings on the same workers, and AutoSync
 tunes three times, with 12, 20 and 60 trials, since a tuning divides its budget. The two best of
 each after 12, 20 and 60 trials run again in interleaved repeats; the figures are these alone.
+
+--fixed plays the five domains on which no setting was chosen (`domains.FIXED`) in a folder of their
+own, where everybody has 24 trials and the finals 6 repeats.
 
 Every trial is a line in a file of FOLDER (by default benchmarks/contest/records), and is not run
 again: after --minutes, Ctrl-C or a crash the same command goes on. benchmarks.contest.tables prints
@@ -18,180 +22,52 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from autosync.bundle import make_bundle
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.loop.outcome import TuningEvent
-from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
 from autosync.search.loop.tuning_store import Phase
 from autosync.search.space import Space
-from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.limit import iteration_limit
-from autosync.strategy import Strategy
-from autosync.trials.contract import Pool, TrialRequest, TrialResult, Workload
+from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.scales import CORES_A_RANK
-from benchmarks.contest import RECORDS
-from benchmarks.contest.competitors import COMPETITORS, NO_SIZE, Competitor, TriedSetting
+from benchmarks.contest import FIXED_RECORDS, RECORDS
+from benchmarks.contest.competitors import COMPETITORS, Competitor, TriedSetting
 from benchmarks.contest.contest_records import (
     ContestFacts,
     ContestFile,
     ContestRow,
     FileStore,
-    Kind,
     domain_facts,
     facts_of,
     store_strategies,
     stored_strategies,
 )
-from benchmarks.contest.domains import DOMAINS, domain_named
+from benchmarks.contest.contestants import (
+    BASELINES,
+    COUNTS,
+    PLAN,
+    BorrowedPool,
+    Contestant,
+    ContestSettings,
+    OutOfTime,
+    Ring,
+    in_ms,
+    row_of,
+)
+from benchmarks.contest.domains import DOMAINS, FIXED, FIXED_BUDGET, FIXED_REPEATS, domain_named
 from benchmarks.contest.unseen_simulator import unseen_simulator
 from benchmarks.measure import provenance
 
 FINALISTS = 2
 """Of a competitor after so many trials, that run again in the repeats."""
-COUNTS = (12, 20, 60)
-"""Trials after which competitors are compared."""
-USUAL = Settings()
-"""How a tuning searches unless it is told otherwise."""
-BASELINES = "baselines=benchmarks.workers:build_baselines"
-PLAN = "plan"
-"""The mode of what the bundle says: the runtime, or torch's DDP."""
-
-
-class OutOfTime(Exception):
-    """The minutes are spent; what was measured is stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContestSettings:
-    """trials: of each competitor. tunes: AutoSync does. deadline: of `time.monotonic`. search: how
-    a tuning searches, but for its budget. budgets: after how many trials competitors are
-    compared."""
-
-    trials: int
-    repeats: int
-    competitors: tuple[Competitor, ...]
-    tunes: bool
-    deadline: float
-    search: Settings = USUAL
-    budgets: tuple[int, ...] = COUNTS
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(sorted({min(count, self.trials) for count in self.budgets}))
-
-    def check_time(self) -> None:
-        if time.monotonic() > self.deadline:
-            raise OutOfTime
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """mode: of `benchmarks.workers`, who runs the strategy. size_mib: its setting, 0 without."""
-
-    label: str
-    mode: str
-    strategy: Strategy
-    size_mib: float = NO_SIZE
-
-    @property
-    def key(self) -> str:
-        return f"{self.mode}:{self.strategy.id}"
-
-
-class BorrowedPool:
-    """A pool that stays open when the tuning that uses it is done. name: of the tuning, so that
-    another one's trial of the same strategy is not taken for its own."""
-
-    def __init__(self, pool: Pool, name: str) -> None:
-        self._pool, self._name = pool, name
-
-    @property
-    def description(self) -> str:
-        return self._pool.description
-
-    def run(self, request: TrialRequest) -> TrialResult:
-        result = self._pool.run(replace(request, key=f"{self._name}/{request.key}"))
-        return replace(result, key=request.key)
-
-    def close(self) -> None:
-        """Whoever opened the pool closes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """Where the competitors of one domain meet."""
-
-    given: CollectionTarget
-    domain: Domain
-    pool: Pool
-    folder: Path
-    file: ContestFile
-    settings: ContestSettings
-
-    def measured(
-        self,
-        kind: Kind,
-        competitor: str,
-        number: int,
-        contestant: Contestant,
-        passes: int,
-    ) -> ContestRow:
-        """Run one trial, or raise OutOfTime before it; its row is stored."""
-        self.settings.check_time()
-        result = self.pool.run(
-            TrialRequest(
-                f"{contestant.mode}/{kind}/{competitor}/{contestant.strategy.id}/{number}",
-                make_bundle(contestant.strategy, self.domain),
-                warmup=self.given.warmup,
-                iterations=self.given.iterations,
-                passes=passes,
-                timeout_seconds=Settings().timeout_seconds,
-            )
-        )
-        row = row_of(kind, competitor, number, contestant, result)
-        self.file.add(row)
-        return row
-
-    def simulator(self) -> LearnedSimulator:
-        """What a tuning begins with: it has seen no domain of this model."""
-        return unseen_simulator(self.domain, self.folder)
-
-    def say(self, text: str) -> None:
-        left = f"{max(0.0, self.settings.deadline - time.monotonic()):,.0f} s left"
-        print(f"{self.given.name}: {text}; {left}", flush=True)
-
-
-def row_of(
-    kind: Kind, competitor: str, number: int, contestant: Contestant, result: TrialResult
-) -> ContestRow:
-    error = f"{result.error.kind}: {result.error.message[:300]}" if result.error else ""
-    return ContestRow(
-        kind,
-        competitor,
-        number,
-        contestant.size_mib,
-        contestant.mode,
-        contestant.strategy.id,
-        contestant.label,
-        result.step_seconds,
-        result.spread,
-        result.load,
-        error,
-        result.launcher,
-    )
-
-
-def in_ms(seconds: float | None) -> str:
-    return "failed" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
 OWN = "autosync_"
@@ -228,7 +104,7 @@ def tune_with(ring: Ring, budget: int) -> None:
         candidate = origins[trial.key]
         label = candidate.strategy.name or candidate.origin
         contestant = Contestant(label, PLAN, candidate.strategy)
-        ring.file.add(row_of("search", name, number, contestant, trial))
+        ring.file.add(row_of("search", name, number, contestant, trial, ring.given.warmup))
 
 
 def tuning_name(budget: int) -> str:
@@ -306,7 +182,7 @@ def compete(given: CollectionTarget, folder: Path, settings: ContestSettings) ->
 def try_settings(ring: Ring, competitor: Competitor) -> None:
     rows = ring.file.of("search", competitor.name)
     tried = [TriedSetting(row.number, row.size_mib, row.step_seconds) for row in rows]
-    total = min(competitor.trials, ring.settings.trials)
+    total = competitor.trials_within(ring.settings.trials)
     while len(tried) < total:
         size = competitor.ask(ring.domain, tried, 0)
         if size is None:
@@ -321,9 +197,8 @@ def try_settings(ring: Ring, competitor: Competitor) -> None:
 
 
 def contestant_of(competitor: Competitor, domain: Domain, size_mib: float) -> Contestant:
-    label = f"{competitor.name} {size_mib:.3g}" if competitor.tuned else competitor.name
     strategy = competitor.build(domain, size_mib)
-    return Contestant(label, competitor.mode, strategy, size_mib)
+    return Contestant(competitor.label_of(domain, size_mib), competitor.mode, strategy, size_mib)
 
 
 def best_rows(rows: Sequence[ContestRow], count: int) -> list[ContestRow]:
@@ -337,7 +212,8 @@ def final_line(ring: Ring) -> list[Contestant]:
     found: dict[str, Contestant] = {}
     for competitor in ring.settings.competitors:
         for count in ring.settings.counts:
-            for row in best_rows(ring.file.of("search", competitor.name), count):
+            rows = ring.file.of("search", competitor.name)
+            for row in best_rows(rows, competitor.trials_within(count)):
                 if row.key not in found:
                     found[row.key] = contestant_of(competitor, ring.domain, row.size_mib)
     for budget in ring.settings.counts if ring.settings.tunes else ():
@@ -370,8 +246,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     everyone = {each.name: each for each in COMPETITORS}
-    parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
-    parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
+    parser.add_argument("--fixed", action="store_true", help="the domains fixed in advance")
+    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER")
+    parser.add_argument("--domains", nargs="+", metavar="NAME", help="by default all")
     parser.add_argument(
         "--competitors",
         nargs="+",
@@ -380,9 +257,9 @@ def main() -> None:
         metavar="NAME",
         help=f"of autosync, {', '.join(everyone)}; without autosync nothing is tuned",
     )
-    parser.add_argument("--trials", type=int, default=COUNTS[-1])
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--budgets", type=int, nargs="+", default=COUNTS, help="of tunings")
+    parser.add_argument("--trials", type=int, help="of each competitor")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--budgets", type=int, nargs="+", help="of tunings")
     parser.add_argument(
         "--time-scale",
         type=float,
@@ -393,17 +270,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many")
     given = parser.parse_args()
     settings = ContestSettings(
-        given.trials,
-        given.repeats,
+        given.trials or (FIXED_BUDGET if given.fixed else COUNTS[-1]),
+        given.repeats or (FIXED_REPEATS if given.fixed else 10),
         tuple(everyone[name] for name in given.competitors if name in everyone),
         "autosync" in given.competitors,
         time.monotonic() + 60 * given.minutes,
-        budgets=tuple(given.budgets),
+        budgets=tuple(given.budgets or ((FIXED_BUDGET,) if given.fixed else COUNTS)),
     )
-    chosen = [domain_named(name, given.out, given.time_scale) for name in given.domains]
+    folder = given.out or (FIXED_RECORDS if given.fixed else RECORDS)
+    usual = [name for name, *_ in FIXED] if given.fixed else [each.name for each in DOMAINS]
+    chosen = [domain_named(name, folder, given.time_scale) for name in given.domains or usual]
     for number, each in enumerate(chosen):
         try:
-            compete(each, given.out, settings)
+            compete(each, folder, settings)
         except OutOfTime:
             left = ", ".join(d.name for d in chosen[number:])
             print(f"out of time; the same command goes on with {left}")

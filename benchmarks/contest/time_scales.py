@@ -40,9 +40,10 @@ from benchmarks.contest.contest_records import (
     stored_facts,
     stored_strategies,
 )
+from benchmarks.contest.contestants import BASELINES, PLAN, Contestant
 from benchmarks.contest.domains import DOMAINS, domain_named
-from benchmarks.contest.live_contest import BASELINES, PLAN, Contestant, contestant_of
-from benchmarks.contest.tables import DDP, MOST, result_of
+from benchmarks.contest.live_contest import contestant_of
+from benchmarks.contest.tables import DDP, result_of
 from benchmarks.measure import provenance
 
 SLOWER = (1.0, 2.0, 4.0)
@@ -59,9 +60,9 @@ def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, C
     if result is None:
         return {}
     by_name = {each.name: each for each in COMPETITORS}
-    other, _ = result.best_baseline(MOST)
+    other, _ = result.best_baseline(result.budget)
     found = {DDP: contestant_of(by_name[DDP], domain, 0.0)}
-    own = result.answers[AUTOSYNC, MOST].label
+    own = result.answers[AUTOSYNC, result.budget].label
     rows = [row for row in file.rows if row.kind == "search" and row.label == own]
     strategies = {each.id: each for each in all_strategies(folder, given, domain, file)}
     kept = [row for row in rows if row.strategy_id in strategies]
@@ -69,7 +70,7 @@ def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, C
         return {}
     best = min(kept, key=lambda row: row.step_seconds or float("inf"))
     found[AUTOSYNC] = Contestant(own, PLAN, strategies[best.strategy_id])
-    label = result.answers[other, MOST].label
+    label = result.answers[other, result.budget].label
     sizes = [row.size_mib for row in file.of("search", other) if row.label == label]
     if other != DDP and sizes:
         found[other] = contestant_of(by_name[other], domain, sizes[0])
@@ -203,7 +204,7 @@ def average_words(results: Sequence[ScaleResult]) -> str:
         at = "at their own k" if slower == 1.0 else f"{slower:g} times slower"
         missing = ", ".join(name for name in everywhere if name not in shares)
         without = f" (without {missing})" if missing else ""
-        parts.append(f"{np.mean(list(shares.values())):.1%} {at}{without}")
+        parts.append(f"{np.mean(list(shares.values())):.0%} {at}{without}")
     return f"Of the limit, on average over domains: {'; '.join(parts)}." if parts else ""
 
 
@@ -221,8 +222,8 @@ def parting_table(results: Sequence[ScaleResult]) -> str:
         slower = np.array([each.slower for each in own])
         beyond = np.array([1 / each.share_of_limit - 1 for each in own])
         (stays, shared), _ = nnls(np.stack([np.ones_like(slower), 1 / slower], axis=1), beyond)
-        first = f"{beyond[slower == 1.0].mean():.1%}" if 1.0 in slower else ""
-        lines.append(f"| {name} | {first} | {stays:.1%} | {shared:.1%} |")
+        first = f"{beyond[slower == 1.0].mean():.0%}" if 1.0 in slower else ""
+        lines.append(f"| {name} | {first} | {stays:.0%} | {shared:.0%} |")
     return "\n".join(lines)
 
 
@@ -235,7 +236,7 @@ def _line(each: ScaleResult) -> str:
     return (
         f"| {each.facts.name} | {each.time_scale:g} | {len(each.seconds[AUTOSYNC])} "
         f"| {ddp * 1e3:.1f} | {other} "
-        f"| {own * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {each.share_of_limit:.1%} "
+        f"| {own * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {each.share_of_limit:.0%} "
         f"| {(ddp - own) / (ddp - limit):.0%} | {ddp / own:.2f} |"
     )
 

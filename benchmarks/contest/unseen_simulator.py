@@ -12,21 +12,17 @@ from autosync.bundled_data import data_file, data_folder
 from autosync.domain import Domain
 from autosync.simulator.learned.checkpoint import (
     FILE,
-    card_of,
+    CheckpointCard,
     default_simulator,
+    library_versions,
     load_checkpoint,
     read_card,
     save_checkpoint,
 )
 from autosync.simulator.learned.checkpoint import FOLDER as SIMULATORS
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
-from autosync.simulator.learned.training import (
-    dataset_hash,
-    simulator_from,
-    source_of,
-    split_dataset,
-)
-from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
+from autosync.simulator.learned.training import simulator_from, source_of, split_dataset
+from autosync.simulator.runtime_dataset import MeasuredDomain, dataset_hash, load_dataset
 
 
 def unseen_simulator(
@@ -51,5 +47,7 @@ def _train_without(graph: str, file: Path, measured: Sequence[MeasuredDomain]) -
     others = [each for each in measured if each.domain.graph.name != graph]
     learned = [each.learned for each in split_dataset(others)]
     sources = tuple(map(source_of, learned))
-    card = card_of(sources, None, "", dataset=dataset_hash(others))
+    card = CheckpointCard(
+        sources, None, "", versions=library_versions(), dataset=dataset_hash(others)
+    )
     save_checkpoint(file, simulator_from(learned), card)

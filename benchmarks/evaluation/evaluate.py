@@ -11,16 +11,17 @@ hand-designed strategies (`replay`). Means over domains; README.md beside this s
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from autosync.simulator.learned.encoders import gat_network
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.learned_simulator import LabelledTrials
 from autosync.simulator.runtime_dataset import load_dataset
-from benchmarks.evaluation.gat import gat, gat_published
 from benchmarks.evaluation.linear import linear
-from benchmarks.evaluation.lstm import lstm, lstm_published
+from benchmarks.evaluation.lstm import lstm_network
 from benchmarks.evaluation.measured_pool import MeasuredPool, pool_of
 from benchmarks.evaluation.pick_scores import (
     PICK_COLUMNS,
@@ -31,17 +32,26 @@ from benchmarks.evaluation.pick_scores import (
     perfect_scores,
     pick_line,
 )
-from benchmarks.evaluation.process import F64, I64, Predictor, Predictors, process, timeline
+from benchmarks.evaluation.process import (
+    F64,
+    I64,
+    Predictor,
+    Predictors,
+    encoded,
+    process,
+    timeline,
+)
+from benchmarks.evaluation.published import published
 from benchmarks.evaluation.replay import LEAST_STRATEGIES, replay
 
 SIMULATORS: dict[str, Predictors] = {
     "timeline": timeline,
     "linear": linear,
     "process": process,
-    "lstm": lstm,
-    "gat": gat,
-    "lstm_published": lstm_published,
-    "gat_published": gat_published,
+    "lstm": partial(encoded, lstm_network),
+    "gat": partial(encoded, gat_network),
+    "lstm_published": partial(published, lstm_network),
+    "gat_published": partial(published, gat_network),
 }
 QUICK = ("timeline", "linear", "process")
 """The others take hours."""

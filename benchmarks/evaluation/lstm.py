@@ -1,18 +1,10 @@
-"""The process on the hidden state of an LSTM over a model's nodes in forward order (supplement,
-equations 4 to 7)."""
-
-from collections.abc import Sequence
-from functools import partial
+"""An LSTM over a model's nodes in forward order (supplement, equations 4 to 7)."""
 
 import torch
 from torch import Tensor, nn
 
 from autosync.simulator.learned.features.node_features import NODE_COLUMNS
 from autosync.simulator.learned.gaussian_process import HIDDEN
-from autosync.simulator.learned.learned_simulator import LabelledTrials
-from autosync.simulator.learned.training import simulator_from
-from benchmarks.evaluation.process import Predictor, predictor_of, process
-from benchmarks.evaluation.published import published
 
 
 class LstmNetwork(nn.Module):
@@ -35,13 +27,3 @@ def lstm_network(seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LstmNetwork()
-
-
-def lstm(sources: Sequence[LabelledTrials]) -> Predictor:
-    """Without another domain it has no encoder."""
-    return predictor_of(simulator_from(sources, lstm_network(0))) if sources else process([])
-
-
-def lstm_published(sources: Sequence[LabelledTrials]) -> Predictor:
-    """The network alone, by AutoSync's settings."""
-    return published(partial(lstm_network, 0), sources)

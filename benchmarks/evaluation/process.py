@@ -6,6 +6,7 @@ from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
@@ -19,6 +20,8 @@ Predictor = Callable[[StrategyFeatures, I64, F64, I64], tuple[F64, F64]]
 seconds and the standard deviation of their logarithm, `(asked,)` each."""
 Predictors = Callable[[Sequence[LabelledTrials]], Predictor]
 """A predictor that has learned from these trials of other domains, of which there may be none."""
+Network = Callable[[int], nn.Module]
+"""An encoder's network, its weights drawn from a seed (`encoders.gat_network`)."""
 
 
 def timeline(sources: Sequence[LabelledTrials]) -> Predictor:
@@ -37,6 +40,12 @@ def timeline(sources: Sequence[LabelledTrials]) -> Predictor:
 def process(sources: Sequence[LabelledTrials]) -> Predictor:
     """Without an encoder."""
     return predictor_of(simulator_from(sources) if sources else LearnedSimulator())
+
+
+def encoded(network: Network, sources: Sequence[LabelledTrials]) -> Predictor:
+    """On the hidden state of a network of seed 0. Without another domain it has no encoder, since a
+    network learns from others alone."""
+    return predictor_of(simulator_from(sources, network(0))) if sources else process([])
 
 
 def predictor_of(taught: LearnedSimulator) -> Predictor:

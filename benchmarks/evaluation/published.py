@@ -1,7 +1,7 @@
 """Networks that rank by scores of their own, as AutoSync published them (supplement, sections 4 to
 6 and 10): no timeline, no process, the ranking loss alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,10 @@ from torch.nn.functional import softplus
 from autosync.simulator.learned.encoders import Encoder, encoder_of
 from autosync.simulator.learned.features.node_features import NodeFeatures
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
-from autosync.simulator.learned.gaussian_process import HIDDEN
+from autosync.simulator.learned.gaussian_process import HIDDEN, kept_rows
+from autosync.simulator.learned.kernel_training import one_thread
 from autosync.simulator.learned.learned_simulator import LabelledTrials
-from autosync.simulator.learned.one_thread import one_thread
-from benchmarks.evaluation.process import F64, I64, Predictor
+from benchmarks.evaluation.process import F64, I64, Network, Predictor
 
 EPOCHS, RATE, DECAY, DECAY_AT = 200, 1e-3, 0.3, (80, 160)
 WEIGHT_DECAY, CLIP = 3e-4, 0.25
@@ -39,22 +39,23 @@ class ScoringNetwork:
 
 
 def published(
-    network: Callable[[], nn.Module], sources: Sequence[LabelledTrials], epochs: int = EPOCHS
+    network: Network, sources: Sequence[LabelledTrials], epochs: int = EPOCHS
 ) -> Predictor:
-    """It learns from other domains' trials, and where there are none from those of the domain at
-    hand; with too few of either it is the timeline. Scores rank and tell no seconds: their median
-    is that of the trials, or of the timeline."""
+    """It learns from the trials of other domains that a process keeps, and where there are none
+    from those of the domain at hand; with too few of either it is the timeline. Scores rank and
+    tell no seconds: their median is that of the trials, or of the timeline."""
     known = None
     if sources:
-        features, labels = zip(*((s.features, s.step_seconds) for s in sources), strict=True)
-        known = scoring_network(network(), features, labels, epochs)
+        kept = [each.take(kept_rows(each.features.base_seconds)) for each in sources]
+        features, labels = zip(*((each.features, each.step_seconds) for each in kept), strict=True)
+        known = scoring_network(network(0), features, labels, epochs)
 
     def predict(
         features: StrategyFeatures, tried: I64, seconds: F64, asked: I64
     ) -> tuple[F64, F64]:
         base, scoring = features.base_seconds, known
         if scoring is None and len(tried) >= FEWEST:
-            scoring = scoring_network(network(), [features.take(tried)], [seconds], epochs)
+            scoring = scoring_network(network(0), [features.take(tried)], [seconds], epochs)
         if scoring is None:
             return base[asked], np.zeros(len(asked))
         scores = scoring(features.take(asked))
@@ -84,7 +85,7 @@ def scoring_network(
             relative = torch.from_numpy((labels / np.median(labels)).astype(np.float32))
             order = rng.permutation(len(labels))
             for some in np.array_split(order, max(1, round(len(order) / BATCH))):
-                hidden = found.encoder.hidden(NodeFeatures(nodes.values[some], nodes.edges))
+                hidden = found.encoder(NodeFeatures(nodes.values[some], nodes.edges))
                 loss = ranking_loss(found.head(hidden)[:, 0], relative[some])
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from autosync.api.db.document_store import cluster_row, graph_row
 from autosync.api.engine.service_limits import ServiceLimits, check_cluster, check_graph
 from autosync.bundle import make_bundle, read_bundle
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph

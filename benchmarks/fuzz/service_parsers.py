@@ -17,7 +17,8 @@ from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.api.http.named_documents import ranked_domain, tuning_request
 from autosync.api.http.uploads import read_tuning
-from autosync.api.spec import RankSpec, TuningSpec
+from autosync.api.prediction_spec import RankSpec
+from autosync.api.spec import TuningSpec
 from autosync.api.views.paging import read_cursor, written_cursor
 from autosync.documents import from_json
 from autosync.simulator.learned.checkpoint import parse_card, restore

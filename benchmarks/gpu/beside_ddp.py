@@ -1,13 +1,14 @@
 """The runtime beside torch's DDP, with DDP's own buckets: real models, whole training steps.
 
     python -m benchmarks.gpu.beside_ddp [MODEL:BATCH ...] [--ranks 1 2] [--device cuda]
-        [--backend nccl] [--rounds N] [--iterations N] [--json FILE]
+        [--backend nccl] [--compiled SECONDS] [--rounds N] [--iterations N] [--json FILE]
 
-Every way has a model of its own; they take turns in rounds. `host` is how long the script's thread
-takes to ask for an iteration, the device being idle before it; `processor` is the time of all
-threads of the process until it is done, and `device` the GPU's own; `step` is the period of
-iterations that follow one another. Where
-ranks share a GPU, `step` is that of a GPU which computes for all of them.
+`--compiled` adds DDP as torch.compile trains it (`benchmarks.runtime.compiled_ddp`); what is not
+begun to be compiled within these seconds is left out. Every way has a model of its own; they take
+turns in rounds. `host` is how long the script's thread takes to ask for an iteration, the device
+being idle before it; `processor` is the time of all threads of the process until it is done, and
+`device` the GPU's own; `step` is the period of iterations that follow one another. Where ranks
+share a GPU, `step` is that of a GPU which computes for all of them.
 """
 
 import argparse
@@ -15,12 +16,16 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
@@ -30,13 +35,19 @@ from autosync.importing.training_step import loss_of, module_arguments
 from autosync.models import bundled
 from autosync.plan import Plan
 from autosync.profiling import estimate_profile
+from autosync.runtime.attachment import attachment_of
+from autosync.runtime.torch_engines import wrap_in_ddp
 from autosync.search.designs import known_designs
+from autosync.strategy import Schedule, Strategy
 from autosync.trials.request_names import BackendName
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
 from benchmarks.gpu.ranks import machine_facts, on_ranks, sharing_of, write_json
 from benchmarks.models import build
+from benchmarks.runtime.compiled_ddp import WAYS as COMPILED_DDP
+from benchmarks.runtime.compiled_ddp import CompiledDdp
 
-MODELS = ("resnet50:32", "gpt2:4")
+MODELS = ("resnet50:32", "bert_3l:8")
+RUNTIME = "runtime, DDP's buckets"
 WARMUP = 3
 """Iterations before the first round."""
 
@@ -45,7 +56,8 @@ WARMUP = 3
 class WayFigures:
     """Medians over rounds, of rank 0. ratio: the median of the rounds' own ratios of `step` to
     that of torch's DDP; host_over_alone_ms: what a way costs the host beyond no synchronization;
-    device_ms: None in host memory."""
+    device_ms: None in host memory. bucket_bytes: of what travels in one message, sorted; empty
+    where DDP is compiled, or nothing travels."""
 
     model: str
     ranks: int
@@ -58,13 +70,18 @@ class WayFigures:
     step_ms: float
     ratio: float
     parameters: int
-    messages: int
+    bucket_bytes: list[int]
 
 
 def two_nodes(model: str, batch: int, backend: BackendName) -> Domain:
     graph = bundled(model, batch)
     nodes = tuple(Node(f"127.0.0.{i + 1}", (Device("cpu", 1),), 10.0, 20.0) for i in range(2))
     return Domain(graph, Cluster("two", nodes, backend=backend), estimate_profile(graph, "cpu"))
+
+
+def own_buckets(domain: Domain) -> Strategy:
+    """DDP's own buckets, one message each, synchronized by the runtime."""
+    return replace(known_designs.ddp(domain), schedule=Schedule("fifo"))
 
 
 def for_ranks(bundle: Bundle, world: int) -> Bundle:
@@ -79,16 +96,22 @@ def for_one(plan: Plan) -> Plan:
 
 @dataclass(slots=True)
 class Training:
-    """One way's model and what an iteration does with it."""
+    """One way's model and what an iteration does with it. setting: of torch's compiler."""
 
     attached: TrialAttachment
     optimizer: torch.optim.Optimizer
-    loss: Callable[[nn.Module], torch.Tensor]
+    passes: Callable[[], None]
+    setting: CompiledDdp | None = None
 
     def step(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.loss(self.attached.model).backward()
-        self.optimizer.step()
+        with self.setting.in_force() if self.setting else nullcontext():
+            self.optimizer.zero_grad(set_to_none=True)
+            self.passes()
+            self.optimizer.step()
+
+    def warm_up(self) -> None:
+        for _ in range(WARMUP):
+            self.step()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +132,10 @@ def measured_ways(
     backend: BackendName,
     rounds: int,
     iterations: int,
-) -> dict[str, list[Round]]:
-    """Of each way."""
+    compile_seconds: float | None,
+) -> tuple[dict[str, list[Round]], dict[str, list[int]], dict[str, str]]:
+    """Of each way, what travels together (see `WayFigures`), and why other ways are left out.
+    compile_seconds: None where nothing is compiled."""
     model, batch = named.split(":")
     domain = two_nodes(model, int(batch), backend)
     torch.manual_seed(0)
@@ -123,30 +148,76 @@ def measured_ways(
         value: torch.Tensor = loss_of(network(*args, **keywords), inputs, loss)
         return value
 
-    ddp = known_designs.ddp(domain)
-    own = replace(ddp, schedule=replace(ddp.schedule, order="fifo"))
+    def copied() -> tuple[nn.Module, torch.optim.Optimizer]:
+        network = copy.deepcopy(module)
+        return network, torch.optim.SGD(network.parameters(), 1e-4, momentum=0.9)
+
     groups = ReusedGroups()
     trainings = {}
-    for name, strategy in (("alone", None), ("DDP", ddp), ("runtime, DDP's buckets", own)):
-        network = copy.deepcopy(module)
-        optimizer = torch.optim.SGD(network.parameters(), 1e-4, momentum=0.9)
+    ways = ("alone", None), ("DDP", known_designs.ddp(domain)), (RUNTIME, own_buckets(domain))
+    for name, strategy in ways:
+        network, optimizer = copied()
         attached = TrialAttachment(network, lambda: None, lambda: None)
         if strategy is not None:
             bundle = for_ranks(make_bundle(strategy, domain), world)
             attached = attach(network, optimizer, bundle, 1.0, groups)
-        trainings[name] = Training(attached, optimizer, loss_on)
-    for training in trainings.values():
-        for _ in range(WARMUP):
-            training.step()
+        eager = partial(eager_passes, attached, loss_on)
+        trainings[name] = Training(attached, optimizer, eager)
+        trainings[name].warm_up()
+    left_out: dict[str, str] = {}
+    until = time.monotonic() + (compile_seconds or 0.0)
+    for setting in () if compile_seconds is None else COMPILED_DDP:
+        if lacking := setting.lacks():
+            left_out[setting.name] = f"this torch has no {lacking}"
+            continue
+        if not said_by_first(time.monotonic() < until, device):
+            left_out[setting.name] = "no time was left"
+            continue
+        network, optimizer = copied()
+        with setting.in_force():
+            ddp = wrap_in_ddp(network)
+            passes = setting.passes(ddp, loss_on)
+        attached = TrialAttachment(ddp, lambda: None, lambda: None)
+        training = Training(attached, optimizer, passes, setting)
+        try:
+            training.warm_up()
+        except RuntimeError as error:  # of the compiler, on every rank alike
+            left_out[setting.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+        trainings[setting.name] = training
     found: dict[str, list[Round]] = {name: [] for name in trainings}
     for turn in range(rounds):
         names = list(trainings)
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             found[name].append(one_round(trainings[name], device, iterations))
-    for training in trainings.values():
-        training.attached.detach()
+    formed = {name: bucket_bytes(each) for name, each in trainings.items()}
+    for each in trainings.values():
+        each.attached.detach()
     groups.close()
-    return found
+    return found, formed, left_out
+
+
+def said_by_first(value: bool, device: torch.device) -> bool:
+    """What rank 0 says."""
+    said = torch.tensor([float(value)], device=device)
+    dist.broadcast(said, 0)
+    return bool(said.item())
+
+
+def bucket_bytes(training: Training) -> list[int]:
+    network = training.attached.model
+    if isinstance(network, DistributedDataParallel):
+        told: dict[str, Any] = network._get_ddp_logging_data()
+        sizes = str(told.get("rebuilt_bucket_sizes", ""))  # of DDP's own Reducer
+        return sorted(int(each) for each in sizes.split(",") if each.strip())
+    if (attachment := attachment_of(network)) is None:
+        return []
+    return sorted(each.size * each.buffer.element_size() for each in attachment.engine.buckets)
+
+
+def eager_passes(attached: TrialAttachment, loss: Callable[[nn.Module], torch.Tensor]) -> None:
+    loss(attached.model).backward()
 
 
 def one_round(training: Training, device: torch.device, iterations: int) -> Round:
@@ -190,10 +261,13 @@ def finish(training: Training, device: torch.device) -> None:
 
 
 def figures(
-    named: str, world: int, sharing: str, found: dict[str, list[Round]]
+    named: str,
+    world: int,
+    sharing: str,
+    found: dict[str, list[Round]],
+    formed: dict[str, list[int]],
 ) -> list[WayFigures]:
-    domain = two_nodes(named.split(":")[0], 1, "gloo")
-    plan = make_bundle(known_designs.ddp(domain), domain).plan
+    parameters = len(bundled(named.split(":")[0], 1).variables)
     alone = statistics.median(each.host_ms for each in found["alone"])
     rows = []
     for way, rounds in found.items():
@@ -212,8 +286,8 @@ def figures(
                 device_ms=statistics.median(devices) if devices else None,
                 step_ms=statistics.median(each.step_ms for each in rounds),
                 ratio=statistics.median(mine.step_ms / theirs.step_ms for mine, theirs in pairs),
-                parameters=len(domain.graph.variables),
-                messages=len(plan.messages),
+                parameters=parameters,
+                bucket_bytes=formed[way],
             )
         )
     return rows
@@ -226,7 +300,7 @@ def print_rows(rows: list[WayFigures]) -> None:
             f"{row.model}, {row.ranks} ranks{', ' + row.sharing if row.sharing else ''}: "
             f"{row.way:24} host {row.host_ms:8.2f} ms ({row.host_over_alone_ms:+.2f}), processor "
             f"{row.processor_ms:8.2f} ms, {on_device}step {row.step_ms:8.2f} ms, "
-            f"{row.ratio:.3f} of DDP's",
+            f"{row.ratio:.3f} of DDP's, {len(row.bucket_bytes)} buckets",
             flush=True,
         )
 
@@ -237,19 +311,29 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], choices=(1, 2))
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--backend", default="nccl", choices=("gloo", "nccl"))
+    parser.add_argument("--compiled", type=float, metavar="SECONDS", help="DDP compiled, too")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=8, help="of a round, at least 2")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    written: dict[str, Any] = {"machine": machine_facts(), "backend": options.backend, "rows": []}
+    written: dict[str, Any] = {
+        "machine": machine_facts(),
+        "backend": options.backend,
+        "rows": [],
+        "left_out": {},
+    }
     for world in options.ranks:
         sharing = sharing_of(world, options.device)
         for named in options.models:
-            given = (named, options.backend, options.rounds, options.iterations)
-            found = on_ranks(world, options.device, options.backend, measured_ways, *given)[0]
-            rows = figures(named, world, sharing, found)
+            given = (named, options.backend, options.rounds, options.iterations, options.compiled)
+            answers = on_ranks(world, options.device, options.backend, measured_ways, *given)
+            found, formed, left_out = answers[0]
+            rows = figures(named, world, sharing, found, formed)
             print_rows(rows)
+            for way, why in left_out.items():
+                print(f"{named}, {world} ranks: left out: {way}: {why}", flush=True)
             written["rows"] += [asdict(row) for row in rows]
+            written["left_out"] |= left_out
             write_json(options.json, written)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.gpu.stages import DATABASE, Setting, Stage, stages_of, write_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_MINUTES = 9.0
+DEFAULT_MINUTES = 13.0
 LEAVE_SECONDS = 15.0
 """What a stage that is told to stop (SIGINT) is given to write what it has."""
 LEAST_SECONDS = 10.0
@@ -28,14 +28,16 @@ LEAST_SECONDS = 10.0
 TAIL_LINES = 15
 
 NEEDED = {
-    "alembic": "alembic", "annotated-types": "annotated_types", "hypothesis": "hypothesis",
-    "mako": "mako", "numba": "numba", "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow",
-    "pydantic": "pydantic", "pydantic-core": "pydantic_core", "pytest": "pytest",
-    "pytest-timeout": "pytest_timeout", "pyyaml": "yaml", "rich": "rich",
-    "safetensors": "safetensors", "scikit-learn": "sklearn", "scipy": "scipy",
-    "sqlalchemy": "sqlalchemy", "threadpoolctl": "threadpoolctl", "torch": "torch",
-    "torch-geometric": "torch_geometric", "typer": "typer",
-    "typing-inspection": "typing_inspection",
+    "alembic": "alembic", "annotated-types": "annotated_types", "anyio": "anyio",
+    "fastapi": "fastapi", "h11": "h11", "httpx": "httpx", "hypothesis": "hypothesis",
+    "jinja2": "jinja2", "mako": "mako", "markupsafe": "markupsafe", "numba": "numba",
+    "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow", "pydantic": "pydantic",
+    "pydantic-core": "pydantic_core", "pytest": "pytest", "pytest-timeout": "pytest_timeout",
+    "pytest-xdist": "xdist", "python-multipart": "python_multipart", "pyyaml": "yaml",
+    "rich": "rich", "safetensors": "safetensors", "scikit-learn": "sklearn", "scipy": "scipy",
+    "sqlalchemy": "sqlalchemy", "starlette": "starlette", "threadpoolctl": "threadpoolctl",
+    "torch": "torch", "torch-geometric": "torch_geometric", "typer": "typer",
+    "typing-inspection": "typing_inspection", "uvicorn": "uvicorn",
 }  # fmt: skip
 """Packages that the stages import, those that these need among them, and the name of a module of
 each: a machine without a network must have them all."""
@@ -87,7 +89,7 @@ def main() -> None:
 
 def setting_for(folder: Path) -> tuple[Setting, dict[str, Any]]:
     """By the environment, and what the machine has."""
-    from autosync.devices import device_type_of_gpu
+    from autosync.cluster.devices import device_type_of_gpu
     from benchmarks.gpu.ranks import machine_facts, sharing_of
 
     device = os.environ.get("COMPUTE_DEVICE", "cuda")

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -33,11 +33,12 @@ def on_ranks(
     backend: BackendName,
     function: Callable[..., Any],
     *arguments: Any,
+    environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """What function(rank, world, device, *arguments) returns on each of `world` new processes.
 
     device: cpu, or cuda, of which each rank takes one; where there are fewer, ranks share them, by
-    CUDA MPS where the machine has it.
+    CUDA MPS where the machine has it. environment: of the processes, beside this one's.
 
     Raises:
         RankFailed: names the ranks.
@@ -47,10 +48,10 @@ def on_ranks(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with ExitStack() as stack:
-        variables: dict[str, str] = {}
+        variables = dict(environment or {})
         shares = device == "cuda" and torch.cuda.device_count() < world
         if shares:
-            variables = stack.enter_context(CudaMps())
+            variables |= stack.enter_context(CudaMps())
         processes, pipes = [], []
         found: dict[int, Any] = {}
         for rank in range(world):

@@ -31,7 +31,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """seconds: of the default nine minutes, for all commands. results: files in the folder that it
+    """seconds: of the default minutes, for all commands. results: files in the folder that it
     must have left. environment: beside this process's."""
 
     name: str
@@ -46,6 +46,8 @@ def stages_of(setting: Setting) -> tuple[Stage, ...]:
     return (
         nccl_tests(setting),
         beside_ddp(setting),
+        diagnosis(setting),
+        knobs(setting),
         tuning(setting),
         memory(setting),
         profiles(setting),
@@ -67,11 +69,11 @@ def nccl_tests(setting: Setting) -> Stage:
     )
     title = f"tests over {setting.backend.upper()} between ranks"
     environment: dict[str, str] = {"COMPUTE_DEVICE": setting.device}
-    return Stage("nccl-tests", title, 180, (command,), ("nccl-tests.xml",), environment)
+    return Stage("nccl-tests", title, 245, (command,), ("nccl-tests.xml",), environment)
 
 
 def beside_ddp(setting: Setting) -> Stage:
-    models = ("mobilenet_v2:1",) if setting.dry else ("resnet50:32", "gpt2:4")
+    models = ("mobilenet_v2:1",) if setting.dry else ("resnet50:32", "bert_3l:8")
     command = (
         *(sys.executable, "-m", "benchmarks.gpu.beside_ddp", *models),
         *("--device", setting.device, "--backend", setting.backend),
@@ -79,12 +81,45 @@ def beside_ddp(setting: Setting) -> Stage:
         *("--iterations", "2" if setting.dry else "8"),
         *("--json", str(setting.folder / "beside-ddp.json")),
     )
+    compiled = (
+        *(sys.executable, "-m", "benchmarks.gpu.beside_ddp", models[-1], "--ranks", "2"),
+        *("--compiled", "0" if setting.dry else "50"),  # minutes on a CPU
+        *("--device", setting.device, "--backend", setting.backend),
+        *("--rounds", "1" if setting.dry else "4"),
+        *("--iterations", "2" if setting.dry else "8"),
+        *("--json", str(setting.folder / "beside-ddp-compiled.json")),
+    )
     host = (
         *(sys.executable, "-m", "benchmarks.runtime.host_time", "--device", setting.device),
         *("--ranks", "2", "--repeats", "2" if setting.dry else "8"),
     )
     title = "the runtime beside torch's DDP"
-    return Stage("beside-ddp", title, 120, (command, host), ("beside-ddp.json",))
+    results = ("beside-ddp.json", "beside-ddp-compiled.json")
+    return Stage("beside-ddp", title, 165, (command, host, compiled), results)
+
+
+def diagnosis(setting: Setting) -> Stage:
+    model = "mobilenet_v2:1" if setting.dry else "resnet50:32"
+    command = (
+        *(sys.executable, "-m", "benchmarks.gpu.diagnosed", model),
+        *("--device", setting.device, "--backend", setting.backend),
+        *("--folder", str(setting.folder)),
+    )
+    pages = tuple(f"diagnosis-{wrap}.json" for wrap in ("ddp", "fsdp2"))
+    traces = tuple(f"trace-{wrap}-0.json.gz" for wrap in ("ddp", "fsdp2"))
+    return Stage("diagnosis", "autosync.diagnose on two ranks", 95, (command,), pages + traces)
+
+
+def knobs(setting: Setting) -> Stage:
+    command = (
+        *(sys.executable, "-m", "benchmarks.gpu.knobs"),
+        *("--seconds", "600" if setting.dry else "25"),
+        *("--device", setting.device, "--backend", setting.backend),
+        *("--mib", *(("1",) if setting.dry else ("1", "25", "100"))),
+        *("--rounds", "2" if setting.dry else "10"),
+        *("--json", str(setting.folder / "knobs.json")),
+    )
+    return Stage("knobs", "messages with knobs of NCCL", 40, (command,), ("knobs.json",))
 
 
 def tuning(setting: Setting) -> Stage:
@@ -100,7 +135,7 @@ def tuning(setting: Setting) -> Stage:
         *(() if setting.dry else ("--repeats", "5")),
     )
     title = f"a tuning of {setting.model} over {setting.backend} at 10 Gbit/s"
-    return Stage("tuning", title, 120, (command,), ("runtimes.parquet", "best.json"))
+    return Stage("tuning", title, 135, (command,), ("runtimes.parquet", "best.json"))
 
 
 def write_cluster(setting: Setting) -> None:
@@ -124,7 +159,7 @@ def memory(setting: Setting) -> Stage:
         *("--device", setting.device, "--backend", setting.backend),
         *("--json", str(setting.folder / "memory.json")),
     )
-    return Stage("memory", "predicted beside allocated memory", 65, (command,), ("memory.json",))
+    return Stage("memory", "predicted beside allocated memory", 55, (command,), ("memory.json",))
 
 
 def profiles(setting: Setting) -> Stage:
@@ -139,4 +174,4 @@ def profiles(setting: Setting) -> Stage:
         *("--device", "cpu" if setting.dry else "cuda:0", "--iterations", "2"),
         *("--json", str(setting.folder / "profiles.json")),
     )
-    return Stage("profiles", "profiles beside the roofline", 50, (command,), ("profiles.json",))
+    return Stage("profiles", "profiles beside the roofline", 45, (command,), ("profiles.json",))

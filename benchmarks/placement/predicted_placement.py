@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain, Optimizer
 from autosync.extensions.placement.policy import PolicySettings, learned_placement
 from autosync.extensions.placement.proposals import (

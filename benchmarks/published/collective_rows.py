@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster, Device, Node, Transport
-from autosync.link_rates import gpu_payload_gbps, nic_payload_gbps
+from autosync.cluster.link_rates import gpu_payload_gbps, nic_payload_gbps
+from autosync.nccl_knobs import NcclKnobs
 from autosync.simulator.backends.nccl import Forced
 from autosync.simulator.topology import Topology, topology_of
 
@@ -48,6 +49,8 @@ TRANSPORT_OF: dict[str, Transport] = {
     "Slingshot": "slingshot",
 }
 SMALL_BYTES, LARGEST_BYTES = 2.0**16, 2.0**34
+SOCKET_BYTES = 2.0**27
+"""Of statements on sockets, which name sizes from 8 to 128 MB, or no largest one."""
 ONLY_SMALL = ("coreweave_a100_16n",)
 """Sweeps whose NICs are not stated: nothing below SMALL_BYTES depends on them."""
 ONE_PROCESS = ("-g 2", "-g 8", "1 process of 4 GPUs", "columns removed by the author")
@@ -211,3 +214,63 @@ def cluster_of(record: dict[str, str]) -> Cluster:
         transport=TRANSPORT_OF[between],
         nccl_version=record["nccl_version"],
     )
+
+
+COLLAPSED = "tcp100_v100_4n"
+WHOLE_BYTES = 2.0**24
+"""Up to which its sockets carry what they can."""
+SET_A_PRIOR = "issues/209"
+"""The source of the prior of a rank's threads: its nodes of one GPU."""
+
+
+def read_socket_rows() -> tuple[Sweep, ...]:
+    """What collectives over TCP sockets at 25 to 100 Gbit/s reached, as sources state it, with
+    their threads and sockets. `why` names those that set a prior, so that they cannot judge it."""
+    with data_file("measurements", "statements.csv").open(newline="") as file:
+        stated = [row for row in csv.DictReader(file) if row["transport"] == "TCP socket"]
+    found = [_socket_row(row) for row in stated if row["nodes"] and row["gpus_per_node"]]
+    collapsed = next(sweep for sweep in read_sweeps() if sweep.name == COLLAPSED)
+    whole = collapsed.size_bytes <= WHOLE_BYTES
+    found.append(
+        replace(
+            collapsed,
+            topology=replace(collapsed.topology, nccl=NcclKnobs(socket_threads=2)),
+            size_bytes=collapsed.size_bytes[whole],
+            seconds=collapsed.seconds[whole],
+            why="",
+        )
+    )
+    return tuple(found)
+
+
+def _socket_row(record: dict[str, str]) -> Sweep:
+    """Of a statement; of a range its middle."""
+    condition = record["condition"]
+    threads = re.search(r"NTHREADS=(\d+)|(\d+) thread", condition)
+    sockets = re.search(r"NSOCKS_PERTHREAD=(\d+)|(\d+) socket", condition)
+    assert threads
+    assert sockets
+    knobs = NcclKnobs(
+        socket_threads=int(threads[1] or threads[2]),
+        sockets_per_thread=int(sockets[1] or sockets[2]),
+    )
+    missing = {"sweep_id": record["system"], "gpu": record["gpu"] or "V100-32GB"}
+    missing["nccl_version"] = record["nccl_version"].partition("ms")[0]  # a preview
+    topology = topology_of(cluster_of({**record, **missing, "intra": "NVLink"}))
+    ends = [float(each) for each in record["value"].split(" to ")]
+    gbytes = sum(ends) / len(ends) / (8 if record["unit"].startswith("Gbit/s") else 1)
+    is_prior = SET_A_PRIOR in record["source"] and record["gpus_per_node"] == "1"
+    sweep = Sweep(
+        name=f"{record['system']}, {condition}",
+        system=record["system"],
+        family=family_of(record["system"]),
+        operation=record["op"],
+        topology=replace(topology, nccl=knobs),
+        forced=Forced(),
+        size_bytes=np.array([SOCKET_BYTES]),
+        seconds=np.zeros(1),
+        one_process=False,
+        trust=record["trust"],
+        why="set a prior" if is_prior else "",
+    )
+    return replace(sweep, seconds=sweep.bus_factor * sweep.size_bytes / (gbytes * 1e9))

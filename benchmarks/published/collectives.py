@@ -28,7 +28,13 @@ from benchmarks.published.collective_fit import (
     predict,
     write,
 )
-from benchmarks.published.collective_rows import SMALL_BYTES, read_sweeps, topology_of_statement
+from benchmarks.published.collective_rows import (
+    SMALL_BYTES,
+    Sweep,
+    read_socket_rows,
+    read_sweeps,
+    topology_of_statement,
+)
 
 F64 = NDArray[np.float64]
 
@@ -114,6 +120,16 @@ def algorithms_stated() -> list[tuple[str, str, str]]:
     return found
 
 
+def socket_errors() -> list[tuple[Sweep, F64, F64]]:
+    """Rows over sockets at 25 to 100 Gbit/s, to none of which constants were fitted: measured and
+    predicted bus bandwidths in GB/s, `(n,)`."""
+    found = []
+    for sweep in read_socket_rows():
+        moved = sweep.bus_factor * sweep.size_bytes * 1e-9
+        found.append((sweep, moved / sweep.seconds, moved / predict(sweep, constants()).seconds))
+    return found
+
+
 def plot(found: tuple[Predicted, ...], path: Path) -> None:
     """Bus bandwidth of every row, measured against predicted, by transport."""
     import matplotlib
@@ -166,6 +182,12 @@ def main() -> None:
     print("\nAlgorithms that sources state:")
     for what, stated, predicted in algorithms_stated():
         print(f"- {what}: {stated}; predicted {predicted}")
+    print("\nOver TCP sockets, GB/s measured and predicted by constants that saw none of them:")
+    for sweep, stated_rates, rates in socket_errors():
+        where = f"{sweep.topology.nodes} x {sweep.topology.gpus_per_node}"
+        pairs = zip(stated_rates, rates, strict=True)
+        both = ", ".join(f"{a:.2f} {b:.2f} ({b / a - 1:+.0%})" for a, b in pairs)
+        print(f"- {sweep.name}, {where}: {both}{'; ' * bool(sweep.why)}{sweep.why}")
     for sweep in read_sweeps():
         if not sweep.complete:
             print(f"Not predicted: {sweep.name}, {sweep.why}")

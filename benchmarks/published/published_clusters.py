@@ -1,13 +1,18 @@
 """Writes the bundled clusters of RTX 2080 Ti nodes at the fitted rates and startups."""
 
+from dataclasses import replace
+from typing import Literal
+
 from autosync.bundled_data import data_folder
-from autosync.cluster import Cluster, Device, Node
-from autosync.simulator.cost.applied_constants import with_network
-from autosync.simulator.cost.fitted_constants import Constants
+from autosync.cluster import Cluster, Device, MessageCost, Node
+from autosync.simulator.cost.applied_constants import port_gbps
+from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
 
 SIZES = (1, 2, 4, 8, 16)
 """Nodes of four GPUs; server hosts are as many as worker hosts. One without is no network's."""
 LATENCY_US = {"10gbe": 50, "ib100": 5}
+HALVES: tuple[Literal["all_to_all", "all_gather"], ...] = ("all_to_all", "all_gather")
+"""A reduce-scatter (whose cost goes by all_to_all) and an all-gather are half a ring each."""
 WORDS = {"10gbe": "10 Gbit Ethernet with TCP", "ib100": "100 Gbit InfiniBand with RDMA"}
 
 
@@ -45,6 +50,49 @@ def cluster_at(constants: Constants, network: str | None, nodes: int, servers: b
         description=f"{nodes} node{'s' * (nodes > 1)} of 4 RTX 2080 Ti (PCIe){hosts}{between}",
     )
     return with_network(cluster, constants, network)
+
+
+def with_network(cluster: Cluster, constants: Constants, network: str | None) -> Cluster:
+    """The cluster at the fitted rates and startups of one of the networks (None: of no network,
+    for nodes by themselves)."""
+    fitted = constants.networks[network] if network is not None else None
+    nodes = tuple(_at_rate(node, constants, fitted) for node in cluster.nodes)
+    hop_seconds = fitted.hop_seconds if fitted else constants.hop_seconds
+    return replace(
+        cluster,
+        nodes=nodes,
+        costs=ring_costs(cluster, constants, hop_seconds),
+        transfer_slowdown=constants.transfer_slowdown,
+    )
+
+
+def _at_rate(node: Node, constants: Constants, fitted: NetworkConstants | None) -> Node:
+    intra = constants.intra_bandwidth_gbps
+    rate = port_gbps(constants, fitted) if fitted else intra
+    if node.server_only:
+        served = fitted.server_bandwidth_gbps if fitted else None
+        return replace(node, bandwidth_gbps=min(rate, served or rate))
+    return replace(node, bandwidth_gbps=rate, intra_bandwidth_gbps=intra)
+
+
+def ring_costs(
+    cluster: Cluster, constants: Constants, hop_seconds: float
+) -> tuple[MessageCost, ...]:
+    """Startups of collectives: one launch, and 2 (m - 1) steps of a ring of m devices.
+
+    A step takes the mean over the ring of the hops inside nodes and those from host to host
+    (`hop_seconds`). Halves of an all-reduce take half of both.
+    """
+    workers = cluster.world_size
+    hosts = sum(node.ranks > 0 for node in cluster.nodes)
+    outside = hosts / workers if hosts > 1 else 0.0
+    step_seconds = outside * hop_seconds + (1.0 - outside) * constants.hop_seconds
+    per_worker = 2.0 * (workers - 1) / workers * step_seconds
+    start = constants.message_seconds
+    return (
+        MessageCost("all_reduce", start, per_worker),
+        *(MessageCost(kind, start / 2, per_worker / 2) for kind in HALVES),
+    )
 
 
 def cluster_text(cluster: Cluster) -> str:

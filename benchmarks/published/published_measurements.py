@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain, Profile
 from autosync.graph import ModelGraph
 from autosync.models import bundled
@@ -14,14 +14,11 @@ from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs.published_methods import method_named
-from autosync.simulator.cost.applied_constants import (
-    with_engine,
-    with_network,
-    with_replication_costs,
-)
+from autosync.simulator.cost.applied_constants import with_engine, with_replication_costs
 from autosync.simulator.cost.fitted_constants import Constants
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from benchmarks.published.published_clusters import with_network
 
 NETWORKS = {"10GbE with TCP/IP": "10gbe", "100GbIB with RDMA": "ib100"}
 MODELS = {"ResNet-50": "resnet50", "BERT-Base": "bert_base"}

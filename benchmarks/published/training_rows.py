@@ -20,7 +20,6 @@ from autosync.population import encode
 from autosync.profiling import profile_from_step_seconds, update_seconds
 from autosync.search.designs.known_designs import ddp
 from autosync.search.designs.published_methods import horovod
-from autosync.simulator.accumulation import accumulated_seconds
 from autosync.simulator.cost.replication_constants import (
     REPLICATION,
     ReplicationConstants,
@@ -74,7 +73,8 @@ def domain_of(row: TrainingRow, compute_seconds: float, constants: ReplicationCo
     profile = profile_from_step_seconds(graph, compute_seconds, device)
     passes = PLAIN_PASSES if row.software.startswith("TensorFlow") else FUSED_PASSES
     spent = passes * update_seconds(graph, device)
-    domain = Domain(graph, cluster, replace(profile, update_seconds=spent))
+    profile = replace(profile, update_seconds=spent)
+    domain = Domain(graph, cluster, profile, accumulate=row.accumulate)
     return (
         domain
         if row.gpus == 1
@@ -88,10 +88,9 @@ def predicted_seconds(
     """Of an update of the run, where a batch's forward and backward take so long on one device."""
     domain = domain_of(row, compute_seconds, constants)
     if row.gpus == 1:
-        return row.accumulate * domain.compute_seconds + domain.profile.update_seconds
+        return domain.accumulate * domain.compute_seconds + domain.profile.update_seconds
     population = encode([strategy_of(row, domain)], domain)
-    seconds = TimelineSimulator().predict(domain, population)
-    return float(accumulated_seconds(domain, population, seconds, row.accumulate)[0])
+    return float(TimelineSimulator().predict(domain, population)[0])
 
 
 def compute_of(row: TrainingRow, constants: ReplicationConstants) -> float:

@@ -6,21 +6,12 @@ On the emulated cluster ranks sleep in place of computing, so only what delays m
 real models keep both cores busy, so that every microsecond of the engine's own work shows.
 """
 
-from dataclasses import replace
-
-from autosync.domain import Domain
-from autosync.search.designs import known_designs
-from autosync.strategy import Schedule, Strategy
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from benchmarks import small_models
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed
+from benchmarks.gpu.beside_ddp import own_buckets
 from benchmarks.measure import Report, Way, arguments, ddp_way, paired
-
-
-def own_buckets(domain: Domain) -> Strategy:
-    """DDP's groups, synchronized by the runtime."""
-    return replace(known_designs.ddp(domain), schedule=Schedule("fifo"))
 
 
 def waited(report: Report, rounds: int) -> None:

@@ -25,7 +25,9 @@ from autosync.profiling import estimate_profile
 from autosync.search.loop.ranking import CHUNK
 from benchmarks.search.ranking_cost import rank_chunk
 
-GPUS = (8, 64, 256, 1024)
+GPUS = (8, 64, 256, 1024, 4096, 16_384)
+STAGES = ("sample", "compile", "timeline")
+"""Whose core-seconds a row states."""
 
 
 def domain_of(model: str, gpus: int) -> Domain:
@@ -67,9 +69,7 @@ def measured(model: str, gpus: int, proposals: int, threads: int) -> dict[str, A
             pool.map(lambda start: rank_chunk(domain, start, min(CHUNK, proposals - start)), starts)
         )
     wall = time.perf_counter() - began
-    stages = {
-        stage: sum(chunk[stage] for chunk in chunks) for stage in ("sample", "compile", "timeline")
-    }
+    stages = {stage: sum(chunk[stage] for chunk in chunks) for stage in STAGES}
     return {"gpus": gpus, "first": first, "wall": wall, "mb": peak_mb() - imports} | stages
 
 
@@ -83,7 +83,7 @@ def row_of(model: str, gpus: int, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
-    """Seconds and memory by GPUs."""
+    """Core-seconds, which others on the machine change little, and memory by GPUs."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -93,9 +93,10 @@ def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
     for model, found in rows.items():
         gpus = [row["gpus"] for row in found]
-        axes[0].plot(gpus, [row["wall"] for row in found], marker="o", label=model)
+        spent = [sum(row[stage] for stage in STAGES) for row in found]
+        axes[0].plot(gpus, spent, marker="o", label=model)
         axes[1].plot(gpus, [row["mb"] for row in found], marker="o", label=model)
-    for axis, label in zip(axes, ("seconds", "MB above the imports"), strict=True):
+    for axis, label in zip(axes, ("core-seconds", "MB above the imports"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="GPUs", ylabel=label)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
@@ -123,7 +124,7 @@ def main() -> None:
         for gpus in given.gpus:
             row = row_of(model, gpus, given)
             rows.setdefault(model, []).append(row)
-            stages = " | ".join(f"{row[stage]:.1f}" for stage in ("sample", "compile", "timeline"))
+            stages = " | ".join(f"{row[stage]:.1f}" for stage in STAGES)
             print(
                 f"| {model} | {gpus} | {row['first']:.2f} | {row['wall']:.1f} | {stages} | "
                 f"{row['mb']:.0f} |",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autosync.api.engine.prediction_ranking import best_by_prediction
 from autosync.api.engine.registry import simulator_named
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.models import bundled

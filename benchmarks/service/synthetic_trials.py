@@ -30,7 +30,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.bundled_data import data_file
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.models import bundled

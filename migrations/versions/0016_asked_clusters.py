@@ -129,7 +129,7 @@ def _mark_bundled(connection: sa.Connection) -> None:
 
 
 def _bundled_clusters() -> Iterator[str]:
-    from autosync.cluster_file import bundled_clusters, load_cluster
+    from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 
     return (load_cluster(name).id for name in bundled_clusters())
 

@@ -218,7 +218,7 @@ class PassRunner:
         raise AutosyncError(
             f"{self.target.name}: the control, an all-reduce, failed twice"
             + (f": {error.kind}: {error.message}" if error else "."),
-            thing=self.target.name,
+            thing="control",
             value=control.strategy.id,
             remedy="Fix that. The same command resumes and measures again what failed.",
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from autosync.cluster import Cluster
-from autosync.cluster_file import load_cluster, strict_yaml
+from autosync.cluster.cluster_file import load_cluster, strict_yaml
 from autosync.documents import STRICT, from_data
 from autosync.domain import Domain, optimizer_named
 from autosync.errors import InvalidInput, NotFound

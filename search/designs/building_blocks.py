@@ -180,7 +180,7 @@ def _sent_bytes(domain: Domain, index: int, length: int, partition: Partition) -
     variable = domain.graph.variables[index]
     share = length / sum(partition.lengths)
     if variable.sparse:
-        share *= min(1.0, variable.touched_rows / variable.shape[0])
+        share *= min(1.0, int(domain.variables.touched_rows[index]) / variable.shape[0])
     return variable.size_bytes * share
 
 

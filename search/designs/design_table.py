@@ -1,13 +1,19 @@
 """The table of designs, and those of them that fit a domain and a space."""
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.population import encode
+from autosync.search.designs import (
+    bucket_sizes,
+    list_schedule,
+    pace,
+    published_methods,
+    torch_engines,
+)
 from autosync.search.designs import known_designs as known
-from autosync.search.designs import list_schedule, pace, published_methods, torch_engines
 from autosync.search.designs.building_blocks import Design, ordered
 from autosync.search.domain_facts import replica_layouts
 from autosync.search.extension_proposals import (
@@ -85,6 +91,9 @@ UNEVEN = ("all_reduce_25mb", "priority_sliced", "dear", "ps_bandwidth_weighted")
 
 def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     """Those that run on this domain and lie in the space, pins applied; DDP always, first."""
+    if space.only == "buckets":
+        rungs = [each.strategy for each in bucket_sizes.ladder(domain)]
+        return [(each.name or "ddp", each) for each in sorted(rungs, key=lambda each: each.name)]
     found = [("ddp", known.ddp(domain))]
     for name, build in DESIGNS.items():
         if name == "ddp":
@@ -104,8 +113,15 @@ def hand_designed(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     return found
 
 
+def own_ddp(domain: Domain, space: Space) -> Strategy:
+    """torch's DDP with its own bucket sizes, as the space compares others with it."""
+    return (bucket_sizes.fair_ddp if space.only == "buckets" else known.ddp)(domain)
+
+
 def torch_designs(domain: Domain, space: Space) -> list[tuple[str, Strategy]]:
     """Those that run on this domain and lie in the space; PowerSGD of the ranks that it allows."""
+    if space.only == "buckets":
+        return []
     designs = dict(TORCH_DESIGNS)
     for encoding in space.encodings:
         if encoding.name == "powersgd" and encoding.rank != torch_engines.POWERSGD_RANK:
@@ -158,9 +174,17 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
 def lies_in(strategy: Strategy, space: Space) -> bool:
     """Whether every unpinned choice and the schedule are ones that the space allows."""
     schedule = strategy.schedule
+    if space.only == "buckets":
+        exact = not (strategy.extensions or _encodings(strategy, set()))
+        return exact and schedule.order == "ddp" and schedule.ddp is not None
+    if space.only == "fsdp2" and strategy.engine is None:
+        return False
     if not all(proposer_of(each.key).lies_in(strategy, space) for each in strategy.extensions):
         return False
     if strategy.engine is not None and not space.sharded_parameters:
+        return False
+    computed = strategy.engine.param_dtype if strategy.engine is not None else ""
+    if computed and Encoding(computed) not in space.encodings:
         return False
     if schedule.overlap_forward and not space.overlap_forward:
         return False
@@ -194,6 +218,14 @@ def _encodings(strategy: Strategy, pinned: set[str]) -> set[Encoding]:
     return {getattr(shard, "encoding", EXACT) for shard in shards} - {EXACT}
 
 
+@lru_cache(maxsize=2)
+def named_designs(domain: Domain, space: Space) -> tuple[tuple[str, Strategy], ...]:
+    """All designs by their names, and what extensions make of those that do not fit. Every round
+    asks for them, and they stay the same where trials correct no costs."""
+    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
+    return (*named, *fitting_forms(domain, named, space))
+
+
 def check_any_fits(domain: Domain, space: Space, stop: Stop = no_stop) -> None:
     """stop: ends what extensions look for where no design fits.
 
@@ -208,8 +240,7 @@ def check_any_fits(domain: Domain, space: Space, stop: Stop = no_stop) -> None:
     memory = memory_of(domain)
     if memory.most_bytes(1.0) <= devices.min():
         return
-    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    named += fitting_forms(domain, named, space)
+    named = named_designs(domain, space)
     population = encode([strategy for _, strategy in named], domain)
     if len(fitting_rows(domain, population)):
         return

@@ -4,15 +4,16 @@ A design is a function of the domain; `design_table` lists all of them.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.exports.ddp import ddp_buckets
 from autosync.graph import Variable
-from autosync.plan.plan_document import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.search.designs.building_blocks import (
     MAX_PARTS,
     Choices,
@@ -29,7 +30,7 @@ from autosync.search.designs.building_blocks import (
     returning_gradients,
     uncut,
 )
-from autosync.search.domain_facts import factor_costs, owner_loads, pulled_bytes, sent_bytes
+from autosync.search.domain_facts import factor_costs, owner_links
 from autosync.strategy import (
     AllReduce,
     Partition,
@@ -41,6 +42,7 @@ from autosync.strategy import (
     split,
     whole,
 )
+from autosync.torch_engine import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 from autosync.units import MIB
 
 OVERLAPPED = Schedule("priority", overlap_forward=True)
@@ -52,7 +54,14 @@ SCATTER_BYTES = 25 * MIB
 
 def ddp(domain: Domain) -> Strategy:
     """torch's DistributedDataParallel with its own buckets."""
-    buckets = ddp_buckets(domain.graph, (DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES))
+    own = (DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES)
+    return ddp_of_limits(domain, own, Schedule("ddp", slice_bytes=DDP_BUCKET_BYTES))
+
+
+def ddp_of_limits(domain: Domain, limits_bytes: Sequence[int], schedule: Schedule) -> Strategy:
+    """torch's DDP with other sizes of its buckets. limits_bytes: as for `ddp_buckets`. schedule: of
+    order `ddp`, with the same sizes."""
+    buckets = ddp_buckets(domain.graph, limits_bytes)
     group = {index: number for number, bucket in enumerate(buckets) for index in bucket}
     return Strategy(
         tuple(
@@ -60,7 +69,7 @@ def ddp(domain: Domain) -> Strategy:
             for index, variable in enumerate(domain.graph.variables)
         ),
         even_replicas(domain.world_size),
-        Schedule("ddp", slice_bytes=DDP_BUCKET_BYTES),
+        schedule,
     ).canonical()
 
 
@@ -291,8 +300,7 @@ def least_busy_link(domain: Domain) -> Choices:
     own, as every node does: with P nodes, a share x holds a link of rate b for (1 + (P - 2) x) / b.
     So the slowest node may best own nothing.
     """
-    sent, pulled = sent_bytes(domain), pulled_bytes(domain)
-    loads = {sparse: owner_loads(domain, sparse) for sparse in (False, True)}
+    links, sparse_of = owner_links(domain), domain.variables.sparse
     cut = into_pieces(4 * MIB)
     partitions = {index: cut(domain.graph.variables[index]) for index in everything(domain)}
     pieces = [
@@ -300,17 +308,29 @@ def least_busy_link(domain: Domain) -> Choices:
         for index, partition in partitions.items()
         for part, length in enumerate(partition.lengths)
     ]
-    pieces.sort(key=lambda piece: (-piece[0] * sent[piece[1]], piece[1:]))
-    held = np.zeros(loads[False][0].shape[1])
+    pieces.sort(key=lambda piece: (-piece[0] * links.sent[piece[1]], piece[1:]))
+    shared, own = np.zeros(links.push.shape[2]), np.zeros(len(links.kind))
     owners = {index: [0] * len(partition.lengths) for index, partition in partitions.items()}
     for share, index, part in pieces:
-        push, pull = loads[bool(domain.variables.sparse[index])]
-        after = held + share * (sent[index] * push + pulled[index] * pull)
-        busiest = after.max(axis=1)
+        sparse, kind = int(sparse_of[index]), links.kind
+        sent, pulled = share * links.sent[index], share * links.pulled[index]
+        after = shared + sent * links.push[sparse] + pulled * links.pull[sparse]
+        mine = own + (sent * links.own_push[sparse] + pulled * links.own_pull[sparse])[kind]
+        busiest = np.maximum(after.max(axis=1)[kind], np.maximum(mine, most_of_others(own)))
         best = np.flatnonzero(busiest <= busiest.min() * (1 + 1e-9))
-        owner = int(best[np.argmin((after[best] ** 2).sum(axis=1))])
-        owners[index][part], held = owner, after[owner]
+        squares = (after**2).sum(axis=1)[kind] + mine**2 - own**2
+        owner = int(best[np.argmin(squares[best])])
+        owners[index][part] = owner
+        shared, own[owner] = after[kind[owner]], mine[owner]
     return owned_by(domain, partitions, owners)
+
+
+def most_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest of all values but each one's own, `(n,)`."""
+    first = int(values.argmax())
+    most = np.full(len(values), values[first])
+    most[first] = np.delete(values, first).max(initial=0.0)
+    return most
 
 
 def _balanced(domain: Domain, hierarchical: bool = False) -> Choices:
@@ -321,10 +341,10 @@ def _balanced(domain: Domain, hierarchical: bool = False) -> Choices:
 
 def _poseidon_prefers_factors(domain: Domain, index: int) -> bool:
     """2K(P1-1)(M+N) < 2MN(P1+P2-2)/P2, every worker being a server (Poseidon, algorithm 2)."""
-    variable = domain.graph.variables[index]
-    if not variable.factor_rows:
+    variable, factor_rows = domain.graph.variables[index], domain.variables.factor_rows[index]
+    if not factor_rows:
         return False
     workers = servers = domain.world_size
     rows, columns = variable.shape[0], variable.elements // variable.shape[0]
-    by_factors = 2 * variable.factor_rows * (workers - 1) * (rows + columns)
+    by_factors = 2 * int(factor_rows) * (workers - 1) * (rows + columns)
     return by_factors < 2 * rows * columns * (workers + servers - 2) / servers

@@ -4,16 +4,14 @@ A variable may switch to another method where its cut stays. An owner that moves
 busiest link is then least busy; the design `ps_least_busy_link` says why.
 """
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from autosync.domain import Domain
 from autosync.population import Option
-from autosync.search.domain_facts import owner_loads, pulled_bytes, sent_bytes
+from autosync.search.domain_facts import OwnerLinks
 from autosync.search.edits.edited_columns import (
     HOW,
     SCOPE,
@@ -104,28 +102,16 @@ def option_of(
     return tables.synchronizers[place].method, forms.option[place]
 
 
-class OwnerLinks(NamedTuple):
-    """How long owners keep L links busy.
-
-    push, pull f64[2, S, L]: link seconds of a byte sent to an owner, and fetched from it; of dense
-    variables and of sparse ones. sent, pulled f64[V]: bytes of a whole variable.
-    """
-
-    push: NDArray[np.float64]
-    pull: NDArray[np.float64]
-    sent: NDArray[np.float64]
-    pulled: NDArray[np.float64]
-
-
-@lru_cache(maxsize=8)
-def owner_links(domain: Domain) -> OwnerLinks:
-    (push, pull), (sparse_push, sparse_pull) = (owner_loads(domain, each) for each in (False, True))
-    return OwnerLinks(
-        np.array([push, sparse_push]),
-        np.array([pull, sparse_pull]),
-        sent_bytes(domain),
-        pulled_bytes(domain),
-    )
+@njit(nogil=True)
+def bytes_of_row(
+    tables: Tables, links: OwnerLinks, columns: EditedColumns, number: int, row: int
+) -> tuple[Any, Any, Any]:
+    """What a row of child `number` sends to its owner and fetches from it, and whether its variable
+    is sparse (0 or 1)."""
+    v = np.int64(columns.variable[row])
+    variable, axis = tables.variables[v], columns.axis[number, v]
+    share = columns.length[row] / (variable.elements if axis < 0 else variable.dims[axis])
+    return share * links.sent[v], share * links.pulled[v], np.int64(variable.sparse)
 
 
 @njit(nogil=True)
@@ -138,24 +124,23 @@ def add_row(
     owner: int,
     busy: NDArray[np.float64],
 ) -> None:
-    """Add to `busy` f64[L] for how long a row of child `number` keeps links busy, owned so."""
-    v = np.int64(columns.variable[row])
-    variable, axis = tables.variables[v], columns.axis[number, v]
-    share = columns.length[row] / (variable.elements if axis < 0 else variable.dims[axis])
-    sparse = np.int64(variable.sparse)
-    for link in range(len(busy)):
-        busy[link] += share * (
-            links.sent[v] * links.push[sparse, owner, link]
-            + links.pulled[v] * links.pull[sparse, owner, link]
-        )
+    """Add to `busy` f64[L + S] for how long a row of child `number` keeps links busy, owned so:
+    those that owners share, then each one's own."""
+    sent, pulled, sparse = bytes_of_row(tables, links, columns, number, row)
+    kind, shared = links.kind[owner], links.push.shape[2]
+    for link in range(shared):
+        busy[link] += sent * links.push[sparse, kind, link]
+        busy[link] += pulled * links.pull[sparse, kind, link]
+    busy[shared + owner] += sent * links.own_push[sparse, kind]
+    busy[shared + owner] += pulled * links.own_pull[sparse, kind]
 
 
 @njit(nogil=True)
 def busy_seconds(
     tables: Tables, links: OwnerLinks, columns: EditedColumns, child: Child
 ) -> NDArray[np.float64]:
-    """f64[L]: of all rows of the child that have an owner."""
-    busy = np.zeros(links.push.shape[2])
+    """f64[L + S]: of all rows of the child that have an owner."""
+    busy = np.zeros(links.push.shape[2] + len(links.kind))
     for row in range(child.start, child.stop):
         if columns.method[row] == SERVER_METHOD and columns.server[row] >= 0:
             owner = np.int64(columns.server[row])
@@ -175,15 +160,35 @@ def least_busy_owner(
 ) -> Any:
     """The owner of all these rows of child `number` that leaves the busiest link least busy, of
     equal ones that with the least sum of squares. but: an owner that is none, or -1."""
+    kinds, shared = links.push.shape[1], links.push.shape[2]
+    most_of, sum_of, added = np.zeros(kinds), np.zeros(kinds), np.zeros(kinds)
+    for kind in range(kinds):
+        after = busy[:shared].copy()
+        for row in rows:
+            sent, pulled, sparse = bytes_of_row(tables, links, columns, number, row)
+            for link in range(shared):
+                after[link] += sent * links.push[sparse, kind, link]
+                after[link] += pulled * links.pull[sparse, kind, link]
+            added[kind] += sent * links.own_push[sparse, kind]
+            added[kind] += pulled * links.own_pull[sparse, kind]
+        most_of[kind], sum_of[kind] = after.max(), (after**2).sum()
+    first, second = -1, -1  # whose own links are the busiest
+    for owner in range(len(links.kind)):
+        if first < 0 or busy[shared + owner] > busy[shared + first]:
+            first, second = owner, first
+        elif second < 0 or busy[shared + owner] > busy[shared + second]:
+            second = owner
     best, best_most, best_sum = -1, np.inf, np.inf
-    after = np.empty_like(busy)
     for owner in range(len(tables.weight)):
         if owner == but:
             continue
-        after[:] = busy
-        for row in rows:
-            add_row(tables, links, columns, number, row, owner, after)
-        most, total = after.max(), (after**2).sum()
+        kind, own = links.kind[owner], busy[shared + owner]
+        other = second if owner == first else first
+        mine = own + added[kind]
+        most = max(most_of[kind], mine)
+        if other >= 0:
+            most = max(most, busy[shared + other])
+        total = sum_of[kind] + mine**2 - own**2
         less = most < best_most * (1 - 1e-9)
         if less or (most <= best_most * (1 + 1e-9) and total < best_sum):
             best, best_most, best_sum = owner, most, total

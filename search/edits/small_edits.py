@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
+from autosync.search.domain_facts import OwnerLinks, owner_links
 from autosync.search.edits.edited_columns import (
     ROW,
     WORDS,
@@ -39,10 +40,8 @@ from autosync.search.edits.message_edits import (
 )
 from autosync.search.edits.method_edits import (
     Forms,
-    OwnerLinks,
     forms_among,
     move_owner,
-    owner_links,
     switch_method,
 )
 from autosync.search.extension_proposals import kept_extensions

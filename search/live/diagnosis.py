@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 from autosync.atomic_write import replaced_atomically
 from autosync.bundle import make_bundle
-from autosync.diagnosis.breakdown import break_down
+from autosync.diagnosis.breakdown import break_down, with_parameters
 from autosync.diagnosis.job_facts import facts_of, unwrapped, wrapping_of
 from autosync.diagnosis.mistakes import find_mistakes
 from autosync.diagnosis.rank_trace import INPUT_MARK, RankTrace
@@ -202,6 +202,9 @@ def _measured(
     traces = control.gathered(control.agreed(traced))
     facts = control.gathered(control.agreed(lambda: facts_of(model)))
     breakdown = replace(break_down(traces), backend=facts[0].backend)
+    if (ddp := facts[0].ddp) is not None:
+        named = with_parameters(breakdown.collectives, ddp.bucket_bytes, ddp.bucket_parameters)
+        breakdown = replace(breakdown, collectives=named)
     step_seconds = max(seconds)
     notes = []
     slower = breakdown.iteration_seconds / step_seconds - 1
@@ -290,9 +293,7 @@ def _predicted(
     links = (rates if len(cluster.nodes) > 1 else []) + (
         [LinkRate("ranks of a host", min(inside))] if inside else []
     )
-    domain = control.agreed(
-        lambda: Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
-    )
+    domain = control.agreed(lambda: recorded.domain_on(cluster))
     report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)

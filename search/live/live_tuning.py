@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,11 @@ from autosync.runtime.transport.process_groups import working_group
 from autosync.search.cluster_probe import measure_overlap
 from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
+from autosync.search.live.sharded_answers import (
+    check_untrained,
+    no_room_beside_values,
+    why_next_run,
+)
 from autosync.search.live.time_budget import (
     PROBE_SHARE,
     SEARCH_SHARE,
@@ -43,7 +49,7 @@ from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
 from autosync.search.loop.tuning_store import MemoryStore
-from autosync.search.space import Space
+from autosync.search.space import Space, SpaceName, space_named
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.numba_cache import compilations_told
 from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_tunable, job_control
@@ -78,7 +84,7 @@ def tune(
     ddp_options: Mapping[str, Any] | None = None,
     device_type: str | None = None,
     settings: Settings | None = None,
-    space: Space | None = None,
+    space: Space | SpaceName | None = None,
     save: str | Path | None = None,
     since: Since | None = None,
     trials: str | Path | None = None,
@@ -95,7 +101,9 @@ def tune(
 
     step: `step(model, optimizer)` runs one whole iteration: forward, backward and
         `optimizer.step()`. It is run many times, so it should not advance a data loader: let it
-        use one batch, or take what `batches` gives.
+        use one batch, or take what `batches` gives. One that adds up the gradients of several
+        batches before its update runs all but the last within `with model.no_sync():`, which the
+        model that it is given always has.
     optimizer: of the model, or a list of several; the step is given the same, and the same comes
         back.
     batches: this rank's stream of data, a DataLoader for instance: the step is then called as
@@ -108,8 +116,13 @@ def tune(
     others: schedulers, scalers and the like whose state a step changes.
     batch_size: of one rank, by default the leading dimension of the model's first tensor.
     max_grad_norm, ddp_options: as for `distribute`.
-    device_type: of this rank's GPU, where its own name is none of `autosync.devices`.
-    settings, space: of the search; rank 0's count.
+    device_type: of this rank's GPU, where its own name is none of `autosync.cluster.devices`.
+    settings, space: of the search; rank 0's count. The space "fsdp2", torch's `fully_shard` beside
+        DDP, is tried on a copy of the model, of which each rank has its parts, beside the model's
+        own values. Where sharding is the answer and the optimizers have no state yet, the model
+        comes back sharded, and its parameters are DTensors. A job that has begun to train goes on
+        under torch's DDP; the next run begins with the bundle that `save` names, which the
+        answer needs there.
     save: rank 0 writes the bundle there, for `autosync.distribute` in the next run.
     since: what an earlier tuning of this model measured: its bundle, or the file that its `trials`
         named. A few of its strategies are measured first, to see what has changed, and then the
@@ -122,7 +135,8 @@ def tune(
         InvalidInput: torch.distributed is not initialized; a rank has no batch; the model or an
             optimizer is distributed already; an optimizer trains what is not the model's; an
             option is none of DistributedDataParallel's; step does not do what it must; `since` is
-            no bundle and no file of trials. On every rank.
+            no bundle and no file of trials; no space has that name; the space is `fsdp2`, an
+            optimizer has state, and `save` says no place for the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
             several optimizers are to be clipped.
@@ -131,8 +145,12 @@ def tune(
     group = working_group(None)
     options = dict(ddp_options or {})
 
-    def check() -> None:
+    def check() -> Space:
         check_tunable(model, given_optimizers(optimizer), others, max_grad_norm, options)
+        asked = space_named(space) if isinstance(space, str) else space or Space()
+        if asked.only == "fsdp2" and save is None and dist.get_rank() == 0:
+            check_untrained(given_optimizers(optimizer))
+        return asked
 
     if group.size() == 1:
         check()
@@ -141,7 +159,7 @@ def tune(
     patience = timedelta(minutes=minutes) + GRACE
     until = time.monotonic() + 60 * minutes
     with job_control(patience) as control:
-        control.agreed(check)
+        within = control.agreed(check)
         mine = None if dist.get_rank() else since
         known = control.agreed(lambda: read_earlier(mine) if isinstance(mine, str | Path) else mine)
         control.share_values(model)
@@ -155,18 +173,20 @@ def tune(
                 job,
                 batch_size,
                 settings or Settings(proposals=4_000),
-                space,
+                within,
                 until,
                 on_event,
                 known,
                 trials,
             )
-    if verdict.reason:
+    if verdict.reason or verdict.answer:
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
+        if verdict.answer is not None:
+            message = why_next_run(verdict.answer, save)
         warnings.warn(message, stacklevel=2)
         log.warning(message)
-    elif save is not None and dist.get_rank() == 0:
-        save_bundle(verdict.bundle, save)
+    if save is not None and not verdict.reason and dist.get_rank() == 0:
+        save_bundle(verdict.answer or verdict.bundle, save)
     return distribute(
         model,
         optimizer,
@@ -193,7 +213,7 @@ def _verdict(
     job: LiveJob,
     batch_size: int | None,
     settings: Settings,
-    space: Space | None,
+    space: Space,
     until: float,
     on_event: OnEvent | None,
     since: Bundle | EarlierTrials | None,
@@ -217,10 +237,11 @@ def _verdict(
     sharing = gpu_sharing(job)
     if dist.get_rank() > 0:
         return serve(job)
-    domain = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
+    domain = recorded.domain_on(cluster)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
-    within = replace(space or Space(), sharded_parameters=False)  # it could not be taken off again
-    if len(job.optimizers) > 1:  # a divided model takes one
+    sharded = space.only == "fsdp2"
+    within = space if sharded else replace(space, sharded_parameters=False)  # the script must agree
+    if len(job.optimizers) > 1 and not sharded:  # a divided model takes one
         within = within.undivided()
     hosts = len(cluster.nodes)
     place = f"job ({cluster.world_size} ranks on {hosts} host{'s' * (hosts > 1)})"
@@ -305,6 +326,7 @@ def _searched(
     Raises:
         InvalidInput: nothing of `since` can be used here.
     """
+    pool.refusal = partial(no_room_beside_values, domain)
     earlier = usable(known_from(since, domain), domain, space) if since is not None else None
     now = time.monotonic()
     probe_until = now + PROBE_SHARE * (pool.until - now)
@@ -329,8 +351,11 @@ def _searched(
     )
     if keep is not None:
         with replaced_atomically(Path(keep)) as draft:
-            draft.write_text(to_json(trials_of(outcome.ranked)))
-    return Verdict(shipped_bundle(outcome, domain, pool.description))
+            draft.write_text(to_json(trials_of(outcome.ranked, domain.accumulate)))
+    answer = shipped_bundle(outcome, domain, pool.description)
+    if answer.plan.sharding is not None and any(one.state for one in pool.job.before.optimizers):
+        return Verdict(_keep_ddp(domain), answer=answer)
+    return Verdict(answer)
 
 
 def _log_event(event: TuningEvent) -> None:

@@ -1,5 +1,5 @@
-"""The confirmation: finalists against the baseline (DDP, where it fits) in interleaved repeats, and
-what follows from them."""
+"""The confirmation: finalists against the baseline (DDP, if it fits) in interleaved repeats, and
+the answer."""
 
 from collections.abc import Sequence
 
@@ -30,12 +30,12 @@ SLOWER_REPEATS = 0.1
 
 RACE_FROM = 4
 """Repeats of all finalists. From then on those that were slower than the leader in every repeat are
-left out: of two that are equal, one in eight is, and nothing is lost."""
+left out. In one of eight cases that drops one of two equal strategies, which costs nothing."""
 
 
 def confirmation(store: Store, settings: Settings) -> list[Proposal]:
-    """The next interleaved repeats of finalists and baseline: the winner is not the luckiest trial.
-    None where it is settled.
+    """The next interleaved repeats of finalists and baseline, so that luck does not choose the
+    winner. None once the confirmation is complete.
 
     The first half of `settings.repeats` chooses the winner; in the other half, which reports, it
     runs against the baseline alone.
@@ -182,7 +182,7 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
 
 
 def _baseline(store: Store, ranked: Sequence[MeasuredRow]) -> MeasuredRow:
-    """What the confirmation has begun with, else what it would begin with; it was measured."""
+    """The strategies with which the confirmation began, or would begin; all were measured."""
     if begun := _begun(store):
         first = begun[0].candidate.strategy.id
         base = next((row for row in ranked if row.candidate.strategy.id == first), None)

@@ -3,16 +3,14 @@ of them refined by a local search in the timeline."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.search.designs.design_table import hand_designed, torch_designs
+from autosync.search.designs.design_table import named_designs
 from autosync.search.edits.local_search import refined
-from autosync.search.extension_proposals import fitting_forms
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import designs_again
 from autosync.search.loop.outcome import DDP
@@ -29,7 +27,7 @@ from autosync.strategy import Strategy
 F64 = NDArray[np.float64]
 
 RACED, RACE_EVALUATIONS = 6, 256
-"""The most promising designs, each improved a little: what improves most is not what began best."""
+"""The most promising designs, each improved a little: the best start need not give the best end."""
 REFINED = 2
 """Of these, the fastest by the timeline are improved further; one trial each at the most. The
 harder a search optimises a simulator, the more it finds of its errors, so these are candidates
@@ -42,7 +40,7 @@ deviations; a simulator that states none is off by `MODEL_NOISE`."""
 def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Candidate]:
     """DDP, then the other hand-designed strategies that fit the devices' memory, some of them with
     something of an extension, the most promising first, of equal messages the first one."""
-    named = list(_named_designs(domain, space))
+    named = list(named_designs(domain, space))
     population = encode([strategy for _, strategy in named], domain)
     scores = simulator.predict(domain, population)
     candidates = [
@@ -59,13 +57,6 @@ def known_designs(domain: Domain, space: Space, simulator: Simulator) -> list[Ca
     fitting = {*fitting_rows(domain, population).tolist(), 0}  # DDP is measured in any case
     rows = distinct_rows(domain, population)
     return [candidates[order[row]] for row in rows if int(row) in fitting]
-
-
-@lru_cache(maxsize=2)
-def _named_designs(domain: Domain, space: Space) -> tuple[tuple[str, Strategy], ...]:
-    """Every round asks for them, and they stay the same where trials correct no costs."""
-    named = [*hand_designed(domain, space), *torch_designs(domain, space)]
-    return (*named, *fitting_forms(domain, named, space))
 
 
 def with_refined(

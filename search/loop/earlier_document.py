@@ -1,11 +1,11 @@
-"""What a tuning measured, as a document from which another one begins."""
+"""The measurements of a tuning, as a document from which another one begins."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from autosync.documents import STRICT
+from autosync.documents import STRICT, UNLESS_ONE
 from autosync.errors import InvalidInput
 from autosync.strategy import Strategy
 
@@ -31,8 +31,9 @@ class EarlierTrial:
 
 @dataclass(frozen=True, slots=True)
 class EarlierTrials:
-    """Measured strategies, each once."""
+    """Measured strategies, each once. accumulate: batches of an update, whose seconds they are."""
 
     trials: tuple[EarlierTrial, ...]
+    accumulate: Annotated[int, UNLESS_ONE] = 1
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

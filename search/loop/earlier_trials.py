@@ -1,7 +1,7 @@
-"""What an earlier tuning measured, as knowledge of a new one.
+"""Uses the measurements of an earlier tuning in a new one.
 
-Conditions have changed since, or nobody would tune again. So some of its strategies are measured
-first (canaries), and the seconds of all others count times what these have changed by.
+Conditions may have changed since. So some of its strategies are measured
+first (canaries), and their change scales the seconds of all others.
 """
 
 import json
@@ -34,19 +34,20 @@ FASTEST = 3
 """Canaries beside DDP and a middling strategy: the answer is likely near the old one."""
 
 
-def trials_of(ranked: Sequence[MeasuredRow]) -> EarlierTrials:
-    """Of a ranked table, without its failures."""
+def trials_of(ranked: Sequence[MeasuredRow], accumulate: int) -> EarlierTrials:
+    """Of a ranked table, without its failures. accumulate: batches of an update."""
     return EarlierTrials(
         tuple(
             EarlierTrial(row.candidate.strategy, row.step_seconds, row.candidate.origin)
             for row in ranked
             if row.step_seconds is not None
-        )
+        ),
+        accumulate,
     )
 
 
 def trials_of_bundle(shipped: Bundle, domain: Domain) -> EarlierTrials:
-    """What a bundle's evidence says of its strategy and of DDP.
+    """The measurements of a bundle's strategy and of DDP, from its evidence.
 
     Raises:
         InvalidInput: nobody has measured it.
@@ -62,7 +63,7 @@ def trials_of_bundle(shipped: Bundle, domain: Domain) -> EarlierTrials:
     found = [EarlierTrial(shipped.strategy, evidence.step_seconds, "bundle")]
     if evidence.ddp_step_seconds is not None and not is_ddp(shipped.strategy):
         found.append(EarlierTrial(known_designs.ddp(domain), evidence.ddp_step_seconds, DDP))
-    return EarlierTrials(tuple(found))
+    return EarlierTrials(tuple(found), evidence.accumulate)
 
 
 def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
@@ -96,8 +97,24 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
     """Those that run on the domain and lie in the space; DDP always does.
 
     Raises:
-        InvalidInput: none of them does.
+        InvalidInput: none of them does; they were measured with another number of batches an
+            update; or the space is one that is measured anew.
     """
+    if earlier.accumulate != domain.accumulate:
+        raise InvalidInput(
+            f"they are seconds of updates of {earlier.accumulate} batches, and this tuning's have "
+            f"{domain.accumulate}.",
+            thing="earlier trials",
+            value=earlier.accumulate,
+            remedy=f"Tune with accumulate {earlier.accumulate}, or without them.",
+        )
+    if space.only == "buckets":
+        raise InvalidInput(
+            f"the space {space.only!r} is measured anew: nothing of another tuning is taken over.",
+            thing="earlier trials",
+            value=space.only,
+            remedy="Tune without them, or leave the space out.",
+        )
     kept = tuple(t for t in earlier.trials if _is_usable(t.strategy, domain, space))
     if not kept:
         raise InvalidInput(
@@ -106,7 +123,7 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
             value=len(earlier.trials),
             remedy="Give those of the same model on as many ranks, or tune without them.",
         )
-    return EarlierTrials(kept)
+    return EarlierTrials(kept, earlier.accumulate)
 
 
 def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
@@ -126,7 +143,8 @@ def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
 def canaries(
     domain: Domain, simulator: Simulator, earlier: EarlierTrials, most: int
 ) -> list[Candidate]:
-    """At most so many to measure first: DDP, the fastest, and one from the middle of the rest."""
+    """At most this many strategies to measure first: DDP, the fastest, and one from the middle of
+    the rest."""
     by_seconds = sorted(earlier.trials, key=lambda trial: trial.step_seconds)
     others = [trial for trial in by_seconds if not is_ddp(trial.strategy)]
     fastest, rest = others[:FASTEST], others[FASTEST:]
@@ -167,8 +185,8 @@ def designs_again(
 
 
 def since_then(earlier: EarlierTrials, store: Store) -> list[tuple[Strategy, float]]:
-    """Strategies that have not been measured again, with their seconds times what those that have
-    been take now of what they took then (the median); none before any has been."""
+    """Strategies that have not been measured again, with their earlier seconds times the median
+    ratio of new to earlier seconds of those that have; none before any has been measured."""
     seconds = {trial.key: trial.step_seconds for trial in store.trials()}
     now: dict[str, float] = {}
     for proposal in store.proposals():

@@ -1,4 +1,4 @@
-"""What a tuning reports: events on the way, and the outcome at the end."""
+"""Reports of a tuning: events while it runs, and the outcome at the end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from autosync.documents import STRICT
 from autosync.domain import Domain
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.strategy import EXACT, AllReduce, Strategy
+from autosync.torch_engine import DDP_BUCKET_BYTES
 from autosync.trials.contract import ErrorKind, TrialResult
 
 T = TypeVar("T")
@@ -105,6 +106,7 @@ def shipped_bundle(outcome: Outcome, domain: Domain, measured_on: str) -> Bundle
         step_seconds=outcome.best_seconds,
         ddp_step_seconds=outcome.ddp_seconds,
         measured_on=measured_on,
+        accumulate=domain.accumulate,
     )
     return make_bundle(outcome.best.strategy, domain, evidence)
 
@@ -173,9 +175,14 @@ def paired_speedup(ddp: Sequence[float], other: Sequence[float]) -> tuple[float,
 
 
 def is_ddp(strategy: Strategy) -> bool:
-    """Whether it is torch's DDP as it comes: no communication hook packs its messages, and it
-    carries nothing of an extension."""
-    if strategy.schedule.order != "ddp" or strategy.extensions:
+    """Whether it is torch's DDP with its own sizes of buckets: no communication hook packs its
+    messages, and it carries nothing of an extension."""
+    schedule = strategy.schedule
+    if schedule.order != "ddp" or strategy.extensions:
+        return False
+    if schedule.slice_bytes not in (0, DDP_BUCKET_BYTES):
+        return False
+    if schedule.ddp is not None and schedule.ddp.bucket_limits_bytes:
         return False
     shards = (shard for choice in strategy.choices for shard in choice.shards)
     return all(isinstance(shard, AllReduce) and shard.encoding == EXACT for shard in shards)

@@ -1,4 +1,5 @@
-"""Which strategies to try next: hand-designed ones first, then the most promising of all sources.
+"""Chooses the strategies to try next: hand-designed ones first, then the most promising of all
+sources.
 
 Each source (designs that were not tried yet, random draws, local searches from the fastest
 measured, their neighbours) has its share of a round's trials (`sources`).
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 
 from autosync.domain import Domain
 from autosync.search.extension_proposals import extension_candidates, retries
+from autosync.search.loop.bucket_curve import bucket_candidates
 from autosync.search.loop.design_candidates import earned_designs, known_designs, with_refined
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import canaries, designs_again
@@ -49,6 +51,9 @@ def propose(
     number = 1 + max((proposal.round for proposal in stored), default=-1)
     if earlier is not None and number == 0:
         return proposals_of(canaries(domain, simulator, earlier, left), number)
+    if space.only == "buckets":
+        chosen = bucket_candidates(domain, simulator, store, settings, left)
+        return proposals_of(chosen, number)
     tried = [each.candidate.strategy for each in stored]
     fastest = [row for row in rank_measured(stored, store.trials()) if row.step_seconds]
     best_seconds = fastest[0].step_seconds if fastest else None
@@ -67,7 +72,8 @@ def propose(
         chosen += _extended(domain, space, simulator, store, settings, fastest, chosen, slots)
     gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
     searched = Searched.after(domain, simulator, fastest, settings)
-    shares = round_shares(settings, slots - len(chosen), len(searched.parents), later)
+    parents, sharded = len(searched.parents), searched.shardings
+    shares = round_shares(settings, slots - len(chosen), parents, later, sharded)
     insured = quota(INSURED_SHARE, later, slots)
     sources = Sources(domain, space, simulator, settings, number, best_seconds, searched, on_event)
     beside = [*tried, *(each.strategy for each in chosen)]

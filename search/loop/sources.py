@@ -7,16 +7,19 @@ than the fastest measured, by their prediction and one standard deviation.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.codes import Method, Order
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.population import Population, concatenate, encode
+from autosync.search.designs.known_designs import ddp
 from autosync.search.edits.local_search import neighbours_of, searched_from
+from autosync.search.edits.sharded_edits import sharded_neighbours
 from autosync.search.extension_proposals import is_edited
 from autosync.search.loop.outcome import MeasuredRow, OnEvent, TuningEvent
 from autosync.search.loop.ranking import (
@@ -31,8 +34,11 @@ from autosync.search.loop.ranking import (
 )
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Source
-from autosync.search.space import Space
+from autosync.search.sampler.sampling import most_draws, sample
+from autosync.search.sampler.sharded_draws import MOST_DRAWS, sharding_choices
+from autosync.search.space import SPACES, Space
 from autosync.simulator.fitting.iteration_costs import MODEL_NOISE, recalibrated
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.simulator.simulator_contract import Learner, Simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
@@ -41,15 +47,18 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 COARSE_SIZE = 2048
-"""Proposals that the timeline passes to a simulator that learns, which costs far more each."""
+"""Proposals that the timeline passes to a learned simulator, which costs far more for each."""
 UNFAVOURED = 512
-"""Of these, ones that the timeline does not favour, so that what it undervalues can be chosen."""
+"""Of these, ones that the timeline ranks low, so that strategies that it undervalues can win."""
 RANKED_SIZE = 16_384
 """The timeline's places that those come from: beyond, it would have to err several times over."""
 NEIGHBOURS = 4096
 """Neighbours that are looked at in a round; no more than its proposals."""
 NEIGHBOURS_KEPT = 512
 """Of these, those that the timeline passes to a simulator that learns."""
+SHARDED_NEIGHBOURS = 512
+"""Neighbours of strategies under torch's `fully_shard` in a round: each is played in plain Python,
+a few milliseconds."""
 REFINED_PARENTS = 4
 """Of the fastest measured strategies, those that a local search begins from."""
 REFINEMENTS = 2048
@@ -70,11 +79,14 @@ may err where it knows little."""
 @dataclass(frozen=True, slots=True)
 class Searched:
     """What searches begin from. parents: measured strategies, the fastest first. step_seconds
-    `(parents,)`: measured. calibrated: the domain with costs that the trials have corrected."""
+    `(parents,)`: measured. calibrated: the domain with costs that the trials have corrected.
+    sharded: measured strategies under torch's `fully_shard`, the fastest first, which have
+    neighbours of their own kind."""
 
     parents: Population
     step_seconds: NDArray[np.float64]
     calibrated: Domain
+    sharded: Population | None = None
 
     @staticmethod
     def after(
@@ -88,7 +100,12 @@ class Searched:
         if isinstance(simulator, Learner) and settings.refined_share > 0:
             calibrated = recalibrated(domain, measured, seconds)
         rows = parent_rows(domain, measured)
-        return Searched(measured.take(rows), seconds[rows], calibrated)
+        sharded = measured.take(np.flatnonzero((measured.engine > 0) & (measured.extension == 0)))
+        return Searched(measured.take(rows), seconds[rows], calibrated, sharded)
+
+    @property
+    def shardings(self) -> int:
+        return 0 if self.sharded is None else len(self.sharded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +149,7 @@ class Sources:
         return chosen, gains
 
     def shortlist(self, origin: Source, context: RankingContext) -> Shortlist:
-        """What a source finds most promising."""
+        """The candidates that a source finds most promising."""
         proposals, seed = self.settings.proposals, self.settings.seed + self.number
         match origin:
             case "sampled":
@@ -140,28 +157,29 @@ class Sources:
             case "refined":
                 return refined_shortlist(context, self.space, self.searched, proposals, seed)
             case "neighbour":
-                parents = self.searched.parents
-                return neighbour_shortlist(context, self.space, parents, proposals, seed)
+                return neighbour_shortlist(context, self.space, self.searched, proposals, seed)
 
     def _progress(self, done: int) -> None:
         text = f"ranking proposals, round {self.number + 1}"
-        self.on_event(TuningEvent("ranking", text, done, self.settings.proposals))
+        total = most_draws(self.space, self.settings.proposals)
+        self.on_event(TuningEvent("ranking", text, done, total))
 
 
 def round_shares(
-    settings: Settings, slots: int, parents: int, before: int = 0
+    settings: Settings, slots: int, parents: int, before: int = 0, sharded: int = 0
 ) -> list[tuple[Source, int]]:
     """Trials of a round by source, `slots` in all; random draws get what is left. A source that has
     a share is listed even without a trial, since others may leave it theirs; sources other than
     draws need a parent.
 
     before: trials of such rounds so far. A share is of all of them together, so that a share of an
-    eighth has a trial in every second round of four.
+    eighth has a trial in every second round of four. sharded: parents under torch's `fully_shard`,
+    which have neighbours alone: without others, these have both shares.
     """
-    asked: tuple[tuple[Source, float], ...] = (
-        ("refined", settings.refined_share if parents else 0.0),
-        ("neighbour", settings.neighbour_share if parents else 0.0),
-    )
+    refined, neighbour = settings.refined_share, settings.neighbour_share
+    if not parents:
+        refined, neighbour = 0.0, (refined + neighbour if sharded else 0.0)
+    asked: tuple[tuple[Source, float], ...] = (("refined", refined), ("neighbour", neighbour))
     left = slots
     counts: dict[Source, int] = {}
     for origin, share in asked:
@@ -208,7 +226,8 @@ def ranked_draws(
     seed: int,
     progress: Callable[[int], None],
 ) -> RankedProposals:
-    """The best of `total` random proposals by the coarse simulator."""
+    """The best of `total` random proposals, as the coarse simulator predicts."""
+    total = most_draws(space, total)
     kept = RANKED_SIZE if isinstance(simulator, Learner) else COARSE_SIZE
     return rank(domain, space, coarse_of(simulator), total, seed, kept, on_progress=progress)
 
@@ -216,10 +235,37 @@ def ranked_draws(
 def shortlist_of_draws(
     context: RankingContext, space: Space, ranked: RankedProposals, seed: int
 ) -> Shortlist:
-    """A simulator that learns ranks only some of the timeline's best (`coarse_places`)."""
+    """A simulator that learns ranks only some of the timeline's best (`coarse_places`). Where DDP
+    does not fit, shardings are drawn as well."""
     coarse = ranked.take(coarse_places(len(ranked.index), seed))
     population = materialize(coarse, context.domain, space)
-    return context.shortlist(population, coarse.index, coarse.seconds)
+    if not needs_sharding(context.domain, space):
+        return context.shortlist(population, coarse.index, coarse.seconds)
+    sharded = sample(context.domain, sharded_part(space), 0, MOST_DRAWS, seed)
+    return context.shortlist(
+        concatenate([population, sharded]),
+        np.concatenate((coarse.index, np.full(MOST_DRAWS, -1))),
+        np.concatenate((coarse.seconds, context.predict_coarsely(sharded))),
+    )
+
+
+@lru_cache(maxsize=4)
+def needs_sharding(domain: Domain, space: Space) -> bool:
+    """Whether the devices' memory does not hold DDP, and the space has shardings beside others."""
+    if space.only or space.pins or not space.sharded_parameters:
+        return False
+    if len(fitting_rows(domain, encode([ddp(domain)], domain))):
+        return False
+    try:
+        sharding_choices(domain, sharded_part(space))
+    except InvalidInput:
+        return False
+    return True
+
+
+def sharded_part(space: Space) -> Space:
+    """The space `fsdp2` with what another one allows of it."""
+    return replace(SPACES["fsdp2"], encodings=space.encodings)
 
 
 def drawn_shortlist(
@@ -273,21 +319,35 @@ def child_scale(off: F64) -> F64:
 
 
 def neighbour_shortlist(
-    context: RankingContext, space: Space, measured: Population, total: int, seed: int
+    context: RankingContext, space: Space, searched: Searched, total: int, seed: int
 ) -> Shortlist:
-    """Of neighbours of the fastest strategies. measured: as `parents_among` returns them, at least
-    one."""
-    fastest = measured.take(np.arange(min(MEASURED_PARENTS, len(measured))))
-    population, seconds = neighbours_of(
-        context.domain,
-        space,
-        fastest,
-        context.predict_coarsely,
-        min(NEIGHBOURS, total),
-        seed,
-        NEIGHBOURS_KEPT,
-    )
+    """Of neighbours of the fastest strategies, of which there is at least one."""
+    parts = []
+    if len(measured := fastest_of(searched.parents)):
+        parts.append(
+            neighbours_of(
+                context.domain,
+                space,
+                measured,
+                context.predict_coarsely,
+                min(NEIGHBOURS, total),
+                seed,
+                NEIGHBOURS_KEPT,
+            )
+        )
+    if searched.sharded is not None and len(measured := fastest_of(searched.sharded)):
+        within = space if space.only == "fsdp2" else sharded_part(space)
+        most = min(SHARDED_NEIGHBOURS, total)
+        near = sharded_neighbours(context.domain, within, measured, most)
+        parts.append((near, context.predict_coarsely(near)))
+    population = concatenate([each for each, _ in parts])
+    seconds = np.concatenate([each for _, each in parts])
     return context.shortlist(population, np.full(len(population), -1), seconds)
+
+
+def fastest_of(measured: Population) -> Population:
+    """The first ones, which have neighbours."""
+    return measured.take(np.arange(min(MEASURED_PARENTS, len(measured))))
 
 
 def coarse_places(ranked: int, seed: int) -> I64:
@@ -301,11 +361,6 @@ def coarse_places(ranked: int, seed: int) -> I64:
     rng = np.random.default_rng(seed)
     drawn = edges[:-1] + (rng.random(UNFAVOURED) * np.diff(edges)).astype(np.int64)
     return np.concatenate((np.arange(favoured), np.unique(drawn)))
-
-
-def parents_among(domain: Domain, measured: Population) -> Population:
-    """Of these, those that others can be made of."""
-    return measured.take(parent_rows(domain, measured))
 
 
 def parent_rows(domain: Domain, measured: Population) -> I64:

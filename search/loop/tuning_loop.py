@@ -8,7 +8,7 @@ from autosync.bundle import make_bundle
 from autosync.cancellation import beside, check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
-from autosync.search.designs import known_designs
+from autosync.search.designs.design_table import own_ddp
 from autosync.search.loop.confirm import conclude, confirmation, most_confirming_trials
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import since_then
@@ -26,7 +26,7 @@ from autosync.trials.contract import Pool, TrialRequest, TrialResult
 from autosync.trials.request_names import FAILURES
 
 StopRule = Callable[[Phase], bool]
-"""Whether a phase of a tuning shall end now; asked before each of its rounds and trials."""
+"""Whether a phase of a tuning shall end now; called before each of its rounds and trials."""
 
 
 _FOUND = {
@@ -56,9 +56,9 @@ def tune(
     """Find, measure and confirm the fastest strategy of the domain; DDP is always measured.
     Where it runs out of memory, what fits is compared with the fastest known design.
 
-    Stops and goes on anywhere: what the store holds is never run again. stop: may end the search
-    before its budget, and the confirmation before its last repeat; what was measured counts.
-    earlier: what a tuning of the same model measured; see `earlier_trials`.
+    The loop can stop and continue at any point: trials in the store never run again. stop: may end
+    the search before its budget, and the confirmation before its last repeat; earlier measurements
+    count. earlier: measurements of a tuning of the same model; see `earlier_trials`.
 
     Raises:
         AutosyncError: torch's DDP could not be measured for another reason than memory, or nothing
@@ -84,7 +84,7 @@ def tune(
             run_pending(domain, pool, store, settings, on_event, stop)
     finally:
         pool.close()
-    ddp_fits = len(fitting_rows(domain, encode([known_designs.ddp(domain)], domain))) > 0
+    ddp_fits = len(fitting_rows(domain, encode([own_ddp(domain, space)], domain))) > 0
     outcome = conclude(store, ddp_fits)
     on_event(TuningEvent("done", describe_outcome(outcome), best_seconds=outcome.best_seconds))
     return outcome
@@ -98,8 +98,8 @@ def run_pending(
     on_event: OnEvent,
     stop: StopRule = never,
 ) -> None:
-    """Run every stored proposal that has no trial yet and whose phase goes on, in the order they
-    were stored."""
+    """Run every stored proposal that has no trial yet and whose phase has not ended, in the order
+    in which they were stored."""
     trials = {trial.key: trial for trial in store.trials()}
     proposals = store.proposals()
     best = min((t.step_seconds for t in trials.values() if t.step_seconds), default=None)
@@ -164,7 +164,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
         warmup=settings.warmup,
         iterations=settings.iterations,
         passes=2 if proposal.phase == "search" else 1,
-        timeout_seconds=settings.timeout_seconds,
+        timeout_seconds=settings.timeout_seconds * domain.accumulate,
         record=proposal.phase == "confirm" and proposal.round == 0,
         compute_slowdown=predicted_slowdown(domain, strategy),
     )

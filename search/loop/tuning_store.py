@@ -1,4 +1,4 @@
-"""What the tuning loop needs stored, so that it can stop anywhere and go on."""
+"""Storage of the tuning loop, so that it can stop at any point and continue."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from autosync.trials.contract import TrialResult
 
 Phase = Literal["search", "confirm"]
 Source = Literal["sampled", "refined", "neighbour"]
-"""A search that has a share of a round's trials."""
+"""A search that gets a share of a round's trials."""
 
 Origin = Literal[Source, "placed", "placed_by_policy"]
 """Where a candidate that a search found comes from: random draws, local searches from

@@ -1,2 +1,2 @@
-"""Random strategies under the two constraints, drawn by compiled kernels. Imports the space and
-facts of the domain, not the designs."""
+"""Random strategies: under AutoSync's two constraints, drawn by compiled kernels, and of torch's
+`fully_shard`. Imports the space and facts of the domain, not the designs."""

@@ -10,6 +10,7 @@ from autosync.search.sampler.adjacent_merge import merge_adjacent
 from autosync.search.sampler.draw_kernels import draw_choices, draw_shard_methods, fill_shards
 from autosync.search.sampler.load_balance import balance_load
 from autosync.search.sampler.sampling_tables import empty_choices, empty_shards, sampler_inputs
+from autosync.search.sampler.sharded_draws import MOST_DRAWS, sample_sharded
 from autosync.search.space import Space
 
 
@@ -26,12 +27,19 @@ def sample(domain: Domain, space: Space, start: int, n: int, seed: int) -> Popul
     return sample_at(domain, space, np.arange(start, start + n, dtype=np.uint64), seed)
 
 
+def most_draws(space: Space, asked: int) -> int:
+    """How many of the proposals that are asked for are drawn from a space."""
+    return min(asked, MOST_DRAWS) if space.only == "fsdp2" else asked
+
+
 def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: int) -> Population:
     """The proposals of these indices, in their order."""
     if not 0 <= seed < 1 << 64:
         raise InvalidInput(
             f"the seed is {seed}.", thing="seed", value=seed, remedy="Use 0 to 2**64 - 1."
         )
+    if space.only == "fsdp2":
+        return sample_sharded(domain, space, indices, seed)
     tables, options, layouts, extensions = sampler_inputs(domain, space)
     key, n = np.uint64(seed), len(indices)
     choices = empty_choices(n, len(tables.variables))
@@ -46,9 +54,11 @@ def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: i
         layouts=layouts,
         options=options,
         engines=(None,),
+        ddp_arguments=(None,),
         extensions=extensions,
         layout=choices.layout,
-        engine=np.zeros(n, dtype=np.uint8),
+        engine=np.zeros(n, dtype=np.uint16),
+        ddp=np.zeros(n, dtype=np.uint16),
         extension=choices.extension,
         order=choices.order,
         slice_bytes=choices.slice_bytes,

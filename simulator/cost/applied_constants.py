@@ -2,18 +2,14 @@
 
 from dataclasses import dataclass, replace
 from math import log, log2, sqrt
-from typing import Literal
 
 import numpy as np
 
-from autosync.cluster import Cluster, MessageCost, Node
+from autosync.cluster import Cluster, MessageCost
 from autosync.domain import Domain
 from autosync.graph import Variable
 from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.fitted_constants import Constants, NetworkConstants
-
-HALVES: tuple[Literal["all_to_all", "all_gather"], ...] = ("all_to_all", "all_gather")
-"""A reduce-scatter (whose cost goes by all_to_all) and an all-gather are half a ring each."""
 
 RDMA_LATENCY_US = 20.0
 """Nodes of a lower latency are taken to use RDMA: it takes 1 to 5 us, TCP tens."""
@@ -33,52 +29,9 @@ def with_engine(cluster: Cluster, seconds: float) -> Cluster:
     return replace(cluster, costs=(*others, MessageCost("engine", seconds)))
 
 
-def with_network(cluster: Cluster, constants: Constants, network: str | None) -> Cluster:
-    """The cluster at the fitted rates and startups of one of the networks (None: of no network,
-    for nodes by themselves)."""
-    fitted = constants.networks[network] if network is not None else None
-    nodes = tuple(_at_rate(node, constants, fitted) for node in cluster.nodes)
-    hop_seconds = fitted.hop_seconds if fitted else constants.hop_seconds
-    return replace(
-        cluster,
-        nodes=nodes,
-        costs=ring_costs(cluster, constants, hop_seconds),
-        transfer_slowdown=constants.transfer_slowdown,
-    )
-
-
 def port_gbps(constants: Constants, network: NetworkConstants) -> float:
     """Payload of a worker host's NIC: that of its port, or of the slot it sits in."""
     return min(network.wire_gbps * network.payload_share, constants.intra_bandwidth_gbps)
-
-
-def _at_rate(node: Node, constants: Constants, fitted: NetworkConstants | None) -> Node:
-    intra = constants.intra_bandwidth_gbps
-    rate = port_gbps(constants, fitted) if fitted else intra
-    if node.server_only:
-        served = fitted.server_bandwidth_gbps if fitted else None
-        return replace(node, bandwidth_gbps=min(rate, served or rate))
-    return replace(node, bandwidth_gbps=rate, intra_bandwidth_gbps=intra)
-
-
-def ring_costs(
-    cluster: Cluster, constants: Constants, hop_seconds: float
-) -> tuple[MessageCost, ...]:
-    """Startups of collectives: one launch, and 2 (m - 1) steps of a ring of m devices.
-
-    A step takes the mean over the ring of the hops inside nodes and those from host to host
-    (`hop_seconds`). Halves of an all-reduce take half of both.
-    """
-    workers = cluster.world_size
-    hosts = sum(node.ranks > 0 for node in cluster.nodes)
-    outside = hosts / workers if hosts > 1 else 0.0
-    step_seconds = outside * hop_seconds + (1.0 - outside) * constants.hop_seconds
-    per_worker = 2.0 * (workers - 1) / workers * step_seconds
-    start = constants.message_seconds
-    return (
-        MessageCost("all_reduce", start, per_worker),
-        *(MessageCost(kind, start / 2, per_worker / 2) for kind in HALVES),
-    )
 
 
 def with_replication_costs(domain: Domain, constants: Constants) -> Domain:

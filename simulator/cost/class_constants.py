@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from autosync.cluster import Cluster
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.simulator.backends.nccl import collective_times, confidence
 from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.topology import Topology, topology_of

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.cluster import Cluster
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.codes import Op
-from autosync.devices import DEVICE_TYPES
-from autosync.plan.plan_table import FIRST_SERVER, Teams
+from autosync.plan.plan_table import FIRST_SERVER, Teams, TeamTable
 from autosync.simulator.backends import backend_of
 from autosync.simulator.backends.nccl import CostSegment, cost_segments
 from autosync.simulator.cost.alike_servers import alike_servers
@@ -29,6 +29,7 @@ from autosync.simulator.cost.message_classes import (
 )
 from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.cost.replication_constants import REPLICATION
+from autosync.simulator.cost.shared_links import at_once, uplinks_of
 from autosync.simulator.topology import Topology, topology_of, topology_of_team
 
 F64 = NDArray[np.float64]
@@ -41,6 +42,11 @@ OPERATION_NAMES = {
     Op.ALL_GATHER: "all_gather",
 }
 """Collectives that NCCL runs itself."""
+
+SPINE = "spine"
+NO_ROOT: F64 = np.zeros(5)
+ROOT_PORTS = [False, False, True, True, False]
+"""Which of a root's links are ports of devices."""
 
 
 def has_collective_model(cluster: Cluster) -> bool:
@@ -57,8 +63,9 @@ def on_nccl_gpus(cluster: Cluster) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """least_bytes: from which on. links f64[4 K]: bytes on each kind of link (`LINKS` of each kind
-    of node) per byte of the message; root f64[4]: on those of the root."""
+    """least_bytes: from which on. links f64[4 K + 1]: bytes on each kind of link (`LINKS` of each
+    kind of node, then a leaf's links to the spine) per byte of the message; root f64[5]: on those
+    of the root."""
 
     operation: Op
     server: int
@@ -70,7 +77,7 @@ class _Class:
     root: F64
 
 
-def collective_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
+def collective_network(cluster: Cluster, teams: TeamTable) -> Network:
     """The costs of every class of messages that plans over these teams can hold."""
     costs = _ClassCosts(cluster)
     team_kind = np.arange(len(teams))
@@ -99,17 +106,20 @@ def collective_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
     own = roots.max(axis=1)
     stated = np.array([each.seconds_per_byte for each in classes])
     alone = np.maximum(stated, np.maximum(links.max(axis=1), own))
-    rooted = np.array([each.server >= 0 for each in classes])
-    typical = np.array([links[:, place::4].max(axis=1) for place in range(4)]).T
-    held = np.hstack([links, np.where(rooted[:, None], roots, typical)])
+    server = np.array([each.server for each in classes])
+    typical = np.array([links[:, place:-1:4].max(axis=1) for place in range(4)] + [links[:, -1]]).T
+    at_root = np.where(server[:, None] >= 0, roots, typical)
+    # messages of a dedicated server follow each other, and nothing else passes its links
+    at_root[server >= cluster.world_size] = 0.0
+    held = np.hstack([links, at_root])
     share = held / np.where(alone > 0, alone, 1.0)[:, None]
-    is_port = np.arange(held.shape[1]) % 4 >= 2
+    is_port = np.array([False, False, True, True] * len(costs.servers.kinds) + [False] + ROOT_PORTS)
     column = number_equal_rows(share.T)
     first = np.unique(column, return_index=True)[1]
     first = first[share.max(axis=0)[first] > 0]
     utilization = np.ascontiguousarray(share[:, first])
     engine, overlap = cluster.cost("engine"), cluster.overlap_slowdown
-    count = len(classes)
+    count, shown = len(classes), len(costs.names) - (not costs.uplinks.oversubscribed)
     return Network(
         message_class=message_class,
         team_kind=team_kind,
@@ -124,9 +134,9 @@ def collective_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
         link_seconds=np.zeros(count),
         seconds_per_byte=alone,
         equation_seconds_per_byte=np.array([each.equation_seconds_per_byte for each in classes]),
-        server=np.array([each.server for each in classes], dtype=np.int16),
-        load=links,
-        resources=costs.names,
+        server=server.astype(np.int16),
+        load=links[:, :shown],
+        resources=costs.names[:shown],
         utilization=utilization,
         flows=(utilization > 0).astype(np.float64),
         ports=np.bincount(column, weights=is_port, minlength=len(first))[column[first]] > 0,
@@ -154,9 +164,11 @@ class _ClassCosts:
             rates += [nics, nics, self.port, self.port]
             names += [f"NIC out {kind.name}", f"NIC in {kind.name}"]
             names += [f"GPU port out {kind.name}", f"GPU port in {kind.name}"]
-        self.rates, self.names = np.array(rates), tuple(names)
-        # of a root, what passes its NICs is counted in seconds already
-        self.root_rates = np.array([1.0, 1.0, self.port, self.port])
+        self.uplinks = uplinks_of(cluster)
+        slowest = min(kind.nics * kind.nic_bytes_per_second for kind in self.servers.kinds)
+        self.rates, self.names = np.array([*rates, self.uplinks.hosts * slowest]), (*names, SPINE)
+        # of a root, what passes NICs and the spine is counted in seconds already
+        self.root_rates = np.array([1.0, 1.0, self.port, self.port, 1.0])
 
     def classes(self, operation: Op, teams: Teams, root: int) -> list[_Class]:
         """Of a message, by its bytes."""
@@ -186,33 +198,22 @@ class _ClassCosts:
         several = [topology for topology in found if topology.ranks > 1]
         return max(several, key=lambda each: _seconds_per_byte(each), default=None)
 
-    def _kinds_of(self, teams: Teams) -> tuple[tuple[int, int], ...]:
-        """Of the nodes that take part, with how many ranks of each do."""
-        found: set[tuple[int, int]] = set()
-        for team in _distinct(teams, self):
-            ranks = np.bincount(self.node_of[list(team)], minlength=len(self.servers.node_kind))
-            present = np.flatnonzero(ranks)
-            pairs = zip(
-                self.servers.node_kind[present].tolist(), ranks[present].tolist(), strict=True
-            )
-            found.update(pairs)
-        return tuple(sorted(found))
-
     def _of_collective(self, operation: Op, teams: Teams) -> list[_Class]:
-        topology, nothing = self._slowest(teams), np.zeros(4 * len(self.servers.kinds))
+        topology, nothing = self._slowest(teams), np.zeros(len(self.rates))
         if topology is None:  # each rank by itself: nothing travels
-            return [_Class(operation, -1, 0.0, 0.0, 0.0, 0.0, nothing, np.zeros(4))]
+            return [_Class(operation, -1, 0.0, 0.0, 0.0, 0.0, nothing, NO_ROOT)]
         found = []
+        shared = at_once(teams, self.servers, self.node_of, self.uplinks.leaf)
         for segment in cost_segments(topology, OPERATION_NAMES[operation]):
             links = nothing.copy()
-            for kind, ranks in self._kinds_of(teams):
-                node = self.servers.kinds[kind]
+            for kind, ranks, reaching in shared.kinds:
                 # the mean over the node's GPUs, of which not all may take part
-                part = min(1.0, ranks / max(node.gpus, 1))
-                crossing = segment.nic_bytes * topology.nics
+                part = min(1.0, ranks / max(self.servers.kinds[kind].gpus, 1))
+                crossing = segment.nic_bytes * topology.nics * reaching
                 links[4 * kind : 4 * kind + 4] = [
                     crossing, crossing, segment.gpu_bytes * part, segment.gpu_bytes * part
                 ]  # fmt: skip
+            links[-1] = segment.spine_bytes * shared.teams_of_leaf
             found.append(_of_segment(operation, segment, links))
         return found
 
@@ -220,7 +221,7 @@ class _ClassCosts:
         """Everyone to the root, or back. A dedicated server's NICs carry all of it; a rank's are
         those near its GPU."""
         theirs, its = ((0, 2), (1, 3)) if operation.to_owner else ((1, 3), (0, 2))
-        links, root_bytes = np.zeros(4 * len(self.servers.kinds)), np.zeros(4)
+        links, root_bytes = np.zeros(len(self.rates)), NO_ROOT.copy()
         others = np.array([server for server in team if server != root], dtype=np.int64)
         is_home = self.node_of[others] == self.node_of[root]
         own, crossing = int(self.servers.kind[root]), float((~is_home).sum())
@@ -238,6 +239,9 @@ class _ClassCosts:
         if connection and crossing:
             nic = max(nic, 1.0 / connection)
         root_bytes[its[0]] = nic
+        to_spine = self.uplinks.crossing(others, root, self.node_of)
+        links[-1] = to_spine / self.uplinks.leaves
+        root_bytes[-1] = to_spine / self.uplinks.bytes_per_second(near)
         if root < self.cluster.world_size:
             links[4 * own + its[1]] += at_port / (len(near.addresses) * near.gpus)
             root_bytes[its[1]] = at_port
@@ -250,7 +254,7 @@ class _ClassCosts:
 
     def _of_rows(self, operation: Op, teams: Teams) -> _Class:
         """Rows and factors, which every rank sends to every other by itself."""
-        links = np.zeros(4 * len(self.servers.kinds))
+        links = np.zeros(len(self.rates))
         most = max((len(team) for team in teams), default=1)
         crosses = False
         for team in teams:
@@ -262,6 +266,7 @@ class _ClassCosts:
                 loads = np.repeat([outside, float(len(team) - 1)], 2)
                 place = slice(4 * kind, 4 * kind + 4)
                 links[place] = np.maximum(links[place], loads)
+            links[-1] = max(links[-1], self._leaving_leaf(team))
         startup = startup_seconds(
             self.cluster, COST_KIND[operation], most, self._latency_seconds(crosses)
         )
@@ -270,7 +275,14 @@ class _ClassCosts:
         alone = max(alone, 1.0 / connection if connection and crosses else 0.0)
         rounds = ROUNDS_OF_ROWS if operation.sparse else 1
         seconds = rounds * startup if most > 1 else 0.0
-        return _Class(operation, -1, 0.0, seconds, alone, alone, links, np.zeros(4))
+        return _Class(operation, -1, 0.0, seconds, alone, alone, links, NO_ROOT)
+
+    def _leaving_leaf(self, team: tuple[int, ...]) -> float:
+        """The most bytes that leave a leaf where every rank sends to every other."""
+        if not self.uplinks.oversubscribed:
+            return 0.0
+        ranks = np.bincount(self.uplinks.leaf[self.node_of[list(team)]])
+        return float((ranks * (len(team) - ranks)).max())
 
     def _latency_seconds(self, crosses: bool) -> float:
         nodes = [node.latency_us for node in self.cluster.nodes if node.ranks]
@@ -281,7 +293,7 @@ def _of_segment(operation: Op, segment: CostSegment, links: F64) -> _Class:
     per_byte = segment.seconds_per_byte
     return _Class(
         operation, -1, segment.least_bytes, segment.startup_seconds, per_byte, per_byte, links,
-        np.zeros(4),
+        NO_ROOT,
     )  # fmt: skip
 
 
@@ -291,7 +303,11 @@ def _distinct(teams: Teams, costs: "_ClassCosts") -> Sequence[tuple[int, ...]]:
         return teams
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     for team in teams:
-        found.setdefault(tuple(costs.servers.first[list(team)].tolist()), team)
+        alike = costs.servers.first[list(team)].tolist()
+        if costs.uplinks.oversubscribed:
+            leaves = costs.uplinks.leaf[costs.node_of[list(team)]]
+            alike += np.unique(leaves, return_counts=True)[1].tolist()
+        found.setdefault(tuple(alike), team)
     return tuple(found.values())
 
 

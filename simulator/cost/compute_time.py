@@ -5,8 +5,8 @@ and the products that rebuild gradients of sufficient factors.
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.codes import Op
-from autosync.devices import DEVICE_TYPES
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.profiling import EFFICIENCY
@@ -98,7 +98,8 @@ def product_seconds_per_element(domain: Domain) -> F64:
         operation = int(domain.variables.first_use[index])
         flops = graph.operations[operation].forward_flops
         if variable.factor_rows and flops:
-            found[index] = 2.0 * variable.factor_rows * min(forward[operation] / flops, at_peak)
+            rows = float(domain.variables.factor_rows[index])
+            found[index] = 2.0 * rows * min(forward[operation] / flops, at_peak)
     return found
 
 

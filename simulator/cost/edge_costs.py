@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from autosync.cluster import Cluster, MessageKind
 from autosync.codes import Op
 from autosync.errors import NotSupported
-from autosync.plan.plan_table import FIRST_SERVER, Teams
+from autosync.plan.plan_table import FIRST_SERVER, Teams, TeamTable
 from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.link_resources import (
     Resources,
@@ -67,7 +67,7 @@ class Traffic:
     ports: NDArray[np.bool_]
 
 
-def edge_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
+def edge_network(cluster: Cluster, teams: TeamTable) -> Network:
     """The costs of every class of messages that plans over these teams can hold."""
     stated = frozenset(cost.kind for cost in cluster.costs)
     traffic = _traffic_of(cluster.without_measured_costs(), stated, teams)
@@ -115,9 +115,7 @@ def edge_network(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
 
 
 @lru_cache(maxsize=8)
-def _traffic_of(
-    cluster: Cluster, stated: frozenset[MessageKind], teams: tuple[Teams, ...]
-) -> Traffic:
+def _traffic_of(cluster: Cluster, stated: frozenset[MessageKind], teams: TeamTable) -> Traffic:
     """A fit of costs asks for hundreds of networks of one topology. stated: the kinds of messages
     whose cost is known, with all that a message takes alone."""
     where = resources_of(cluster)

@@ -14,13 +14,14 @@ from pydantic import ConfigDict
 
 from autosync.bundled_data import data_file, data_folder
 from autosync.cluster import Cluster
+from autosync.cluster.link_rates import TCP_SHARE
 from autosync.documents import STRICT, from_json
 from autosync.errors import InvalidInput
 
 Transport = Literal["tcp", "rdma"]
 
-PAYLOAD_SHARE: dict[Transport, float] = {"tcp": 0.956, "rdma": 0.98}
-"""Of the wire rate that payload can take: TCP at an MTU of 1500 loses 1 - 0.956 to headers and
+PAYLOAD_SHARE: dict[Transport, float] = {"tcp": TCP_SHARE, "rdma": 0.98}
+"""Of the wire rate that payload can take: TCP at an MTU of 1500 loses the rest to headers and
 gaps between frames; InfiniBand at one of 4096 some 2 %."""
 
 PHYSICAL_BOUNDS: dict[str, tuple[float, float, str]] = {

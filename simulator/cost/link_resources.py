@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autosync.cluster import Cluster
 from autosync.simulator.backends.message_edges import Edges
+from autosync.simulator.fabric import hosts_per_leaf, leaf_of_node
 
 F64 = NDArray[np.float64]
 
@@ -23,9 +24,11 @@ F64 = NDArray[np.float64]
 class Resources:
     """What can be congested. Per server s (rank or dedicated host): node i64[S].
 
-    rate f64[R]: bytes a second: NICs out, NICs in, device ports out, device ports in, then the
-        two directions of each stated link. link i64[nodes, nodes]: resource of a stated link
-        from node to node, -1 without; link_only: such a link does not pass the NICs.
+    rate f64[R]: bytes a second: NICs out, NICs in, device ports out, device ports in, links of each
+        leaf to an oversubscribed spine and from it, then the two directions of each stated link.
+    link i64[nodes, nodes]: resource of a stated link from node to node, -1 without; link_only:
+        such a link does not pass the NICs. leaf i64[nodes]: of each node; leaves: how many, 0 where
+        the spine carries all that they send.
     pair_rate, pair_latency_seconds f64[nodes, nodes]: of one message from node to node.
     """
 
@@ -36,6 +39,8 @@ class Resources:
     names: tuple[str, ...]
     link: NDArray[np.int64]
     link_only: NDArray[np.bool_]
+    leaf: NDArray[np.int64]
+    leaves: int
 
     @property
     def nodes(self) -> int:
@@ -63,6 +68,12 @@ def resources_of(cluster: Cluster) -> Resources:
         names += [f"{role} {member.address}" for member in cluster.nodes]
     for role in ("port out", "port in"):
         names += [f"{role} {server}" for server in range(len(node))]
+    leaf = np.array(leaf_of_node(cluster), dtype=np.int64)
+    leaves = int(leaf.max()) + 1 if cluster.oversubscription > 1 else 0
+    uplink = np.full(leaves, hosts_per_leaf(cluster) * nic.min() / cluster.oversubscription)
+    for role in ("spine from leaf", "spine to leaf"):
+        names += [f"{role} {place}" for place in range(leaves)]
+        rates.append(uplink)
     for stated in cluster.links:
         ends = index[stated.nodes[0]], index[stated.nodes[1]]
         for i, j in (ends, ends[::-1]):
@@ -80,6 +91,8 @@ def resources_of(cluster: Cluster) -> Resources:
         tuple(names),
         link,
         link_only,
+        leaf,
+        leaves,
     )
 
 
@@ -103,6 +116,11 @@ def passing(edges: Edges, weight: F64, where: Resources) -> F64:
     resource = [from_node[nic], nodes + to_node[nic], 2 * nodes + edges.source]
     resource += [2 * nodes + servers + edges.target, link[stated]]
     weights = [weight[nic], weight[nic], weight, weight, weight[stated]]
+    if where.leaves:
+        from_leaf, to_leaf = where.leaf[from_node], where.leaf[to_node]
+        over, first = nic & (from_leaf != to_leaf), 2 * nodes + 2 * servers
+        resource += [first + from_leaf[over], first + where.leaves + to_leaf[over]]
+        weights += [weight[over], weight[over]]
     total = np.bincount(np.concatenate(resource), np.concatenate(weights), len(where.rate))
     held: F64 = total.astype(np.float64)  # of no edge it counts integers
     return held

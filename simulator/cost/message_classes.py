@@ -2,7 +2,7 @@
 
 from autosync.cluster import Cluster, MessageKind
 from autosync.codes import Op
-from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS, Teams
+from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS, TeamTable
 
 COST_KIND: dict[Op, MessageKind] = {
     Op.ALL_REDUCE: "all_reduce",
@@ -28,7 +28,7 @@ and to the links. Factors travel so, too, but what a round more would add is not
 their strategies measured (docs/simulator.md)."""
 
 
-def message_classes(cluster: Cluster, teams: tuple[Teams, ...]) -> list[tuple[Op, int, int]]:
+def message_classes(cluster: Cluster, teams: TeamTable) -> list[tuple[Op, int, int]]:
     """(operation, teams, root) of every message that the compiler emits (its kernel `chain`, and
     `sharded_messages` and extensions, whose teams follow the explicit rings)."""
     rings = range(FIRST_SERVER + cluster.servers, len(teams))

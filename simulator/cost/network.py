@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from autosync.cluster import Cluster
 from autosync.codes import Op
-from autosync.plan.plan_table import Teams
+from autosync.plan.plan_table import TeamTable
 from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.collective_costs import collective_network, has_collective_model
 from autosync.simulator.cost.edge_costs import edge_network
@@ -13,7 +13,7 @@ from autosync.simulator.cost.network_arrays import Network
 
 
 @lru_cache(maxsize=8)
-def network_of(cluster: Cluster, teams: tuple[Teams, ...]) -> Network:
+def network_of(cluster: Cluster, teams: TeamTable) -> Network:
     """The costs of every class of messages that plans over these teams can hold."""
     if has_collective_model(cluster):
         return collective_network(cluster, teams)

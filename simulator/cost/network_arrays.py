@@ -18,6 +18,19 @@ F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerLoads:
+    """Seconds per byte that messages of S owners, of G kinds, keep L links busy.
+
+    kind i64[S]: of each owner. shared f64[G, L]: on links that owners share. own f64[G]: on a link
+    of the owner alone; 0 where `shared` tells owners apart.
+    """
+
+    kind: NDArray[np.int64]
+    shared: F64
+    own: F64
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """K classes of messages over R resources.
 
@@ -89,7 +102,8 @@ class Network:
         roots = self.root_kind[np.add(root, 1, dtype=np.int64)]
         found = self.message_class[np.asarray(operation), kinds, roots]
         shape = np.broadcast_shapes(np.shape(found), np.shape(wire_bytes))
-        classes: NDArray[np.int32] = np.broadcast_to(found, shape)
+        # writable as what `np.where` returns: kernels are compiled again for arrays that are not
+        classes: NDArray[np.int32] = np.broadcast_to(found, shape).copy()
         for _ in range(self.most_classes - 1):
             following = np.minimum(classes + 1, self.last_class[classes])
             longer = np.asarray(wire_bytes) >= self.least_bytes[following]
@@ -113,15 +127,11 @@ class Network:
         result: F64 = least[starts]
         return result
 
-    def owner_loads(self, operation: int, teams: int, servers: int) -> F64:
-        """Seconds per byte that messages of owners 0 to `servers` - 1 keep links busy,
-        `(servers, links)`; a link of its own for each owner where `load` does not tell them apart.
-        """
-        kinds = self.class_of(operation, teams, np.arange(servers))
-        own = self.owner_seconds_per_byte[kinds]
-        if not own.any():
-            return self.load[kinds]
-        return np.hstack([self.load[kinds], np.diag(own)])
+    def owner_loads(self, operation: int, teams: int, servers: int) -> OwnerLoads:
+        """Of messages of owners 0 to `servers` - 1."""
+        classes = self.class_of(operation, teams, np.arange(servers))
+        kinds, kind = np.unique(classes, return_inverse=True)
+        return OwnerLoads(kind, self.load[kinds], self.owner_seconds_per_byte[kinds])
 
     def busiest(self, plans: PlanTable, rows: slice) -> tuple[str, float]:
         """The link that these messages hold longest, and for how many seconds."""

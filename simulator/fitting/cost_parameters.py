@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
@@ -170,6 +169,8 @@ def fit_regularized(
     predict: from a vector to `(m,)`, compared with target. noise: the standard deviation of both
     together. low, high `(n,)`: bounds, with 0 between them.
     """
+    from scipy.optimize import least_squares  # loads for long; rankings fit nothing
+
     free = np.flatnonzero(high > low)
     vector = np.zeros(len(low))
     if not len(free):

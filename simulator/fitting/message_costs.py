@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from autosync.cluster import Cluster, MessageCost, MessageKind
-from autosync.collective_curve import CollectiveCurve, CollectiveOperation
+from autosync.cluster.collective_curve import CollectiveCurve, CollectiveOperation
 from autosync.domain import Domain
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import link_seconds_per_byte

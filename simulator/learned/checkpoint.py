@@ -4,25 +4,23 @@ A checkpoint is the trials that a process keeps of every domain, and its kernel.
 data: nothing in it is executed, and it is checked tensor by tensor before anything uses it.
 """
 
-import json
 import platform
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from autosync.bundled_data import data_file
-from autosync.documents import STRICT, from_json, to_json
+from autosync.documents import COUNT, STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION, SUMMARY_COLUMNS
-from autosync.simulator.learned.features.node_features import NODE_COLUMNS
 from autosync.simulator.learned.gaussian_process import (
     HIDDEN,
     LIMITS,
@@ -34,10 +32,8 @@ from autosync.simulator.learned.learned_simulator import LearnedSimulator
 
 Arrays = dict[str, NDArray[Any]]
 
-MOST_TRIALS = 10**9
-"""Of one domain."""
 FOLDER, FILE = "simulators", "default.safetensors"
-KERNEL, ENCODER, NETWORK = "kernel.", "encoder.", "encoder.network."
+KERNEL, ENCODER = "kernel.", "encoder."
 """Prefixes of their arrays."""
 OF_TRIALS = ("source", "columns", "residual", "slowness")
 """The other arrays, a row for each trial."""
@@ -51,15 +47,11 @@ class SourceDomain:
     id: str
     graph: str
     cluster: str
-    trials: int
-    descriptor: tuple[float, ...]
+    trials: Annotated[int, COUNT]
+    descriptor: Annotated[
+        tuple[float, ...], Field(min_length=len(DESCRIPTOR), max_length=len(DESCRIPTOR))
+    ]
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.trials <= MOST_TRIALS:
-            raise _impossible("trials", self.trials, f"0 to {MOST_TRIALS}")
-        if len(self.descriptor) != len(DESCRIPTOR) or not np.isfinite(self.descriptor).all():
-            raise _impossible("descriptor", self.descriptor, f"{len(DESCRIPTOR)} finite numbers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +66,16 @@ class CheckpointCard:
     """
 
     sources: tuple[SourceDomain, ...]
-    accuracy: float | None
+    accuracy: Annotated[float, Field(ge=0, le=1)] | None
     unseen: str
     encoder: Literal["none", "gat"] = "none"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     feature_version: int = FEATURE_VERSION
     versions: tuple[tuple[str, str], ...] = ()
     dataset: str = ""
     parents: tuple[str, ...] = ()
     version: Literal[2] = 2
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def __post_init__(self) -> None:
-        if self.accuracy is not None and not 0 <= self.accuracy <= 1:
-            raise _impossible("accuracy", self.accuracy, "a share of pairs, 0 to 1")
-        if not 0 <= self.seed < 2**63:
-            raise _impossible("seed", self.seed, "0 to 2^63 - 1")
 
     @property
     def kind(self) -> str:
@@ -101,69 +87,21 @@ class CheckpointCard:
         return sum(source.trials for source in self.sources)
 
 
-def card_of(
-    sources: tuple[SourceDomain, ...],
-    accuracy: float | None,
-    unseen: str,
-    seed: int = 0,
-    dataset: str = "",
-    parents: tuple[str, ...] = (),
-    encoder: Literal["none", "gat"] = "none",
-) -> CheckpointCard:
-    """The fields are those of the card."""
-    versions = tuple((name, version(name)) for name in ("torch", "numpy"))
-    python = ("python", platform.python_version())
-    return CheckpointCard(
-        sources,
-        accuracy,
-        unseen,
-        encoder,
-        seed=seed,
-        versions=(*versions, python),
-        dataset=dataset,
-        parents=parents,
-    )
+def library_versions() -> tuple[tuple[str, str], ...]:
+    """What a simulator is trained by, for its card."""
+    libraries = ((name, version(name)) for name in ("torch", "numpy"))
+    return (*libraries, ("python", platform.python_version()))
 
 
 def parse_card(text: str | bytes, source: str = "card") -> CheckpointCard:
     """Raises InvalidInput: it is no card, or of an earlier version of AutoSync."""
-    try:
-        given = json.loads(text)
-    except ValueError:
-        given = None  # which `from_json` words
-    if isinstance(given, dict) and given.get("version") == 1:
-        raise InvalidInput(
-            f"{source} is of an earlier version of AutoSync, whose models are no longer read: "
-            f"kind {str(given.get('kind'))[:40]!r}.",
-            thing="version",
-            value=1,
-            remedy=RETRAIN,
-        )
-    return from_json(CheckpointCard, text, source=source)
+    return from_json(CheckpointCard, text, source, remedy=RETRAIN)
 
 
 def weights_of(simulator: LearnedSimulator) -> bytes:
     """What a simulator has learned, in the safetensors format: the same bytes every time."""
     arrays = _arrays(simulator)
     return bytes(save({name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}))
-
-
-def _arrays(simulator: LearnedSimulator) -> Arrays:
-    kernel, sources, encoder = simulator.kernel, simulator.sources, simulator.encoder
-    arrays: Arrays = {
-        KERNEL + field.name: np.atleast_1d(getattr(kernel, field.name)) for field in fields(Kernel)
-    }
-    if encoder is not None:
-        state = encoder.network.state_dict()
-        arrays |= {NETWORK + name: tensor.numpy() for name, tensor in state.items()}
-        arrays |= {ENCODER + name: getattr(encoder, name) for name in ("center", "scale")}
-    counts = np.array([len(each) for each in sources], dtype=np.int64)
-    arrays["source"] = np.repeat(np.arange(len(sources)), counts)
-    empty = np.zeros((0, len(kernel.center)), dtype=np.float32)
-    arrays["columns"] = np.concatenate([empty, *(each.columns for each in sources)])
-    for name in ("residual", "slowness"):
-        arrays[name] = np.concatenate([np.zeros(0), *(getattr(each, name) for each in sources)])
-    return arrays
 
 
 def save_checkpoint(path: Path, simulator: LearnedSimulator, card: CheckpointCard) -> None:
@@ -180,14 +118,7 @@ def read_card(path: Path) -> CheckpointCard:
         NotFound: no card there. InvalidInput: it is none.
     """
     file = path.with_suffix(".json")
-    if not file.is_file():
-        raise NotFound(
-            f"there is no checkpoint {str(path)!r}.",
-            thing="checkpoint",
-            value=str(path),
-            remedy="Give the path of a .safetensors file with its .json beside it.",
-        )
-    return parse_card(file.read_text(), file.name)
+    return parse_card(_read(file), file.name)
 
 
 def load_checkpoint(path: Path) -> tuple[LearnedSimulator, CheckpointCard]:
@@ -197,11 +128,7 @@ def load_checkpoint(path: Path) -> tuple[LearnedSimulator, CheckpointCard]:
         NotFound: no checkpoint there. InvalidInput: as `restore`.
     """
     card = read_card(path)
-    try:
-        weights = path.with_suffix(".safetensors").read_bytes()
-    except OSError as error:
-        raise _damaged(path.name, f"cannot be read: {error.strerror}") from None
-    return restore(card, weights, path.name), card
+    return restore(card, _read(path.with_suffix(".safetensors")), path.name), card
 
 
 def default_simulator() -> LearnedSimulator:
@@ -227,32 +154,51 @@ def restore(card: CheckpointCard, weights: bytes, name: str) -> LearnedSimulator
             value=card.feature_version,
             remedy=RETRAIN,
         )
-    try:
-        arrays: Arrays = load(weights)
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(name, f"holds no tensors in the safetensors format: {error}") from None
-    found = _blank(card)
-    _check(arrays, _arrays(found), len(card.sources), name)
-    values: dict[str, Any] = {}
+    blank = _blank(card)
+    arrays = _checked(weights, _arrays(blank), len(card.sources), name)
+    kernel: dict[str, Any] = {field.name: arrays[KERNEL + field.name] for field in fields(Kernel)}
     for field in fields(Kernel):
-        value = getattr(found.kernel, field.name)
-        array = arrays[KERNEL + field.name]
-        values[field.name] = float(array[0]) if isinstance(value, float) else array
+        if field.type is float:
+            kernel[field.name] = float(kernel[field.name][0])
     sources = []
     for number, source in enumerate(card.sources):
         rows = np.flatnonzero(arrays["source"] == number)
-        columns = (arrays[part][rows] for part in ("columns", "residual", "slowness"))
+        columns = (arrays[part][rows] for part in OF_TRIALS[1:])
         sources.append(SourceTrials(np.array(source.descriptor), *columns))
-    encoder = found.encoder
-    if encoder is not None:
+    if (encoder := blank.encoder) is not None:
         import torch
 
-        network = encoder.network.eval()
-        state = {key: torch.from_numpy(arrays[NETWORK + key]) for key in network.state_dict()}
-        network.load_state_dict(state)
-        center, scale = arrays[ENCODER + "center"], arrays[ENCODER + "scale"]
-        encoder = replace(encoder, center=center, scale=scale)
-    return LearnedSimulator(Kernel(**values), sources, encoder)
+        state = {key: torch.from_numpy(arrays[ENCODER + key]) for key in encoder.state_dict()}
+        encoder.load_state_dict(state)
+    return LearnedSimulator(Kernel(**kernel), sources, encoder)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise NotFound(
+            f"there is no checkpoint {str(file)!r}: {error.strerror}.",
+            thing="checkpoint",
+            value=str(file),
+            remedy="Give the path of a .safetensors file with its .json beside it.",
+        ) from None
+
+
+def _arrays(simulator: LearnedSimulator) -> Arrays:
+    kernel, sources, encoder = simulator.kernel, simulator.sources, simulator.encoder
+    arrays: Arrays = {
+        KERNEL + field.name: np.atleast_1d(getattr(kernel, field.name)) for field in fields(Kernel)
+    }
+    if encoder is not None:
+        arrays |= {ENCODER + name: each.numpy() for name, each in encoder.state_dict().items()}
+    counts = np.array([len(each) for each in sources], dtype=np.int64)
+    arrays["source"] = np.repeat(np.arange(len(sources)), counts)
+    empty = np.zeros((0, len(kernel.center)), dtype=np.float32)
+    arrays["columns"] = np.concatenate([empty, *(each.columns for each in sources)])
+    for name in ("residual", "slowness"):
+        arrays[name] = np.concatenate([np.zeros(0), *(getattr(each, name) for each in sources)])
+    return arrays
 
 
 def _blank(card: CheckpointCard) -> LearnedSimulator:
@@ -261,59 +207,45 @@ def _blank(card: CheckpointCard) -> LearnedSimulator:
     if card.encoder != "none":
         from autosync.simulator.learned.encoders import Encoder, gat_network  # loads torch
 
-        ones = np.ones(len(NODE_COLUMNS), dtype=np.float32)
-        encoder, columns = Encoder(gat_network(card.seed), ones, ones), columns + HIDDEN
+        encoder, columns = Encoder(gat_network(card.seed)), columns + HIDDEN
     return LearnedSimulator(start_kernel(np.zeros(columns), np.ones(columns)), (), encoder)
 
 
-def _check(arrays: Arrays, form: Arrays, sources: int, name: str) -> None:
-    """Raises InvalidInput where the arrays have not the names, shapes and types of `form`, any
-    number of trials apart, or their values are not those of a simulator of so many domains."""
-    trials = arrays["residual"].size if "residual" in arrays else 0
+def _checked(weights: bytes, form: Arrays, sources: int, name: str) -> Arrays:
+    """The arrays of a file. Raises InvalidInput where they have not the names, shapes and types of
+    `form`, any number of trials apart, or hold what no simulator of so many domains holds."""
+
+    def refuse(why: str) -> InvalidInput:
+        return InvalidInput(
+            f"checkpoint {name}: {why}.",
+            thing="checkpoint",
+            value=name,
+            remedy="Copy its .safetensors and its .json again, both as they were written.",
+        )
+
+    try:
+        arrays: Arrays = load(weights)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise refuse(f"holds no tensors in the safetensors format: {error}") from None
     if missing := form.keys() - arrays.keys():
-        raise _damaged(name, f"tensor {min(missing)!r} is missing")
+        raise refuse(f"tensor {min(missing)!r} is missing")
     if odd := arrays.keys() - form.keys():
-        raise _damaged(name, f"tensor {min(odd)!r} belongs to no simulator")
+        raise refuse(f"tensor {min(odd)!r} belongs to no simulator")
     for part, right in form.items():
-        array = arrays[part]
-        shape = (trials, *right.shape[1:]) if part in OF_TRIALS else right.shape
-        if (array.shape, array.dtype) != (shape, right.dtype):
-            raise _damaged(
-                name,
-                f"tensor {part!r} has shape {array.shape} and type {array.dtype}; it must be "
-                f"{shape} and {right.dtype}",
-            )
-        if wrong := _wrong_values(part, array, sources):
-            raise _damaged(name, f"tensor {part!r} {wrong}")
-
-
-def _wrong_values(part: str, array: NDArray[Any], sources: int) -> str:
-    """What is wrong with the values of an array; empty if nothing is."""
-    if part in (KERNEL + "scale", ENCODER + "scale"):  # infinite: the column never varied
-        return "" if (array > 0).all() else "holds values that are not positive"
-    if not np.isfinite(array).all():
-        return "holds values that are not finite"
-    least, most = LIMITS.get(part.removeprefix(KERNEL), (-np.inf, np.inf))
-    if not ((array >= least) & (array <= most)).all():
-        return f"holds values that are not {least:g} to {most:g}"
-    if part == "source" and not ((array >= 0) & (array < sources)).all():
-        return "names a domain that is not there"
-    return ""
-
-
-def _impossible(field: str, value: object, allowed: str) -> InvalidInput:
-    return InvalidInput(
-        f"the card's {field} is {value!r}; it must be {allowed}.",
-        thing=field,
-        value=value,
-        remedy="Give the .json that `save_checkpoint` wrote beside the tensors.",
-    )
-
-
-def _damaged(name: str, why: str) -> InvalidInput:
-    return InvalidInput(
-        f"checkpoint {name}: {why}.",
-        thing="checkpoint",
-        value=name,
-        remedy="Copy its .safetensors and its .json again, both as `save_checkpoint` wrote them.",
-    )
+        array, is_scale = arrays[part], part in (KERNEL + "scale", ENCODER + "scale")
+        rows = (arrays["residual"].size,) if part in OF_TRIALS else right.shape[:1]
+        least, most = LIMITS.get(part.removeprefix(KERNEL), (-np.inf, np.inf))
+        if (array.shape, array.dtype) != (shape := (*rows, *right.shape[1:]), right.dtype):
+            why = f"has shape {array.shape} and type {array.dtype}, not {shape} and {right.dtype}"
+        elif is_scale and not (array > 0).all():  # infinite: the column never varied
+            why = "holds values that are not positive"
+        elif not is_scale and not np.isfinite(array).all():
+            why = "holds values that are not finite"
+        elif not ((array >= least) & (array <= most)).all():
+            why = f"holds values that are not {least:g} to {most:g}"
+        elif part == "source" and not ((array >= 0) & (array < sources)).all():
+            why = "names a domain that is not there"
+        else:
+            continue
+        raise refuse(f"tensor {part!r} {why}")
+    return arrays

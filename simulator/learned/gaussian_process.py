@@ -15,12 +15,12 @@ since rankings load neither torch nor SciPy; `kernel_training` learns the kernel
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR, distances
+from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures
 
@@ -43,6 +43,9 @@ Assumed: all measured domains use gloo. Their levels do not correlate."""
 UNSEEN_LEVEL = 0.035
 """Standard deviation of the level of a domain whose backend no trial has shown: the timeline's
 error in published rows of NCCL clusters that no constant was fitted to (docs/gpu-clusters.md)."""
+OWN_NOISE = 1 / 2
+"""Of the noise of trials, where they are of the domain at hand: those of others also differ by what
+neither columns nor descriptors tell."""
 LIMITS = {
     "linear": (1e-6, 1.0),
     "weights": (1e-6, 1e3),
@@ -88,8 +91,9 @@ class Kernel:
     power: float
 
     def standard(self, columns: NDArray[np.floating]) -> F64:
-        """Standardised columns, `(n, F)`."""
-        result: F64 = np.clip((columns - self.center) / self.scale, -BOUND, BOUND)
+        """Standardised columns, `(n, F)`, or the first of them."""
+        center, scale = self.center[: columns.shape[1]], self.scale[: columns.shape[1]]
+        result: F64 = np.clip((columns - center) / scale, -BOUND, BOUND)
         return result
 
     def noise_variance(self, slowness: F64) -> F64:
@@ -130,23 +134,10 @@ def covariance(kernel: Kernel, left: F64, right: F64, shared: F64) -> F64:
     broadcasts to it: the correlations of their domains."""
     near, far = _scaled(left, kernel.weights), _scaled(right, kernel.weights)
     squares = (near**2).sum(axis=1)[:, None] + (far**2).sum(axis=1) - 2.0 * near @ far.T
-    smooth = kernel.smooth**2 * matern(squares)
+    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
+    smooth = kernel.smooth**2 * (1.0 + distance) * np.exp(-distance)
     linear = _scaled(left, kernel.linear**2) @ _scaled(right, kernel.linear**2).T
     result: F64 = kernel.level**2 * shared[0] + linear * shared[1] + smooth * shared[2]
-    return result
-
-
-def matern(squares: F64) -> F64:
-    """Of nu 3/2, at squared distances."""
-    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
-    result: F64 = (1.0 + distance) * np.exp(-distance)
-    return result
-
-
-def prior_variance(kernel: Kernel, standard: F64) -> F64:
-    """Of each standardised strategy of one domain, `(n, F)` to `(n,)`."""
-    linear = (_scaled(standard, kernel.linear**2) ** 2).sum(axis=1)
-    result: F64 = kernel.level**2 + linear + kernel.smooth**2
     return result
 
 
@@ -159,8 +150,8 @@ def _scaled(standard: F64, weights: F64) -> F64:
 
 def domain_correlations(kernel: Kernel, left: F64, right: F64) -> F64:
     """Of level, linear and smooth between descriptors `(a, D)` and `(b, D)`: `(3, a, b)`."""
-    far = np.array([distances(one, right) for one in left])
-    other = left[:, None, NCCL] != right[None, :, NCCL]
+    far = np.linalg.norm(left[:, None] - right, axis=2)
+    other = left[:, None, NCCL] != right[:, NCCL]
     across = np.array([0.0, OTHER_BACKEND, OTHER_BACKEND])[:, None, None]
     shared = kernel.correlations[:, None, None] * np.exp(-far / kernel.reach)
     result: F64 = np.where(far == 0.0, 1.0, shared * np.where(other, across, 1.0))
@@ -184,12 +175,6 @@ class SourceTrials:
     def __len__(self) -> int:
         return len(self.residual)
 
-    def take(self, rows: I64) -> "SourceTrials":
-        """The trials of these indices, in their order."""
-        return SourceTrials(
-            self.descriptor, self.columns[rows], self.residual[rows], self.slowness[rows]
-        )
-
 
 def source_trials(features: StrategyFeatures, step_seconds: F64) -> SourceTrials:
     """All trials of a domain. step_seconds `(n,)`: measured."""
@@ -203,12 +188,12 @@ def source_trials(features: StrategyFeatures, step_seconds: F64) -> SourceTrials
     )
 
 
-def kept_rows(slowness: F64, most: int = MOST_OF_A_SOURCE) -> I64:
+def kept_rows(base_seconds: F64, most: int = MOST_OF_A_SOURCE) -> I64:
     """Of trials `(n,)` at most so many: the fastest by the timeline, and others at even
     distances."""
-    if len(slowness) <= most:
-        return np.arange(len(slowness))
-    order = np.argsort(slowness, kind="stable")
+    if len(base_seconds) <= most:
+        return np.arange(len(base_seconds))
+    order = np.argsort(base_seconds, kind="stable")
     fast = round(FAST_SHARE * most)
     others = np.linspace(fast, len(order) - 1, most - fast).astype(np.int64)
     return np.sort(np.concatenate((order[:fast], order[others])))
@@ -228,96 +213,69 @@ class Posterior:
     """The process given trials of other domains and of the domain at hand.
 
     It holds the inverse W of the Cholesky factor of the trials' covariance, so that a mean is
-    (W r) . (W k) and a variance k0 - |W k|^2; trials of the domain extend it by rows.
+    (W r) . (W k) and a variance k0 - |W k|^2; more trials extend it by rows.
     """
 
     def __init__(self, kernel: Kernel, sources: Sequence[SourceTrials], descriptor: F64) -> None:
-        near = _nearest(sources, descriptor)
-        self.kernel, self.descriptor = kernel, descriptor
-        self.prior_level = kernel.level
         if not any(source.descriptor[NCCL] == descriptor[NCCL] for source in sources):
-            self.prior_level = max(kernel.level, UNSEEN_LEVEL)
-        self._descriptors = np.array([*(source.descriptor for source in near), descriptor])
-        self._correlations = domain_correlations(kernel, self._descriptors, self._descriptors)
-        self._domain = np.repeat(np.arange(len(near)), [len(source) for source in near])
-        empty = np.zeros((0, len(kernel.center)))
-        self._known = np.concatenate([empty, *(kernel.standard(each.columns) for each in near)])
-        residual = np.concatenate([np.zeros(0), *(source.residual for source in near)])
-        slowness = np.concatenate([np.zeros(0), *(source.slowness for source in near)])
-        self._inverse = _inverse_factor(self._between(self._known, self._domain), slowness, kernel)
-        self._whitened = self._inverse @ residual
+            kernel = replace(kernel, level=max(kernel.level, UNSEEN_LEVEL))
+        near = _nearest(sources, descriptor)
+        descriptors = np.array([*(source.descriptor for source in near), descriptor])
+        self.kernel, self.descriptor = kernel, descriptor
+        self._correlations = domain_correlations(kernel, descriptors, descriptors)
+        self._known = np.zeros((0, len(kernel.center)))
+        self._domain = np.zeros(0, dtype=np.int64)  # of each row; -1 is the one at hand
+        self._inverse, self._whitened = np.zeros((0, 0)), np.zeros(0)
+        if near:
+            self._add(near, np.arange(len(near)), 1.0)
 
     def given(self, own: SourceTrials) -> "Posterior":
         """With trials of the domain at hand as well."""
         found = copy(self)
-        rows = self.kernel.standard(own.columns)
-        number = np.full(len(own), len(self._descriptors) - 1)
-        cross = self._inverse @ self._to(rows)
-        rest = found._between(rows, number) - cross.T @ cross
-        corner = _inverse_factor(rest, own.slowness, self.kernel)
-        below = -corner @ cross.T @ self._inverse
-        top = np.zeros((len(self._known), len(own)))
-        found._inverse = np.block([[self._inverse, top], [below, corner]])
-        found._whitened = np.concatenate(
-            (self._whitened, corner @ (own.residual - cross.T @ self._whitened))
-        )
-        found._known = np.concatenate((self._known, rows))
-        found._domain = np.concatenate((self._domain, number))
+        found._add([own], np.array([-1]), OWN_NOISE)
         return found
 
     def mean_and_std(self, columns: NDArray[np.floating]) -> tuple[F64, F64]:
         """Of strategies of the domain, `(n, F)` to `(n,)` each: log seconds, without noise."""
-        rows = self.kernel.standard(columns)
-        cross = self._inverse @ self._to(rows)
-        variance = prior_variance(self.kernel, rows) + self._extra_level - (cross**2).sum(axis=0)
+        kernel, rows = self.kernel, self.kernel.standard(columns)
+        cross = self._inverse @ self._between(rows, np.array([-1]))
+        linear = (_scaled(rows, kernel.linear**2) ** 2).sum(axis=1)
+        variance = kernel.level**2 + linear + kernel.smooth**2 - (cross**2).sum(axis=0)
         return self._whitened @ cross, np.sqrt(np.maximum(variance, 0.0))
-
-    def mean(self, columns: NDArray[np.floating]) -> F64:
-        """As `mean_and_std`."""
-        weights = self._whitened @ self._inverse
-        result: F64 = weights @ self._to(self.kernel.standard(columns))
-        return result
 
     def level(self) -> float:
         """The mean of the domain's level alone."""
-        shared = self._correlations[0, self._domain, -1]
-        own = self._domain == len(self._descriptors) - 1
-        cross = self.kernel.level**2 * shared + self._extra_level * own
+        cross = self.kernel.level**2 * self._correlations[0, self._domain, -1]
         return float(self._whitened @ (self._inverse @ cross))
 
-    @property
-    def _extra_level(self) -> float:
-        return self.prior_level**2 - self.kernel.level**2
-
     def _between(self, rows: F64, domain: I64) -> F64:
-        """Of trials, or strategies of the domain at hand, with themselves."""
-        shared = self._correlations[:, domain[:, None], domain[None, :]]
-        own = domain == len(self._descriptors) - 1
-        found = covariance(self.kernel, rows, rows, shared)
-        found += self._extra_level * np.outer(own, own)
-        return found
+        """Of the trials and strategies of these domains, or all of one: `(T, n)`."""
+        shared = self._correlations[:, self._domain[:, None], domain]
+        return covariance(self.kernel, self._known, rows, shared)
 
-    def _to(self, rows: F64) -> F64:
-        """Of the trials and strategies of the domain at hand, `(T, n)`."""
-        shared = self._correlations[:, self._domain, -1:]
-        own = self._domain == len(self._descriptors) - 1
-        found = covariance(self.kernel, self._known, rows, shared)
-        found += self._extra_level * own[:, None]
-        return found
+    def _add(self, trials: Sequence[SourceTrials], numbers: I64, noise: float) -> None:
+        """numbers: of their domains. noise: a share of the kernel's."""
+        rows = np.concatenate([self.kernel.standard(each.columns) for each in trials])
+        residual = np.concatenate([each.residual for each in trials])
+        slowness = np.concatenate([each.slowness for each in trials])
+        domain = np.repeat(numbers, [len(each) for each in trials])
+        cross = self._inverse @ self._between(rows, domain)
+        own = covariance(
+            self.kernel, rows, rows, self._correlations[:, domain[:, None], domain[None, :]]
+        )
+        noisy = own - cross.T @ cross + np.diag(noise**2 * self.kernel.noise_variance(slowness))
+        corner = np.linalg.inv(np.linalg.cholesky(noisy))
+        below, right = -corner @ cross.T @ self._inverse, np.zeros((len(self._known), len(rows)))
+        missed = corner @ (residual - cross.T @ self._whitened)
+        self._inverse = np.block([[self._inverse, right], [below, corner]])
+        self._whitened = np.concatenate((self._whitened, missed))
+        self._known = np.concatenate((self._known, rows))
+        self._domain = np.concatenate((self._domain, domain))
 
 
 def _nearest(sources: Sequence[SourceTrials], descriptor: F64) -> list[SourceTrials]:
     """As many of the most similar domains as MOST_TRIALS allow, in their order."""
-    far = np.array([distances(descriptor, [source.descriptor])[0] for source in sources])
-    chosen, left = [], MOST_TRIALS
-    for number in np.argsort(far, kind="stable").tolist():
-        if (left := left - len(sources[number])) < 0:
-            break
-        chosen.append(number)
-    return [sources[number] for number in sorted(chosen)]
-
-
-def _inverse_factor(between: F64, slowness: F64, kernel: Kernel) -> F64:
-    """The inverse of the Cholesky factor of a covariance with its noise added."""
-    noisy = between + np.diag(kernel.noise_variance(slowness))
-    return np.asarray(np.linalg.inv(np.linalg.cholesky(noisy)), dtype=np.float64)
+    far = [float(np.linalg.norm(source.descriptor - descriptor)) for source in sources]
+    order = sorted(range(len(sources)), key=far.__getitem__)
+    trials = np.cumsum([len(sources[number]) for number in order])
+    return [sources[number] for number in sorted(order[: int((trials <= MOST_TRIALS).sum())])]

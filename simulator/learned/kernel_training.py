@@ -6,7 +6,8 @@ from one inverse of the covariance of all trials (Rasmussen and Williams 2006, s
 model left out in place of a trial).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,10 @@ from autosync.simulator.learned.gaussian_process import (
     LIMITS,
     Kernel,
     SourceTrials,
-    column_groups,
     domain_correlations,
     standardisation,
     start_kernel,
 )
-from autosync.simulator.learned.one_thread import one_thread
 
 if TYPE_CHECKING:
     from autosync.simulator.learned.encoders import Encoder
@@ -49,6 +48,18 @@ LEARNED = ("linear", "weights", "level", "smooth", "reach")
 it starts: labels are means of several passes, so their likelihood tells less than a trial has."""
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Of torch: a second one gains nothing on small matrices, waits long on a busy machine, and
+    would make sums depend on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @one_thread()
 def learned_kernel(
     sources: Sequence[SourceTrials],
@@ -69,23 +80,19 @@ def learned_kernel(
     values = {name: value.clone().requires_grad_() for name, value in start.items()}
     groups: list[dict[str, Any]] = [{"params": list(values.values()), "lr": RATE}]
     if encoder is not None:
-        weights = list(encoder.network.train().parameters())
-        groups.append({"params": weights, "lr": ENCODER_RATE})
+        groups.append({"params": list(encoder.parameters()), "lr": ENCODER_RATE})
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2 * STEPS // 3], 0.3)
     for _ in range(STEPS):
         check_cancelled()
-        hidden = None
-        if encoder is not None:
-            hidden = torch.cat([encoder.hidden(nodes[k]) for k in order]).double()
-        prior = sum((((values[name] - start[name]) ** 2).sum() for name in start), torch.zeros(()))
+        states = [encoder(nodes[k]) for k in order] if encoder is not None else []
+        hidden = torch.cat(states).double() if states else None
+        prior = torch.stack([((values[name] - start[name]) ** 2).sum() for name in start]).sum()
         loss = grams.left_out_loss(values, hidden) + PRIOR_WEIGHT * prior
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
-    if encoder is not None:
-        encoder.network.eval()
     return with_values(kernel, {name: value.detach() for name, value in values.items()})
 
 
@@ -107,18 +114,16 @@ def with_values(kernel: Kernel, values: dict[str, Tensor]) -> Kernel:
 class Grams:
     """What the covariance of N trials of several domains is computed from, whatever the kernel.
 
-    products f64[G, N, N]: mean products by group. blocks: the trials of each model.
+    products f64[1, N, N]: mean products of the columns, without a hidden state. blocks: the trials
+    of each model.
     """
 
     def __init__(
         self, sources: Sequence[SourceTrials], models: Sequence[str], kernel: Kernel
     ) -> None:
-        columns = sources[0].columns.shape[1]  # those of the hidden state are not known yet
-        plain = replace(kernel, center=kernel.center[:columns], scale=kernel.scale[:columns])
-        rows = np.concatenate([plain.standard(source.columns) for source in sources])
-        group = column_groups(columns)
-        chosen = [torch.from_numpy(rows[:, group == number]) for number in range(group.max() + 1)]
-        self.products = torch.stack([part @ part.T / part.shape[1] for part in chosen])
+        every = np.concatenate([kernel.standard(source.columns) for source in sources])
+        rows = torch.from_numpy(every)
+        self.products = (rows @ rows.T / rows.shape[1])[None]
         sizes = [len(source) for source in sources]
         domain = np.repeat(np.arange(len(sources)), sizes)
         descriptors = np.array([source.descriptor for source in sources])

@@ -2,7 +2,7 @@
 trials of other domains and is updated by every trial of the domain at hand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.population import Population
 from autosync.simulator.extension_prediction import restated_strategies
-from autosync.simulator.learned.features.domain_descriptor import describe_domain
 from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
 from autosync.simulator.learned.features.strategy_features import (
     StrategyFeatures,
@@ -26,16 +25,19 @@ from autosync.simulator.learned.gaussian_process import (
     standardisation,
     start_kernel,
 )
+from autosync.simulator.numba_compiler import compile_plans_fast
+from autosync.simulator.timeline.timeline_simulator import before_seconds
 
 if TYPE_CHECKING:
     from autosync.simulator.learned.encoders import Encoder
 
 F64 = NDArray[np.float64]
 
-NORMAL_QUANTILE = 1.645
-"""Of a 90 % interval: its half width in standard deviations."""
 UNTRIED_STD = 0.3
 """Log seconds, of strategies that the process does not judge."""
+LEAST_LEFT = 0.5
+"""Of the predicted seconds of an update's last batch: where a trial leaves less, its other batches
+took so much less than predicted that it tells nothing about messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +78,50 @@ class LearnedSimulator:
 
     def predict(self, domain: Domain, population: Population) -> F64:
         """Seconds an iteration, `(strategies,)`."""
-        return self._predicted(domain, population, with_std=False)[0]
+        return self.predict_with_std(domain, population)[0]
 
     def predict_with_std(self, domain: Domain, population: Population) -> tuple[F64, F64]:
         """Seconds, and the standard deviation of their logarithm that the trials leave open,
         without the noise of a measurement, `(strategies,)` each.
 
         Strategies under `fully_shard` or with placed modules have the timeline's seconds at the
-        domain's level: no trial has shown how they differ.
+        domain's level: no trial has shown how they differ. Of an update of several batches the last
+        one is corrected: to the others the timeline's seconds are added.
         """
-        return self._predicted(domain, population, with_std=True)
-
-    def predict_interval(self, domain: Domain, population: Population) -> tuple[F64, F64]:
-        """Lower and upper seconds between which nine measurements of ten lie."""
-        seconds, std = self.predict_with_std(domain, population)
-        spread = NORMAL_QUANTILE * np.sqrt(
-            std**2 + self.kernel.noise_variance(seconds / seconds.min(initial=np.inf))
-        )
-        return seconds * np.exp(-spread), seconds * np.exp(spread)
+        seconds, std, done = np.empty(len(population)), np.zeros(len(population)), 0
+        for chunk in feature_chunks(_with_one_batch(domain), population, self.encoder is not None):
+            rows = slice(done, done := done + len(chunk))
+            mean, std[rows] = self._log_residuals(chunk)
+            foreign = _foreign(population.between(rows.start, rows.stop))
+            if foreign.any():
+                mean[foreign] = self.posterior(chunk.descriptor).level()
+                std[rows][foreign] = UNTRIED_STD
+            seconds[rows] = chunk.base_seconds * np.exp(mean)
+            last = seconds[rows].copy()
+            seconds[rows] += _before_seconds(domain, population.between(rows.start, rows.stop))
+            std[rows] *= last / seconds[rows]
+        return seconds, std
 
     def predict_features(self, features: StrategyFeatures) -> tuple[F64, F64]:
         """`predict_with_std` for features at hand."""
-        columns = self._read(features).summary
-        mean, std = self.posterior(features.descriptor).mean_and_std(columns)
+        mean, std = self._log_residuals(features)
         return features.base_seconds * np.exp(mean), std
 
     def refit(self, domain: Domain, population: Population, step_seconds: F64) -> None:
         """Learn from measured strategies, `step_seconds` `(strategies,)`; those under torch's
         `fully_shard`, or in a domain of their own (`restated_strategies`), teach nothing about the
-        others."""
+        others. Of an update of several batches, what the last one took is learned from
+        (`LEAST_LEFT`)."""
         own = np.flatnonzero(~_foreign(population))
-        if len(own):
-            features = features_of(domain, population.take(own), self.encoder is not None)
-            self.refit_features(features, step_seconds[own])
+        if not len(own):
+            return
+        tried = population.take(own)
+        features = features_of(_with_one_batch(domain), tried, self.encoder is not None)
+        last = step_seconds[own] - _before_seconds(domain, tried)
+        least = LEAST_LEFT if domain.accumulate > 1 else 0.0
+        told = np.flatnonzero(last > least * features.base_seconds)
+        if len(told):
+            self.refit_features(features.take(told), last[told])
 
     def refit_features(self, features: StrategyFeatures, step_seconds: F64) -> None:
         """`refit` for features at hand."""
@@ -128,20 +141,21 @@ class LearnedSimulator:
         self._prior = Posterior(self.kernel, self.sources, descriptor)
         return self._prior
 
-    def _predicted(self, domain: Domain, population: Population, with_std: bool) -> tuple[F64, F64]:
-        seconds, std = np.empty(len(population)), np.zeros(len(population))
-        posterior = self.posterior(describe_domain(domain))
-        done = 0
-        for chunk in map(self._read, feature_chunks(domain, population, self.encoder is not None)):
-            rows = slice(done, done := done + len(chunk))
-            if with_std:
-                mean, std[rows] = posterior.mean_and_std(chunk.summary)
-            else:
-                mean = posterior.mean(chunk.summary)
-            foreign = _foreign(population.between(rows.start, rows.stop))
-            mean[foreign], std[rows][foreign] = posterior.level(), UNTRIED_STD
-            seconds[rows] = chunk.base_seconds * np.exp(mean)
-        return seconds, std
+    def _log_residuals(self, features: StrategyFeatures) -> tuple[F64, F64]:
+        columns = self._read(features).summary
+        return self.posterior(features.descriptor).mean_and_std(columns)
+
+
+def _with_one_batch(domain: Domain) -> Domain:
+    """What a process knows is about an update's last batch."""
+    return domain if domain.accumulate == 1 else replace(domain, accumulate=1)
+
+
+def _before_seconds(domain: Domain, population: Population) -> F64:
+    """Of the batches before the last of an update, `(strategies,)`."""
+    if domain.accumulate == 1:
+        return np.zeros(len(population))
+    return before_seconds(compile_plans_fast(population, domain), population, domain)
 
 
 def _foreign(population: Population) -> NDArray[np.bool_]:

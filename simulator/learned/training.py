@@ -3,18 +3,17 @@ models that it never saw.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.documents import content_hash
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import Population, decode
 from autosync.simulator.learned.checkpoint import SourceDomain
-from autosync.simulator.learned.features.strategy_features import features_of, joined_features
+from autosync.simulator.learned.features.strategy_features import StrategyFeatures, features_of
 from autosync.simulator.learned.gaussian_process import kept_rows, source_trials
 from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
@@ -24,6 +23,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 F64 = NDArray[np.float64]
+Say = Callable[[str], None]
+
+UNSEEN = "domains of each model, by a simulator that learned from other models alone"
+HELD_OUT_OF = 4
+"""One strategy in so many is never learned from, in any version: versions are judged by these."""
 
 
 def simulator_from(
@@ -44,31 +48,18 @@ def simulator_from(
             value=0,
             remedy="Measure strategies of another domain first.",
         )
-    every = [source_trials(each.features, each.step_seconds) for each in sources]
-    rows = [kept_rows(each.slowness) for each in every]
-    kept = [each.take(some) for each, some in zip(every, rows, strict=True)]
-    models = [each.domain.graph.name for each in sources]
+    kept = [each.take(kept_rows(each.features.base_seconds)) for each in sources]
+    trials = [source_trials(each.features, each.step_seconds) for each in kept]
+    models = [each.domain.graph.name for each in kept]
     if network is None:
-        return LearnedSimulator(learned_kernel(kept, models), kept)
+        return LearnedSimulator(learned_kernel(trials, models), trials)
     from autosync.simulator.learned.encoders import encoder_of
 
-    read = [each.features.take(some) for each, some in zip(sources, rows, strict=True)]
-    nodes = [each.nodes for each in read if each.nodes is not None]
+    nodes = [each.features.nodes for each in kept if each.features.nodes is not None]
     encoder = encoder_of(network, nodes)
-    kernel = learned_kernel(kept, models, encoder, nodes)
-    joined = [
-        replace(trials, columns=encoder.joined(each).summary.astype(np.float32))
-        for trials, each in zip(kept, read, strict=True)
-    ]
-    return LearnedSimulator(kernel, joined, encoder)
-
-
-def _taught(sources: Sequence[LabelledTrials], with_gat: bool, seed: int) -> LearnedSimulator:
-    if not with_gat:
-        return simulator_from(sources)
-    from autosync.simulator.learned.encoders import gat_network
-
-    return simulator_from(sources, gat_network(seed))
+    kernel = learned_kernel(trials, models, encoder, nodes)
+    read = [source_trials(encoder.joined(each.features), each.step_seconds) for each in kept]
+    return LearnedSimulator(kernel, read, encoder)
 
 
 def source_of(trials: LabelledTrials) -> SourceDomain:
@@ -78,15 +69,8 @@ def source_of(trials: LabelledTrials) -> SourceDomain:
         graph=trials.domain.graph.name,
         cluster=trials.domain.cluster.name,
         trials=len(trials.step_seconds),
-        descriptor=tuple(float(value) for value in trials.features.descriptor),
+        descriptor=tuple(trials.features.descriptor.tolist()),
     )
-
-
-Say = Callable[[str], None]
-
-UNSEEN = "domains of each model, by a simulator that learned from other models alone"
-HELD_OUT_OF = 4
-"""One strategy in so many is never learned from, in any version: versions are judged by these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +87,6 @@ class SplitTrials:
         return self.trials.take(np.flatnonzero(~self.held_out))
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingOutcome:
-    """accuracy: the mean over domains of the share of pairs ranked rightly, as `unseen` says; None
-    where all domains are of one model."""
-
-    simulator: LearnedSimulator
-    accuracy: float | None
-    unseen: str
-
-
 def split_trials(
     domain: Domain,
     population: Population,
@@ -121,7 +95,8 @@ def split_trials(
     with_nodes: bool = False,
 ) -> SplitTrials:
     """Strategies whose messages look alike to every model are on one side, which the hash of one
-    of them decides: it is the same in every version, however many trials there are."""
+    of them decides: it is the same in every version, however many trials there are. with_nodes:
+    what an encoder reads."""
     features = features_of(domain, population, with_nodes)
     ids = np.array([decode(population, i, domain).id for i in range(len(population))])
     _, alike = np.unique(features.summary.astype(np.float32), axis=0, return_inverse=True)
@@ -134,16 +109,72 @@ def split_trials(
     return SplitTrials(LabelledTrials(domain, features, step_seconds), held_out, picked)
 
 
+def split_dataset(
+    measured: Sequence[MeasuredDomain], with_nodes: bool = False
+) -> list[SplitTrials]:
+    """`split_trials` of each domain of a dataset whose updates have one batch: residuals of several
+    domains compare on the seconds of such iterations."""
+    return [
+        split_trials(m.domain, m.population, m.label_seconds, m.chosen, with_nodes)
+        for m in measured
+        if m.domain.accumulate == 1
+    ]
+
+
 def joined_trials(parts: Sequence[SplitTrials]) -> SplitTrials:
-    """Trials of domains that differ in their probed costs alone, as those of the last one."""
-    domain = parts[-1].trials.domain
-    features = joined_features([part.trials.features for part in parts])
-    seconds = np.concatenate([part.trials.step_seconds for part in parts])
+    """Trials of domains that differ in their probed costs alone, as those of the last one; without
+    what an encoder reads."""
+    trials = [part.trials for part in parts]
+    features = StrategyFeatures(
+        np.concatenate([each.features.base_seconds for each in trials]),
+        np.concatenate([each.features.summary for each in trials]),
+        trials[-1].features.descriptor,
+    )
+    seconds = np.concatenate([each.step_seconds for each in trials])
     return SplitTrials(
-        LabelledTrials(domain, features, seconds),
+        LabelledTrials(trials[-1].domain, features, seconds),
         np.concatenate([part.held_out for part in parts]),
         np.concatenate([part.picked for part in parts]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcome:
+    """accuracy: the mean over domains of the share of pairs ranked rightly, as `unseen` says; None
+    where all domains are of one model."""
+
+    simulator: LearnedSimulator
+    accuracy: float | None
+    unseen: str
+
+
+def train_simulator(
+    sources: Sequence[SplitTrials],
+    say: Say = lambda text: None,
+    network: "Callable[[], nn.Module] | None" = None,
+) -> TrainingOutcome:
+    """Learn from the trials of several domains that are not held out, and judge the pairs of each
+    model (told apart by its graph's name) by a simulator that learned from others alone. network:
+    makes an encoder's, which has learned nothing.
+
+    Raises:
+        InvalidInput: there is no source.
+    """
+    learned = [each.learned for each in sources]
+    graphs = [each.domain.graph.name for each in learned]
+    shares = []
+    for graph in sorted(set(graphs)) if len(set(graphs)) > 1 else ():
+        others = [each for each, name in zip(learned, graphs, strict=True) if name != graph]
+        simulator = simulator_from(others, network and network())
+        for source in (each.trials for each in sources if each.trials.domain.graph.name == graph):
+            shares.append(_accuracy(simulator, source))
+            where = f"{graph}, {source.domain.cluster.name}"
+            say(f"{where}: {shares[-1]:.1%} of pairs, learned from other models")
+    say("learning from all of them")
+    simulator = simulator_from(learned, network and network())
+    if not shares:
+        return TrainingOutcome(simulator, None, "none: domains of one model only")
+    return TrainingOutcome(simulator, float(np.mean(shares)), UNSEEN)
 
 
 def held_out_accuracy(
@@ -154,76 +185,12 @@ def held_out_accuracy(
     shares = []
     for source in sources:
         chosen = source.held_out & source.picked if picks else source.held_out
-        trials = source.trials.take(np.flatnonzero(chosen))
-        if len(trials.step_seconds) > 1:
-            seconds, _ = simulator.predict_features(trials.features)
-            shares.append(pairwise_accuracy(seconds, trials.step_seconds))
+        shares.append(_accuracy(simulator, source.trials.take(np.flatnonzero(chosen))))
     known = [share for share in shares if np.isfinite(share)]
     return float(np.mean(known)) if known else None
 
 
-def split_dataset(
-    measured: Sequence[MeasuredDomain], with_nodes: bool = False
-) -> list[SplitTrials]:
-    """Of each domain of a dataset. with_nodes: what an encoder reads."""
-    return [
-        split_trials(m.domain, m.population, m.label_seconds, m.chosen, with_nodes)
-        for m in measured
-    ]
-
-
-def dataset_hash(measured: Sequence[MeasuredDomain]) -> str:
-    """Changes with every domain, strategy and measurement of a dataset; 32 hex digits."""
-    content = [
-        {
-            "domain": each.domain.id,
-            "seconds": [float(f"{second:.9g}") for second in each.label_seconds],
-            "strategies": [decode(each.population, i, each.domain).id for i in range(len(each))],
-        }
-        for each in measured
-    ]
-    return content_hash(content)
-
-
-def train_simulator(
-    sources: Sequence[SplitTrials],
-    say: Say = lambda text: None,
-    with_gat: bool = False,
-    seed: int = 0,
-) -> TrainingOutcome:
-    """Learn from the trials of several domains that are not held out. with_gat: an encoder, from
-    the seed.
-
-    Raises:
-        InvalidInput: there is no source.
-    """
-    shares = list(accuracy_of_unseen(sources, say, with_gat, seed).values())
-    say("learning from all of them")
-    simulator = _taught([each.learned for each in sources], with_gat, seed)
-    if not shares:
-        return TrainingOutcome(simulator, None, "none: domains of one model only")
-    return TrainingOutcome(simulator, float(np.mean(shares)), UNSEEN)
-
-
-def accuracy_of_unseen(
-    sources: Sequence[SplitTrials],
-    say: Say = lambda text: None,
-    with_gat: bool = False,
-    seed: int = 0,
-) -> dict[int, float]:
-    """The share of each source's pairs that is ranked rightly by a simulator that learned from
-    sources of other graphs alone (graphs are told apart by their names); empty where there is one
-    graph only."""
-    graphs = [source.trials.domain.graph.name for source in sources]
-    found: dict[int, float] = {}
-    for graph in sorted(set(graphs)) if len(set(graphs)) > 1 else ():
-        others = [s.learned for s, name in zip(sources, graphs, strict=True) if name != graph]
-        simulator = _taught(others, with_gat, seed)
-        for number, source in enumerate(sources):
-            if graphs[number] == graph:
-                trials = source.trials
-                seconds, _ = simulator.predict_features(trials.features)
-                found[number] = pairwise_accuracy(seconds, trials.step_seconds)
-                name = f"{graph}, {trials.domain.cluster.name}"
-                say(f"{name}: {found[number]:.1%} of pairs, learned from other models")
-    return found
+def _accuracy(simulator: LearnedSimulator, trials: LabelledTrials) -> float:
+    """The share of pairs ranked rightly; NaN without a pair."""
+    seconds, _ = simulator.predict_features(trials.features)
+    return pairwise_accuracy(seconds, trials.step_seconds)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
@@ -27,7 +27,7 @@ from autosync.simulator.memory.live_tensors import (
     most_living,
 )
 from autosync.simulator.memory.plan_memory import PlanMemory
-from autosync.simulator.memory.sharded_memory import held_bytes, units_of
+from autosync.simulator.memory.sharded_memory import Batch, held_bytes, units_of
 from autosync.torch_engine import FullyShard
 
 INDEX_BYTES = 8
@@ -53,9 +53,7 @@ class DomainMemory:
         batch_scale: at so many times the domain's batch size.
         """
         part = PlanMemory(self.domain, plans, population)
-        held_bytes = part.held_bytes()
-        fixed = self.domain.graph.size_bytes + held_bytes
-        kept = part.gradients_beside_buffers()
+        fixed, kept = self._fixed_and_kept(part)
         shares = part.shares()[population.layout]
         compute = np.empty(shares.shape)
         for share in np.unique(shares):
@@ -63,13 +61,16 @@ class DomainMemory:
                 self.curve, self.gradient_bytes, kept, float(share) * batch_scale
             )
             compute = np.where(shares == share, of_share[:, None], compute)
-        after = part.behind_backward_bytes(self.gradient_bytes, self.step_bytes())
+        after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
         peaks: F64 = fixed + np.maximum(compute, after)
-        for code in np.unique(population.engine[population.engine > 0]):
-            rows = np.flatnonzero(population.engine == code)
+        alike: dict[tuple[int, int], list[int]] = {}  # by engine, and by how gradients are reduced
+        for index in np.flatnonzero(population.engine).tolist():
+            option = int(population.option[population.first[index]])
+            alike.setdefault((int(population.engine[index]), option), []).append(index)
+        for (code, _), rows in alike.items():
             engine = population.engines[code]
             assert engine is not None
-            peaks[rows] = self._sharded_peak(population, int(rows[0]), engine, batch_scale)
+            peaks[rows] = self._sharded_peak(population, rows[0], engine, batch_scale)
         for prediction, own in carried_predictions(population):
             peaks[own] = prediction.peak_bytes(
                 self, plans, population, own, batch_scale, peaks[own]
@@ -87,12 +88,22 @@ class DomainMemory:
         optimizer's step: of one strategy after the other, each run by this runtime or torch's DDP,
         `(world, 2n + 1)`."""
         part = PlanMemory(self.domain, plans, population)
-        fixed = self.domain.graph.size_bytes + part.held_bytes()
-        kept, shares = part.gradients_beside_buffers(), part.shares()
-        after = part.behind_backward_bytes(self.gradient_bytes, self.step_bytes())
+        (fixed, kept), shares = self._fixed_and_kept(part), part.shares()
+        after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
         for row in rows:
             of_batch = shares[population.layout[row]] * batch_scale
             yield self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
+
+    def _fixed_and_kept(self, part: PlanMemory) -> tuple[F64, NDArray[np.bool_]]:
+        """What is held all the time, `(n, world)`, and whose gradients live in tensors of their own
+        from their making on, `(n, V)`. Where the gradients of several batches are added up, all of
+        these live from the first batch to the update."""
+        fixed = self.domain.graph.size_bytes + part.held_bytes()
+        kept = part.gradients_beside_buffers()
+        if self.domain.accumulate == 1:
+            return fixed, kept
+        added_up = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1)
+        return fixed + added_up[:, None], np.zeros_like(kept)
 
     def _moments(self, fixed: F64, kept: NDArray[np.bool_], shares: F64, after: float) -> F64:
         """The same of one strategy. fixed f64[world]: bytes held all the time. kept bool[V]: see
@@ -111,10 +122,16 @@ class DomainMemory:
         domain = self.domain
         units = units_of(domain, self.curve, population, index, engine)
         moments = self.curve.held.shape[1]
-        held = held_bytes(units, moments, backend_of(domain.cluster).sharded_copies)
-        whole = living_bytes(self.curve, self.gradient_bytes)
-        living = whole[0] - held.freed + batch_scale * whole[1]
-        compute = (living + np.maximum(held.during, held.passing)).max()
+        item_bytes = domain.variables.item_bytes
+        made = np.minimum(item_bytes, 2) / item_bytes if engine.param_dtype else 1.0
+        whole = living_bytes(self.curve, self.gradient_bytes * made)
+        living, compute = whole[0] + batch_scale * whole[1], 0.0
+        batches: tuple[Batch, ...] = ("only",) if domain.accumulate == 1 else ("before", "last")
+        for batch in batches:
+            copied = backend_of(domain.cluster).sharded_copies
+            held = held_bytes(units, moments, copied, engine, batch)
+            peak = living - held.freed + np.maximum(held.during, held.passing)
+            compute = max(compute, float(peak.max()))
         step = held.parts * (1.0 + self.step_bytes() / domain.graph.size_bytes)
         kept = held.parts * (1 + domain.optimizer.state_tensors)
         return float(kept + max(compute, step))

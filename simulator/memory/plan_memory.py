@@ -42,8 +42,10 @@ class PlanMemory:
 
     def gradients_beside_buffers(self) -> NDArray[np.bool_]:
         """`(n, V)`: whose gradients live in tensors of their own. A whole variable that lies in one
-        bucket has a view of it instead; torch's DDP and some extensions keep both."""
-        copied = self.population.order == Order.DDP
+        bucket has a view of it instead; torch's DDP by default and some extensions keep both."""
+        population = self.population
+        views = [bool(each and each.gradient_as_bucket_view) for each in population.ddp_arguments]
+        copied = (population.order == Order.DDP) & ~np.array(views, dtype=np.bool_)[population.ddp]
         for prediction, rows in self._extensions:
             if prediction.keeps_gradients:
                 copied[rows] = True
@@ -52,14 +54,16 @@ class PlanMemory:
         )
         return result
 
-    def behind_backward_bytes(self, gradient_bytes: F64, step_bytes: float) -> F64:
+    def behind_backward_bytes(
+        self, kept: NDArray[np.bool_], gradient_bytes: F64, step_bytes: float
+    ) -> F64:
         """The most that gradients and the optimizer's step take beside what is held all the time,
         `(n, 1)`.
 
-        gradient_bytes f64[V]. step_bytes: what the step needs for itself.
+        kept bool[n, V]: whose gradients are not held all the time. gradient_bytes f64[V].
+        step_bytes: what the step needs for itself.
         """
-        kept = np.where(self.gradients_beside_buffers(), gradient_bytes, 0.0).sum(axis=1)
-        found: F64 = (kept + step_bytes)[:, None]
+        found: F64 = (np.where(kept, gradient_bytes, 0.0).sum(axis=1) + step_bytes)[:, None]
         return found
 
     def shares(self) -> F64:
@@ -94,8 +98,9 @@ class PlanMemory:
         held += self._summed(np.isin(plans.operation, GATHERS), wire) * (world - 1)
         if Op.REDUCE_SCATTER in added_up:
             held += self._summed(plans.operation == Op.REDUCE_SCATTER, wire)
-        members = np.array([sum(len(team) for team in teams) for teams in plans.teams])
-        senders = members[plans.ranks] - 1 if len(members) else np.zeros(len(wire))
+        used, place = np.unique(plans.ranks, return_inverse=True)
+        members = [sum(map(len, plans.teams[index])) for index in used.tolist()]
+        senders = np.array(members, dtype=np.int64)[place] - 1
         pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in added_up))
         return held + self.at_owner(pushes, wire * senders)
 

@@ -166,16 +166,17 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
         count += complete(
             plan, costs, compute, in_flight, message, channel, stop, now, factor, arrived
         )
-        follower = in_flight.head[message_class]
+        queue = plan.queue[message]
+        follower = in_flight.head[queue]
         if follower >= 0:
-            in_flight.head[message_class] = in_flight.follower[follower]
+            in_flight.head[queue] = in_flight.follower[follower]
             in_flight.message[slot] = follower
             in_flight.phase[slot] = STARTING
             in_flight.time[slot] = max(now, on_wire[follower])
             if slowing and costs.felt_early:
                 wire_fills(in_flight, now)
         else:
-            in_flight.busy[message_class] = False
+            in_flight.busy[queue] = False
             if not costs.streamed[message_class]:
                 in_flight.collectives[channel] -= 1
             size = remove(in_flight, size, slot)

@@ -180,13 +180,13 @@ def decrement(plan, in_flight, message):
 
 
 @njit(nogil=True, _nrt=False, inline="always")
-def enqueue(in_flight, message_class, message):
-    """Let a streamed message wait for those of its class: they share their connections."""
-    if in_flight.head[message_class] < 0:
-        in_flight.head[message_class] = message
+def enqueue(in_flight, queue, message):
+    """Let a streamed message wait for those of its queue: they share their connections."""
+    if in_flight.head[queue] < 0:
+        in_flight.head[queue] = message
     else:
-        in_flight.follower[in_flight.tail[message_class]] = message
-    in_flight.tail[message_class] = message
+        in_flight.follower[in_flight.tail[queue]] = message
+    in_flight.tail[queue] = message
     in_flight.follower[message] = -1
 
 
@@ -194,9 +194,10 @@ def enqueue(in_flight, message_class, message):
 def process(plan, costs, in_flight, slot, now, issued, on_wire):
     """Let the hosts' processors work on a message that was handed over, after those before it.
 
-    Returns whether it keeps its place: a streamed one may wait for another of its class.
+    Returns whether it keeps its place: a streamed one may wait for another of its queue.
     """
     message = in_flight.message[slot]
+    queue = plan.queue[message]
     message_class = in_flight.message_class[slot]
     issued[message] = now
     increment(plan, in_flight, message)
@@ -209,11 +210,11 @@ def process(plan, costs, in_flight, slot, now, issued, on_wire):
     )
     in_flight.processor[0] = busy_until
     started = busy_until + costs.startup[message_class] + costs.copy[message_class] * wire_bytes
-    if costs.streamed[message_class] and in_flight.busy[message_class]:
+    if costs.streamed[message_class] and in_flight.busy[queue]:
         on_wire[message] = started
-        enqueue(in_flight, message_class, message)
+        enqueue(in_flight, queue, message)
         return False
-    in_flight.busy[message_class] = costs.streamed[message_class]
+    in_flight.busy[queue] = costs.streamed[message_class]
     in_flight.phase[slot] = STARTING
     in_flight.time[slot] = busy_until if costs.stepwise[message_class] else started
     return True

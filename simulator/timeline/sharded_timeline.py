@@ -2,14 +2,14 @@
 the forward and the backward pass alike: the event loop lets compute wait in the forward pass only.
 
 As torch 2.13 does it (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). On an accelerator
-a unit's values are asked for two units ahead in the forward pass and one ahead in the backward
-pass; gathers and reduce-scatters share one communicator, in the order in which they are asked for;
-a unit's reduce-scatter waits for that of the unit before. In host memory each call returns when it
-is done, so nothing runs beside compute.
+a unit's values are asked for so many units ahead as `FullyShard` says, in the forward pass one
+more, since the host runs ahead of its device; gathers and reduce-scatters share one communicator,
+in the order in which they are asked for; a unit's reduce-scatter waits for that of the unit before.
+Gathers over smaller groups have communicators of their own, and wait for gathers alone.
+In host memory each call returns when it is done, so nothing runs beside compute.
 """
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,14 @@ from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.compute_clock import advance
 from autosync.simulator.timeline.timeline_arrays import ComputeArrays, CostArrays
+from autosync.torch_engine import FullyShard
 
 F64 = NDArray[np.float64]
+QUEUES = ("shards", "replicas", "smaller")
+"""Communicators: of the shard groups, between their replicas, and of the smaller groups to which
+units reshard. Each runs one message at a time."""
 Span = tuple[str, float, float]
 """Phase (forward, backward, update or wait), start and stop."""
-
-FORWARD_AHEAD = 2
-"""Units whose values may be gathered while one computes: a gather waits for the copies of the unit
-two before it."""
 
 _advance = Kernel(advance, allocates=False)
 
@@ -58,14 +58,18 @@ def play_sharded(
     costs: CostArrays,
     compute: ComputeArrays,
     factor: float,
-    shard_ranks: int,
+    engine: FullyShard,
+    before_last: bool = False,
 ) -> ShardedIteration:
-    """Strategy `index` of compiled plans, under `fully_shard`. costs: of the network's classes.
-    factor: of the slowest rank."""
+    """Strategy `index` of compiled plans, under `fully_shard`, with one batch. costs: of the
+    network's classes. factor: of the slowest rank. before_last: a batch of an update that has
+    several, without the update: it reduces and gathers what is not kept between batches."""
+    kept = engine.kept_between_batches if before_last else ""
     player = _Player(plans, index, network, costs, compute, factor)
-    player.backward()
-    player.update(_update_seconds(plans, index, compute) / shard_ranks)
-    player.forward()
+    player.backward(reduces=not kept)
+    if not before_last:
+        player.update(_update_seconds(plans, index, compute) / engine.shard_ranks)
+    player.forward(engine.forward_prefetch, gathers=kept != "values")
     return player.played
 
 
@@ -95,65 +99,73 @@ class _Player:
         self.blocking = costs.in_order  # in host memory
         self.message_class = _classes(self.rows, network, self.blocking)
         count = stop - first
+        of_reduces = self.rows["operation"] == Op.REDUCE_SCATTER
+        self.shard_groups = self.rows["ranks"][of_reduces].max(initial=0)
         self.played = ShardedIteration(*np.zeros((3, count)))
         self.now = 0.0
-        self.free = {True: 0.0, False: 0.0}  # whether between shard groups: when a queue is free
+        self.free = dict.fromkeys(QUEUES, 0.0)  # when a queue is free
+        self.gathered = 0.0  # when the last gather has arrived
         self.wired: list[tuple[float, float]] = []
+        self.flown: dict[str, list[tuple[float, float, int]]] = {name: [] for name in QUEUES}
         self.in_backward = True
 
-    def backward(self) -> None:
-        """Gathers, compute and reductions, boundary by boundary."""
+    def backward(self, reduces: bool = True) -> None:
+        """Gathers, compute and, where the batch has them, reductions, boundary by boundary."""
         before, ready, after = (self.rows[name] for name in ("before", "ready", "after"))
-        gathers = [m for m in range(len(before)) if before[m] >= 0]
-        reduces = [m for m in range(len(before)) if before[m] < 0 and ready[m] >= 0]
-        crossing = {int(after[m]): m for m in range(len(before)) if self._crosses(m)}
-        # at one moment the unit before reduces, then the next one's values are waited for
-        steps = [(self._ready_seconds(int(ready[m])), 0, m) for m in reduces]
+        messages = range(len(before))
+        gathers = [m for m in messages if before[m] >= 0]
+        reducing = [m for m in messages if reduces and before[m] < 0 and ready[m] >= 0]
+        crossing = {int(after[m]): m for m in messages if reduces and self._crosses(m)}
+        # At one moment the unit before reduces, the next one's values are waited for, and that one
+        # asks for others. The first gathers are asked for before anything is waited for.
+        steps = [(self._ready_seconds(int(ready[m])), 0, m) for m in reducing]
         steps += [(self._ready_seconds(int(before[m]) - 1), 1, m) for m in gathers]
-        reached, last, following = 0.0, -1, dict(pairwise(gathers))
-        if gathers and not self.blocking:  # the host runs ahead of its device
-            self._send(gathers[0])
+        steps += [(self._ready_seconds(int(ready[m])), 2, m) for m in gathers if ready[m] >= 0]
+        reached, last = 0.0, -1
+        for message in (m for m in gathers if ready[m] < 0):
+            self._gather(message)
         for moment, step, message in sorted(steps):
             self._compute("backward", moment - reached)
             reached = moment
             if step == 1:
-                if self.blocking and message == gathers[0]:
-                    self._send(message)
                 self._wait(message)
-                if message in following:
-                    self._send(following[message])
+                continue
+            if step == 2:
+                self._gather(message)
                 continue
             if last >= 0:
                 self._wait(last)
             self._send(message)
             last = message
             if message in crossing:
-                self._send(crossing[message], self.played.arrived[message], own_queue=True)
+                self._send(crossing[message], self.played.arrived[message], "replicas")
         self._compute("backward", self.compute.backward - reached)
-        for message in (*reduces, *crossing.values()):
+        for message in (*reducing, *crossing.values()):
             self._wait(message)
+        self.in_backward = False
 
     def update(self, seconds: float) -> None:
         self._spend("update", self.now + seconds)
         self.played.forward_start = self.now
-        self.in_backward = False
 
-    def forward(self) -> None:
-        """A unit computes when its values are there; they are asked for some units ahead."""
+    def forward(self, prefetch: int, gathers: bool = True) -> None:
+        """A unit computes when its values are there; they are asked for some units ahead: each
+        gather waits for the copies of the unit `prefetch + 1` before it. gathers: False where the
+        batch before has left the values there."""
         gate = self.rows["gate"]
-        gathers = [m for m in range(len(gate)) if gate[m] >= 0]
+        gathering = [m for m in range(len(gate)) if gathers and gate[m] >= 0]
         reached, asked = 0.0, 0
-        for place, message in enumerate(gathers):
+        for place, message in enumerate(gathering):
             start = float(self.compute.forward_start[gate[message]])
             self._compute("forward", start - reached)
             reached = start
-            ahead = 0 if self.blocking else FORWARD_AHEAD - 1
-            while asked < len(gathers) and asked <= place + ahead:
-                self._send(gathers[asked])
+            ahead = 0 if self.blocking else prefetch
+            while asked < len(gathering) and asked <= place + ahead:
+                self._gather(gathering[asked])
                 asked += 1
             self._wait(message)
-            if not self.blocking and asked < len(gathers) and asked <= place + FORWARD_AHEAD:
-                self._send(gathers[asked])
+            if not self.blocking and asked < len(gathering) and asked <= place + prefetch + 1:
+                self._gather(gathering[asked])
                 asked += 1
         self._compute("forward", self.compute.forward - reached)
 
@@ -184,11 +196,19 @@ class _Player:
             spans.append((phase, self.now, until))
         self.now = until
 
-    def _send(self, message: int, earliest: float = 0.0, own_queue: bool = False) -> None:
+    def _gather(self, message: int) -> None:
+        """Gathers are on one stream, whichever communicator has them."""
+        smaller = self.rows["ranks"][message] != self.shard_groups
+        queue = "smaller" if smaller else "shards"
+        self.free[queue] = max(self.free[queue], self.gathered)
+        self._send(message, queue=queue)
+        self.gathered = float(self.played.arrived[message])
+
+    def _send(self, message: int, earliest: float = 0.0, queue: str = "shards") -> None:
         """Ask for a message now; it starts when its communicator is free. In host memory the call
         returns when it is done."""
         issued = max(self.now, earliest)
-        start = issued if self.blocking else max(issued, self.free[own_queue])
+        start = issued if self.blocking else max(issued, self.free[queue])
         message_class = int(self.message_class[message])
         size = float(self.rows["wire_bytes"][message])
         costs = self.costs
@@ -197,15 +217,43 @@ class _Player:
         on_links = costs.link[message_class] + costs.per_byte[
             message_class
         ] * size * self._beside_compute(message_class)
-        arrived = float(wired + on_links)
+        arrived = self._beside_others(float(wired), float(on_links), message_class, queue)
         self.played.issued[message], self.played.on_wire[message] = issued, wired
         self.played.arrived[message] = arrived
         if self.blocking:
             self._spend("wait", arrived)
             return
-        self.free[own_queue] = arrived
+        self.free[queue] = arrived
+        self.flown[queue].append((float(wired), arrived, message_class))
         felt = start if costs.felt_early else float(wired)
         self.wired = _with_interval(self.wired, (felt, arrived))
+
+    def _beside_others(self, start: float, seconds: float, message_class: int, queue: str) -> float:
+        """When a message has arrived that comes onto its links now and takes so many seconds alone:
+        messages of other communicators that were asked for before leave it what they do not
+        take of a link."""
+        used = self.costs.utilization
+        mine = used[message_class]
+        others = [
+            flown
+            for name in QUEUES
+            if name != queue
+            for flown in self.flown[name]
+            if flown[1] > start
+        ]
+        while others:
+            changes = [time for begin, end, _ in others for time in (begin, end) if time > start]
+            until = min(changes)
+            beside = sum(used[other] for begin, end, other in others if begin <= start < end)
+            left = np.clip(1.0 - beside, 0.0, 1.0)
+            share = np.divide(left, mine, out=np.ones_like(mine), where=mine > left)
+            rate = float(share.min(initial=1.0))
+            if seconds <= rate * (until - start):
+                return start + (seconds / rate if rate else 0.0)
+            seconds -= rate * (until - start)
+            start = until
+            others = [flown for flown in others if flown[1] > start]
+        return start + seconds
 
     def _beside_compute(self, message_class: int) -> float:
         """How many times its seconds a message takes at ports that backward uses, too."""

@@ -10,13 +10,15 @@ I64 = NDArray[np.int64]
 
 
 class MessageArrays(NamedTuple):
-    """The columns of a PlanTable that matter here; see there. message_class: see `Network`."""
+    """The columns of a PlanTable that matter here; see there. message_class: see `Network`. queue
+    i64[M]: of messages that follow each other where they are streamed: of a class and a root."""
 
     first: I64
     operation: NDArray[np.uint8]
     channel: NDArray[np.uint8]
     root: NDArray[np.int16]
     message_class: NDArray[np.int32]
+    queue: I64
     carries_values: NDArray[np.bool_]
     wire_bytes: I64
     ready: NDArray[np.int32]
@@ -78,7 +80,7 @@ class ComputeArrays(NamedTuple):
 
 class InFlight(NamedTuple):
     """Messages in flight, one a slot of compact arrays; and the state of resources (U), channels,
-    owners and classes (K).
+    owners and queues (Q).
 
     Per slot: time: when its phase ends at its present share (slow) of its links. moving: the share
     of its seconds alone in which its bytes move. turn: a ring's bytes, 0 for other messages.
@@ -90,8 +92,8 @@ class InFlight(NamedTuple):
     f64[M]: when a message's last byte was there.
     used, flows f64[U]: demand for each resource, and flows over it. crowded i64[U]: the first of
     them are resources of which too much is asked. processor f64[1]: until when the hosts are busy
-    with messages. clock: until when an owner updates. busy bool[K]: whether a streamed message of
-    the class is on its way. head, tail i64[K]: the first and last one that waits for it, -1
+    with messages. clock: until when an owner updates. busy bool[Q]: whether a streamed message of
+    the queue is on its way. head, tail i64[Q]: the first and last one that waits for it, -1
     without; follower i64[M]: the one behind.
     gate_time, gate_update: per forward operation, when what it waits for is there, and the seconds
     of updates then. pace f64[4], tally i64[6]: see `compute_clock`. wired f64[W, 2]:

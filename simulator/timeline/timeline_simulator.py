@@ -63,6 +63,7 @@ def simulate(plans: PlanTable, population: Population, domain: Domain) -> NDArra
     Collectives wait for the slowest rank, and whatever it waits for the others have: its clock is
     never overtaken, so it alone is played. Without extensions the first iteration is the steady
     state already (see `event_loop`). What compute waits for extensions is spread over it evenly.
+    The batches before the last of an update are added (`before_seconds`).
 
     Raises:
         InvalidStrategy: messages of a plan wait for each other in a circle, or an extension
@@ -73,10 +74,9 @@ def simulate(plans: PlanTable, population: Population, domain: Domain) -> NDArra
     inputs = timeline_inputs(plans, domain)
     periods = inputs.play(factors).seconds
     for index in np.flatnonzero(population.engine).tolist():
-        shard_ranks = _shard_ranks(population, index)
-        factor = float(factors[index])
+        engine, factor = _engine(population, index), float(factors[index])
         own = play_sharded(
-            plans, index, inputs.network, inputs.costs, inputs.compute, factor, shard_ranks
+            plans, index, inputs.network, inputs.costs, inputs.compute, factor, engine
         )
         periods[index] = own.step_seconds
     for index in np.flatnonzero(restated_strategies(population)).tolist():
@@ -91,12 +91,42 @@ def simulate(plans: PlanTable, population: Population, domain: Domain) -> NDArra
         )
     for prediction, _ in carried_predictions(population):
         periods = prediction.step_seconds(domain, population, plans, factors, periods)
-    return periods
+    result: NDArray[np.float64] = periods + before_seconds(plans, population, domain)
+    return result
+
+
+def before_seconds(plans: PlanTable, population: Population, domain: Domain) -> NDArray[np.float64]:
+    """What the batches before the last of an update take, `(strategies,)`; 0 where it has one.
+
+    Nothing travels meanwhile (`no_sync` of DDP) but under `fully_shard`, where each batch gathers
+    values and reduces gradients as the strategy says. Updates that may be late (SSP) are taken to
+    travel beside the last batch alone.
+    """
+    if domain.accumulate == 1:
+        return np.zeros(len(population))
+    factors = slowest_factors(domain, population.layouts)[population.layout]
+    factors = factors * slowdowns(domain, population, plans)
+    passes = np.full(len(population), domain.profile.compute_seconds)
+    for index in np.flatnonzero(restated_strategies(population)).tolist():
+        passes[index] = restated_domain(domain, population, index).profile.compute_seconds
+    found: NDArray[np.float64] = (domain.accumulate - 1) * factors * passes
+    sharded = np.flatnonzero(population.engine).tolist()
+    inputs = timeline_inputs(plans, domain) if sharded else None
+    for index in sharded:
+        assert inputs is not None
+        engine, factor = _engine(population, index), float(factors[index])
+        batch = play_sharded(
+            plans, index, inputs.network, inputs.costs, inputs.compute, factor, engine,
+            before_last=True,
+        )  # fmt: skip
+        found[index] = (domain.accumulate - 1) * batch.step_seconds
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One strategy, message by message, `(messages,)` seconds from the start of backward.
+    """One strategy, message by message, `(messages,)` seconds from the start of backward: an
+    iteration with one batch, which is the last of an update that has several.
 
     issued: handed to its channel. on_wire: its startup is over. left: its last byte is there.
     arrived: on every rank, gradients rebuilt where it brought factors.
@@ -119,10 +149,9 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     factors = slowest_factors(domain, population.layouts)[population.layout[index : index + 1]]
     factors = factors * slowdown(domain, population, plans, index)
     if population.engine[index]:
-        shard_ranks = _shard_ranks(population, index)
-        factor = float(factors[0])
+        engine, factor = _engine(population, index), float(factors[0])
         own = play_sharded(
-            plans, index, inputs.network, inputs.costs, inputs.compute, factor, shard_ranks
+            plans, index, inputs.network, inputs.costs, inputs.compute, factor, engine
         )
         times_of = own.issued, own.on_wire, own.arrived, own.arrived
         return Played(own.step_seconds, *times_of, tuple(own.spans), own.forward_start)
@@ -136,10 +165,10 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     )
 
 
-def _shard_ranks(population: Population, index: int) -> int:
+def _engine(population: Population, index: int) -> FullyShard:
     engine: FullyShard | None = population.engines[population.engine[index]]
     assert engine is not None
-    return engine.shard_ranks
+    return engine
 
 
 def busiest_link_seconds(plans: PlanTable, costs: Network) -> NDArray[np.float64]:
@@ -199,21 +228,42 @@ class TimelineInputs:
 
 
 def timeline_inputs(plans: PlanTable, domain: Domain) -> TimelineInputs:
-    costs = network_of(domain.cluster, plans.teams)
+    network = network_of(domain.cluster, plans.teams)
+    costs = _kernel_costs(domain, network)
+    queue, queues = _queues(plans, network, costs.streamed)
     return TimelineInputs(
+        network,
+        _kernel_messages(plans, network, queue),
         costs,
-        _kernel_messages(plans, costs),
-        _kernel_costs(domain, costs),
-        _kernel_compute(domain, plans, costs),
-        _in_flight_arrays(domain, costs, plans),
+        _kernel_compute(domain, plans, network),
+        _in_flight_arrays(domain, network, plans, queues),
     )
 
 
-def _kernel_messages(plans: PlanTable, costs: Network) -> MessageArrays:
-    classes = costs.classes_of(plans)
+def _kernel_messages(plans: PlanTable, costs: Network, queue: NDArray[np.int64]) -> MessageArrays:
+    own = {"message_class": costs.classes_of(plans), "queue": queue}
     fields = MessageArrays._fields
-    columns: dict[str, Any] = {name: getattr(plans, name, classes) for name in fields}
+    columns: dict[str, Any] = {name: getattr(plans, name, own.get(name)) for name in fields}
     return MessageArrays(**columns)
+
+
+def _queues(
+    plans: PlanTable, costs: Network, streamed: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], int]:
+    """Of each message, `(messages,)`, and how many there are: one a class, and one a class and root
+    where alike roots share a class of streamed messages. streamed: `(classes,)`."""
+    classes = costs.classes_of(plans).astype(np.int64)
+    alike, kind = np.unique(costs.root_kind, return_inverse=True)
+    split = streamed & (costs.server >= 0)
+    if len(alike) == len(costs.root_kind) or not split.any():
+        return classes, len(streamed)
+    order = np.argsort(kind, kind="stable")
+    ordinal = np.empty(len(kind), dtype=np.int64)  # of a root among those alike
+    ordinal[order] = np.arange(len(kind)) - np.searchsorted(kind[order], kind[order])
+    most = int(np.bincount(kind)[kind[costs.server[split] + 1]].max())
+    first = len(streamed) + most * (np.cumsum(split) - 1)
+    queue = np.where(split[classes], first[classes] + ordinal[plans.root + 1], classes)
+    return queue, len(streamed) + most * int(split.sum())
 
 
 def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
@@ -258,9 +308,8 @@ def _kernel_compute(domain: Domain, plans: PlanTable, costs: Network) -> Compute
     )
 
 
-def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFlight:
-    classes = len(costs.startup_seconds)
-    slots = CHANNELS * (costs.in_flight + 1) + classes
+def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable, queues: int) -> InFlight:
+    slots = CHANNELS * (costs.in_flight + 1) + queues
     operations = len(domain.graph.operations)
     return InFlight(
         message=np.zeros(slots, dtype=np.int64),
@@ -286,9 +335,9 @@ def _in_flight_arrays(domain: Domain, costs: Network, plans: PlanTable) -> InFli
         left=np.zeros(plans.messages),
         processor=np.zeros(1),
         clock=np.zeros(domain.cluster.servers + 1),
-        busy=np.zeros(classes, dtype=np.bool_),
-        head=np.full(classes, -1, dtype=np.int64),
-        tail=np.full(classes, -1, dtype=np.int64),
+        busy=np.zeros(queues, dtype=np.bool_),
+        head=np.full(queues, -1, dtype=np.int64),
+        tail=np.full(queues, -1, dtype=np.int64),
         follower=np.empty(plans.messages, dtype=np.int64),
         gate_time=np.zeros(operations),
         gate_update=np.zeros(operations),

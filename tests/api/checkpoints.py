@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autosync.simulator.learned.checkpoint import SourceDomain, card_of, save_checkpoint
+from autosync.simulator.learned.checkpoint import CheckpointCard, SourceDomain, save_checkpoint
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
 from autosync.simulator.learned.gaussian_process import SourceTrials, start_kernel
@@ -29,5 +29,5 @@ def checkpoint(folder: Path, simulator: LearnedSimulator) -> Files:
         for each in simulator.sources
     ) or (SourceDomain("a" * 32, "chain", "grid", 60, (0.5,) * len(DESCRIPTOR)),)
     path = folder / "made"
-    save_checkpoint(path, simulator, card_of(sources, 0.9, "10 strategies"))
+    save_checkpoint(path, simulator, CheckpointCard(sources, 0.9, "10 strategies"))
     return path.with_suffix(".json").read_bytes(), path.with_suffix(".safetensors").read_bytes()

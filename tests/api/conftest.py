@@ -1,5 +1,6 @@
 from tests.api.fixtures import (
     database,
+    document_built_once,
     module_url,
     postgresql,
     postgresql_template,
@@ -12,6 +13,7 @@ from tests.api.fixtures import (
 
 __all__ = [
     "database",
+    "document_built_once",
     "module_url",
     "postgresql",
     "postgresql_template",

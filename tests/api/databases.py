@@ -7,8 +7,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import create_engine, event, make_url
 
 from autosync.api.db import Database, connect, migrate
 
@@ -55,10 +56,16 @@ def postgresql_database(server_url: str, template: str | None = None) -> Iterato
 @contextmanager
 def opened(url: str) -> Iterator[Database]:
     database = connect(url)
+    if database.engine.dialect.name == "sqlite":
+        event.listen(database.engine, "connect", _leave_out_sync)
     try:
         yield database
     finally:
         database.close()
+
+
+def _leave_out_sync(connection: Any, record: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")  # nobody needs the file after a loss of power
 
 
 def migrated_file(folder: Path) -> Path:

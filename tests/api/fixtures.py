@@ -13,7 +13,13 @@ from tests.api.databases import (
     postgresql_database,
     postgresql_server,
 )
+from tests.api.openapi_document import built_once
 from tests.api.real_tuning import RealTuning, killed_and_resumed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def document_built_once() -> None:
+    built_once()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 from autosync.api.db.database import Database
@@ -9,7 +10,7 @@ from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.tuning_answer import outcome_row
+from autosync.api.engine.tuning_answer import answer_of, outcome_row
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.domain import Domain
 from autosync.population import encode
@@ -20,7 +21,7 @@ from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from autosync.search.space import Space
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.iteration_trace import predicted_iteration
+from autosync.simulator.timeline.iteration_trace import IterationTrace, predicted_iteration
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import (
@@ -37,15 +38,26 @@ from tests.domains import domain_of
 TESTBED = "testbed (4 nodes)"
 
 
-def small_request(budget: int = 6) -> TuningRequest:
+def small_request(budget: int = 6, space: Space = Space()) -> TuningRequest:  # noqa: B008  # frozen
     """A domain of six variables on four nodes, and little to do."""
     settings = Settings(budget=budget, proposals=64, repeats=3)
-    return TuningRequest(domain_of(), settings, launcher="local", byte_scale=0.5, time_scale=2.0)
+    return TuningRequest(
+        domain_of(), settings, space, launcher="local", byte_scale=0.5, time_scale=2.0
+    )
 
 
-def candidates(domain: Domain, count: int) -> list[Candidate]:
+def candidates(
+    domain: Domain,
+    count: int,
+    space: Space = Space(),  # noqa: B008  # frozen
+) -> list[Candidate]:
     """Hand-designed strategies, DDP first."""
-    return known_designs(domain, Space(), TimelineSimulator())[:count]
+    return list(_all_candidates(domain, space)[:count])
+
+
+@cache  # many tests have a tuning of the same domain
+def _all_candidates(domain: Domain, space: Space) -> tuple[Candidate, ...]:
+    return tuple(known_designs(domain, space, TimelineSimulator()))
 
 
 def proposal(candidate: Candidate, round_number: int = 0) -> Proposal:
@@ -56,8 +68,7 @@ def proposal(candidate: Candidate, round_number: int = 0) -> Proposal:
 def timeline(strategy: Strategy, domain: Domain, rng: random.Random) -> MeasuredTimeline:
     """What a trial records if every message takes up to half as long again as predicted; torch's
     DDP does not tell its messages."""
-    population = encode([strategy], domain)
-    trace = predicted_iteration(compile_plans_fast(population, domain), population, domain)
+    trace = _predicted(strategy, domain)
     issued = tuple(message.issued_seconds for message in trace.messages)
     ended = tuple(
         m.issued_seconds + (m.arrived_seconds - m.issued_seconds) * rng.uniform(1, 1.5)
@@ -75,6 +86,12 @@ def timeline(strategy: Strategy, domain: Domain, rng: random.Random) -> Measured
         messages = None if is_ddp(strategy) else MessageTimes(numbers, issued, issued, ended)
         ranks.append(RankTimeline(compute, messages))
     return MeasuredTimeline(trace.step_seconds, "shared", tuple(ranks))
+
+
+@cache
+def _predicted(strategy: Strategy, domain: Domain) -> IterationTrace:
+    population = encode([strategy], domain)
+    return predicted_iteration(compile_plans_fast(population, domain), population, domain)
 
 
 def result(
@@ -112,7 +129,7 @@ def run_search(
 ) -> None:
     """Every proposal gets a trial; the last of them fails. launcher: where trials say they ran."""
     rng = random.Random(seed)
-    chosen = candidates(request.domain, request.settings.budget)
+    chosen = candidates(request.domain, request.settings.budget, request.space)
     store.propose([proposal(candidate) for candidate in chosen])
     store.report(TuningEvent("ranking", "ranking proposals, round 1", 30_000, 30_000))
     best = float("inf")
@@ -151,7 +168,7 @@ def run_confirmation(
             store.record(measured)
             done += 1
             store.report(TuningEvent("confirm", "confirming", done, most))
-    job_queue.finish(database, held, outcome_row(held.job_id, request, conclude(store)))
+    job_queue.finish(database, held, outcome_row(held.job_id, answer_of(request, conclude(store))))
 
 
 def finished(database: Database, request: TuningRequest | None = None) -> str:

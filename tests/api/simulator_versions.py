@@ -7,7 +7,12 @@ from autosync.api.db.tables import (
     SimulatorVersionRow,
 )
 from autosync.api.engine.simulator_store import NAME_OF_VERSION, insert_checkpoint
-from autosync.simulator.learned.checkpoint import SourceDomain, card_of, weights_of
+from autosync.simulator.learned.checkpoint import (
+    CheckpointCard,
+    SourceDomain,
+    library_versions,
+    weights_of,
+)
 from autosync.simulator.learned.features.domain_descriptor import DESCRIPTOR
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 
@@ -27,7 +32,14 @@ def store_versions(database: Database, tuning_id: str | None = None) -> None:
         )
         simulator = LearnedSimulator()
         of_parents = tuple(NAME_OF_VERSION.format(each) for each in sorted({0, parent}))
-        card = card_of(sources, 0.8, "models left out", 0, "a" * 32, of_parents)
+        card = CheckpointCard(
+            sources,
+            0.8,
+            "models left out",
+            versions=library_versions(),
+            dataset="a" * 32,
+            parents=of_parents,
+        )
         with database.writing() as session:
             if not insert_checkpoint(session, name, card, weights_of(simulator)):
                 continue

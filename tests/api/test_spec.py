@@ -5,12 +5,13 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
-from autosync.api.spec import AdvancedSpec, RankSpec, TuningSpec, checked
+from autosync.api.prediction_spec import RankSpec
+from autosync.api.spec import AdvancedSpec, TuningSpec, checked
 from autosync.documents import to_data
 from autosync.domain import Optimizer, optimizer_named
 from autosync.errors import InvalidInput
 from autosync.search.loop.settings import Settings
-from autosync.search.space import Space
+from autosync.search.space import SPACES, Space
 
 STATED = {
     "alpha": 1.5,
@@ -42,6 +43,14 @@ def test_placements_are_allowed_by_the_space() -> None:
     assert not TuningSpec(graph="g", cluster="c").space.placement
     assert "placement" not in to_data(Space())
     assert to_data(body.space)["placement"] is True
+
+
+def test_a_space_is_described_or_named() -> None:
+    given = {"graph": "g", "cluster": "c"}
+    assert checked(TuningSpec, given | {"space": "fsdp2"}).space == SPACES["fsdp2"]
+    assert checked(RankSpec, given | {"space": to_data(SPACES["fsdp2"])}).space == SPACES["fsdp2"]
+    with pytest.raises(InvalidInput, match="no space has that name; those that have one are fsdp2"):
+        checked(TuningSpec, given | {"space": "zero9"})
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": -1}, {"acquisition": "luck"}, {"least_gain": 2}])

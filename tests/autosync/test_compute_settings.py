@@ -29,11 +29,12 @@ def test_bf16_halves_gradients_too() -> None:
 def test_less_precise_is_faster_on_tensor_cores() -> None:
     for name in ("gpt2", "resnet50"):
         graph = bundled(name, 64)
-        full, cast, pure = (
-            estimate_profile(at_precision(graph, each), "a100").compute_seconds
-            for each in ("recorded", "bf16-autocast", "bf16")
+        plain, full, cast, pure = (
+            estimate_profile(at_precision(graph, each), "a100", tf32=each == "tf32").compute_seconds
+            for each in ("recorded", "tf32", "bf16-autocast", "bf16")
         )
         assert 0.4 * full < pure <= cast < 0.9 * full
+        assert plain > (2 * full if name == "gpt2" else full)
 
 
 def test_what_cannot_be_is_refused() -> None:

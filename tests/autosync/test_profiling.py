@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from autosync.cluster import Cluster
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
@@ -80,9 +80,42 @@ class TestEstimate:
         half = replace(graph, variables=halves)
         first = next(i for i, o in enumerate(graph.operations) if o.type == "addmm")
         for device, faster in (("a100", 2.0), ("v100", 1.0)):  # a V100 has no units for bfloat16
-            whole_seconds = estimate_profile(graph, device).forward_seconds[first]
-            half_seconds = estimate_profile(half, device).forward_seconds[first]
-            assert whole_seconds == pytest.approx(faster * half_seconds), device
+            whole, lower = (
+                estimate_profile(each, device, tf32=True, host_seconds=0.0)
+                for each in (graph, half)
+            )
+            seconds = whole.forward_seconds[first], lower.forward_seconds[first]
+            assert seconds[0] == pytest.approx(faster * seconds[1]), device
+
+    def test_matrix_products_of_float32_take_tensor_cores_where_tf32_is_allowed(self) -> None:
+        """torch allows it for convolutions by default, and for matrix products on request."""
+        for name, type_, change in (("gpt2", "addmm", True), ("resnet50", "convolution", False)):
+            graph = bundled(name)
+            chosen = [i for i, o in enumerate(graph.operations) if o.type == type_]
+            plain, allowed = (
+                sum(
+                    estimate_profile(graph, "h200", tf32=tf32, host_seconds=0.0).forward_seconds[i]
+                    for i in chosen
+                )
+                for tf32 in (False, True)
+            )
+            assert (plain > 3 * allowed) == change, name
+
+    def test_a_gpu_waits_for_what_the_host_has_not_asked_for(self) -> None:
+        """By hand: four operations of the chain, whose kernels take a launch, 4 us, each. The
+        first waits for 40 us; behind it the GPU is 4 us behind, so each other one waits for 36."""
+        chain = chain_graph()
+        kernels = sum(bool(s) for s in estimate_profile(chain, "h200").forward_seconds)
+        profile = estimate_profile(chain, "h200", host_seconds=40e-6)
+        expected = [40e-6 + LAUNCH_SECONDS] + [40e-6] * (kernels - 1)
+        assert [s for s in profile.forward_seconds if s] == pytest.approx(expected)
+        assert profile.backward_seconds[-1] == pytest.approx(40e-6)
+        assert "the GPU waits for the host" in profile.note
+        busy = bundled("bert_base")  # runs ahead of the host for the most part
+        alone = estimate_profile(busy, "v100", host_seconds=0.0)
+        asked = estimate_profile(busy, "v100")
+        assert alone.compute_seconds <= asked.compute_seconds < 1.05 * alone.compute_seconds
+        assert "host" not in asked.note
 
     def test_it_is_marked_as_an_estimate_that_names_device_and_efficiency(self) -> None:
         profile = estimate_profile(bundled("resnet50"), "t4", efficiency=0.4, slowdown=2)
@@ -101,7 +134,9 @@ class TestEstimate:
 
     def test_faster_devices_and_higher_efficiency_take_less_time(self) -> None:
         graph = bundled("bert_base")
-        seconds = [estimate_profile(graph, d).compute_seconds for d in ("t4", "a10g", "a100")]
+        seconds = [
+            estimate_profile(graph, d, tf32=True).compute_seconds for d in ("t4", "a10g", "a100")
+        ]
         assert seconds == sorted(seconds, reverse=True)
         hasty = estimate_profile(graph, "t4", efficiency=0.9).compute_seconds
         assert hasty < seconds[0]
@@ -114,8 +149,8 @@ class TestEstimate:
         assert all(profile.backward_seconds[i] == 0 < profile.forward_seconds[i] for i in masks)
 
     def test_a_lookup_reads_rows_and_a_sparse_gradient_writes_rows(self) -> None:
-        sparse = estimate_profile(bundled("ncf_sparse"), "v100")
-        dense = estimate_profile(bundled("ncf_dense"), "v100")
+        sparse = estimate_profile(bundled("ncf_sparse"), "v100", host_seconds=0.0)
+        dense = estimate_profile(bundled("ncf_dense"), "v100", host_seconds=0.0)
         assert sparse.forward_seconds == dense.forward_seconds
         assert dense.backward_seconds[0] > 10 * sparse.backward_seconds[0]
         assert sparse.backward_seconds[0] == LAUNCH_SECONDS  # a few rows take no less
@@ -139,7 +174,7 @@ class TestEstimate:
         graph = bundled("vgg16")
         flops = sum(o.forward_flops + o.backward_flops for o in graph.operations)
         peak_seconds = flops / DEVICE_TYPES["v100"].peak_flops_per_second
-        seconds = estimate_profile(graph, "v100").compute_seconds
+        seconds = estimate_profile(graph, "v100", host_seconds=0.0).compute_seconds
         assert peak_seconds / 2.25 < seconds < peak_seconds / EFFICIENCY
         peak_seconds = flops / DEVICE_TYPES["a100"].peak_flops_per_second
         assert estimate_profile(graph, "a100").compute_seconds > peak_seconds / EFFICIENCY
@@ -172,7 +207,7 @@ class TestStatedStep:
     def test_the_shape_is_the_estimates(self) -> None:
         graph = bundled("resnet50")
         scaled = profile_from_step_seconds(graph, 0.5, "t4")
-        estimate = estimate_profile(graph, "t4")
+        estimate = estimate_profile(graph, "t4", host_seconds=0.0)
         factor = 0.5 / estimate.compute_seconds
         assert scaled.forward_seconds == pytest.approx(
             [seconds * factor for seconds in estimate.forward_seconds]

@@ -4,6 +4,7 @@ from autosync.extensions.placement.document import evenly, in_proportion
 from autosync.extensions.placement.proposals import with_placement
 from autosync.extensions.staleness.document import Staleness
 from autosync.search.designs import known_designs
+from autosync.simulator.sharded_strategy import sharded_by
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -15,7 +16,8 @@ from autosync.strategy import (
     whole,
 )
 from autosync.strategy_description import describe
-from tests.domains import chain_graph, domain_of, grid_cluster
+from autosync.torch_engine import FullyShard
+from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
 from tests.placed_models import heavy_layers
 
 DOMAIN = domain_of(chain_graph(((1024, 1024),) * 6 + ((2048, 1024),), factor_rows=4))
@@ -103,3 +105,17 @@ def test_placements_are_described() -> None:
     )
     assert "layer0 and layer1 on rank 1; layer2 on ranks 0, 2 by 75%, 25%" in describe(strategy)
     assert "layer0 and layer1 (1.9 MB) on rank 1" in describe(strategy, domain)
+
+
+def test_shardings_by_what_is_chosen_beside_torchs_defaults() -> None:
+    sharded = domain_of(layered_graph())
+    units = (("layers.0", "layers.1"), "layers.2")
+    plain = describe(sharded_by(sharded, FullyShard(units, 4)), sharded)
+    assert plain == "torch's FSDP2 in 3 units"
+    chosen = FullyShard(units, 2, (True, False), 2, 3)
+    assert describe(sharded_by(sharded, chosen, Encoding("bf16")), sharded) == (
+        "torch's HSDP over groups of 2 ranks in 3 units; 2 units keep their values until backward; "
+        "prefetching 2 in forward, 3 in backward; gradients reduced in bf16"
+    )
+    kept = sharded_by(sharded, FullyShard(units, 4, False))
+    assert describe(kept) == "torch's FSDP2 without resharding (ZeRO-2) in 3 units"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.documents import from_json, to_json
+from autosync.documents import from_json, to_data, to_json
 from autosync.errors import InvalidStrategy
 from autosync.population import concatenate, decode, encode
 from autosync.simulator.sharded_strategy import fully_sharded
@@ -54,6 +54,42 @@ def test_impossible_engines_are_refused() -> None:
         FullyShard(("a",), 1)
     with pytest.raises(InvalidStrategy, match="twice"):
         FullyShard(("a", "a"), 2)
+    with pytest.raises(InvalidStrategy, match="twice"):
+        FullyShard(("a", ("b", "a")), 2)
+    with pytest.raises(InvalidStrategy, match=r"lists 'a\.b' beside 'a', which holds it"):
+        FullyShard((("a", "a.b"),), 2)
+    with pytest.raises(InvalidStrategy, match="has a list of 1 modules"):
+        FullyShard((("a",),), 2)
+    with pytest.raises(InvalidStrategy, match="has 1 values for 2 units"):
+        FullyShard(("a", "b"), 2, (True,))
+    for ranks in (1, 3, 4):
+        with pytest.raises(InvalidStrategy, match=f"reshard_after_forward is {ranks} ranks of 4"):
+            FullyShard(("a", "b"), 4, (True, ranks))
+    with pytest.raises(InvalidStrategy, match=r"backward_prefetch is 9\. Give 1"):
+        FullyShard(("a",), 2, backward_prefetch=9)
+
+
+def test_choices_are_in_the_document_where_they_are_made() -> None:
+    engine = FullyShard((("a", "b"), "c"), 4, (True, False), 2)
+    data = to_data(engine)
+    assert data["units"] == [["a", "b"], "c"]
+    assert data["reshard_after_forward"] == [True, False]
+    assert "backward_prefetch" not in data
+    assert from_json(FullyShard, to_json(engine)) == engine
+    assert engine.unit_of("b.weight") == 0
+    assert [engine.keeps_values(unit) for unit in range(3)] == [False, True, True]
+    assert FullyShard(("a", "c"), 4, (False, False)) == FullyShard(("a", "c"), 4, False)
+
+
+def test_a_unit_may_reshard_to_a_smaller_group() -> None:
+    engine = FullyShard(("a", "b", "c"), 8, (4, True, False))
+    assert from_json(FullyShard, to_json(engine)) == engine
+    assert to_data(engine)["reshard_after_forward"] == [4, True, False]
+    assert [engine.gathers_again_over(unit) for unit in range(4)] == [4, 8, 0, 0]
+    assert engine.group_sizes == (8, 4)
+    everywhere = FullyShard(("a", "b"), 8, (2, 2))
+    assert everywhere == from_json(FullyShard, to_json(everywhere))
+    assert everywhere.reshard_after_forward == 2
 
 
 def test_documents_without_an_engine_keep_their_text() -> None:

@@ -13,11 +13,13 @@ from xml.etree import ElementTree
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.gpu.check_gpu import NEEDED, chosen, missing_packages, run_stage
+from benchmarks.gpu import knobs
+from benchmarks.gpu.check_gpu import DEFAULT_MINUTES, NEEDED, chosen, missing_packages, run_stage
 from benchmarks.gpu.stages import Setting, Stage, stages_of
+from benchmarks.runtime.compiled_ddp import WAYS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_gpu"
-NAMES = ["nccl-tests", "beside-ddp", "tuning", "memory", "profiles"]
+NAMES = ["nccl-tests", "beside-ddp", "diagnosis", "knobs", "tuning", "memory", "profiles"]
 
 
 def check_gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +75,16 @@ def test_every_other_stage_leaves_its_results(tmp_path: Path) -> None:
         (ranks, way) for ranks in (1, 2) for way in ("alone", "DDP", "runtime, DDP's buckets")
     }
     assert all(row["host_ms"] > 0 and row["step_ms"] > 0 and row["ratio"] > 0 for row in rows)
+    by_way = {row["way"]: row["bucket_bytes"] for row in rows}
+    assert by_way["DDP"] == by_way["runtime, DDP's buckets"] != []
     assert "400 parameters" in (tmp_path / "beside-ddp.log").read_text()
+    compiled = read(tmp_path, "beside-ddp-compiled.json")
+    ways = {row["way"] for row in compiled["rows"]} | set(compiled["left_out"])
+    assert ways >= {way.name for way in WAYS}
+
+    rows = read(tmp_path, "knobs.json")["rows"]
+    assert {row["way"] for row in rows} == set(knobs.WAYS)
+    assert all(seconds > 0 for row in rows for seconds in row["milliseconds"].values())
 
     records = pq.read_table(tmp_path / "runtimes.parquet").to_pylist()
     assert len(records) >= 2
@@ -94,13 +105,40 @@ def setting(tmp_path: Path) -> Setting:
     return Setting(tmp_path, "cuda", "nccl", "resnet50", "h100", 4, "auto")
 
 
-def test_stages_take_nine_minutes_at_most(setting: Setting) -> None:
+def test_stages_take_what_the_default_allows_at_most(setting: Setting) -> None:
     stages = stages_of(setting)
     assert [stage.name for stage in stages] == NAMES
-    assert sum(stage.seconds for stage in stages) <= 9 * 60
-    assert [stage.name for stage in chosen(stages, "4,tuning")] == ["memory", "tuning"]
-    with pytest.raises(SystemExit, match="no stage is called '7'"):
-        chosen(stages, "7")
+    assert sum(stage.seconds for stage in stages) <= 60 * DEFAULT_MINUTES
+    assert [stage.name for stage in chosen(stages, "6,tuning")] == ["memory", "tuning"]
+    with pytest.raises(SystemExit, match="no stage is called '8'"):
+        chosen(stages, "8")
+
+
+LOG = """\
+host-1:71:80 [0] NCCL INFO Bootstrap: Using lo:127.0.0.1<0>
+host-1:71:80 [0] NCCL INFO Comm config Max CTAs set to 4
+host-1:71:80 [0] NCCL INFO 4 coll channels, 4 collnet channels, 0 nvls channels, 4 p2p channels
+host-1:71:80 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..3}
+host-1:71:80 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..3}
+host-1:71:80 [0] NCCL INFO NCCL_ALGO set by environment to allreduce:tree
+"""
+
+
+def test_what_nccl_says_of_its_choices_is_kept() -> None:
+    assert knobs.telling(LOG.splitlines()) == [
+        "Comm config Max CTAs set to 4",
+        "4 coll channels, 4 collnet channels, 0 nvls channels, 4 p2p channels",
+        "AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..3}",
+        "NCCL_ALGO set by environment to allreduce:tree",
+    ]
+
+
+def test_one_set_of_ranks_measures_all_limits_of_ctas() -> None:
+    (none, together), *forced = knobs.by_environment(knobs.WAYS)
+    assert none == {}
+    assert next(iter(together)) == knobs.OWN
+    assert len(together) > 2
+    assert all(set(environment) == {"NCCL_ALGO", "NCCL_PROTO"} for environment, _ in forced)
 
 
 def scripted(*programs: str, results: tuple[str, ...] = ()) -> Stage:

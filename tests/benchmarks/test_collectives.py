@@ -14,7 +14,13 @@ from benchmarks.published.collective_fit import (
     predict,
 )
 from benchmarks.published.collective_rows import read_statements, read_sweeps
-from benchmarks.published.collectives import algorithms_stated, plot, print_sweeps, summary
+from benchmarks.published.collectives import (
+    algorithms_stated,
+    plot,
+    print_sweeps,
+    socket_errors,
+    summary,
+)
 
 
 def test_every_sweep_is_read_and_what_cannot_be_predicted_says_why() -> None:
@@ -104,3 +110,17 @@ def test_systems_that_the_fit_has_not_seen_are_predicted(
     path = tmp_path_factory.mktemp("plot") / "plot.svg"
     plot(found, path)
     assert path.read_text().startswith("<?xml")
+
+
+def test_rows_over_sockets_are_judged_by_constants_that_saw_none_of_them() -> None:
+    found = {
+        sweep.name: (sweep, measured, predicted) for sweep, measured, predicted in socket_errors()
+    }
+    fitted_to = {sweep.name for sweep in complete_sweeps()}
+    assert not fitted_to & found.keys()
+    judged = [sweep for sweep, _, _ in found.values() if not sweep.why]
+    assert {sweep.topology.nic_gbytes_per_second * 8 for sweep in judged} == {32.0, 100.0}
+    assert all(sweep.topology.gpus_per_node == 8 for sweep in judged)
+    assert all(sweep.topology.gpus_per_node == 1 for sweep, _, _ in found.values() if sweep.why)
+    for _, measured, predicted in found.values():
+        assert (predicted / measured < 2.5).all()

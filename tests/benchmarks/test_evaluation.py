@@ -185,11 +185,11 @@ def test_a_published_network_ranks_by_its_own_scores(
     """Without other domains it learns from the trials at hand, and before them is the timeline."""
     features, seconds = pools[0].trials.features, pools[0].trials.step_seconds
     asked, known, nothing = np.arange(30, 50), np.arange(12), np.arange(0)
-    alone = published(lambda: made(0), [], epochs=3)
+    alone = published(made, [], epochs=3)
     np.testing.assert_array_equal(
         alone(features, nothing, seconds[nothing], asked)[0], features.base_seconds[asked]
     )
-    taught = published(lambda: made(0), others_of(pools[0], pools, False), epochs=3)
+    taught = published(made, others_of(pools[0], pools, False), epochs=3)
     found = [each(features, known, seconds[known], asked)[0] for each in (alone, taught)]
     for each in found:
         assert np.median(each) == pytest.approx(np.median(seconds[known]), rel=0.01)

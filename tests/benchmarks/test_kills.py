@@ -14,7 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kills", "workers"), long_after(1, [(5, 1), (50, 3)]))
+@pytest.mark.parametrize(
+    ("url", "kills", "workers"),
+    long_after(
+        1, [("sqlite", 5, 1), ("postgresql", 5, 1), ("sqlite", 50, 3), ("postgresql", 50, 3)]
+    ),
+    indirect=["url"],
+)
 def test_killed_workers_lose_nothing(url: str, kills: int, workers: int) -> None:
     """In a process of its own, which forks its workers."""
     options = ("--kills", str(kills), "--workers", str(workers), "--db", url)

@@ -12,8 +12,10 @@ from autosync.bundled_data import data_file
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.population import encode
+from autosync.profiling import estimate_profile
 from autosync.search.collect.collection_plan import CollectionTarget, domain_of, ring_seconds
 from autosync.search.designs import known_designs
+from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import FILE, read_card
@@ -24,9 +26,10 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError, TrialRequest, TrialResult, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.machine import usable_cores
-from autosync.trials.scales import CORES_A_RANK, cores_a_rank
+from autosync.trials.scales import CORES_A_RANK, automatic_scales, cores_a_rank
 from autosync.units import MIB
 from autosync.verification import verify
+from benchmarks.contest import RECORDS
 from benchmarks.contest.competitors import (
     COMPETITORS,
     Competitor,
@@ -44,15 +47,10 @@ from benchmarks.contest.contest_records import (
     stored_facts,
     stored_strategies,
 )
-from benchmarks.contest.domains import DOMAINS, domain_named
+from benchmarks.contest.contestants import BASELINES, USUAL, ContestSettings, OutOfTime, Ring, in_ms
+from benchmarks.contest.domains import DOMAINS, domain_named, fixed_domains
 from benchmarks.contest.live_contest import (
-    BASELINES,
-    USUAL,
-    ContestSettings,
-    OutOfTime,
-    Ring,
     final_line,
-    in_ms,
     is_done,
     repeat_finals,
     try_settings,
@@ -63,6 +61,7 @@ from benchmarks.contest.tables import (
     aims_table,
     competitors_table,
     contest_results,
+    contest_tables,
     domains_table,
     summary_table,
 )
@@ -245,9 +244,7 @@ def test_finals_are_interleaved_and_each_strategy_runs_once_a_repeat(tmp_path: P
 
 
 @pytest.mark.long
-def test_the_tables_say_what_the_rows_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.contest.tables.MOST", 12)
-    monkeypatch.setattr("benchmarks.contest.tables.COUNTS", (12,))
+def test_the_tables_say_what_the_rows_hold(tmp_path: Path) -> None:
     contest(tmp_path, trials=12)
     (result,) = contest_results(tmp_path)
     ddp = predicted(known_designs.ddp(DOMAIN))
@@ -269,7 +266,7 @@ def test_the_tables_say_what_the_rows_hold(tmp_path: Path, monkeypatch: pytest.M
     assert (wide in met) == (ddp >= 1.1 * result.facts.limit_seconds)
     narrow = replace(result, ddp_seconds=1.05 * result.facts.limit_seconds)
     assert wide not in {aim for aim, _, _ in aims([narrow])}
-    assert aims_table([result]).count("**missed**") == sum(not good for good in met.values())
+    assert aims_table(aims([result])).count("**missed**") == sum(not good for good in met.values())
 
 
 def test_half_a_line_is_dropped(tmp_path: Path) -> None:
@@ -303,6 +300,49 @@ def test_every_rank_of_a_domain_has_its_cores(given: CollectionTarget) -> None:
     has = cores_a_rank(domain_of(given).world_size, usable_cores(), time_scale)
     assert has >= CORES_A_RANK
     assert time_scale == 1 or has == pytest.approx(CORES_A_RANK)
+
+
+@pytest.mark.parametrize("given", fixed_domains(), ids=lambda given: given.name)
+def test_domains_fixed_in_advance_follow_the_rules(given: CollectionTarget) -> None:
+    """Compute is the estimate for the cluster's device; the links are such that two cores carry
+    them, and each rank has its cores."""
+    domain = domain_of(given)
+    estimate = estimate_profile(domain.graph, domain.cluster.fastest_device_type)
+    assert domain.compute_seconds == pytest.approx(estimate.compute_seconds)
+    byte_scale, time_scale = given.scales
+    assert (byte_scale, time_scale) >= automatic_scales(domain)
+    assert cores_a_rank(domain.world_size, usable_cores(), time_scale) >= CORES_A_RANK
+    assert domain_named(given.name, Path("nowhere")) == given
+
+
+def test_every_design_competes_once_and_ddp_apart(tmp_path: Path) -> None:
+    here = ring(PredictingPool(), tmp_path, "designs", trials=60)
+    try_settings(here, BY_NAME["designs"])
+    rows = here.file.of("search", "designs")
+    names = [name for name, _ in hand_designed(DOMAIN, Space())]
+    assert [row.label for row in rows] == [f"designs {name}" for name in names if name != "ddp"]
+    line = [each.label for each in final_line(here)]
+    fastest = sorted(rows, key=lambda row: row.step_seconds or 1.0)
+    assert fastest[0].label in line
+    assert {(row.warmup, row.iterations) for row in rows} == {(GIVEN.warmup, GIVEN.iterations)}
+
+
+def test_byteps_reduces_inside_of_nodes_where_these_have_several_ranks() -> None:
+    competitor = BY_NAME["byteps_in_nodes_bo"]
+    assert competitor.ask(DOMAIN, (), 0) is None
+    shared = replace(DOMAIN, cluster=domains.grid_cluster(2, 2))
+    size = competitor.ask(shared, (), 0)
+    assert size is not None
+    strategy = competitor.build(shared, size)
+    verify(strategy, shared)
+    assert all(shard.hierarchical for choice in strategy.choices for shard in choice.shards)  # type: ignore[union-attr]
+
+
+def test_a_domain_that_was_only_begun_is_told_apart(tmp_path: Path) -> None:
+    unfinished = contest_tables(RECORDS / "unfinished")
+    assert "`ddp` 177.6 (1)" in unfinished
+    assert "times DDP" not in unfinished
+    assert "holds no records" in contest_tables(tmp_path)
 
 
 def test_a_domain_keeps_the_time_scale_with_which_it_was_begun(tmp_path: Path) -> None:
@@ -345,7 +385,8 @@ def test_everyone_runs_on_real_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
         repeat_finals(here)
     assert [row.error for row in file.rows] == [""] * len(file.rows)
     names = {row.competitor for row in file.rows}
-    run = {each.name for each in competitors} - {"fsdp2"}  # the chain tells no modules to gather
+    # the chain tells no modules to gather, and no node has several ranks
+    run = {each.name for each in competitors} - {"fsdp2", "byteps_in_nodes_bo"}
     assert names == {"", "autosync_2", *run}
     assert facts_of(tmp_path, given.name) is None
     assert in_ms(None) == "failed"

@@ -9,19 +9,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LINKED = ("api", "search", "simulator", "datasets", "migrations")
+LINKED = tuple(sorted(path.name for path in (ROOT / "autosync").iterdir() if path.is_symlink()))
 """The folders beside autosync/ that are links in it."""
+
+INSTRUCTIONS = [
+    line.split(maxsplit=1)
+    for line in (ROOT / "packaging/Containerfile").read_text().replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
+"""Of the image: keyword and the rest of each."""
 
 UNTRACKED = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc", "*.db", "*.db-*")
 
 
 def copy_tree(folder: Path) -> Path:
-    """What is packaged, as a clone has it: links stay links."""
+    """What the image's first stage copies from the project's root; links stay links."""
     folder.mkdir()
-    for name in ("autosync", *LINKED):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=UNTRACKED)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder / name)
+    stages = [number for number, (keyword, _) in enumerate(INSTRUCTIONS) if keyword == "FROM"]
+    for keyword, rest in INSTRUCTIONS[: stages[1]]:
+        if keyword != "COPY":
+            continue
+        *sources, into = rest.split()
+        for source in sources:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, folder / into, symlinks=True, ignore=UNTRACKED)
+            else:
+                (folder / source).parent.mkdir(exist_ok=True)
+                shutil.copy(ROOT / source, folder / source)
     return folder
 
 
@@ -63,12 +77,18 @@ def run_installed(target: Path, code: str, folder: Path) -> str:
     return _run([sys.executable, "-S", "-c", begin + code], folder)
 
 
-def _run(command: list[str], folder: Path) -> str:
+def run_command(target: Path, words: list[str], folder: Path) -> str:
+    """What `autosync` of `target` prints; processes that it starts use that one, too."""
+    command = [sys.executable, "-m", "autosync", *words]
+    return _run(command, folder, PYTHONPATH=str(target))
+
+
+def _run(command: list[str], folder: Path, **variables: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command,
         cwd=folder,
-        env=environment,
+        env=environment | variables,
         text=True,
         capture_output=True,
         timeout=280,

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,19 +20,21 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from autosync import environment
 from autosync.api.cli.main import app
-from tests.api.databases import postgresql_database
+from autosync.api.engine.api_keys import make_key
+from tests.api.databases import opened, postgresql_database
+from tests.api.http.serving import served
+from tests.packaging.builds import INSTRUCTIONS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "packaging"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
-INSTRUCTIONS = [
-    line.split(maxsplit=1)
-    for line in (FOLDER / "Containerfile").read_text().replace("\\\n", " ").splitlines()
-    if line.strip() and not line.startswith("#")
-]
+DEPLOYMENT: dict[str, Any] = yaml.safe_load((FOLDER / "kubernetes.yaml").read_text())
+POD: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
+LOCK = FOLDER / "requirements.lock"
 ENTRYPOINT = FOLDER / "entrypoint.sh"
 KNOWN_KEYS = {
     *("image", "build", "restart", "read_only", "tmpfs", "cap_drop", "security_opt", "command"),
@@ -76,7 +79,9 @@ def test_services_have_only_what_compose_knows() -> None:
         assert (services[name]["cap_drop"], services[name]["read_only"]) == (["ALL"], True)
 
 
-@pytest.mark.parametrize("words", [command_of("service"), command_of("worker")])
+@pytest.mark.parametrize(
+    "words", [command_of("service"), command_of("worker"), POD["containers"][0]["args"]]
+)
 def test_commands_and_their_options_exist(words: list[str]) -> None:
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
@@ -132,6 +137,23 @@ def test_copied_files_exist() -> None:
             assert source.startswith(("--from", "/opt/")) or (ROOT / source).exists(), source
 
 
+def test_the_lock_fits_the_bounds_and_has_hashes() -> None:
+    """Hashes let pip refuse what the lock does not name, so its own check is that it is whole."""
+    blocks = re.split(r"\n(?=[a-z])", LOCK.read_text())[1:]
+    assert all("--hash=sha256:" in block for block in blocks)
+    locked = dict(block.split(maxsplit=1)[0].split("==") for block in blocks)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["tune"], *extras["service"], *extras["postgresql"]]
+    for requirement in map(Requirement, asked):
+        if requirement.name not in ("torch", "autosync"):
+            found = locked[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(found), requirement
+    assert "torch" not in locked
+    (build,) = (rest for rest in of_container("RUN") if "--require-hashes" in rest)
+    assert f"-r {LOCK.relative_to(ROOT)}" in build
+
+
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
     """A folder with `autosync` and `python`, as the container's PATH has them."""
@@ -165,7 +187,7 @@ def entered(
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.communicate(timeout=60)
+            process.communicate(timeout=START_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -173,9 +195,51 @@ def entered(
 
 def test_a_secret_that_is_not_there_is_named(tmp_path: Path, programs: Path) -> None:
     with entered(tmp_path, programs, ["--version"], AUTOSYNC_TOKEN_FILE="/nowhere") as process:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 2
     assert "AUTOSYNC_TOKEN_FILE names /nowhere" in out
+
+
+def test_a_pod_is_one_worker_a_machine_that_nothing_connects_to() -> None:
+    spec, (worker,) = DEPLOYMENT["spec"], POD["containers"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert (DEPLOYMENT["apiVersion"], DEPLOYMENT["kind"]) == ("apps/v1", "Deployment")
+    assert spec["selector"]["matchLabels"] == labels
+    (apart,) = POD["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["labelSelector"]["matchLabels"] == labels
+    assert "ports" not in worker
+    assert POD["automountServiceAccountToken"] is False
+    assert POD["securityContext"]["runAsUser"] == int(of_container("USER")[-1])
+    assert worker["securityContext"]["readOnlyRootFilesystem"] is True
+    mounted = {mount["name"]: mount["mountPath"] for mount in worker["volumeMounts"]}
+    assert set(mounted) == {volume["name"] for volume in POD["volumes"]}
+    assert mounted["state"] == of_container("VOLUME")[-1]
+    (variable,) = worker["env"]
+    assert variable["name"] == "AUTOSYNC_TOKEN_FILE"
+    assert Path(variable["value"]).parent == Path(mounted["token"])
+
+
+@pytest.mark.timeout(900)
+def test_a_pods_command_takes_tunings_from_a_service(
+    tmp_path: Path, programs: Path, sqlite_url: str
+) -> None:
+    """Its own words, with the address of a real service in place of the example's, and a key of
+    scope worker in a file."""
+    with opened(sqlite_url) as database:
+        key = make_key(database, "pods", "worker")
+    token = tmp_path / "token"
+    token.write_text(f"{key.text}\n")
+    with served(sqlite_url) as service:
+        port = service.address.rpartition(":")[2]
+        words = [
+            word.replace("https://tuner.example.com", service.address)
+            for word in POD["containers"][0]["args"]
+        ]
+        assert service.address in words
+        assert status(port, "/v1/ready") == 503  # no worker yet
+        with entered(tmp_path, programs, words, AUTOSYNC_TOKEN_FILE=str(token)) as worker:
+            wait(worker, lambda: status(port, "/v1/ready") == 200)
+        assert status(port, "/v1/ready") == 503  # it said that it ends
 
 
 @pytest.mark.long
@@ -217,7 +281,7 @@ def status(port: str, path: str, token: str = "") -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

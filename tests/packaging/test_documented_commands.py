@@ -44,11 +44,17 @@ ELSEWHERE = {
     "cancel ID": "tests/api/cli/test_stored_tunings.py",
     "export 3f2a90c1 --for ddp": "tests/api/cli/test_stored_tunings.py",
     "export 3f2a90c1 --for deepspeed -o deepspeed.json": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for megatron -o arguments.txt": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for torchtitan -o parallelism.toml": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for accelerate": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for nccl": "tests/api/cli/test_stored_tunings.py",
+    "export 3f2a90c1 --for nccl -o nccl_tuner.conf": "tests/api/cli/test_stored_tunings.py",
     "export 3f2a90c1 --for ddp --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
     "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": "tests/api/cli/test_tune.py",
     "serve": "tests/api/cli/test_serve.py",
     "serve --root-path /autosync": "tests/api/http/test_root_path.py",
     "worker": "tests/api/cli/test_serve.py",
+    "worker --url https://tuner.example.com": "tests/packaging/test_containers.py",
 }
 """What needs more than one command: the test in which it runs."""
 
@@ -68,7 +74,10 @@ express."""
 
 NOT_HERE = {
     "tune resnet50 my-cluster.yaml --launcher command": "hosts that ssh reaches",
+    "tune train:example my-cluster.yaml --launcher command": "hosts that ssh reaches",
+    "tune --resume ID -o best.json --prefix 'srun": "a job of Slurm",
     "tune resnet50 my-cluster.yaml --launcher ray": "a running Ray cluster",
+    "tune train:example my-cluster.yaml --launcher ray": "a running Ray cluster",
     "tune resnet50 my-cluster.yaml --compute kernels --compute-device cuda": "a GPU",
     "tune resnet50 example-4x1 --compute kernels --compute-device cuda": "a GPU",
     "import-cluster ray": "a running Ray cluster",
@@ -103,7 +112,7 @@ def test_pages_show_commands_whose_options_exist() -> None:
         told = group.invoke(app, [word for word in words if not word.startswith("-")] + ["--help"])
         assert told.exit_code == 0, f"{page}: {command}\n{told.output}"
         for option in (word for word in words if word.startswith("-")):
-            assert option in told.output, f"{page}: {command}: no {option}"
+            assert option.partition("=")[0] in told.output, f"{page}: {command}: no {option}"
 
 
 FACTS = (

@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autosync.extras import EXTRA_OF, OF_SERVICE, OF_TUNE
+from autosync.extras import EXTRA_OF, OF_SERVICE, OF_TUNE, failed_import
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -19,15 +19,15 @@ HIDE = """
 import sys
 sys.modules.update(dict.fromkeys({hidden!r}))  # what is None there cannot be imported
 """
-OF_TORCH = ("jinja2", "markupsafe")
-"""Of the service's modules, those that torch brings."""
+OF_CORE = ("jinja2", "markupsafe", "h11", "anyio")
+"""Of the service's modules, those that torch or httpx brings."""
 
 
 def run_without(
     hidden: tuple[str, ...], code: str, folder: Path
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", HIDE.format(hidden=sorted({*hidden} - {*OF_TORCH})) + code],
+        [sys.executable, "-c", HIDE.format(hidden=sorted({*hidden} - {*OF_CORE})) + code],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -111,6 +111,43 @@ def test_a_command_without_its_extra_says_so_in_a_line(
     assert done.returncode in (1, 2)
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("hidden", "package"), [("llvmlite", "numba"), ("mako", "alembic")])
+def test_what_a_dependency_lacks_is_named_and_is_no_defect(
+    hidden: str, package: str, tmp_path: Path
+) -> None:
+    words = ("rank", "resnet50", "example-4x1")
+    done = run_without((hidden,), RUN.format(words=words), tmp_path)
+    shown = " ".join(done.stderr.split())
+    assert done.returncode == 2, shown
+    assert f"{package} needs the module {hidden}, which is not installed here." in shown
+    assert f"pip install {package}" in shown
+    assert "Traceback" not in shown
+    assert "defect" not in shown
+
+
+def test_an_installed_package_that_does_not_fit_is_named_with_its_version() -> None:
+    with pytest.raises(ImportError) as caught:
+        exec("from rich import nothing_of_this_name")
+    refusal = failed_import(caught.value)
+    assert refusal is not None
+    assert f"rich {version('rich')} does not fit" in refusal.message
+    assert "nothing_of_this_name" in refusal.message
+    assert "pip install --upgrade rich" in refusal.remedy
+
+
+@pytest.mark.parametrize("statement", ["import autosync.none", "from autosync import none"])
+def test_what_autosync_lacks_of_itself_is_a_defect(statement: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement)
+    assert failed_import(caught.value) is None
+
+
+def test_an_import_of_autosyncs_that_no_extra_brings_is_a_defect() -> None:
+    with pytest.raises(ImportError) as caught:
+        exec("import not_a_package", {"__name__": "autosync.somewhere"})
+    assert failed_import(caught.value) is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What is installed: one package, whole, that hides nobody's modules."""
 
+import json
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.packaging.builds import (
     copy_tree,
     install,
     packaged_files,
+    run_command,
     run_installed,
 )
 
@@ -68,6 +70,11 @@ def test_the_wheel_holds_autosync_alone_and_every_file_of_it(wheel: Path, tree: 
     assert "autosync/py.typed" in names
 
 
+def test_the_image_copies_all_that_links_lead_to(tree: Path) -> None:
+    assert LINKED
+    assert [name for name in LINKED if not (tree / "autosync" / name).is_dir()] == []
+
+
 @pytest.mark.long
 def test_the_sdist_makes_the_same_wheel(wheel: Path, tree: Path, folder: Path) -> None:
     sdist = build(tree, "sdist", folder / "sdist")
@@ -94,7 +101,7 @@ import autosync.api, autosync.extensions.dynamic, autosync.search, autosync.simu
 from autosync.api.cli.main import run
 from alembic.script import ScriptDirectory
 from autosync.api.db.schema_migration import alembic_config, migrate
-from autosync.cluster_file import bundled_clusters, load_cluster
+from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.models import BUNDLED, bundled
 assert load_cluster(bundled_clusters()[0]).world_size > 1
 assert all(bundled(name).name == name for name in BUNDLED)
@@ -103,9 +110,38 @@ rows = sqlite3.connect("installed.db").execute("select version_num from alembic_
 head = ScriptDirectory.from_config(alembic_config()).get_current_head()
 assert [row[0] for row in rows] == [head]
 assert autosync.tune.__module__.startswith("autosync.search.")
+from autosync.simulator.numba_cache import sources_hash
+assert sources_hash()  # it reads files of the package
 print("works")
 """
     assert run_installed(installed, code, elsewhere) == "works\n"
+
+
+@pytest.mark.long
+def test_every_installed_module_can_be_imported(installed: Path, folder: Path) -> None:
+    code = """
+import importlib, pkgutil, sys
+sys.modules["torchvision"] = None  # transformers imports it where it is, beside whichever torch
+import autosync
+names = [each.name for each in pkgutil.walk_packages(autosync.__path__, "autosync.")]
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+    assert int(run_installed(installed, code, folder)) > 300
+
+
+def test_the_installed_doctor_finds_the_package(installed: Path, folder: Path) -> None:
+    shown = run_command(installed, ["doctor"], folder)
+    assert f"kernel cache  works   {installed}" in shown
+
+
+@pytest.mark.long
+def test_the_installed_command_ranks(installed: Path, folder: Path) -> None:
+    """It compiles the kernels anew, beside the installed files."""
+    words = ["rank", "resnet50", "example-4x1", "--proposals", "100", "--json"]
+    assert json.loads(run_command(installed, words, folder))
+    assert any(installed.rglob("*.nbc"))
 
 
 @pytest.mark.long

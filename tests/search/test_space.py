@@ -1,12 +1,14 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autosync.allowed import Allowed
+from autosync.api.spec import TuningSpec, checked
 from autosync.documents import from_json, json_schema, to_json
 from autosync.errors import InvalidInput
-from autosync.search.space import Space
+from autosync.search.space import SPACES, Space
 from autosync.strategy import AllReduce, VariableChoice, whole
 
 PIN = VariableChoice("v0", whole((4,)), (AllReduce(0),))
@@ -20,9 +22,24 @@ BEFORE = """{"all_reduce":true,"encodings":[{"name":"none","rank":0}],"factors":
 SWITCHES = (
     *("load_balance", "adjacent_merge", "shard_methods"),
     *("idle_gathers", "sharded_parameters", "placement", "swapping"),
+    *("nccl_knobs", "compiled_regions"),
 )
 
-LATER = {*SWITCHES, "staleness"}
+LATER = {*SWITCHES, "staleness", "only"}
+
+
+def test_a_named_space_says_everything() -> None:
+    for name, space in SPACES.items():
+        assert space.only == name
+        assert from_json(Space, to_json(space)) == space
+        spec: dict[str, Any] = {"graph": "resnet50", "cluster": "example-4x1", "space": name}
+        assert checked(TuningSpec, spec).space == space
+    with pytest.raises(InvalidInput, match=r"and parameter_server is True\. Give the name alone"):
+        Space(only="buckets")
+    with pytest.raises(InvalidInput, match="and pins is"):
+        replace(SPACES["buckets"], pins=(PIN,))
+    with pytest.raises(InvalidInput, match="no space has that name; those that have one are"):
+        checked(TuningSpec, {"graph": "vgg16", "cluster": "example-4x1", "space": "bucket"})
 
 
 def test_the_document_is_what_it_was() -> None:
@@ -88,3 +105,18 @@ def test_staleness_is_in_the_document_where_it_is_allowed() -> None:
     assert from_json(Space, to_json(space)) == space
     assert space.may_lag
     assert not Space().may_lag
+
+
+@pytest.mark.parametrize(
+    "given", [{"pins": (PIN,)}, {"placement": True}, {"sharded_parameters": False}]
+)
+def test_a_space_of_a_name_leaves_no_choice_of_others(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="only is 'fsdp2'"):
+        Space(**{"only": "fsdp2", **given})
+
+
+def test_documents_of_spaces_without_a_name_keep_their_text() -> None:
+    assert "only" not in json.loads(to_json(Space()))
+    named = SPACES["fsdp2"]
+    assert not named.swapping
+    assert from_json(Space, to_json(named)) == named

@@ -1,4 +1,5 @@
-"""Iterations that add up the gradients of several batches before an update."""
+"""Updates that add up the gradients of several batches: seconds, the limit, memory and what is
+learned from their trials."""
 
 from dataclasses import replace
 
@@ -6,15 +7,30 @@ import numpy as np
 import pytest
 
 from autosync.cluster import Cluster, Device, Node
+from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.models import bundled
-from autosync.population import encode
+from autosync.population import Population, encode
 from autosync.profiling import profile_from_step_seconds
+from autosync.search.designs.design_table import hand_designed
 from autosync.search.designs.known_designs import ddp
-from autosync.simulator.accumulation import accumulated_seconds
-from autosync.simulator.sharded_strategy import fully_sharded
+from autosync.search.space import Space
+from autosync.simulator.analytic import AnalyticSimulator
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
+from autosync.simulator.limit import iteration_limit
+from autosync.simulator.memory.memory_check import most_peak_bytes
+from autosync.simulator.sharded_strategy import fully_sharded, sharded_by
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.torch_engine import FullyShard, Kept
+from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.search.sampler.test_sharded_draws import DOMAIN as LAYERED
+
+SMALL = domain_of(chain_graph(), grid_cluster(2), 2e-4)
+
+
+def with_batches(domain: Domain, batches: int) -> Domain:
+    return replace(domain, accumulate=batches)
 
 
 def a100s() -> Domain:
@@ -25,18 +41,89 @@ def a100s() -> Domain:
     return Domain(graph, cluster, replace(profile, update_seconds=0.01))
 
 
-def test_gradients_travel_once_but_under_fully_shard() -> None:
+@pytest.mark.parametrize("simulator", [TimelineSimulator(), AnalyticSimulator()])
+def test_gradients_travel_once_but_under_fully_shard(
+    simulator: TimelineSimulator | AnalyticSimulator,
+) -> None:
     domain = a100s()
     population = encode([ddp(domain), fully_sharded(domain, 16)], domain)
-    once = TimelineSimulator().predict(domain, population)
-    four = accumulated_seconds(domain, population, once, 4)
+    once = simulator.predict(domain, population)
+    four = simulator.predict(with_batches(domain, 4), population)
     assert four[0] == pytest.approx(once[0] + 3 * 0.1)
-    assert four[1] == pytest.approx(4 * once[1] - 3 * 0.01 / 16)
-    assert (accumulated_seconds(domain, population, once, 1) == once).all()
+    of_batch = TimelineSimulator().predict(domain, population)[1] - 0.01 / 16  # without the update
+    assert four[1] == pytest.approx(once[1] + 3 * of_batch)
 
 
-def test_no_batch_is_refused() -> None:
-    domain = a100s()
-    population = encode([ddp(domain)], domain)
-    with pytest.raises(InvalidInput, match="0 batches"):
-        accumulated_seconds(domain, population, np.ones(1), 0)
+def test_the_limit_holds_the_compute_of_all_batches() -> None:
+    one, four = iteration_limit(SMALL), iteration_limit(with_batches(SMALL, 4))
+    assert four.seconds == pytest.approx(one.seconds + 3 * one.compute_seconds)
+    late = Space(staleness=(0, 4))
+    assert iteration_limit(with_batches(SMALL, 4), late).seconds <= four.seconds
+
+
+def test_rows_and_factors_of_all_batches_travel() -> None:
+    graph = chain_graph(((400, 16), (64, 32), (48,)), sparse=(0,), factor_rows=4)
+    one = domain_of(graph, grid_cluster(2))
+    (touched, *_), (_, rows, _) = one.variables.touched_rows, one.variables.factor_rows
+    three = with_batches(one, 3).variables
+    assert (three.touched_rows[0], three.factor_rows[1]) == (min(3 * touched, 400), 3 * rows)
+    assert with_batches(one, 1000).variables.touched_rows[0] == 400
+
+
+def test_a_domain_is_another_one_with_other_batches() -> None:
+    assert "accumulate" not in to_json(SMALL)
+    four = with_batches(SMALL, 4)
+    assert four.id != SMALL.id
+    assert from_json(Domain, to_json(four)) == four
+    for batches in (0, 100_000):
+        with pytest.raises(InvalidInput, match=f"{batches} batches"):
+            with_batches(SMALL, batches)
+
+
+def test_gradients_of_the_batches_before_take_memory() -> None:
+    (one,) = most_peak_bytes(SMALL, [ddp(SMALL)])
+    four = with_batches(SMALL, 4)
+    (several,) = most_peak_bytes(four, [ddp(four)])
+    assert one < several <= one + SMALL.graph.size_bytes
+
+
+def test_memory_follows_what_is_kept_between_batches() -> None:
+    units = tuple(f"layers.{i}" for i in range(10))
+    kept: tuple[Kept, ...] = ("", "gradients", "values")
+    four = with_batches(LAYERED, 4)
+    strategies = [
+        sharded_by(four, FullyShard(units, 4, kept_between_batches=each)) for each in kept
+    ]
+    parts, gradients, values = most_peak_bytes(four, strategies)
+    (once, *_) = most_peak_bytes(LAYERED, strategies)
+    assert once < parts < gradients < values
+    assert gradients - parts < LAYERED.graph.size_bytes
+    assert values < 3 * LAYERED.graph.size_bytes + parts
+
+
+def designs() -> Population:
+    return encode([each for _, each in hand_designed(SMALL, Space())], SMALL)
+
+
+def test_what_is_learned_is_about_the_last_batch() -> None:
+    """As much is learned from trials with four batches as from those with one."""
+    population, four = designs(), with_batches(SMALL, 4)
+    last = TimelineSimulator().predict(SMALL, population)
+    before = TimelineSimulator().predict(four, population) - last
+    measured = last * np.linspace(1.2, 1.6, len(last))
+    of_one, of_four = LearnedSimulator(), LearnedSimulator()
+    of_one.refit(SMALL, population, measured)
+    of_four.refit(four, population, before + measured)
+    predicted, std = of_one.predict_with_std(SMALL, population)
+    seconds, less = of_four.predict_with_std(four, population)
+    assert seconds == pytest.approx(before + predicted)
+    assert less == pytest.approx(std * predicted / seconds)
+    assert not np.allclose(predicted, last)
+
+
+def test_trials_whose_compute_was_not_as_predicted_teach_nothing() -> None:
+    population, four = designs(), with_batches(SMALL, 4)
+    plain = TimelineSimulator().predict(four, population)
+    learned = LearnedSimulator()
+    learned.refit(four, population, 0.5 * plain)
+    assert learned.predict(four, population) == pytest.approx(plain)

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 import autosync
-from autosync.simulator.numba_cache import SOURCES
+from autosync.cluster.cluster_file import load_cluster
+from autosync.domain import Domain
+from autosync.models import bundled
+from autosync.profiling import estimate_profile
+from autosync.search.designs.known_designs import ddp
+from autosync.simulator.explanation import explain
+from autosync.simulator.numba_cache import PACKAGE, SOURCES
 from autosync.simulator.numba_compiler import PLAIN_PYTHON
+from autosync.simulator.timeline.event_loop import play
 
 ROOT = Path(autosync.__file__).parents[1]
 
@@ -168,11 +175,22 @@ def read_from_elsewhere(path: Path) -> Iterator[tuple[str, str]]:
 def test_kernels_read_from_hashed_sources_alone() -> None:
     hashed = {
         module_name(path)
-        for source in SOURCES
-        for path in ([ROOT / source] if source.endswith(".py") else (ROOT / source).rglob("*.py"))
+        for source in (PACKAGE / each for each in SOURCES)
+        for path in ([source] if source.suffix else source.rglob("*.py"))
     }
     found = [
         (module, name) for path in kernel_files() for module, name in read_from_elsewhere(path)
     ]
     assert len(found) > 50
     assert [pair for pair in found if pair[0] not in hashed] == []
+
+
+def test_clusters_of_either_backend_run_the_same_machine_code() -> None:
+    graph = bundled("vgg16")
+    for name in ("example-2x2", "aws-p3-16xlarge-x4"):
+        cluster = load_cluster(name)
+        profile = estimate_profile(graph, cluster.fastest_device_type)
+        domain = Domain(graph, cluster, profile)
+        explain(domain, ddp(domain))
+    assert play._compiled is not None
+    assert len(play._compiled.signatures) == 1  # type: ignore[attr-defined]  # of numba

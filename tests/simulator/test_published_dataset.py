@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autosync.cluster.link_rates import TCP_SHARE
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from autosync.interop.autodist_strategy import export_strategy
 from autosync.interop.resource_spec import Hardware
-from autosync.link_rates import TCP_SHARE
 from autosync.simulator.published_dataset import (
     DatasetFacts,
     ImportedDataset,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autosync.cluster import Cluster, Device, Node, Transport
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.simulator.topology import topology_of, topology_of_team
 
 

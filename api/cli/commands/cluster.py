@@ -1,19 +1,14 @@
 """`autosync cluster calibrate`: a cluster file with the collectives that logs measured."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from autosync.api.cli.console import out, print_table, say, warn
 from autosync.api.cli.options import ClusterName, RequiredOutput
 from autosync.api.cli.output_files import check_writable
-from autosync.collective_curve import CollectiveOperation
-
-if TYPE_CHECKING:
-    from autosync.cluster import Cluster
-    from autosync.collective_curve import CollectiveCurve
-    from autosync.interop.nccl_tests import Sweep
+from autosync.cluster.collective_curve import CollectiveOperation
 
 app = typer.Typer(help="Bring a cluster file closer to its cluster.", no_args_is_help=True)
 
@@ -60,11 +55,10 @@ def calibrate(
         autosync cluster calibrate aws-p5-48xlarge-x4 --nccl-tests all_reduce.log -o mine.yaml
         autosync collectives mine.yaml
     """
-    from dataclasses import replace
-
     from autosync.api.cli.domain_arguments import load_named_cluster, read_bytes
-    from autosync.cluster_file import save_cluster
-    from autosync.interop.nccl_tests import Stated, merged_curves, read_nccl_tests
+    from autosync.api.http.collective_tables import calibrated
+    from autosync.cluster.cluster_file import save_cluster
+    from autosync.interop.nccl_tests import Stated, read_nccl_tests
 
     check_writable(output)
     at = load_named_cluster(cluster)
@@ -76,51 +70,20 @@ def calibrate(
             read_bytes(log, "log").decode("utf-8", "replace"), str(log), stated
         )
     ]
-    found = merged_curves(sweeps)
-    measured = {curve.measured for curve in found}
-    kept = tuple(curve for curve in at.curves if curve.measured not in measured)
-    calibrated = replace(at, curves=(*kept, *found), nccl_version=_version(at.nccl_version, sweeps))
-    save_cluster(calibrated, output)
-    _print(calibrated, found)
-    say(f"written to {output}: give it as CLUSTER")
-
-
-def _version(stated: str, sweeps: "list[Sweep]") -> str:
-    """The logs' where they agree and the file states none."""
-    logged = {sweep.nccl_version for sweep in sweeps if sweep.nccl_version}
-    if stated and logged - {stated}:
-        warn(f"the logs are of NCCL {', '.join(sorted(logged))}, the cluster file says {stated}.")
-    return stated or (logged.pop() if len(logged) == 1 else "")
-
-
-def _print(cluster: "Cluster", curves: "tuple[CollectiveCurve, ...]") -> None:
-    from autosync.collective_curve import bus_share
-
-    hosts = sum(node.ranks > 0 for node in cluster.nodes)
-    rows = []
-    for curve in curves:
-        busbw = bus_share(curve.operation, curve.ranks) * max(
-            size / each for size, each in zip(curve.sizes_bytes, curve.seconds, strict=True)
+    found = calibrated(at, sweeps)
+    save_cluster(found.cluster, output)
+    for warning in (*found.warnings, *filter(None, (each.warning for each in found.curves))):
+        warn(warning)
+    rows = [
+        (
+            each.curve,
+            f"{each.least_bytes:.0f} to {each.most_bytes:.0f}",
+            f"{each.least_seconds * 1e6:.1f}",
+            f"{each.most_busbw_gbytes_per_second:.1f}",
         )
-        rows.append(
-            (
-                str(curve),
-                f"{curve.sizes_bytes[0]:.0f} to {curve.sizes_bytes[-1]:.0f}",
-                f"{min(curve.seconds) * 1e6:.1f}",
-                f"{busbw / 1e9:.1f}",
-            )
-        )
-        if (curve.ranks, curve.nodes) != (cluster.world_size, hosts):
-            per_node = curve.ranks * hosts == cluster.world_size * curve.nodes
-            carried = per_node and (curve.nodes > 1) == (hosts > 1)
-            warn(
-                f"{curve}: the cluster has {cluster.world_size} ranks on {hosts} nodes, "
-                + (
-                    "whose predictions the curve moves and does not replace."
-                    if carried
-                    else "for which the curve does not count."
-                )
-            )
+        for each in found.curves
+    ]
     columns = ("curve", "sizes B", "least us", "most busbw GB/s")
     print_table(columns, rows, right=columns[1:])
     out.print("[dim]Written as they were measured; nothing was run.[/]")
+    say(f"written to {output}: give it as CLUSTER")

@@ -53,7 +53,7 @@ def clusters(
         autosync clusters example-4x1 > my-cluster.yaml
     """
     from autosync.api.cli.domain_arguments import load_named_cluster
-    from autosync.cluster_file import bundled_clusters
+    from autosync.cluster.cluster_file import bundled_clusters
     from autosync.documents import to_data
 
     if name is not None:
@@ -91,7 +91,7 @@ def _matches(cluster: "Cluster", device: str | None, ranks: int | None, find: st
 
 def _check_device(device: str | None) -> None:
     from autosync.api.cli.domain_arguments import unknown_name
-    from autosync.devices import DEVICE_TYPES
+    from autosync.cluster.devices import DEVICE_TYPES
 
     if device is not None and device not in DEVICE_TYPES:
         raise unknown_name("device type", device, list(DEVICE_TYPES), "Name one of these.")

@@ -36,7 +36,7 @@ class MachineCheck:
 def check_machine(db: str) -> list[MachineCheck]:
     """All checks, in the order in which a tuning needs them."""
     return [
-        _tried("torch", _torch, "Install AutoSync anew: `pip install -e .`."),
+        _tried("torch", _torch, "Install it: `pip install torch`."),
         _tried("gloo", _gloo, "See that torch is built with gloo, and that the loopback is up."),
         _tried("NCCL", _nccl, "Install a torch built for CUDA on a machine with NVIDIA's driver."),
         _tried("testbed", _testbed, "Trials run over the loopback, whose links are not shaped."),
@@ -174,14 +174,14 @@ def _database(db: str) -> str:
 
 def _postgresql() -> str:
     if find_spec("psycopg") is None:
-        remedy = 'For workers on several machines: `pip install -e ".[postgresql]"`.'
+        remedy = "For workers on several machines: `pip install 'autosync[postgresql]'`."
         raise Absent("psycopg, its driver, is not installed", remedy)
     return "psycopg is installed"
 
 
 def _ray() -> str:
     if find_spec("ray") is None:
-        remedy = 'For the launcher ray alone: `pip install -e ".[ray]"`.'
+        remedy = "For the launcher ray alone: `pip install 'autosync[ray]'`."
         raise Absent("it is not installed", remedy)
     from importlib.metadata import version
 

@@ -70,7 +70,10 @@ def print_timeline(timeline: "Timeline") -> None:
     predicted, measured = timeline.predicted, timeline.measured
     words = f"\n[bold]Timeline[/] predicted {number_of_ms(predicted.step_seconds)} ms"
     if measured is None:
-        out.print(f"{words}, not recorded: the finalists' and DDP's first repeats are")
+        out.print(
+            f"{words}, not recorded: the finalists' and DDP's first repeats are, where an "
+            "update has one batch"
+        )
     else:
         key = escape(timeline.trial or "")
         out.print(f"{words}, measured {number_of_ms(measured.step_seconds)} ms in trial {key}")
@@ -250,6 +253,8 @@ def _print_bundle(shipped: "Bundle") -> None:
             else ""
         )
         where = evidence.measured_on
+        if evidence.accumulate > 1:
+            where += f"; {evidence.accumulate} batches per update"
         out.print(f"[bold]Measured[/] {number_of_ms(evidence.step_seconds)} ms{against} on {where}")
     elif evidence.predicted_seconds is not None:
         out.print(f"[bold]Predicted[/] {number_of_ms(evidence.predicted_seconds)} ms, not measured")
@@ -257,9 +262,11 @@ def _print_bundle(shipped: "Bundle") -> None:
 
 def _plan_words(plan: "Plan") -> str:
     if plan.engine == "ddp":
-        return f"torch's own DDP with buckets of {plan.bucket_bytes / MIB:.0f} MiB"
+        limits = plan.ddp.bucket_limits_bytes if plan.ddp else ()
+        sizes = ", ".join(f"{each / MIB:.4g}" for each in limits or (plan.bucket_bytes,))
+        return f"torch's own DDP with buckets of {sizes} MiB"
     if plan.sharding is not None:
-        return f"torch's fully_shard over {len(plan.sharding.units)} modules and the rest"
+        return f"torch's fully_shard over {len(plan.sharding.units)} units and the rest"
     counts: dict[str, int] = {}
     for message in plan.messages:
         counts[_operation(message)] = counts.get(_operation(message), 0) + 1

@@ -12,7 +12,7 @@ from autosync.api.cli.console import out, print_json
 from autosync.api.cli.options import Json
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput, NotSupported
-from autosync.exports.settings import TITLES, FrameworkName
+from autosync.exports.settings import SNIPPET_FILES, TITLES, FrameworkName
 
 if TYPE_CHECKING:
     from autosync.api.cli.connection import Connection
@@ -38,7 +38,7 @@ def export(
             "-o",
             "--output",
             metavar="FILE",
-            help="Where the bundle goes, or the settings as JSON.",
+            help="Where the bundle goes, or the settings: JSON, or what the framework reads.",
             show_default=str(BUNDLE_FILE),
         ),
     ] = None,
@@ -86,7 +86,7 @@ def export(
     at: "Connection",
     json: Json = False,
 ) -> None:
-    """Write the bundle that a tuning found, or its settings for DDP, FSDP2 or DeepSpeed.
+    """Write the bundle that a tuning found, or its settings for another framework.
 
     Settings come with what the framework does otherwise, or with the reason why there are none.
 
@@ -99,6 +99,8 @@ def export(
         autosync export 3f2a90c1 --for ddp
         autosync export 3f2a90c1 --strategy 9b41d07e -o second.json
         autosync export 3f2a90c1 --for deepspeed -o deepspeed.json
+        autosync export 3f2a90c1 --for megatron -o arguments.txt
+        autosync export 3f2a90c1 --for nccl -o nccl_tuner.conf
     """
     from autosync.api.cli.tuning_lookup import find_strategy, find_tuning
     from autosync.api.cli.tuning_report import print_two_lines
@@ -158,22 +160,43 @@ def _with_swap(bundle: str, swap_gb: float, swap_state: bool) -> str:
 
 
 def settings_text(settings: "FrameworkSettings") -> str:
-    """The settings alone, as a framework reads them."""
+    """The settings alone, as a framework reads them; of NCCL, the file of its tuner plugin.
+
+    Raises:
+        NotSupported: NCCL needs no file.
+    """
     import json
 
+    from autosync.nccl_knobs import TUNER_FILE
+
+    if settings.framework in SNIPPET_FILES:
+        return settings.snippet
+    if settings.framework == "nccl":
+        if TUNER_FILE not in settings.settings:
+            raise NotSupported(
+                "the strategy's knobs of NCCL need no file: environment variables state them.",
+                thing="--output",
+                remedy="Leave -o out: the variables are printed.",
+            )
+        return str(settings.settings[TUNER_FILE])
     return json.dumps(settings.settings, indent=2, ensure_ascii=False) + "\n"
 
 
 def _print_settings(found: "FrameworkSettings", output: Path | None) -> None:
     title = TITLES[found.framework]
-    if found.deviations:
+    if found.framework == "nccl":
+        out.print(f"What strategy {found.strategy_id[:8]} sets of NCCL, on every rank:")
+        for said in found.deviations:
+            out.print(f"- {escape(said)}")
+    elif found.deviations:
         out.print(f"{title} runs strategy {found.strategy_id[:8]} with these differences:")
         for said in found.deviations:
             out.print(f"- {escape(said)}")
     else:
         out.print(f"{title} runs strategy {found.strategy_id[:8]}, message for message.")
     for name, value in found.environment.items():
-        out.print(f"  {name}={escape(value)}")
+        own_file = output is not None and name == "NCCL_TUNER_CONFIG_FILE"
+        out.print(f"  {name}={escape(str(output) if own_file else value)}")
     if output is not None:
         out.print(f"Settings: [bold]{escape(str(output))}[/]")
     out.print()

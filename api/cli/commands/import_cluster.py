@@ -12,7 +12,7 @@ from autosync.api.cli.completion import complete_device
 from autosync.api.cli.console import say, warn
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable
-from autosync.link_rates import StatedTransport
+from autosync.cluster.link_rates import StatedTransport
 
 if TYPE_CHECKING:
     from autosync.interop.gpu_topology import GpuTopology
@@ -91,7 +91,7 @@ def import_cluster(
         autosync import-cluster autodist resource_spec.yml --device v100 --intra-gbps 900 \
             --port-gbps 25
     """
-    from autosync.cluster_file import save_cluster
+    from autosync.cluster.cluster_file import save_cluster
     from autosync.documents import to_data
     from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, notes_on_hosts
 
@@ -180,7 +180,7 @@ def _slurm_hosts(
 def _text(path: Path) -> str:
     """Of a small file; more than that is not read."""
     from autosync.api.cli.domain_arguments import read_bytes
-    from autosync.cluster_file import MAX_BYTES
+    from autosync.cluster.cluster_file import MAX_BYTES
 
     if path.is_file() and path.stat().st_size > MAX_BYTES:
         raise _refused(str(path), f"is larger than {MAX_BYTES // 1000} kB", "Give another file.")

@@ -1,7 +1,7 @@
 """`autosync keys`: who may use a service."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -9,6 +9,7 @@ from rich.markup import escape
 from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.console import print_json, print_table, say
 from autosync.api.cli.options import Json
+from autosync.api.spec import KeyScope
 
 if TYPE_CHECKING:
     from autosync.api.cli.connection import Connection
@@ -48,10 +49,10 @@ def add(
         ),
     ],
     scope: Annotated[
-        Literal["read", "tune", "admin"],
+        KeyScope,
         typer.Option(
-            help="read: every answer. tune: also tunings, models, clusters, predictions. admin: "
-            "also keys and simulators."
+            help="read: every answer. tune: also tunings, models, clusters, predictions. "
+            "worker: only what `autosync worker --url` needs. admin: all, also keys and simulators."
         ),
     ] = "tune",
     days: Annotated[

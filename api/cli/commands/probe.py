@@ -46,7 +46,7 @@ def probe(
     from autosync.api.cli.tuning_report import print_scales, scale_words
     from autosync.api.engine.registry import launcher_named
     from autosync.api.engine.tuning_request import usual_scales
-    from autosync.cluster_file import save_cluster
+    from autosync.cluster.cluster_file import save_cluster
     from autosync.search.cluster_probe import probe_costs
     from autosync.trials.contract import reporting_waits
 

@@ -77,7 +77,6 @@ def _found(
     step_seconds: float | None,
     iterations: int,
 ) -> "tuple[ModelGraph, Profile]":
-    from autosync.api.cli.domain_arguments import ProfileChoice, estimated_profile
     from autosync.api.cli.model_arguments import (
         foreign_name,
         is_foreign_module,
@@ -85,14 +84,15 @@ def _found(
         load_module,
         recorded_graph,
     )
+    from autosync.compute_settings import ComputeSettings, profile_at
     from autosync.profiling import measure_profile, torch_device
 
     on_gpu = device is not None and device.startswith("cuda")
     estimated = efficiency is not None or step_seconds is not None
     if estimated or (device is not None and not on_gpu):
         graph = load_graph(model, batch)
-        choice = ProfileChoice(None, device, efficiency, step_seconds)
-        return graph, estimated_profile(graph, device or "cpu", choice)
+        settings = ComputeSettings(step_seconds=step_seconds, efficiency=efficiency)
+        return graph, profile_at(graph, device or "cpu", settings)
     from autosync.importing.several_examples import moved_examples
 
     place = torch_device(device or "cpu")

@@ -94,7 +94,7 @@ def quickstart(
 def _domain() -> "Domain":
     """The module recorded here and now, on the bundled cluster."""
     from autosync.api.cli.domain_arguments import ProfileChoice, describe_domain, load_profile
-    from autosync.cluster_file import load_cluster
+    from autosync.cluster.cluster_file import load_cluster
     from autosync.domain import Domain
     from autosync.importing import import_module
     from autosync.models import BUNDLED

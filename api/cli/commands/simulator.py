@@ -1,5 +1,6 @@
 """`autosync simulator`: trained simulators of a database or a service."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -95,23 +96,32 @@ def train(
             value=None,
             remedy="Give both, or neither to train the next version of a database.",
         )
-    from autosync.simulator.learned.checkpoint import card_of, save_checkpoint
-    from autosync.simulator.learned.training import (
-        dataset_hash,
-        source_of,
-        split_dataset,
-        train_simulator,
+    from autosync.simulator.learned.checkpoint import (
+        CheckpointCard,
+        library_versions,
+        save_checkpoint,
     )
-    from autosync.simulator.runtime_dataset import load_dataset
+    from autosync.simulator.learned.training import source_of, split_dataset, train_simulator
+    from autosync.simulator.runtime_dataset import dataset_hash, load_dataset
 
     check_writable(output)
-    measured = load_dataset(folder)
-    with_gat = encoder == "gat"
-    sources = split_dataset(measured, with_gat)
-    found = train_simulator(sources, say, with_gat, seed)
+    measured, network = load_dataset(folder), None
+    if encoder == "gat":
+        from autosync.simulator.learned.encoders import gat_network
+
+        network = partial(gat_network, seed)
+    sources = split_dataset(measured, with_nodes=network is not None)
+    found = train_simulator(sources, say, network)
     learned = tuple(source_of(each.learned) for each in sources)
-    hashed = dataset_hash(measured)
-    card = card_of(learned, found.accuracy, found.unseen, seed, hashed, encoder=encoder)
+    card = CheckpointCard(
+        learned,
+        found.accuracy,
+        found.unseen,
+        encoder,
+        seed,
+        versions=library_versions(),
+        dataset=dataset_hash(measured),
+    )
     save_checkpoint(output, found.simulator, card)
     judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen models' pairs"
     out.print(
@@ -124,14 +134,14 @@ def _train_version(db: str, url: str | None, seed: int) -> None:
     """Here and now, or by a worker of the service; one that has begun already is left to it."""
     import threading
 
-    from autosync.api.cli.connection import connected, this_worker
+    from autosync.api.cli.connection import connected
 
     with connected(db, url) as at:
         training = at.client.simulators.train(seed=seed)
         if at.database is None:
             say(f"training {training.id[:8]} is {training.state}: a worker of the service runs it")
             return
-        from autosync.api.engine.queue_worker import train_next
+        from autosync.api.engine.queue_worker import this_worker, train_next
 
         say("training on all that was measured")
         train_next(at.database, this_worker(), threading.Event())

@@ -70,17 +70,17 @@ def show_tuning(
         autosync show 3f2a90c1 --json --url http://localhost:8080
     """
     from autosync.api.cli.tuning_lookup import find_tuning
-    from autosync.api.cli.tuning_report import print_results, results_data
+    from autosync.api.cli.tuning_report import curve_of, print_results, results_data
 
     found = find_tuning(at.client, tuning)
     ranked = at.client.tunings.strategies(found.id)
-    measured_on = ", ".join(found.ran_on)
+    measured_on, curve = ", ".join(found.ran_on), curve_of(at.client, found)
     if json:
-        print_json(results_data(found, ranked, measured_on))
+        print_json(results_data(found, ranked, measured_on, curve=curve))
         return
     _print_head(found)
     if ranked.items:
-        print_results(found, ranked, measured_on or "nothing yet", top)
+        print_results(found, ranked, measured_on or "nothing yet", top, curve=curve)
 
 
 @uses_service
@@ -184,8 +184,9 @@ def _row(tuning: "Tuning") -> tuple[str, ...]:
 
 def _print_head(tuning: "Tuning") -> None:
     progress = tuning.progress
+    batches = f" x {tuning.accumulate} per update" if tuning.accumulate > 1 else ""
     out.print(
-        f"[bold]{escape(tuning.graph)}[/], batch {tuning.batch_size}, on "
+        f"[bold]{escape(tuning.graph)}[/], batch {tuning.batch_size}{batches}, on "
         f"[bold]{escape(tuning.cluster)}[/] ({tuning.world_size} ranks): {tuning.state}"
     )
     out.print(

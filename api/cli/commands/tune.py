@@ -25,6 +25,7 @@ from autosync.api.cli.options import (
     RayAddress,
     ServiceUrl,
     ShareGpus,
+    SpaceOption,
     StepSeconds,
     WorkerPython,
     set_up_launchers,
@@ -53,6 +54,7 @@ ASKED = (
     "time_scale",
     "compute",
     "compute_device",
+    "accumulate",
     "proposals",
     "repeats",
     "iterations",
@@ -106,6 +108,7 @@ def tune(
             autocompletion=complete_tuning,
         ),
     ] = None,
+    space: SpaceOption = None,
     advanced: Advanced = None,
     top: Annotated[int, typer.Option(min=1, help="Strategies listed at the end.")] = 12,
     batch: Batch = None,
@@ -136,28 +139,32 @@ def tune(
         autosync tune resnet50 my-cluster.yaml --launcher command --prefix "ssh {host}"
         autosync tune resnet50 pair.yaml --launcher local --compute kernels --compute-device cuda
         autosync tune resnet50 four.yaml --compute kernels --compute-device cuda --share-gpus
+        autosync tune resnet50 example-4x1 --space buckets
         autosync tune --resume 3f2a90c1
         autosync tune resnet50 example-4x1 --url http://tuner.example.com:8080
         autosync tune resnet50 my-cluster.yaml --from best.json -o better.json
+        autosync tune gpt2_medium my-cluster.yaml --space fsdp2
     """
     from autosync.api.cli.connection import connected
     from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
     from autosync.api.db.database import masked
     from autosync.api.engine.request_checks import refuse_unused
+    from autosync.compute_settings import ComputeSettings
 
     check_writable(output)
     if url is not None:
         _refuse_launcher_options(prefix, python, ray_address, share_gpus)
     set_up_launchers(prefix, python, ray_address, share_gpus)
-    spec = checked(
-        TuningSpec, {"graph": "", "cluster": "", **asked, "advanced": advanced_from(advanced)}
-    )
+    given = {**asked, **({"space": space} if space else {}), "advanced": advanced_from(advanced)}
+    spec = checked(TuningSpec, {"graph": "", "cluster": "", **given})
     domain: Domain | None = None
     if model is not None and cluster is not None:
         estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
         refuse_unused(spec.compute, {"--profile": profile or None, **estimate})
-        choice = ProfileChoice(profile, device, efficiency, step_seconds)
+        settings = ComputeSettings(step_seconds=step_seconds, efficiency=efficiency)
+        choice = ProfileChoice(profile, device, settings)
         domain = load_domain(model, cluster, batch, choice, optimizer)
+        domain = replace(domain, accumulate=spec.accumulate)
         if backend is not None:
             domain = replace(domain, cluster=domain.cluster.on_backend(backend))
         if url is None:
@@ -183,7 +190,7 @@ def tune(
             tuning = _started(at.client, domain, spec, since, url or db)
         where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {masked(db)}"
         run_tuning(at, tuning, resume is not None, where)
-        report(at.client, tuning.id, output, top, json)
+        report(at.client, tuning.id, output, top, json, memory=url is None)
 
 
 def _refuse_launcher_options(
@@ -239,6 +246,8 @@ def _started(
     describe_domain(domain)
     options = spec.model_dump(exclude={"graph", "cluster", "earlier", "space"}, exclude_unset=True)
     options |= {"optimizer": domain.optimizer}
+    if "space" in spec.model_fields_set:
+        options["space"] = spec.space
     if spec.compute == "waited":  # of kernels it is measured
         options["profile"] = domain.profile
     if since is not None:
@@ -323,17 +332,27 @@ def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) ->
         )
 
 
-def report(client: "Client", tuning_id: str, output: Path, top: int, json: bool) -> None:
-    """The table, and the bundle whole or not at all."""
-    from autosync.api.cli.tuning_report import print_results, print_two_lines, results_data
+def report(
+    client: "Client", tuning_id: str, output: Path, top: int, json: bool, memory: bool = False
+) -> None:
+    """The table, and the bundle whole or not at all. memory: predict it here, where the kernels
+    for that are compiled."""
+    from autosync.api.cli.tuning_report import (
+        curve_of,
+        predicted_peaks,
+        print_results,
+        print_two_lines,
+        results_data,
+    )
 
     text = client.tunings.bundle_text(tuning_id)
     tuning, ranked = client.tunings.get(tuning_id), client.tunings.strategies(tuning_id)
-    measured_on = ", ".join(tuning.ran_on)
+    measured_on, curve = ", ".join(tuning.ran_on), curve_of(client, tuning)
+    peaks = predicted_peaks(client, tuning_id) if memory else None
     if json:
-        print_json(results_data(tuning, ranked, measured_on))
+        print_json(results_data(tuning, ranked, measured_on, peaks, curve))
     else:
-        print_results(tuning, ranked, measured_on, top)
+        print_results(tuning, ranked, measured_on, top, peaks, curve)
     try:
         write_text(output, text)
     except InvalidInput as error:  # the answer is stored, and shown above

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from autosync.api.engine.api_keys import CLIENT_NAME, KEY, KeyScope, allows
+from autosync.api.engine.api_keys import CLIENT_NAME, KEY, allows
+from autosync.api.spec import KeyScope
 from autosync.environment import TOKEN_VARIABLE
 from autosync.errors import AutosyncError, InvalidInput
 

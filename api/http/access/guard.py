@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autosync.api.engine.api_keys import KeyScope, allows
+from autosync.api.engine.api_keys import allows
 from autosync.api.http.access.access_rules import Caller, NotAllowed, NotAuthorized
 from autosync.api.http.access.authentication import Authentication
 from autosync.api.http.access.browser import (
@@ -25,6 +25,7 @@ from autosync.api.http.access.browser import (
 )
 from autosync.api.http.page_templates import error_page, show
 from autosync.api.http.problems import is_for_programs, is_for_reader, refusal
+from autosync.api.spec import KeyScope
 from autosync.errors import AutosyncError
 
 
@@ -39,6 +40,7 @@ class Needed:
 
 
 NEEDS_ADMIN = Depends(Needed("admin"))
+NEEDS_WORKER = Depends(Needed("worker"))
 
 
 def scope_of(route: BaseRoute) -> KeyScope:

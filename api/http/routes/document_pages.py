@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Query, Request, Response
+from fastapi import APIRouter, File, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
@@ -22,7 +22,7 @@ from autosync.api.http.dependencies import (
 from autosync.api.http.named_documents import cluster_named
 from autosync.api.http.page_templates import show
 from autosync.api.http.routes.pages import listed_tunings
-from autosync.api.http.uploads import store_cluster, store_graph
+from autosync.api.http.uploads import store_calibrated, store_cluster, store_graph
 from autosync.api.views import documents, simulators
 from autosync.api.views.charts import Chart, OperationCost, model_chart, version_chart
 from autosync.api.views.dashboard.cluster_list import grouped_clusters, stored_clusters
@@ -30,6 +30,7 @@ from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.reports import TuningFilter
 from autosync.cluster import Cluster, Node
 from autosync.errors import AutosyncError
+from autosync.interop.nccl_tests import Stated
 
 ON_A_PAGE = 50
 LISTED = 500
@@ -101,16 +102,37 @@ def upload_cluster(
     return RedirectResponse(f"/clusters/{stored.id}", 303)
 
 
+@router.post("/clusters/calibrate")
+def upload_log(
+    request: Request,
+    database: DatabaseDep,
+    limits: LimitsDep,
+    session: Reading,
+    document: Upload,
+    cluster: Annotated[str, Form(max_length=200)],
+) -> Response:
+    """A log of nccl-tests, and the cluster that it is of."""
+    try:
+        stored, _ = store_calibrated(database, cluster, document, Stated(), limits)
+    except AutosyncError as error:
+        return show(request, "documents/cluster.html", _cluster(session, cluster, error), 422)
+    return RedirectResponse(f"/clusters/{stored.id}", 303)
+
+
 @router.get("/clusters/{name}")
 def cluster_page(name: Id, request: Request, session: Reading) -> Response:
+    return show(request, "documents/cluster.html", _cluster(session, name))
+
+
+def _cluster(session: Session, name: str, refused: AutosyncError | None = None) -> dict[str, Any]:
     cluster = cluster_named(session, name)
-    shown = {
+    return {
         "name": name,
         "cluster": cluster,
         "groups": cluster_groups(cluster),
+        "refused": refused,
         **listed_tunings(session, TuningFilter(cluster_id=cluster.id, archived=False)),
     }
-    return show(request, "documents/cluster.html", shown)
 
 
 @router.get("/runtimes")

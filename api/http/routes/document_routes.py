@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from autosync.api.db.lookup import found
 from autosync.api.http.dependencies import (
@@ -15,10 +15,19 @@ from autosync.api.http.dependencies import (
     Reading,
 )
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
-from autosync.api.http.openapi import DOCUMENTS, document_answer, posted, refusals, schema_of
-from autosync.api.http.uploads import StoredRow, store_cluster, store_graph
+from autosync.api.http.openapi import (
+    DOCUMENTS,
+    document_answer,
+    posted,
+    posted_text,
+    refusals,
+    schema_of,
+)
+from autosync.api.http.uploads import StoredRow, store_calibrated, store_cluster, store_graph
 from autosync.api.views import documents
-from autosync.api.views.schemas import Clusters, Graphs, StoredDocument
+from autosync.api.views.schemas import CalibratedCluster, Clusters, Graphs, StoredDocument
+from autosync.cluster.collective_curve import CollectiveOperation
+from autosync.interop.nccl_tests import Stated
 
 router = APIRouter(prefix="/v1", tags=["documents"])
 SORT = Query(description="With - the largest first.")
@@ -28,6 +37,29 @@ STORED: dict[int | str, dict[str, Any]] = {
     200: {"model": StoredDocument, "description": "It was here already."},
     **refusals(413),
 }
+
+CALIBRATED: dict[int | str, dict[str, Any]] = {
+    200: {"model": CalibratedCluster, "description": "It was here already."},
+    **refusals(404, 413),
+}
+
+
+def _stated_log(
+    operation: Annotated[
+        CollectiveOperation | None,
+        Query(description="Which collective it is, where the log does not say."),
+    ] = None,
+    ranks: Annotated[
+        int | None, Query(ge=2, description="How many ranks, where the log lists none.")
+    ] = None,
+    nodes: Annotated[
+        int | None, Query(ge=1, description="On how many hosts, where the log lists none.")
+    ] = None,
+) -> Stated:
+    return Stated(operation, ranks, nodes)
+
+
+StatedLog = Annotated[Stated, Depends(_stated_log)]
 
 
 @router.post(
@@ -72,6 +104,31 @@ def post_cluster(
 ) -> StoredDocument:
     """Store a cluster, as YAML or JSON."""
     return _stored(request, response, "/v1/clusters", store_cluster(database, body, limits))
+
+
+@router.post(
+    "/clusters/{cluster_id}/calibrate",
+    status_code=201,
+    responses=CALIBRATED,
+    openapi_extra=posted_text("What all_reduce_perf, all_gather_perf and their like printed."),
+)
+def post_log(
+    cluster_id: Id,
+    body: Body,
+    database: DatabaseDep,
+    limits: LimitsDep,
+    request: Request,
+    response: Response,
+    stated: StatedLog,
+) -> CalibratedCluster:
+    """Store the cluster with what a log of nccl-tests measured, under an id of its own. The log is
+    parsed as text; nothing in it is executed."""
+    row, found = store_calibrated(database, cluster_id, body, stated, limits)
+    return CalibratedCluster(
+        **_stored(request, response, "/v1/clusters", row).model_dump(),
+        curves=found.curves,
+        warnings=found.warnings,
+    )
 
 
 @router.get("/clusters")

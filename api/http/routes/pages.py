@@ -31,6 +31,7 @@ from autosync.api.views.schemas import Simulators
 from autosync.api.views.verdict import caveats_of
 from autosync.errors import AutosyncError
 from autosync.optimizers import OPTIMIZERS
+from autosync.search.space import SPACES_IN_WORDS
 
 ON_A_PAGE = 25
 NEWEST = 50
@@ -227,6 +228,7 @@ def _index(
         "simulators": BUNDLED_SIMULATORS,
         "scales": SCALES,
         "optimizers": OPTIMIZERS,
+        "spaces": SPACES_IN_WORDS,
         "form": form,
         "start_open": start_open,
         "refused": refused,

@@ -3,7 +3,9 @@
 
 from fastapi import APIRouter
 
+from autosync.api.http.collective_tables import collective_table
 from autosync.api.http.dependencies import LimitsDep, Reading
+from autosync.api.http.named_documents import cluster_named
 from autosync.api.http.openapi import refusals
 from autosync.api.http.prediction_answers import (
     SAMPLING_SHARE,
@@ -11,8 +13,20 @@ from autosync.api.http.prediction_answers import (
     compared_clusters,
     predicted_strategies,
 )
-from autosync.api.spec import CompareSpec, PredictSpec, RankSpec
-from autosync.api.views.schemas import ComparedClusters, GivenPredictions, PredictedStrategies
+from autosync.api.prediction_spec import (
+    CollectivesSpec,
+    CompareSpec,
+    PredictSpec,
+    RankSpec,
+    ScaleSpec,
+)
+from autosync.api.views.schemas import (
+    CollectiveTable,
+    ComparedClusters,
+    GivenPredictions,
+    PredictedStrategies,
+    ScaledJob,
+)
 
 router = APIRouter(prefix="/v1", tags=["predictions"])
 
@@ -38,3 +52,18 @@ def post_compare(body: CompareSpec, session: Reading, limits: LimitsDep) -> Comp
     to train a million samples there."""
     limit = TimeLimit(SAMPLING_SHARE * limits.prediction_seconds)
     return compared_clusters(session, body, limit, limits)
+
+
+@router.post("/scale", responses=refusals(404, 409))
+def post_scale(body: ScaleSpec, session: Reading) -> ScaledJob:
+    """What a job reaches on other numbers of such nodes: throughput, efficiency, what binds it, and
+    the knee."""
+    from autosync.api.http.scaled_jobs import scaled_job  # loads numba
+
+    return scaled_job(session, body)
+
+
+@router.post("/collectives", responses=refusals(404, 409))
+def post_collectives(body: CollectivesSpec, session: Reading) -> CollectiveTable:
+    """What collectives take on a cluster, alone: the table that nccl-tests would print."""
+    return collective_table(cluster_named(session, body.cluster), body)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from autosync.api.engine.api_keys import CLIENT_NAME, MOST_DAYS, KeyScope, make_key, revoke_key
+from autosync.api.engine.api_keys import CLIENT_NAME, MOST_DAYS, make_key, revoke_key
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.guard import NEEDS_ADMIN
 from autosync.api.http.dependencies import (
@@ -21,6 +21,7 @@ from autosync.api.http.dependencies import (
 )
 from autosync.api.http.middleware import TEXT_FORMAT, Labels, RequestMetrics, gauge_lines
 from autosync.api.http.openapi import refusals
+from autosync.api.spec import KeyScope
 from autosync.api.views import service
 from autosync.api.views.schemas import ApiKey, ApiKeys, Health, MadeKey, Readiness
 from autosync.errors import NotSupported

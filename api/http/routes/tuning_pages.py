@@ -117,7 +117,7 @@ def why_fragment(
 
 @router.get("/frameworks")
 def frameworks_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
-    """What DDP, FSDP2 and DeepSpeed can run of what was measured."""
+    """What other frameworks can run of what was measured."""
     shown = {
         "tuning": reports.tuning(session, tuning_id),
         "answers": framework_answers(session, tuning_id),

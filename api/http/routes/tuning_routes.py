@@ -25,6 +25,7 @@ from autosync.api.http.openapi import document_answer, posted, refusals
 from autosync.api.http.uploads import start_tuning
 from autosync.api.spec import NotesSpec
 from autosync.api.views import reports
+from autosync.api.views.bucket_curve import bucket_curve
 from autosync.api.views.event_schemas import TuningEvents
 from autosync.api.views.exports import (
     bundle_document,
@@ -35,6 +36,7 @@ from autosync.api.views.exports import (
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.api.views.tuning_schemas import (
+    BucketCurve,
     ChangedTuning,
     RankedStrategies,
     State,
@@ -182,6 +184,19 @@ def get_strategies(
         return reports.ranked_strategies(session, tuning_id, limit, cursor).model_dump_json()
 
     return tagged_once_ended(session, tuning_id, request, page, seen)
+
+
+@router.get("/{tuning_id}/buckets", response_model=BucketCurve, responses=READ)
+def get_bucket_curve(
+    tuning_id: Id, session: Reading, request: Request, seen: SeenTags = None
+) -> Response:
+    """torch's DDP by the sizes of its buckets, predicted and measured, of a tuning whose space is
+    `buckets`."""
+
+    def curve() -> str:
+        return bucket_curve(session, tuning_id).model_dump_json()
+
+    return tagged_once_ended(session, tuning_id, request, curve, seen)
 
 
 @router.get("/{tuning_id}/trials", response_model=Trials, responses=READ)

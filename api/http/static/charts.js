@@ -14,7 +14,7 @@ function amount(value, unit) {
     }
     return `${value} B`;
   }
-  const number = (+value.toPrecision(4)).toLocaleString("en");
+  const number = value.toLocaleString("en", { maximumSignificantDigits: 4 });
   return unit === "%" ? `${number} %` : unit === "×" ? `${number}×` : number;
 }
 
@@ -29,7 +29,7 @@ function scale(plot, key, narrow) {
   const rules = plot.rules.filter((each) => each.axis === key).map((each) => each.at);
   const longest = narrow ? 16 : 34;
   return {
-    type: "linear",
+    type: axis.log ? "logarithmic" : "linear",
     reverse: vertical && rows > 0,
     min: rows ? -0.5 : axis.low ?? undefined,
     max: rows ? rows - 0.5 : axis.high ?? undefined,
@@ -40,7 +40,7 @@ function scale(plot, key, narrow) {
     title: { display: Boolean(axis.title), text: axis.title, color: css("soft") },
     grid: { color: css("line"), display: !rows },
     border: { display: false },
-    afterBuildTicks: rows ? (made) => { made.ticks = axis.categories.map((_, value) => ({ value })); } : undefined,
+    afterBuildTicks: axis.log ? (made) => { made.ticks = made.ticks.filter(({ value }) => Math.log10(value) % 1 === 0); } : rows ? (made) => { made.ticks = axis.categories.map((_, value) => ({ value })); } : undefined,
     afterFit: vertical && plot.wide ? (made) => { made.width = 150; } : undefined,
     ticks: {
       color: css(rows ? "ink" : "soft"),

@@ -14,6 +14,28 @@ const kept = {
 Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) =>
   !(Object.hasOwn(kept, name) && element.matches(kept[name]));
 
+// A part of a page that was not there yet says why it cannot be made; one that has no turn asks again.
+// A part that is shown already stays as it is.
+const LATER_SECONDS = 5;
+function notMade({ detail: { target, xhr } }) {
+  const place = target.querySelector(".pending");
+  if (!place) return;
+  const later = xhr.status ? xhr.getResponseHeader("Retry-After") : LATER_SECONDS;
+  if (later) {
+    if (!xhr.status) place.textContent = "The service does not answer. This page asks again.";
+    setTimeout(() => htmx.trigger(target, "again"), 1000 * later);
+    return;
+  }
+  const problem = JSON.parse(xhr.responseText);
+  const detail = document.createElement("strong");
+  detail.textContent = problem.detail;
+  place.className = "refusal";
+  place.setAttribute("role", "alert");
+  place.replaceChildren(detail, ` ${problem.remedy}`);
+}
+document.addEventListener("htmx:responseError", notMade);
+document.addEventListener("htmx:sendError", notMade);
+
 // A link to a form, as /models#upload, opens it.
 function openTarget() {
   const target = document.getElementById(location.hash.slice(1));

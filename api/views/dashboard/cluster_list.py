@@ -19,7 +19,7 @@ from autosync.api.views.documents import CLUSTER_SORTS
 from autosync.api.views.paging import sorted_page
 from autosync.api.views.rankings import searched_words
 from autosync.bundled_data import data_file
-from autosync.cluster_file import bundled_clusters, load_cluster
+from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.documents import to_json
 
 

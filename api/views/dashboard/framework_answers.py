@@ -24,7 +24,7 @@ from autosync.strategy import Strategy
 
 LOOKED_AT = 100
 """The fastest strategies of a tuning, which are tried with each framework."""
-OTHERS = tuple(name for name in TITLES if name != "autosync")
+OTHERS = tuple(name for name in TITLES if name not in ("autosync", "nccl"))
 
 
 @dataclass(frozen=True, slots=True)

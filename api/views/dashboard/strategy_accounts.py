@@ -21,33 +21,49 @@ from autosync.api.views.dashboard.strategy_labels import (
     remembered,
 )
 from autosync.api.views.dashboard.tuning_comparison import ComparedFact
+from autosync.api.views.prediction_errors import FEWEST_MEASURED, predicted_words
+from autosync.api.views.prediction_ranges import calibrate, predicted_ranges
 from autosync.api.views.rankings import ranked_strategies, ranked_strategy
 from autosync.api.views.timeline_schemas import Timeline
 from autosync.api.views.tuning_schemas import RankedStrategy, is_settled
 from autosync.documents import from_json
+from autosync.population import encode
 from autosync.search.loop.outcome import DDP, is_ddp
 from autosync.search.space import Space
 from autosync.simulator.explanation import Explanation, explain
 from autosync.simulator.limit import Limit, iteration_limit
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import Strategy
 from autosync.units import MIB, bytes_in_words, milliseconds
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedRange:
+    """Between which seconds nine of ten measurements are expected. source: who says so."""
+
+    low_seconds: float
+    high_seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class StrategyAccount:
-    """prediction: where the simulated iteration's time goes. row: its place in the ranking.
-    sent_bytes: of each node's NIC in one iteration of a trial, as counted: headers included, at
-    byte_scale. peak_memory_bytes: of a trial's processes; None where no trial measured it. nodes:
-    addresses."""
+    """prediction: where the iteration's time goes by the timeline simulator. shown_limit_seconds:
+    of what the timeline shows, an update's last batch. row: its place in the ranking, with what
+    ranked it. expected: around the row's prediction; None without a row. sent_bytes: of each
+    node's NIC in one iteration of a trial, as counted: headers included, at byte_scale.
+    peak_memory_bytes: of a trial's processes; None where no trial measured it. nodes: addresses."""
 
     strategy_id: str
     label: StrategyLabel
     words: str
     is_ddp: bool
     row: RankedStrategy | None
+    expected: ExpectedRange | None
     strategy: Strategy
     nodes: tuple[str, ...]
     prediction: Explanation
+    shown_limit_seconds: float
     timeline: Timeline
     sent_bytes: tuple[int, ...]
     byte_scale: float
@@ -81,20 +97,39 @@ def strategy_account(
         _PREDICTIONS, (of.domain.id, key), lambda: explain(of.domain, of.strategy, limit)
     )
     sent, memory = _measured(session, tuning_id, key)
+    row = ranked_strategy(session, tuning_id, key)
     return StrategyAccount(
         strategy_id=key,
         label=label_of(of.strategy),
         words=of.words,
         is_ddp=is_ddp(of.strategy),
-        row=ranked_strategy(session, tuning_id, key),
+        row=row,
+        expected=_expected(of, row) if row else None,
         strategy=of.strategy,
         nodes=tuple(node.address for node in of.domain.cluster.nodes),
         prediction=replace(prediction, limit_seconds=limit.seconds),
+        shown_limit_seconds=limit.last_batch_seconds,
         timeline=timeline_views.timeline_of(of),
         sent_bytes=sent,
         byte_scale=of_tuning.byte_scale,
         peak_memory_bytes=memory,
     )
+
+
+def _expected(of: timeline_views.RecordedTimelines, row: RankedStrategy) -> ExpectedRange:
+    """By the tuning's own measurements; before it has enough, as `autosync rank` does."""
+    if row.low_seconds is not None and row.high_seconds is not None:
+        own = "by how far this tuning's predictions were off"
+        return ExpectedRange(row.low_seconds, row.high_seconds, own)
+    domain = of.domain
+    calibration = calibrate(domain, "auto", domain.compute_source == "measured")
+    population = encode([of.strategy], domain)
+    plans = compile_plans_fast(population, domain)
+    predicted = [row.predicted_seconds]
+    (around,) = predicted_ranges(calibration, domain, population, plans, predicted)
+    source = f"by constants {calibration.name}" if calibration.name else "a guess"
+    known = f"{source}, until {FEWEST_MEASURED} strategies are measured"
+    return ExpectedRange(around.low_seconds, around.high_seconds, known)
 
 
 def ddp_id(session: Session, tuning_id: str) -> str | None:
@@ -118,7 +153,8 @@ def compared_facts(
     named: dict[str, Callable[[StrategyAccount], str]] = {
         "Measured": _measured_words,
         f"Over {baseline}": _speedup_words,
-        "Predicted": lambda a: milliseconds(a.prediction.step_seconds),
+        "Predicted": _predicted_words,
+        "Predicted by the timeline": lambda a: milliseconds(a.prediction.step_seconds),
         "Methods": _methods,
         "Messages an iteration": lambda a: f"{a.prediction.messages:,}",
         "Bytes of all messages": lambda a: bytes_in_words(a.prediction.wire_bytes),
@@ -140,6 +176,7 @@ def compared_facts(
         "Predicted: compute slowed by messages": lambda a: milliseconds(
             a.prediction.slowed_seconds
         ),
+        "Predicted: bound by": lambda a: a.prediction.binding,
         "Busiest link": _busiest,
         "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
         "Peak memory, measured": lambda a: bytes_in_words(a.peak_memory_bytes),
@@ -174,6 +211,13 @@ def _measured_words(account: StrategyAccount) -> str:
         return f"failed: {row.error}" if row and row.error else "not yet"
     spread = "" if row.spread is None else f", spread {row.spread:.1%}"
     return f"{milliseconds(row.step_seconds)}{spread}"
+
+
+def _predicted_words(account: StrategyAccount) -> str:
+    row, expected = account.row, account.expected
+    if row is None or expected is None:
+        return "–"
+    return predicted_words(row.predicted_seconds, expected.low_seconds, expected.high_seconds)
 
 
 def _speedup_words(account: StrategyAccount) -> str:

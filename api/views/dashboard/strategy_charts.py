@@ -39,7 +39,7 @@ def account_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
 def timeline_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
     """The measured iterations one above the other, and the predicted ones, on one axis."""
     of = [(_name(each), each.timeline) for each in accounts]
-    limit = accounts[0].prediction.limit_seconds
+    limit = accounts[0].shown_limit_seconds
     predicted = [(f"{name}, predicted", timeline.predicted) for name, timeline in of]
     measured = [(f"{name}, measured", t.measured) for name, t in of if t.measured]
     end = max(_last_second(each) for _, each in [*predicted, *measured])
@@ -54,7 +54,7 @@ def timeline_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
     if missing := [name for name, timeline in of if not timeline.measured]:
         notes.append(
             f"No trial of {' and '.join(missing)} recorded its timeline: the finalists' and DDP's "
-            "first repeats do."
+            "first repeats do, where an update has one batch."
         )
     if any(timeline.measured and timeline.measured.deals for _, timeline in of):
         notes.append("Predicted, samples are dealt within the compute of placed modules.")

@@ -15,9 +15,11 @@ from autosync.extensions.registry import verification_of
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Strategy
 from autosync.strategy_description import (
+    bucket_sizes,
     engine_name,
     hook_name,
     method,
+    sharding_details,
 )
 from autosync.units import MIB
 
@@ -101,15 +103,17 @@ def label_of(strategy: Strategy) -> StrategyLabel:
     if strategy.engine is not None:
         units = Chip("method", f"sharded × {sum(len(members) for members in groups.values())}")
         engine = Chip("engine", "torch's fully_shard")
-        return StrategyLabel(engine_name(strategy), strategy.id[:6], (engine, units))
+        chosen = (Chip("engine", each) for each in sharding_details(strategy, strategy.engine))
+        return StrategyLabel(engine_name(strategy), strategy.id[:6], (engine, units, *chosen))
     if strategy.schedule.order == "ddp":
         buckets = sum(len(members) for members in groups.values())
         messages = Chip("method", f"all-reduce × {buckets}", False)
         if is_ddp(strategy):
             return StrategyLabel("DDP", "", (messages,))
+        sized = [sizes] if (sizes := bucket_sizes(strategy)) else []
         hook = [f"{name} hook"] if (name := hook_name(strategy)) else []
-        hooks, carried = [Chip("engine", each) for each in hook], _extensions(strategy)
-        names = ["DDP", *hook, *(chip.text for chip in carried)]
+        hooks, carried = [Chip("engine", each) for each in (*sized, *hook)], _extensions(strategy)
+        names = ["DDP", *sized, *hook, *(chip.text for chip in carried)]
         return StrategyLabel(", ".join(names), strategy.id[:6], (*hooks, messages, *carried))
     methods = [name for name, _ in variables.most_common()]
     return StrategyLabel(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
+from autosync.api.views.bucket_curve import bucket_chart, bucket_curve
 from autosync.api.views.charts import Axis, Chart, Plot, Rule, Series, in_reach
 from autosync.api.views.dashboard.choice_chart import choice_chart, chosen_values
 from autosync.api.views.dashboard.strategy_accounts import limit_of
@@ -51,6 +52,8 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
         charts.append(confirmation)
     if rounds := pairs_by_round(points):
         charts.append(_rounds(rounds))
+    if (buckets := bucket_chart(bucket_curve(session, tuning.id))) is not None:
+        charts.insert(0, buckets)
     medians = median_by_strategy(points)
     labels = strategy_labels(session, list(medians)[:NAMED])
     if values := chosen_values(labels, medians):

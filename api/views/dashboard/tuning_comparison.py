@@ -13,7 +13,8 @@ from autosync.api.views.dashboard.trial_points import (
     ddp_seconds,
     trial_points,
 )
-from autosync.api.views.rankings import measured_ddp_seconds
+from autosync.api.views.prediction_errors import predicted_words
+from autosync.api.views.rankings import measured_ddp_seconds, ranked_strategy
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.api.views.verdict import Caveat, Headline, caveats_of, headline
 from autosync.errors import InvalidInput
@@ -72,13 +73,25 @@ def compared_tunings(session: Session, tuning_ids: Sequence[str]) -> ComparedTun
         tunings,
         tuple(headline(*each) for each in zip(tunings, ddp, ran_on, strict=True)),
         caveats_of(tunings),
-        tuple(
-            ComparedFact(name, tuple(words(tuning) for tuning in tunings))
-            for name, words in FACTS.items()
+        (
+            *(
+                ComparedFact(name, tuple(words(tuning) for tuning in tunings))
+                for name, words in FACTS.items()
+            ),
+            ComparedFact("Answer predicted", tuple(_predicted(session, each) for each in tunings)),
         ),
         "" if same else warning,
         convergences(tunings, trials, in_seconds=same) if any(trials) else None,
     )
+
+
+def _predicted(session: Session, tuning: Tuning) -> str:
+    """What the answer was predicted to take, and where its measurement was expected."""
+    result = tuning.result
+    answer = ranked_strategy(session, tuning.id, result.strategy_id) if result else None
+    if answer is None:
+        return "–"
+    return predicted_words(answer.predicted_seconds, answer.low_seconds, answer.high_seconds)
 
 
 def convergences(
@@ -136,6 +149,7 @@ FACTS: dict[str, Callable[[Tuning], str]] = {
     ),
     "Model": lambda t: t.graph,
     "Batch size": lambda t: str(t.batch_size),
+    "Batches per update": lambda t: str(t.accumulate),
     "Cluster": lambda t: f"{t.cluster}, {t.world_size} devices",
     "Trials run on": lambda t: t.launcher,
     "Bytes moved in trials": lambda t: (

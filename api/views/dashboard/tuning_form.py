@@ -12,12 +12,13 @@ from autosync.api.spec import AdvancedSpec
 from autosync.api.views import reports
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.bundled_data import data_file
-from autosync.cluster_file import bundled_clusters, load_cluster
+from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.documents import from_json
 from autosync.domain import Optimizer, optimizer_named
 from autosync.errors import AutosyncError
 from autosync.models import bundled, is_bundled
 from autosync.optimizers import OPTIMIZERS
+from autosync.search.space import SPACES, Space
 
 IN_FORM = ("budget", "repeats", "seed")
 BESIDE_FORM = ("proposals", "iterations", "warmup", "probe")
@@ -40,13 +41,16 @@ def form_of_tuning(session: Session, tuning_id: str) -> FormOfTuning:
     domain = session.get_one(DomainRow, row.domain_id)
     optimizer = from_json(Optimizer, domain.optimizer)
     named = next((name for name in OPTIMIZERS if optimizer_named(name) == optimizer), "")
+    space = from_json(Space, row.space)
+    named_space = next((name for name, each in SPACES.items() if each == space), "")
     others: dict[str, Any] = {
-        "space": json.loads(row.space),
         "advanced": {name: tuning.settings[name] for name in AdvancedSpec.model_fields},
         "compute": tuning.compute,
         "compute_device": tuning.compute_device,
         **{name: tuning.settings[name] for name in BESIDE_FORM},
     }
+    if not named_space and space != Space():
+        others["space"] = json.loads(row.space)
     if not named:
         others["optimizer"] = json.loads(domain.optimizer)
     if tuning.compute != "kernels":  # which are measured
@@ -55,6 +59,8 @@ def form_of_tuning(session: Session, tuning_id: str) -> FormOfTuning:
         **_model(tuning),
         "cluster": _cluster(tuning),
         "optimizer": named,
+        "accumulate": str(tuning.accumulate),
+        "space": named_space,
         "launcher": tuning.launcher,
         "simulator": tuning.simulator,
         "byte_scale": repr(tuning.byte_scale).removesuffix(".0"),

@@ -47,7 +47,7 @@ room for it. A list of losses grows by 4 bytes a pass. What grows by more (the o
 step makes its state, say) is recorded anew."""
 
 
-def check(model: nn.Module, called: nn.Module) -> None:
+def check(model: nn.Module, swap: Offload, called: nn.Module) -> None:
     """Raises NotSupported as `device.check_swappable`."""
     check_swappable(model, called)
 

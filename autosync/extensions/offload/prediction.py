@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.documents import LARGEST_COUNT, to_data
 from autosync.domain import Domain
 from autosync.errors import BudgetTooSmall, InvalidStrategy

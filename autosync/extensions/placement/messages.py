@@ -21,19 +21,19 @@ def with_messages(plans: PlanTable, population: Population, domain: Domain) -> P
     that some rank has no part in. Where one rank holds a variable, its message has a team of one,
     and nothing travels.
     """
-    teams = list(plans.teams)
+    added: list[Teams] = []
     columns = {name: getattr(plans, name).copy() for name in MESSAGE_COLUMNS}
     order = np.arange(plans.messages)
     for index in np.flatnonzero(population.carrying(Placement)).tolist():
         rows = np.arange(int(plans.first[index]), int(plans.first[index + 1]))
-        team_of_row = _teams_of_rows(plans, population, domain, index, rows, teams)
+        team_of_row = _teams_of_rows(plans, population, domain, index, rows, added)
         apart = team_of_row >= 0
         columns["ranks"][rows[apart]] = team_of_row[apart]
         columns["channel"][rows[apart]] = Channel.LOCAL_REDUCE
         order[rows] = np.concatenate((rows[~apart], rows[apart]))
     moved = {name: values[order] for name, values in columns.items()}
     moved["after"] = _followed(moved["after"], order, plans)
-    return replace(plans, teams=tuple(teams), **moved)
+    return replace(plans, teams=plans.teams.with_added(added), **moved)
 
 
 def _teams_of_rows(
@@ -42,10 +42,10 @@ def _teams_of_rows(
     domain: Domain,
     index: int,
     rows: NDArray[np.int64],
-    teams: list[Teams],
+    added: list[Teams],
 ) -> NDArray[np.int64]:
-    """Of each message, the index of the ranks that hold its variables in `teams`, to which they are
-    added; -1 where all ranks do."""
+    """Of each message, the index of the ranks that hold its variables once `added`, to which they
+    are appended, follows the plans' teams; -1 where all ranks do."""
     placement = population.entry(index, Placement)
     assert placement is not None
     known: dict[tuple[int, ...], int] = {}
@@ -57,8 +57,8 @@ def _teams_of_rows(
         if placed is None or len(placed.ranks) == domain.world_size:
             continue
         if placed.ranks not in known:
-            known[placed.ranks] = len(teams)
-            teams.append((placed.ranks,))
+            known[placed.ranks] = len(plans.teams) + len(added)
+            added.append((placed.ranks,))
         found[place] = known[placed.ranks]
     return found
 

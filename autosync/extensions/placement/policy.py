@@ -26,11 +26,10 @@ from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.placement.document import PlacedModule, evenly
 from autosync.extensions.placement.module_borders import borders_of
+from autosync.extensions.placement.placeable_modules import PlaceableModule, modules_to_place
 from autosync.extensions.placement.proposals import (
     EvaluatedPlacement,
-    PlaceableModule,
     PlacementEvaluator,
-    modules_to_place,
     with_placement,
 )
 from autosync.search.designs.wire_estimates import wire_seconds

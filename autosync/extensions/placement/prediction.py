@@ -220,8 +220,11 @@ def _peaks_without_plans(
         batches = np.concatenate((shares[[rank]], computed[rank]))
         of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
         own = replace(curve, held=np.stack((curve.held[0], of_batch)))
-        living = float(most_living(own, gradients, kept, batch_scale)[0])
-        step = float(gradients[kept[0]].sum()) + memory.step_bytes()
+        added_up = float(gradients[kept[0]].sum())
+        several = domain.accumulate > 1  # then those of the batches before are held all the time
+        made = np.zeros_like(kept) if several else kept
+        living = float(most_living(own, gradients, made, batch_scale)[0]) + several * added_up
+        step = added_up + memory.step_bytes()
         absent_bytes = float((copies * sizes)[~held[rank]].sum())
         found[rank] = domain.graph.size_bytes - absent_bytes + max(living + dealt[rank], step)
     return found

@@ -51,7 +51,8 @@ def dense_payload_bytes(message: Message, bucket: Bucket) -> int:
 def multiplies_by_shares(plan: Plan, index: int, values: Tensor, groups: Groups) -> bool:
     """Whether message `index`, the first of a bucket of gradients, multiplies what each rank brings
     by its share as it adds up: one that forms the sum of all ranks, unencoded, on NCCL, which reads
-    the values anyway. All ranks decide alike.
+    the values anyway. All ranks decide alike. Not an all-reduce: NVSwitch adds up (NVLS) plain sums
+    of floating-point values alone.
 
     NCCL takes any shares of float16, float32 and float64, and equal ones of every type.
     """
@@ -59,7 +60,7 @@ def multiplies_by_shares(plan: Plan, index: int, values: Tensor, groups: Groups)
     everyone = [len(team) for team in plan.teams[message.teams]] == [plan.world_size]
     alike = len(set(plan.shares)) == 1
     takes = alike or values.dtype in (torch.float16, torch.float32, torch.float64)
-    adds_up = message.operation in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER, Op.PUSH)
+    adds_up = message.operation in (Op.REDUCE, Op.REDUCE_SCATTER, Op.PUSH)
     unencoded = adds_up and not message.encoding and plan.world_size > 1
     return groups.streams.mode.one_order and unencoded and everyone and takes
 

@@ -2,6 +2,7 @@
 their elements lie in memory."""
 
 import math
+import os
 import warnings
 from functools import cache
 
@@ -13,10 +14,14 @@ from autosync.errors import NotSupported
 CPU = torch.device("cpu")
 
 UNVERIFIED = (
-    "autosync's plans have not run over NCCL between ranks yet, neither on one GPU that they share "
-    "nor over NVLink, PCIe, InfiniBand or several nodes: compare a few iterations with torch's DDP "
+    "autosync's plans have run over NCCL between ranks that share one GPU, by sockets, and not yet "
+    "over NVLink, PCIe, InfiniBand or several nodes: compare a few iterations with torch's DDP "
     "before you trust them, or ship the strategy `ddp`."
 )
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+FEWEST_QUEUES = 4
+"""For the streams of computing, messages, their completion and NCCL."""
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -48,12 +53,19 @@ def _refused(name: str, device: torch.device, why: str) -> NotSupported:
 def warn_of_backend(backend: str, ranks: int) -> None:
     """Once a process. docs/gpus.md says what has run; what has is struck from the words."""
     if backend == "nccl" and ranks > 1:
-        _warn_unverified()
+        _warn_once(UNVERIFIED)
+        queues = os.environ.get(QUEUES, "")
+        if queues.isdecimal() and int(queues) < FEWEST_QUEUES:
+            _warn_once(
+                f"{QUEUES}={queues}: the GPU's streams share so few hardware queues that computing "
+                f"may wait behind messages. Unless another library asks for it, leave {QUEUES} out "
+                "of the environment (CUDA's default is 8)."
+            )
 
 
 @cache
-def _warn_unverified() -> None:
-    warnings.warn(UNVERIFIED, stacklevel=4)
+def _warn_once(words: str) -> None:
+    warnings.warn(words, stacklevel=4)
 
 
 Shape = tuple[int, ...]

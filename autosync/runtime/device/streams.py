@@ -50,6 +50,9 @@ DIRECT = TransportMode()
 STAGED = TransportMode(threads=True, staged=True)
 ONE_ORDER = TransportMode(threads=True, one_order=True)
 
+ONE_QUEUE = "all"
+"""The queue of all messages of fixed size, where they have one order."""
+
 
 class Streams:
     """Host memory: nothing to order. A GPU's are `GpuStreams`."""

@@ -1,2 +1,2 @@
-"""Runs a plan, iteration by iteration: the engine, the queues of messages, and what follows from a
-completed message. Knows updates, the layout and transport; hooks call it."""
+"""Runs a plan, iteration by iteration: the engine, the queues of messages, and the handling of
+completed messages. Uses updates, the layout and transport; hooks call it."""

@@ -1,8 +1,8 @@
-"""What follows from a completed message: sums are shown, updates run, new values are unpacked, and
-the counters of the iteration say what is still missing.
+"""Handles completed messages: exposes sums, runs updates, unpacks new values, and counts what the
+iteration still lacks.
 
-Nothing here issues a message: whoever calls it, a queue or `step()`, issues what has become ready
-afterwards. One lock, the monitor's, guards all state; copies and updates run outside of it.
+Nothing here issues a message: the caller, a queue or `step()`, afterwards issues the messages that
+have become ready. One lock, the monitor's, guards all state; copies and updates run outside of it.
 """
 
 import time
@@ -36,7 +36,7 @@ from autosync.runtime.updates.unused_variables import UnusedVariables
 
 
 class Phase(Enum):
-    """Where the script is in its iteration."""
+    """The script's position in its iteration."""
 
     IDLE = 0
     BACKWARD = 1
@@ -45,13 +45,13 @@ class Phase(Enum):
 
 
 class Iteration:
-    """What is still missing in the current iteration: counters over the records of a plan. Every
+    """Counts what the current iteration still lacks, over the records of a plan. Every
     method is called with the lock held.
 
     phase: of the script. number: counts iterations from 0; -1 before the first backward pass.
-    outdated_variables: those whose new values are not here yet.
-    unreduced_buckets: those whose sums are missing.
-    blocking_variables: whole variables that `step()` waits for and whose sums are missing.
+    outdated_variables: variables whose new values have not arrived.
+    unreduced_buckets: buckets whose sums have not arrived.
+    blocking_variables: whole variables that `step()` waits for, whose sums have not arrived.
     """
 
     def __init__(self, records: Records):
@@ -82,8 +82,8 @@ class Iteration:
         self._updatable.clear()
 
     def reduced(self, bucket: Bucket, stepped: bool) -> list[VariableRecord]:
-        """The sums of a bucket are here; returns the whole variables to update at once, which
-        are those that `step()` has not waited for."""
+        """The sums of a bucket have arrived. Returns the whole variables to update at once: those
+        that `step()` has not waited for."""
         bucket.reduced = True
         self.unreduced_buckets -= 1
         now: list[VariableRecord] = []
@@ -96,19 +96,19 @@ class Iteration:
         return now
 
     def take_updatable(self) -> list[VariableRecord]:
-        """Whole variables with all their sums that nobody updates yet: the caller does."""
+        """Claim for the caller the whole variables with all sums that nobody updates yet."""
         taken, self._updatable = self._updatable, []
         return taken
 
     def claim(self, bucket: Bucket) -> bool:
-        """Whether the caller, after `step()`, is to run the flat update of a bucket."""
+        """Whether the caller, after `step()`, must run the flat update of a bucket."""
         if bucket.whole or bucket.claimed or not bucket.reduced:
             return False
         bucket.claimed = True
         return True
 
     def values_arrived(self, variables: Iterable[VariableRecord]) -> None:
-        """These were updated, or one bucket of each brought its new values."""
+        """These variables were updated, or one bucket of each brought its new values."""
         for variable in variables:
             variable.missing_values -= 1
             self.outdated_variables -= variable.missing_values == 0
@@ -137,7 +137,7 @@ class Completion:
         self._step_event: DeviceEvent = None
 
     def unpack(self, record: MessageRecord) -> None:
-        """Put what the message brought where it belongs. Called without the lock."""
+        """Unpack the message's result into its place. Called without the lock."""
         bucket = record.bucket
         with torch.no_grad():
             if record.last and bucket.values_travel:
@@ -152,7 +152,7 @@ class Completion:
             self._streams.synchronize_event(record.ended_event)
 
     def count(self, record: MessageRecord) -> tuple[Bucket | None, list[VariableRecord]]:
-        """Count what the message brought. Returns the updates that it makes possible, claimed for
+        """Count the message's result. Returns the updates that it makes possible, claimed for
         the caller: a bucket's flat update, and deferred whole variables. Called with the lock
         held."""
         bucket, iteration = record.bucket, self.iteration
@@ -170,15 +170,15 @@ class Completion:
         return bucket if claimed else None, variables
 
     def note_step(self) -> None:
-        """The script calls `step()`: gradients are what it leaves, and on a GPU its stream has
-        been asked for everything that still reads the values before."""
+        """The script calls `step()`. From now on the script does not change gradients, and on a GPU
+        all work that still reads the old values is queued on its stream."""
         self._settings = settings_of(self._optimizer)
         keep_scaler_tensors(self._optimizer, self._streams)
         self._step_event = self._streams.record_event()
 
     def update_bucket(self, bucket: Bucket) -> None:
-        """Run the flat update of a bucket that the caller has claimed: of the part that this rank
-        updates. Called without the lock, on the stream of updates."""
+        """Run the claimed flat update of a bucket, for the part that this rank updates.
+        Called without the lock, on the stream of updates."""
         streams = self._streams
         with torch.no_grad():
             streams.wait_event(self._step_event)
@@ -197,7 +197,7 @@ class Completion:
             self._condition.notify_all()
 
     def update_deferred(self, variables: list[VariableRecord]) -> None:
-        """Update whole variables while the script goes on, and may already have replaced their
+        """Update whole variables while the script continues; it may already have replaced their
         gradients. Called without the lock, on the stream of updates."""
         unused = self._unused.by_every_rank(variable.index for variable in variables)
         used = [variable for variable in variables if variable.index not in unused]
@@ -207,7 +207,7 @@ class Completion:
 
     def update_whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
         """Update whole variables from `parameter.grad`, within the script's `step()` and on the
-        stream of updates. all_of_them: the optimizer holds no others."""
+        stream of updates. all_of_them: these are all variables of the optimizer."""
         unused = self._unused.by_every_rank(variable.index for variable in variables)
         for variable in variables:
             if variable.index in unused:
@@ -220,7 +220,7 @@ class Completion:
             update_parameters(self._optimizer, variables, self._settings)
 
     def updated(self, variables: list[VariableRecord]) -> None:
-        """These have their new values."""
+        """These variables have their new values."""
         with self._condition:
             self._streams.set_last_event(variables)
             self.iteration.values_arrived(variables)

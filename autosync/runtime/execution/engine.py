@@ -1,14 +1,14 @@
-"""Takes a plan through the iterations of a training script.
+"""Executes a plan in the iterations of a training script.
 
-An iteration opens with the first gradient of a backward pass. Its messages leave as buckets are
-full, and where nothing runs into the next forward pass, backward waits for the sums at its end.
-`step()` closes the iteration for the script, and what may run into the next forward pass ends
-behind it. One lock, the monitor's, guards all state; the work itself (waiting, summing, updating)
-happens outside of it.
+An iteration opens with the first gradient of a backward pass. Its messages leave when buckets are
+full. If nothing continues during the next forward pass, the end of backward waits for the sums.
+`step()` closes the iteration for the script; messages that may continue during the next forward
+pass end after it. One lock, the monitor's, guards all state; the work itself (waiting, summing,
+updating) happens outside of it.
 
-On a GPU this thread only asks for work. Device events keep its order: completions and updates are
-on a stream of their own, which waits for the moment of `step()`, and the script's stream waits for
-the last event of the variables that it goes on to read.
+On a GPU this thread only submits work. Device events order it: completions and updates have a
+stream of their own, which waits for the moment of `step()`. The script's stream waits for
+the last event of the variables that it reads next.
 """
 
 import time
@@ -27,7 +27,7 @@ from autosync.errors import NotSupported
 from autosync.plan import Plan
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.execution.completion import Completion, Iteration, Phase
-from autosync.runtime.execution.message_queue import MessageQueues
+from autosync.runtime.execution.message_queue import MessageQueues, Queued
 from autosync.runtime.execution.model_checks import (
     ParameterStorage,
     inside_another,
@@ -56,10 +56,10 @@ outlives the interpreter would abort the process: its thread ends inside the bac
 
 
 class Engine:
-    """One attached plan at work: what hooks and frameworks call.
+    """One attached plan; hooks and frameworks call it.
 
     optimizer: the script's, or several joined. control: a process group of all ranks for small
-    exchanges. values: compares those of the ranks, where they are to begin alike. sum_over_ranks:
+    exchanges. values: compares the ranks' values, if they must begin equal. sum_over_ranks:
     see `clip_gradients`. patience_seconds: see `MessageQueues`.
     synchronizing: False inside `no_sync`. is_blind: whether the forward pass does not say what it
     is about to read, so that `step()` waits for everything.
@@ -115,12 +115,16 @@ class Engine:
         self._versions: list[int] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
-        """A copied model keeps its hooks; they are of no effect on the copy."""
+        """A copied model keeps its hooks; they have no effect on the copy."""
         return self
 
     def start(self) -> None:
         """Start the threads of every queue of messages."""
-        self.queues.start(self.messages[index] for index in issue_order(self.plan))
+        ordered: list[Queued] = [self.messages[index] for index in issue_order(self.plan)]
+        if (buffers := self._buffers.in_order()) is not None:  # in front of what waits for `step()`
+            waiting = sum(record.message.carries_values for record in self.messages)
+            ordered.insert(len(ordered) - waiting, buffers)
+        self.queues.start(ordered)
         if self.values is not None:
             self.values.start()
 
@@ -132,8 +136,8 @@ class Engine:
             self.values.close()
 
     def finish(self) -> None:
-        """At the end of the process: the messages of the last `step()` complete. After an error in
-        the middle of an iteration nothing is waited for."""
+        """At the end of the process, wait for the messages of the last `step()`. After an error in
+        the middle of an iteration, wait for nothing."""
         monitor = self.monitor
 
         def ended() -> bool:
@@ -177,7 +181,9 @@ class Engine:
         self.pending_parameters.release_all()
 
     def finish_buffers(self) -> None:
-        """Wait for rank 0's module buffers, where their broadcast has begun."""
+        """Wait for rank 0's module buffers, if their broadcast has begun."""
+        if not self._buffers.has_left():
+            self.monitor.wait(self._buffers.has_left)
         with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
             self._buffers.finish(self.monitor.wait_for_work)
 
@@ -188,7 +194,7 @@ class Engine:
             self.values.before_load()
 
     def drop_gradients(self) -> None:
-        """`zero_grad()` without a `step()`: what was reduced is of no use."""
+        """`zero_grad()` without a `step()`: drop what was reduced."""
         if self.iteration.phase is Phase.REDUCING:
             self.flush()
             self.gradients.make_plain()
@@ -207,7 +213,7 @@ class Engine:
             self.synchronizing = before
 
     def begin_forward(self) -> None:
-        """Also where a backward pass ended with an exception, which never called back."""
+        """Also after a backward pass that ended with an exception and never called back."""
         if within_backward():
             return
         self.monitor.check()
@@ -273,18 +279,18 @@ class Engine:
         return [variable.parameter._version for variable in self.variables]
 
     def expect_end(self) -> None:
-        """Be called back at the end of the backward pass that is running. The model's outputs
-        ask first: the inner backward of a reentrant checkpoint would end too early."""
+        """Request a callback at the end of the running backward pass. The model's outputs
+        request it first, because the inner backward of a reentrant checkpoint ends too early."""
         if self.synchronizing and not self._end_is_expected:
             self._end_is_expected = True
             Autograd._execution_engine.queue_callback(self._end_backward)
 
     def arrived(self, variable: VariableRecord) -> None:
-        """The gradient of a variable is complete: called by its hook, once in a backward pass.
+        """The gradient of a variable is complete. Its hook calls this, once in a backward pass.
 
-        Several are packed together, with the last of a bucket or when they are many: until then
-        they are in memory twice. If the script has hooks of the same node that run later, the
-        gradient is packed when the next one arrives, behind them.
+        Several gradients are packed together: at the last of a bucket, or when there are many.
+        Until then they are in memory twice. If the script has hooks of the same node that run
+        later, the gradient is packed when the next one arrives, after these hooks.
         """
         if self.iteration.phase is not Phase.BACKWARD:
             self._begin_backward()
@@ -322,7 +328,7 @@ class Engine:
         self._waiting, self._waiting_bytes, self._is_due = [], 0, False
 
     def _packed(self, variables: list[VariableRecord]) -> None:
-        """These are in their buffers. Buckets that are full leave."""
+        """These gradients are in their buffers. Issue the messages of full buckets."""
         full = False
         self.streams.order_packing()
         for variable in variables:
@@ -337,7 +343,7 @@ class Engine:
                 self.queues.issue_ready()
 
     def _end_backward(self) -> None:
-        """Variables without a gradient count as zero; where nothing runs into the next forward
+        """Variables without a gradient count as zero. If nothing continues during the next forward
         pass, gradients are complete when `backward()` returns, as with torch's DDP."""
         self._end_is_expected = False
         if self.iteration.phase is not Phase.BACKWARD:
@@ -347,6 +353,9 @@ class Engine:
         self._check_unchanged()
         with self.monitor.refusing(), self.monitor.exchange("the broadcast of module buffers"):
             self._buffers.start(self.monitor.wait_for_work)
+        if self._buffers.in_order() is not None:
+            with self.monitor.condition:
+                self.queues.issue_ready()
         if self.records.model_is_divided:  # before, a rank may wait for its peers' backward passes
             self._compare_values(self.iteration.number)
         with self.monitor.condition:
@@ -357,7 +366,7 @@ class Engine:
         self.streams.wait_last_events(v for v in self.variables if v.whole and not v.deferred)
 
     def _pack_late(self) -> None:
-        """What this backward pass has not packed: gradients of passes before it, and zeros."""
+        """Pack the rest: gradients of earlier passes, and zeros."""
         late = [variable for variable in self.variables if not variable.has_arrived]
         absent = [variable for variable in late if variable.parameter.grad is None]
         with self.monitor.exchange("the count of unused variables"):
@@ -371,7 +380,7 @@ class Engine:
         self._packed(absent)
 
     def _check_unchanged(self) -> None:
-        """An optimizer that steps in hooks has changed parameters by this rank's gradients."""
+        """An optimizer that steps in hooks has updated parameters with this rank's gradients."""
         if (versions := self._current_versions()) == self._versions:
             return
         pairs = zip(self.variables, versions, self._versions, strict=True)

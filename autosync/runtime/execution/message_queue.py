@@ -8,16 +8,45 @@ completion thread per queue waits for the oldest operation in flight and runs wh
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import Protocol
 
-from autosync.codes import Channel
-from autosync.runtime.device.streams import DeviceEvent, Streams
+from autosync.runtime.device.streams import ONE_QUEUE, DeviceEvent, Streams
 from autosync.runtime.execution.completion import Completion
 from autosync.runtime.execution.monitor import LOOK_SECONDS, Monitor
-from autosync.runtime.layout.records import ONE_QUEUE, Bucket, MessageRecord
-from autosync.runtime.transport.base import DONE, Work
+from autosync.runtime.layout.records import Bucket, MessageRecord
+from autosync.runtime.transport.base import Work
+
+
+class Queued(Protocol):
+    """What a queue issues when its turn has come: a message of the plan, or the broadcast of module
+    buffers.
+
+    queue: by name. title: the operation, and of what. waits_for_idle_link, reduces: see `LinkUse`.
+    issued_event: on a GPU, what its completion waits for. ended_event: behind that.
+    """
+
+    queue: str
+    issued_event: DeviceEvent
+    ended_event: DeviceEvent
+
+    @property
+    def title(self) -> tuple[str, str]: ...
+    @property
+    def waits_for_idle_link(self) -> bool: ...
+    @property
+    def reduces(self) -> bool: ...
+
+    def ready(self) -> bool:
+        """Whether it may leave; called with the lock held."""
+
+    def launch(self, streams: Streams) -> Work:
+        """Ask for it, on the current stream; returns the operation to wait for."""
+
+    def complete(self, completed: Callable[[MessageRecord], None]) -> None:
+        """The operation has ended. completed: what follows for a message."""
 
 
 class MessageQueues:
@@ -37,15 +66,14 @@ class MessageQueues:
         self._lock = monitor.condition
         self._queues: list[_Queue] = []
 
-    def start(self, ordered: Iterable[MessageRecord]) -> None:
-        """Start the threads of every queue. ordered: all messages, in issue order. Queues that wait
-        for an idle link come last: what else is ready leaves before."""
-        records = list(ordered)
-        for record in records:
-            self.link.add(record)
-        waiting = {record.queue: _waits_for_idle_link(record) for record in records}
+    def start(self, ordered: Sequence[Queued]) -> None:
+        """Start the threads of every queue. ordered: all, in issue order. Queues that wait for an
+        idle link come last: what else is ready leaves before."""
+        for queued in ordered:
+            self.link.add(queued)
+        waiting = {queued.queue: queued.waits_for_idle_link for queued in ordered}
         for name in sorted(waiting, key=lambda name: waiting[name]):
-            of_queue = [record for record in records if record.queue == name]
+            of_queue = [queued for queued in ordered if queued.queue == name]
             self._queues.append(_Queue(name, of_queue, self))
 
     def close(self) -> None:
@@ -87,22 +115,21 @@ class MessageQueues:
             if variables:
                 self._completion.update_deferred(variables)
 
-    def failed(self, error: BaseException, record: MessageRecord) -> None:
-        """A message cannot arrive."""
-        name = record.message.operation.name
-        what = f"{name} of message {record.index} failed: {error}"
-        self._monitor.fail(what, f"message {record.index}", name)
+    def failed(self, error: BaseException, queued: Queued) -> None:
+        """It cannot arrive."""
+        operation, thing = queued.title
+        self._monitor.fail(f"{operation} of {thing} failed: {error}", thing, operation)
 
 
 class _Queue:
-    """One queue of messages, in issue order. head: index of the next one to issue. `issue_ready` is
-    called with the lock held."""
+    """One queue, in issue order. head: index of the next one to issue. `issue_ready` is called with
+    the lock held."""
 
-    def __init__(self, name: str, records: list[MessageRecord], queues: MessageQueues):
+    def __init__(self, name: str, ordered: list[Queued], queues: MessageQueues):
         streams = queues.streams
         self.head = 0
         self._name = name
-        self._records = records
+        self._ordered = ordered
         self._streams = streams
         self._link = queues.link
         self._completed = queues.completed
@@ -110,8 +137,8 @@ class _Queue:
         self._watchdog: Watchdog | None = None
         if streams.asynchronous:
             self._watchdog = Watchdog(streams, queues.patience_seconds)
-        self._to_issue: SimpleQueue[MessageRecord | None] = SimpleQueue()
-        self._in_flight: SimpleQueue[tuple[MessageRecord, Work] | None] = SimpleQueue()
+        self._to_issue: SimpleQueue[Queued | None] = SimpleQueue()
+        self._in_flight: SimpleQueue[tuple[Queued, Work] | None] = SimpleQueue()
         self._completing = Thread(target=self._complete_all, name=f"autosync-{name}", daemon=True)
         self._completing.start()
         self._issuing: Thread | None = None
@@ -121,20 +148,20 @@ class _Queue:
             self._issuing.start()
 
     def issue_ready(self) -> None:
-        """Issue messages from the head of the queue, as far as they are ready and may leave."""
-        while self.head < len(self._records):
-            record = self._records[self.head]
-            if not (record.ready() and self._link.may_leave(record)):
+        """Issue from the head of the queue, as far as they are ready and may leave."""
+        while self.head < len(self._ordered):
+            queued = self._ordered[self.head]
+            if not (queued.ready() and self._link.may_leave(queued)):
                 return
             self.head += 1
-            self._link.increment(record)
+            self._link.increment(queued)
             if self._issuing is not None:
-                self._to_issue.put(record)
+                self._to_issue.put(queued)
                 continue
             try:
-                self._issue(record)
+                self._issue(queued)
             except RuntimeError as error:  # what torch raises for a broken process group
-                self._failed(error, record)
+                self._failed(error, queued)
                 return
 
     def close(self) -> None:
@@ -144,44 +171,38 @@ class _Queue:
         self._in_flight.put(None)
         self._completing.join()
 
-    def _issue(self, record: MessageRecord) -> None:
-        streams = self._streams
-        with streams.issuing(self._name):
-            streams.wait_event(record.ready_event())
-            record.started_event = streams.record_event()
-            record.started_seconds = time.monotonic()
-            work = record.start() if record.start else DONE
-            record.issued_event = streams.record_event()
-        self._in_flight.put((record, work))
+    def _issue(self, queued: Queued) -> None:
+        with self._streams.issuing(self._name):
+            work = queued.launch(self._streams)
+        self._in_flight.put((queued, work))
 
     def _issue_all(self) -> None:
         self._streams.enter_thread()
-        while (record := self._to_issue.get()) is not None:
+        while (queued := self._to_issue.get()) is not None:
             try:
-                self._issue(record)
+                self._issue(queued)
             except Exception as error:  # a thread's boundary: the engine hands it to the script
-                self._failed(error, record)
+                self._failed(error, queued)
                 return
 
     def _complete_all(self) -> None:
         streams = self._streams
         streams.enter_thread()
         while (oldest := self._oldest()) is not None:
-            record, work = oldest
+            queued, work = oldest
             try:
                 with streams.completing():
-                    streams.wait_event(record.issued_event)
+                    streams.wait_event(queued.issued_event)
                     work.wait()
                     del work, oldest  # the operation holds its group's connections
-                    record.ended_seconds = time.monotonic()
-                    self._completed(record)
+                    queued.complete(self._completed)
                 if self._watchdog is not None:
-                    self._watchdog.add(record)
+                    self._watchdog.add(queued, queued.ended_event)
             except Exception as error:  # a thread's boundary: the engine hands it to the script
-                self._failed(error, record)
+                self._failed(error, queued)
                 return
 
-    def _oldest(self) -> tuple[MessageRecord, Work] | None:
+    def _oldest(self) -> tuple[Queued, Work] | None:
         if self._watchdog is None:
             return self._in_flight.get()
         while True:
@@ -189,8 +210,8 @@ class _Queue:
                 return self._in_flight.get(timeout=LOOK_SECONDS)
             except Empty:
                 if (lost := self._watchdog.lost()) is not None:
-                    record, error = lost
-                    self._failed(error, record)
+                    queued, error = lost
+                    self._failed(error, queued)
                     return None
 
 
@@ -208,9 +229,9 @@ class LinkUse:
         self._reductions = 0
         self.rewind()
 
-    def add(self, record: MessageRecord) -> None:
-        """A message of the plan, before any has left."""
-        self._reductions += _is_reduction(record)
+    def add(self, queued: Queued) -> None:
+        """Before any has left."""
+        self._reductions += queued.reduces
         self.rewind()
 
     def rewind(self) -> None:
@@ -219,35 +240,24 @@ class LinkUse:
         self._reductions_in_flight = 0
         self._deferred_in_flight = 0
 
-    def may_leave(self, record: MessageRecord) -> bool:
+    def may_leave(self, queued: Queued) -> bool:
         """Whether a message whose turn has come leaves now: a deferred one, while neither a
         reduction nor another deferred one is in flight, or all reductions have completed."""
-        if not _waits_for_idle_link(record) or not self._missing:
+        if not queued.waits_for_idle_link or not self._missing:
             return True
         return not (self._reductions_in_flight or self._deferred_in_flight)
 
-    def increment(self, record: MessageRecord, change: int = 1) -> None:
-        """The message leaves."""
-        if _waits_for_idle_link(record):
+    def increment(self, queued: Queued, change: int = 1) -> None:
+        """It leaves."""
+        if queued.waits_for_idle_link:
             self._deferred_in_flight += change
-        elif _is_reduction(record):
+        elif queued.reduces:
             self._reductions_in_flight += change
 
     def decrement(self, record: MessageRecord) -> None:
         """The message has completed."""
         self.increment(record, -1)
-        self._missing -= _is_reduction(record)
-
-
-def _waits_for_idle_link(record: MessageRecord) -> bool:
-    """Not where one queue holds everything: its order decides, for a message that is deferred would
-    hold up the reductions behind it."""
-    return record.message.channel == Channel.GATHER and record.queue != ONE_QUEUE
-
-
-def _is_reduction(record: MessageRecord) -> bool:
-    """It waits neither for an idle link nor for `step()`, which each rank reaches when it may."""
-    return not (_waits_for_idle_link(record) or record.message.carries_values)
+        self._missing -= record.reduces
 
 
 class Watchdog:
@@ -262,17 +272,17 @@ class Watchdog:
     def __init__(self, streams: Streams, patience_seconds: float):
         self._streams = streams
         self._patience_seconds = patience_seconds
-        self._on_device: deque[tuple[MessageRecord, DeviceEvent]] = deque()
+        self._on_device: deque[tuple[Queued, DeviceEvent]] = deque()
         self._progress_seconds = 0.0
 
-    def add(self, record: MessageRecord) -> None:
-        """A message has completed on the host."""
+    def add(self, queued: Queued, ended_event: DeviceEvent) -> None:
+        """It has completed on the host."""
         if not self._on_device:
             self._progress_seconds = time.monotonic()
-        self._on_device.append((record, record.ended_event))
+        self._on_device.append((queued, ended_event))
         self._forget_done()
 
-    def lost(self) -> tuple[MessageRecord, Exception] | None:
+    def lost(self) -> tuple[Queued, Exception] | None:
         """The message that has been waited for too long, or on which the device failed, and why."""
         if not self._on_device:
             return None

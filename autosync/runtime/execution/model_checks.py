@@ -1,5 +1,5 @@
-"""What a plan cannot follow in a model, checked as training goes on: other parameters, another
-storage, and backward passes inside of another one, with a graph of their own, or with updates
+"""Detects changes in a model that a plan cannot follow, during training: other parameters, another
+storage, and backward passes inside another one, with a graph of their own, or with updates
 inside."""
 
 import sys
@@ -21,7 +21,7 @@ from autosync.runtime.updates.part_updates import RowUpdate
 
 KEYS = ("_modules", "_parameters")
 PARTS = itemgetter(*KEYS)
-"""Of a module's `__dict__`: read anew each time, for deleting from a sequence makes another one."""
+"""Keys of a module's `__dict__`, read each time: deleting from a sequence replaces it."""
 
 Place = tuple[int, int]
 """A storage and an offset in it."""
@@ -48,8 +48,8 @@ class ModelStructure:
         self._note()
 
     def check(self) -> None:
-        """Raises NotSupported where a planned parameter has left the model, or one that trains has
-        come. What is frozen may come and go."""
+        """Raises NotSupported if a planned parameter has left the model, or a trainable one was
+        added. Frozen parameters may be added and removed."""
         found = self._found()
         if len(found) != len(self._held) or not all(map(is_, found, self._held)):
             self._compare()
@@ -148,7 +148,7 @@ class ParameterStorage:
             self._follow()
 
     def check(self) -> None:
-        """Make the plan follow storages that were exchanged.
+        """Make the plan follow storages that were replaced.
 
         Raises:
             NotSupported: a parameter has another shape, type or device.
@@ -199,8 +199,8 @@ def _place(parameter: Tensor) -> Place:
 
 
 def _follow_strides(variable: VariableRecord) -> None:
-    """Where they have changed a gradient is no view of its buffer any more, since other ranks send
-    its elements in the order that was agreed on."""
+    """Where strides have changed, a gradient is no longer a view of its buffer, since other ranks
+    send its elements in the agreed order."""
     view = variable.view
     if view is None or variable.packer is not None:
         return
@@ -243,8 +243,8 @@ def within_backward() -> bool:
 
 
 def inside_another() -> bool:
-    """Whether a backward pass runs inside of another one. Asked by a hook of a gradient: it is not
-    called from a function's backward otherwise."""
+    """Whether a backward pass runs inside another one. Called by a hook of a gradient, which
+    otherwise never runs within a function's backward."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is FUNCTIONS_BACKWARD:
@@ -273,7 +273,7 @@ def ready_twice(variable: str) -> NotSupported:
 
 
 def with_graph() -> NotSupported:
-    """Autograd does not differentiate a reduction over ranks."""
+    """Refuse a backward pass with a graph: autograd cannot differentiate a reduction over ranks."""
     return NotSupported(
         "backward(create_graph=True) leaves gradients with a graph of their own, which averages "
         "over ranks do not have.",

@@ -13,7 +13,7 @@ from autosync.runtime.transport.agreement import Refusals, reported
 from autosync.runtime.transport.base import lost_peer
 
 LOOK_SECONDS = 1.0
-"""How often a wait checks whether a peer has refused to go on: gloo does not report that."""
+"""How often a wait checks whether a peer has refused to continue: gloo does not report that."""
 
 
 class Monitor:
@@ -49,7 +49,7 @@ class Monitor:
         self.check()
 
     def wait_for_work(self, work: Any) -> None:
-        """For one operation of a backend. Raises as soon as a peer has refused to go on."""
+        """Wait for one operation of a backend. Raises as soon as a peer has refused to continue."""
         while True:
             try:
                 work.wait(timedelta(seconds=LOOK_SECONDS))
@@ -66,13 +66,13 @@ class Monitor:
             raise self.failure
 
     def fail(self, what: str, thing: str, value: object = None) -> AutosyncError:
-        """Returns the first failure. Where a peer has refused to go on, that is what failed."""
+        """Returns the first failure: a peer's refusal to continue, if there is one."""
         refusal = None if self.failure else self._refusals.find()
         return self._end(refusal or lost_peer(what, thing, value, self._state_is_split))
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Around a check that this rank makes alone: where it refuses, all ranks stop and raise
+        """Use around a check that this rank makes alone: if it refuses, all ranks stop and raise
         the same error."""
         try:
             yield
@@ -83,9 +83,9 @@ class Monitor:
 
     @contextmanager
     def reporting(self, where: str) -> Iterator[None]:
-        """Around a call of the script's: any error that it raises is posted for the ranks that wait
-        for this one. The engine does not stop, for the script may catch the error and take the plan
-        off, or go on. where: the call."""
+        """Use around a call of the script: any error in it is posted for the ranks that wait for
+        this one. The engine does not stop, because the script may catch the error and detach
+        the plan, or continue. where: the call."""
         self.resume()
         try:
             yield
@@ -96,8 +96,8 @@ class Monitor:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Around updates: the optimizer's own code may raise anything, and its new values would
-        never arrive. All ranks stop and raise the same error."""
+        """Use around updates: if the optimizer's own code raises, its new values never arrive. All
+        ranks stop and raise the same error."""
         try:
             yield
         except AutosyncError:
@@ -107,7 +107,7 @@ class Monitor:
             raise
 
     def resume(self) -> None:
-        """The script goes on: withdraw what `reporting` has posted."""
+        """The script continues: withdraw the error that `reporting` has posted."""
         self._refusals.withdraw()
 
     def stop(self, error: AutosyncError) -> None:
@@ -125,8 +125,8 @@ class Monitor:
 
     @contextmanager
     def exchange(self, what: str) -> Iterator[None]:
-        """Around a collective of the control group, beside the plan's messages: a peer that is
-        absent from it is a failure alike."""
+        """Use around a collective of the control group, beside the plan's messages: a missing peer
+        is a failure there, too."""
         try:
             yield
         except RuntimeError as error:  # what torch raises for a broken process group or store

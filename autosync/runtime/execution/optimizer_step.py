@@ -1,10 +1,11 @@
-"""The script's `step()`: it closes an iteration for the script, and updates what has arrived.
+"""The script's `step()`: it closes an iteration for the script, and runs the updates whose sums
+have arrived.
 
-A model may have several optimizers. Where every replica updates whole variables within `step()`,
+A model may have several optimizers. If every replica updates whole variables within `step()`,
 each optimizer updates its own at its own `step()`, in any order and number, as under torch's DDP.
-Where updates are owned, sharded or run into the next forward pass, one bucket may hold variables of
-several: there a `step()` is noted, and the last of them runs all updates. What a script could do
-between them unseen is refused.
+If updates are owned, sharded or continue during the next forward pass, one bucket may hold
+variables of several. Then each `step()` is recorded, and the last one runs all updates. Changes
+that a script could make unnoticed between them are refused.
 """
 
 from typing import TYPE_CHECKING
@@ -127,7 +128,7 @@ class OptimizerStep:
             )
 
     def _note(self, joined: JoinedOptimizers, optimizer: Optimizer) -> bool:
-        """The `step()` of one of several has come; whether it is the last.
+        """Record the `step()` of one of several optimizers. Returns whether it is the last.
 
         Raises:
             NotSupported: a gradient was cleared or replaced since another's.
@@ -178,7 +179,7 @@ class OptimizerStep:
             engine.completion.updated(updatable)
 
     def _wait_for_values(self) -> None:
-        """All but those that run into the next forward pass: they are pending."""
+        """All but those that may continue during the next forward pass, which are pending."""
         engine, pending = self._engine, self._engine.pending_parameters
         awaited = [v for v in engine.variables if not v.deferred] + pending.unguarded
         engine.monitor.wait(lambda: all(v.missing_values == 0 for v in awaited))

@@ -1,15 +1,15 @@
-"""Tensors that a script may reach before their values are complete: whoever reads one waits.
+"""Tensors that a script may access before their values are complete: reading one waits.
 
-Where a plan overlaps the next forward pass, `parameter.grad` is not complete when `backward()`
-returns; where updates are owned or sharded, or some ranks do not hold a variable, it never is
+If a plan overlaps the next forward pass, `parameter.grad` is not complete when `backward()`
+returns. If updates are owned or sharded, or some ranks do not hold a variable, it is never complete
 on every rank. So between backward and `step()` such a gradient is a `PendingGradient`: reading it
-waits for the average, or is refused by name where no rank holds all of it.
+waits for the average, or is refused by name if no rank holds all of it.
 
-Likewise `step()` may return before all new values are here. Until then such a parameter has the
-class `PendingParameter`, whose operations wait first. So any read is covered: by a module that
+Similarly `step()` may return before all new values have arrived. Until then such a parameter has
+the class `PendingParameter`, whose operations wait first. That covers every read: by a module that
 shares the weight, by an average of weights, through `parameter.data`. The gates of the forward pass
-(`hooks/forward_gates.py`) wait for what their modules read and restore the class before, so a
-training step pays for this nowhere else.
+(`hooks/forward_gates.py`) wait for the values that their modules read and restore the class before,
+so a training step has no other cost.
 """
 
 import copy
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autosync.runtime.execution.script_gradients import ScriptGradients
 
 UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
-"""What a GradScaler does to gradients: multiplies them and reports infinities."""
+"""Operations of a GradScaler on gradients: it multiplies them and reports infinities."""
 
 _GRAD: Any = Tensor.grad
 
@@ -50,7 +50,7 @@ READS_NO_VALUE = METADATA | {
     Tensor.register_hook,
     Tensor.register_post_accumulate_grad_hook,
 }
-"""What may be done to a parameter while its new value is on its way."""
+"""Operations allowed on a parameter whose new value has not arrived."""
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -203,15 +203,15 @@ class PendingParameters:
         self._classes[variable.index] = kind, made[kind]
 
     def mark(self, of_a_device: bool) -> None:
-        """At the end of `step()`: marks what is not here yet. of_a_device: the host does
-        not know what is."""
+        """At the end of `step()`: marks the values that have not arrived. of_a_device: the host
+        does not know which have."""
         for variable in self._variables.values():
             if (variable.missing_values or of_a_device) and variable.index not in self._pending:
                 self._pending[variable.index] = variable
                 variable.parameter.__class__ = self._classes[variable.index][1]
 
     def release(self, variables: Iterable[VariableRecord]) -> None:
-        """These are current, or nobody waits for them any more."""
+        """These values are current, or no longer waited for."""
         if not self._pending:
             return
         for variable in variables:
@@ -222,7 +222,7 @@ class PendingParameters:
         self.release(list(self._pending.values()))
 
     def wait_for(self, parameter: Tensor) -> None:
-        """Before somebody reads it."""
+        """Call before reading it."""
         found = [self._variables[id(parameter)]]
         self._wait(found)
         self.release(found)

@@ -1,5 +1,5 @@
-"""Gradients in the script's hands, between the end of backward and `step()`: which are pending, and
-what clipping and a GradScaler do to them."""
+"""The script's access to gradients between the end of backward and `step()`: which are pending, and
+the effects of clipping and a GradScaler."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -48,7 +48,7 @@ class ScriptGradients:
         return float(self._grad_norm)
 
     def any_left(self) -> bool:
-        """Whether a gradient of the backward pass before is still there, read or not."""
+        """Whether a gradient of the previous backward pass still exists, read or not."""
         pairs = [(variable.parameter.grad, variable) for variable in self.pending]
         return any(
             isinstance(gradient, PendingGradient) or gradient is variable.target
@@ -152,8 +152,8 @@ class ScriptGradients:
             self._grad_norm = self._clip(self._max_grad_norm * scale) / scale
 
     def clip_now(self, max_norm: float) -> Tensor:
-        """The script clips all gradients between backward and `step()`. Returns the norm before.
-        A collective where updates are owned or sharded."""
+        """The script clips all gradients between backward and `step()`. Returns the norm before
+        clipping. A collective if updates are owned or sharded."""
         self._wait_for_sums()
         self.make_plain()
         buckets = self._engine.buckets

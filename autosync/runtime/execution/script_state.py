@@ -1,10 +1,10 @@
-"""The optimizer's state in the script's hands: `optimizer.state`, `state_dict()` and
+"""The script's access to the optimizer's state: `optimizer.state`, `state_dict()` and
 `load_state_dict()`.
 
-Where every rank holds the state of every variable, `optimizer.state` is torch's own dictionary, and
-reading it waits for the updates in flight. As long as the script keeps what it has found there,
-each `step()` waits for its updates. torch's `get_state_dict` and frameworks only look: they keep
-nothing. Where updates are owned or sharded no rank holds all of it: `state_dict()` gathers it, and
+If every rank holds the state of every variable, `optimizer.state` is torch's own dictionary, and
+reading it waits for the updates in flight. While the script keeps a reference to a part of it,
+each `step()` waits for its updates. torch's `get_state_dict` and frameworks keep no reference.
+If updates are owned or sharded, no rank holds all of it: `state_dict()` gathers it, and
 reading `optimizer.state` is refused.
 """
 
@@ -43,7 +43,7 @@ class ScriptState:
         self._was_read = False
 
     def begin(self) -> None:
-        """The plan takes over what the script's optimizer holds."""
+        """The plan takes over the state of the script's optimizer."""
         self._begun = {id(one) for one in self._optimizers if held_state(one)}
         self._engine.state.take_parts()
 
@@ -52,7 +52,7 @@ class ScriptState:
         self._begun.update(map(id, self._optimizers))
 
     def of(self, optimizer: Optimizer) -> Any:
-        """What the script gets for `optimizer.state`."""
+        """The value of `optimizer.state` for the script."""
         if self._is_split and not self.in_parts:
             return SplitState(id(optimizer) in self._begun)
         if self._engine.iteration.phase is Phase.STEPPED:
@@ -69,7 +69,7 @@ class ScriptState:
 
     def is_kept(self) -> bool:
         """Whether the script still holds a dictionary or a tensor of `optimizer.state`, and may
-        change it behind any step: more references to it exist than the optimizer's own. Called
+        change it after any step: it has more references than the optimizer's own. Called
         while no update runs."""
         if self._was_read:
             self._was_read = any(map(_is_kept, self._optimizers))

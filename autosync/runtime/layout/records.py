@@ -3,6 +3,7 @@
 Everything is allocated when a plan is attached; an iteration only flips flags and counts down.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from autosync.codes import Channel
 from autosync.plan import Message, Plan
 from autosync.runtime.device.model_tensors import Shape
-from autosync.runtime.device.streams import DeviceEvent, Streams
+from autosync.runtime.device.streams import ONE_QUEUE, DeviceEvent, Streams
 from autosync.runtime.layout.segments import Segment
-from autosync.runtime.transport.base import Start
+from autosync.runtime.transport.base import DONE, Start, Work
 
 NodeHook = Callable[[Any, tuple[Tensor | None, ...]], None]
 """Called with nothing and (the gradient of this backward pass,): None where none came."""
@@ -261,11 +263,41 @@ class MessageRecord:
     issued_event: DeviceEvent = None
     ended_event: DeviceEvent = None
 
+    @property
+    def title(self) -> tuple[str, str]:
+        return self.message.operation.name, f"message {self.index}"
+
+    @property
+    def waits_for_idle_link(self) -> bool:
+        """Not where one queue holds everything: its order decides, for a message that is deferred
+        would hold up the reductions behind it."""
+        return self.message.channel == Channel.GATHER and self.queue != ONE_QUEUE
+
+    @property
+    def reduces(self) -> bool:
+        """It waits neither for an idle link nor for `step()`, which each rank reaches when it
+        may."""
+        return not (self.waits_for_idle_link or self.message.carries_values)
+
     def ready(self) -> bool:
         """Gradients are packed, the message before is done and its update applied."""
         if self.after is None:
             return self.bucket.missing_gradients == 0
         return self.after.done and (self.bucket.updated or not self._waits_for_step())
+
+    def launch(self, streams: Streams) -> Work:
+        """Ask for a message that is `ready`, on the current stream."""
+        streams.wait_event(self.ready_event())
+        self.started_event = streams.record_event()
+        self.started_seconds = time.monotonic()
+        work = self.start() if self.start else DONE
+        self.issued_event = streams.record_event()
+        return work
+
+    def complete(self, completed: "Callable[[MessageRecord], None]") -> None:
+        """The operation has ended: what follows, does."""
+        self.ended_seconds = time.monotonic()
+        completed(self)
 
     def queued_seconds(self) -> float:
         """When a message that was issued had become `ready`; from there on it waited for those
@@ -326,8 +358,6 @@ class Records:
 
 VALUES = "-values"
 """End of the names of queues whose messages wait for `step()`."""
-
-ONE_QUEUE = "all"
 
 
 def queue_names(plan: Plan, one_order: bool = False) -> list[str]:

@@ -8,11 +8,11 @@ longer needs what this pass has saved. A rank may run forward passes of its own 
 A buffer is written only where it differs from rank 0's: a graph that is still alive may have saved
 it. What the script has changed since the broadcast stays as the script left it.
 
-A GPU's are brought to host memory and back, by a thread that waits for it while the script goes
-on, and travel over gloo: beside a plan's NCCL messages they would need a place in their one order.
+On NCCL they travel on the GPU, at a fixed place in the one order of a plan's messages. Over gloo a
+GPU's are brought to host memory and back, by a thread that waits for it while the script goes on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,9 +22,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from autosync.errors import NotSupported
-from autosync.runtime.device.streams import HOST, DeviceEvent, Streams
+from autosync.runtime.device.streams import HOST, ONE_QUEUE, DeviceEvent, Streams
+from autosync.runtime.transport.base import DONE, Work
+from autosync.runtime.transport.nccl import in_place
 from autosync.runtime.transport.tensor_exchange import PackedTensors, packed_bytes
 
 Wait = Callable[[Any], None]
@@ -87,7 +90,8 @@ class BufferHome:
 
 
 class BufferBroadcast:
-    """group: of its own, so that nothing else waits behind it. rank: 0 sends."""
+    """Through host memory. group: of gloo and of its own, so that nothing else waits behind it.
+    rank: 0 sends."""
 
     def __init__(self, model: nn.Module, group: Any, rank: int, streams: Streams = HOST):
         found = [(name, buffer) for name, buffer in model.named_buffers() if buffer.numel()]
@@ -95,9 +99,8 @@ class BufferBroadcast:
         self.rank = rank
         self.streams = streams
         size_bytes = packed_bytes(buffer for _, buffer in found)
-        like = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
-        self._own = streams.host_buffer(like).zero_()
-        self._first = self._own if rank == 0 else streams.host_buffer(like).zero_()
+        self._own = self._memory(size_bytes)
+        self._first = self._own if rank == 0 else self._memory(size_bytes)
         self.buffers: list[BufferHome] = []
         self.work: Any = None
         self._sent: list[Tensor] = []
@@ -111,6 +114,11 @@ class BufferBroadcast:
             places = own.take(shape, dtype), first.take(shape, dtype)
             self.buffers.append(BufferHome(name, held, key, shape, dtype, *places))
 
+    def _memory(self, size_bytes: int) -> Tensor:
+        """For the packed values of a rank."""
+        like = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        return self.streams.host_buffer(like).zero_()
+
     def start(self, wait: Wait) -> None:
         """At the end of a backward pass, on every rank: rank 0's values leave. wait: for those
         before, if need be.
@@ -123,6 +131,17 @@ class BufferBroadcast:
             return
         self._sent = [home.current() for home in self.buffers]
         self._versions = [buffer._version for buffer in self._sent]
+        self._leave()
+
+    def in_order(self) -> "OrderedBufferBroadcast | None":
+        """What the queue of all messages sends, where it does."""
+        return None
+
+    def has_left(self) -> bool:
+        """Whether `finish` can be called."""
+        return True
+
+    def _leave(self) -> None:
         if not self.streams.mode.threads:
             self._collect()
             self.work = self._send()
@@ -144,8 +163,10 @@ class BufferBroadcast:
         for home, buffer in zip(self.buffers, self._sent, strict=True):
             home.own.copy_(buffer.detach(), non_blocking=True)
 
-    def _send(self) -> Any:
-        return self.group.broadcast([self._first], dist.BroadcastOptions())
+    def _send(self, asynchronous: bool = True) -> Any:
+        options = dist.BroadcastOptions()
+        options.asyncOp = asynchronous
+        return self.group.broadcast([self._first], options)
 
     def finish(self, wait: Wait) -> None:
         """Before the next forward, and before anybody reads the model's state."""
@@ -156,10 +177,15 @@ class BufferBroadcast:
         wait(work)
         if torch.equal(self._own, self._first):
             return
-        for home, buffer, version in zip(self.buffers, sent, self._versions, strict=True):
-            changed = home.held.get(home.key) is not buffer or buffer._version != version
-            if not changed and not torch.equal(_bits(home.own), _bits(home.first)):
+        for home, buffer in self._unchanged(sent):
+            if not torch.equal(_bits(home.own), _bits(home.first)):
                 buffer.detach().copy_(home.first, non_blocking=True)
+
+    def _unchanged(self, sent: list[Tensor]) -> Iterator[tuple[BufferHome, Tensor]]:
+        """Those that the script has not changed since they were sent."""
+        for home, buffer, version in zip(self.buffers, sent, self._versions, strict=True):
+            if home.held.get(home.key) is buffer and buffer._version == version:
+                yield home, buffer
 
     def close(self) -> None:
         """The group has ended: so does what is under way, arrived or not."""
@@ -167,6 +193,89 @@ class BufferBroadcast:
             with suppress(RuntimeError):
                 self.work.wait()
         self.work = None
+
+
+class OrderedBufferBroadcast(BufferBroadcast):
+    """On the GPU by NCCL, where all collectives of a rank have one order: the queue of messages
+    sends it behind the last that does not wait for `step()`. The script's thread waits until it
+    is asked for, not until it is done.
+
+    Ranks cannot compare values without waiting for the device, so those of rank 0 are always
+    written. A buffer that this rank has not changed since the last time (a mask, or statistics in
+    evaluation) keeps its version then, as it keeps its values: a graph may have saved it.
+
+    group: of NCCL and of all ranks, whose messages are in the same order.
+    ended_event: behind the broadcast. Its completion waits for nothing: whoever reads does.
+    """
+
+    queue = ONE_QUEUE
+    title = ("the broadcast", "module buffers")
+    waits_for_idle_link = False
+    reduces = False
+    issued_event: DeviceEvent = None
+
+    def __init__(self, model: nn.Module, group: Any, rank: int, streams: Streams):
+        self._posted = False
+        self.ended_event: DeviceEvent = None
+        self._final: DeviceEvent = None
+        self._settled: list[tuple[Tensor, int]] = []
+        super().__init__(model, group, rank, streams)
+
+    def _memory(self, size_bytes: int) -> Tensor:
+        return torch.zeros(size_bytes, dtype=torch.uint8, device=self.streams.device)
+
+    def in_order(self) -> "OrderedBufferBroadcast | None":
+        return self if self.buffers else None
+
+    def has_left(self) -> bool:
+        return not self._posted
+
+    def ready(self) -> bool:
+        """The backward pass has ended, and the broadcast has not been asked for yet."""
+        return self._posted
+
+    def _leave(self) -> None:
+        if self.rank == 0:
+            with torch.no_grad():
+                _copy_all([home.own for home in self.buffers], self._sent)
+        self._final = self.streams.record_event()
+        self.work = DONE
+        self._posted = True
+
+    def launch(self, streams: Streams) -> Work:
+        streams.wait_event(self._final)
+        in_place(self._send(asynchronous=False))
+        self.ended_event = streams.record_event()
+        self._posted = False
+        return DONE
+
+    def complete(self, completed: Callable[[Any], None]) -> None:
+        """Nothing follows."""
+
+    def finish(self, wait: Wait) -> None:
+        """Called when it has left."""
+        if self.work is None:
+            return
+        self.work = None
+        sent, self._sent = self._sent, []
+        self.streams.wait_event(self.ended_event)
+        if self.rank > 0:
+            settled = {id(buffer): version for buffer, version in self._settled}
+            pairs = list(self._unchanged(sent))
+            still = [(home, b) for home, b in pairs if settled.get(id(b)) == b._version]
+            moved = [(home, b) for home, b in pairs if settled.get(id(b)) != b._version]
+            with torch.no_grad():
+                with _unsafe_preserve_version_counter(tuple(b for _, b in still)):
+                    _copy_all([b.detach() for _, b in still], [home.first for home, _ in still])
+                _copy_all([b.detach() for _, b in moved], [home.first for home, _ in moved])
+        self._settled = [(buffer, buffer._version) for buffer in sent]
+
+
+def _copy_all(places: list[Tensor], values: list[Tensor]) -> None:
+    """By one call for all of a type."""
+    for dtype in dict.fromkeys(place.dtype for place in places):
+        chosen = [n for n, place in enumerate(places) if place.dtype == dtype]
+        torch._foreach_copy_([places[n] for n in chosen], [values[n] for n in chosen])
 
 
 def _bits(values: Tensor) -> Tensor:

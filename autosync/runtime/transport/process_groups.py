@@ -14,10 +14,17 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autosync.errors import InvalidInput
+from autosync.nccl_knobs import NcclKnobs, group_configuration
 from autosync.runtime.device.streams import HOST, Streams
 from autosync.runtime.transport.base import Transport
 from autosync.runtime.transport.gloo import GlooTransport
-from autosync.runtime.transport.nccl import GroupIdentity, NcclTransport, new_nccl_group
+from autosync.runtime.transport.nccl import (
+    GroupIdentity,
+    NcclTransport,
+    backend_on,
+    in_place,
+    new_nccl_group,
+)
 from autosync.runtime.transport.staged import StagedTransport
 
 CPU = torch.device("cpu")
@@ -47,8 +54,8 @@ class GlooGroup:
         self._made.clear()
 
 
-GroupKey = tuple[str, tuple[int, ...]]
-"""What a group is for, and its team."""
+GroupKey = tuple[str, tuple[int, ...], tuple[tuple[str, int], ...]]
+"""What a group is for, its team, and what its communicator is configured with."""
 
 
 @dataclass(slots=True)
@@ -68,7 +75,7 @@ class Groups:
     store: keys are prefixed, so that plan after plan can be attached on one store. streams: of
     the device whose tensors travel. name: for torch's logs. ranks: in the default process group,
     of each rank here. device: whose memory communicators take. plan: counts the plans that are
-    attached one after another.
+    attached one after another. knobs: of the plan at hand, for communicators of NCCL.
     """
 
     store: Store
@@ -81,19 +88,22 @@ class Groups:
     ranks: tuple[int, ...] = ()
     device: torch.device = CPU
     plan: int = 0
-    generations: dict[GroupKey, int] = field(default_factory=dict)
+    knobs: NcclKnobs | None = None
+    generations: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
 
-    def on(self, streams: Streams) -> "Groups":
-        """The same groups, for tensors of another device."""
-        return replace(self, streams=streams)
+    def on(self, streams: Streams, knobs: NcclKnobs | None = None) -> "Groups":
+        """The same groups, for tensors of another device, and for a plan with these knobs."""
+        return replace(self, streams=streams, knobs=knobs)
 
     def get(self, purpose: str, team: tuple[int, ...], backend: str = "") -> Any:
         """The group of `team`, its ranks in the team's order. Every member must ask for it, in
         the same order among all its requests."""
-        key = (purpose, team)
+        backend = backend or self.backend
+        configured = group_configuration(self.knobs) if self.knobs and backend == "nccl" else {}
+        key = (purpose, team, tuple(configured.items()))
         if (found := self.made.get(key)) is None:
             free_bytes = free_memory_bytes(self.device)
-            group = self._new(backend or self.backend, key)
+            group = self._new(backend, purpose, team)
             taken_bytes = free_bytes - free_memory_bytes(self.device)
             found = self.made[key] = OpenGroup(group, max(0, taken_bytes))
         found.plan = self.plan
@@ -107,16 +117,17 @@ class Groups:
         host = GlooTransport(group)
         return StagedTransport(host, self.streams) if self.streams.mode.staged else host
 
-    def _new(self, backend: str, key: GroupKey) -> Any:
-        """In a name space of its own: that of the same group before has old keys."""
-        purpose, team = key
-        generation = self.generations[key] = self.generations.get(key, 0) + 1
+    def _new(self, backend: str, purpose: str, team: tuple[int, ...]) -> Any:
+        """In a name space of its own: those of such groups before have old keys."""
+        generation = self.generations.get((purpose, team), 0) + 1
+        self.generations[purpose, team] = generation
         name = f"{purpose}/{'-'.join(map(str, team))}/{generation}"
         store, place = PrefixStore(name, self.store), team.index(self.rank)
         if backend == "nccl":
             members = tuple(self.ranks[rank] for rank in team)
             identity = GroupIdentity(f"{self.name}/{name}", members)
-            return new_nccl_group(store, place, self.timeout, self.streams.device, identity)
+            device = self.streams.device
+            return new_nccl_group(store, place, self.timeout, device, identity, self.knobs)
         return GlooGroup(store, place, len(team), self.timeout)
 
     def newest_beyond(self, most: int, most_bytes: int) -> int:
@@ -188,7 +199,9 @@ def small_sum(
 
     def on_device(tensor: Tensor) -> None:
         group = groups.get(queue, team)  # one of its own at first use
-        group.allreduce([tensor], dist.AllreduceOptions()).wait()
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        in_place(group.allreduce([tensor], options))
 
     def on_host(tensor: Tensor) -> None:
         copy = tensor.cpu()
@@ -219,9 +232,8 @@ def open_groups(group: dist.ProcessGroup, device: torch.device | None = None) ->
     if device is None:
         nccl = dist.get_backend(group) == "nccl"
         device = torch.device("cuda", torch.cuda.current_device()) if nccl else CPU
-    backend = group._get_backend(device)
-    timeout: timedelta = backend.options._timeout
-    kind = "nccl" if device.type == "cuda" and backend.name() == "nccl" else "gloo"
+    timeout: timedelta = group._get_backend(device).options._timeout
+    kind = backend_on(group, device)
     name = f"{name}/{times}"
     ranks = tuple(dist.get_process_group_ranks(group))
     return Groups(

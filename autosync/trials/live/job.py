@@ -122,7 +122,8 @@ def _all_ranks() -> Iterator[None]:
 
 
 Step = Callable[..., object]
-"""One whole training iteration: forward, backward, `optimizer.step()`. Called as
+"""One whole training iteration: forward and backward of one batch or of several, then
+`optimizer.step()`. Called as
 `step(model, optimizer)`, or `step(model, optimizer, batch)` where the job has batches."""
 
 OptimizerOrSeveral = Optimizer | Sequence[Optimizer]
@@ -164,7 +165,7 @@ class LiveJob:
     @property
     def as_running(self) -> RunningJob:
         """For `session.attach`."""
-        return RunningJob(self.group, self.max_grad_norm, self.ddp_options)
+        return RunningJob(self.group, self.timeout, self.max_grad_norm, self.ddp_options)
 
     @property
     def takes_unused(self) -> bool:
@@ -173,12 +174,20 @@ class LiveJob:
         return any(self.ddp_options.get(name) for name in finders)
 
     def run_step(self, model: nn.Module, iteration: int) -> None:
-        """Iterations with the same number have the same batch, on the bare model and in trials."""
-        if self.batches:
-            batch = self.batches[iteration % len(self.batches)]
-            self.step(model, self.optimizer, batch)
-        else:
-            self.step(model, self.optimizer)
+        """Iterations with the same number have the same batch, on the bare model and in trials. A
+        step may call `model.no_sync()`, which does nothing where the model is bare."""
+        bare = not hasattr(model, "no_sync")
+        if bare:
+            model.__dict__["no_sync"] = contextlib.nullcontext
+        try:
+            if self.batches:
+                batch = self.batches[iteration % len(self.batches)]
+                self.step(model, self.optimizer, batch)
+            else:
+                self.step(model, self.optimizer)
+        finally:
+            if bare:
+                del model.__dict__["no_sync"]
 
     def renew_groups(self) -> None:
         """Process groups of the trials to come. Every rank calls this at the same time."""

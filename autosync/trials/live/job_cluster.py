@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from autosync.cluster import Backend, Cluster, Device, Node
+from autosync.cluster.devices import device_type_of_gpu
 from autosync.device_clock import wait_for_device
-from autosync.devices import device_type_of_gpu
 from autosync.environment import host_name
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.arena import Arena, host_memory

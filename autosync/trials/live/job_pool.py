@@ -46,10 +46,12 @@ class RenewGroups:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The bundle that all ranks train with from now on; the last command. reason: why it is not the
-    result of a tuning, where it is none."""
+    result of a tuning, where it is none. answer: the result, where a job that has begun to train
+    cannot take it on; `bundle` is torch's DDP then."""
 
     bundle: Bundle
     reason: str = ""
+    answer: Bundle | None = None
 
 
 LiveAnswer = PassDone | MessagesTimed | CommandFailed
@@ -65,12 +67,13 @@ class JobPool(TrialPool):
     follow; `dismiss` ends that.
 
     place: where trials run, in words. until: of `clock`, in seconds; no step of a trial begins
-        later.
+        later. refusal: why the ranks cannot try a bundle, in words; empty where they can.
     """
 
     job: LiveJob
     place: str
     until: float = math.inf
+    refusal: Callable[[Bundle], str] = lambda bundle: ""
     repeats: int = field(default=REPEATS, kw_only=True)
     clock: Callable[[], float] = time.monotonic
     at_cluster_rates: bool = field(default=True, init=False)
@@ -92,6 +95,8 @@ class JobPool(TrialPool):
         if left <= 0:
             text = "the time of the tuning is up."
             raise TrialFailed(TrialError("timeout", text), ranks_usable=True)
+        if text := self.refusal(request.bundle):
+            raise TrialFailed(TrialError("refused", text), ranks_usable=True)
         command = RunPass(
             request.key,
             request.warmup,

@@ -30,8 +30,12 @@ class Call:
 
 @dataclass(slots=True)
 class Tape:
-    """One recorded iteration. called: modules around variables, by name. ready: by variable, when
-    its gradient was last complete."""
+    """One recorded iteration; of one that adds up the gradients of several batches, the last batch.
+
+    called: modules around variables, by name. ready: by variable, when its gradient was last
+    complete. batches: of the iteration, which began at step_begun. updated_early: one of them came
+    behind an update.
+    """
 
     begun: Moment
     calls: list[Call] = field(default_factory=list)
@@ -43,6 +47,19 @@ class Tape:
     touched: dict[int, int] = field(default_factory=dict)
     update: list[Moment] = field(default_factory=list)
     ended: Moment | None = None
+    batches: int = 1
+    updated_early: bool = False
+    step_begun: Moment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.step_begun = self.begun
+
+    def begin_batch(self, now: Moment) -> None:
+        """Forget the batch before, which has been through backward."""
+        self.begun, self.batches = now, self.batches + 1
+        self.updated_early |= bool(self.update)
+        for of_batch in (self.calls, self.ready, self.gradients, self.touched):
+            of_batch.clear()
 
 
 def record_tape(job: LiveJob, named: dict[str, nn.Parameter], iteration: int) -> Tape:
@@ -73,6 +90,8 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
 
     def on_input(module: nn.Module, args: Any, kwargs: Any) -> None:
         shaped = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        if _trains() and tape.gradients:
+            tape.begin_batch(moment_now(job.device))
         if _trains() and shaped:
             tape.batch_size = tape.batch_size or int(shaped[0].shape[0])
 
@@ -91,7 +110,7 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
         if parameter.grad is not None and parameter.grad.is_sparse:
             tape.touched[variable] = int(parameter.grad.coalesce().indices().shape[1])
 
-    handles.append(job.model.register_forward_pre_hook(on_input, with_kwargs=True))
+    handles.append(job.model.register_forward_pre_hook(on_input, with_kwargs=True, prepend=True))
     handles.append(job.model.register_forward_hook(on_end))
     handles += [p.register_post_accumulate_grad_hook(on_gradient) for p in named.values()]
     for optimizer in job.optimizers:
@@ -152,6 +171,8 @@ def refuse_incomplete_step(tape: Tape, names: list[str], takes_unused: bool = Fa
             "A step is one whole iteration: forward, backward, optimizer.step(). A gradient scaler "
             "leaves the last out where gradients overflow: tune once its scale has settled.",
         )
+    if tape.updated_early:
+        raise step_refusal("goes on with another batch behind optimizer.step()")
     for variable, name in enumerate(names):
         count = tape.gradients.get(variable, 0)
         if count == 0 and not takes_unused:
@@ -162,7 +183,8 @@ def refuse_incomplete_step(tape: Tape, names: list[str], takes_unused: bool = Fa
             )
         if count > 1:
             raise step_refusal(
-                f"runs {count} backward passes", "Give it one: accumulate outside of tune()."
+                f"runs {count} backward passes for one forward pass",
+                "Give each batch one: add up the losses first.",
             )
 
 

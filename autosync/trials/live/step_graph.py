@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from autosync.cluster import Cluster
 from autosync.device_clock import seconds_since
-from autosync.domain import Optimizer, Profile
+from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import NotSupported
 from autosync.extensions.registry import Entries, to_save_memory, unsteady_passes
 from autosync.extensions.seams import attach_beside
@@ -37,6 +38,7 @@ from autosync.trials.live.recorded_step import (
     operation_names,
     record_tape,
     refuse_incomplete_step,
+    step_refusal,
 )
 
 WARM_UP, ITERATIONS = 1, 3
@@ -49,12 +51,17 @@ PLAIN = "plain iterations"
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """step_seconds: of a whole plain iteration on this rank."""
+    """step_seconds: of a whole plain iteration on this rank. accumulate: batches of it; graph and
+    profile are of one."""
 
     graph: ModelGraph
     profile: Profile
     optimizer: Optimizer
     step_seconds: float
+    accumulate: int
+
+    def domain_on(self, cluster: Cluster) -> Domain:
+        return Domain(self.graph, cluster, self.profile, self.optimizer, self.accumulate)
 
 
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
@@ -65,7 +72,8 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
     Raises:
-        InvalidInput: step does not run the model it is given, or not once.
+        InvalidInput: step does not run the model it is given, or adds up the gradients of more
+            batches in some iterations than in others.
         NotSupported: a parameter's type cannot be synchronized.
     """
     named = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
@@ -74,10 +82,16 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     for tape in tapes:
         refuse_incomplete_step(tape, list(named), job.takes_unused)
         add_unused(tape, len(named))
+    batches = sorted({tape.batches for tape in tapes})
+    if len(batches) > 1:
+        raise step_refusal(
+            f"has {batches[0]} batches in some iterations and {batches[-1]} in others",
+            "Add up the gradients of as many batches in every iteration.",
+        )
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes, size)
     profile, step_seconds = _profile(graph, tapes, device_type, how)
-    return RecordedJob(graph, profile, optimizer, step_seconds)
+    return RecordedJob(graph, profile, optimizer, step_seconds, batches[0])
 
 
 def _recorded(
@@ -239,7 +253,7 @@ def _expected(graph: ModelGraph, measured: list[dict[str, float]]) -> tuple[floa
 
 @dataclass(frozen=True, slots=True)
 class _TapeTimes:
-    """Forward and backward seconds of every call, the update's, the iteration's."""
+    """Seconds of every call of the last batch, of the update and of the iteration."""
 
     forward: dict[str, float]
     backward: dict[str, float]
@@ -251,7 +265,8 @@ def _times(tape: Tape) -> _TapeTimes:
     assert tape.forward_ended is not None  # refused before
     assert tape.ended is not None
     moments = [*(call.begun for call in tape.calls), tape.forward_ended, tape.ended]
-    *starts, forward_end, whole = seconds_since(tape.begun, moments)
+    *starts, forward_end, ended = seconds_since(tape.begun, moments)
+    (before,) = seconds_since(tape.step_begun, [tape.begun])
     starts[0] = 0.0
     forward = np.maximum(np.diff([*starts, forward_end]), 0.0)
     ready = dict(zip(tape.ready, seconds_since(tape.begun, list(tape.ready.values())), strict=True))
@@ -270,7 +285,7 @@ def _times(tape: Tape) -> _TapeTimes:
         dict(zip(names, map(float, forward), strict=True)),
         dict(zip(names, backward, strict=True)),
         updates[-1] - updates[0],
-        whole,
+        before + ended,
     )
 
 

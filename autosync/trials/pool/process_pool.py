@@ -13,6 +13,7 @@ from autosync.bundle import Bundle
 from autosync.cluster import MessageKind
 from autosync.environment import REPEATS_VARIABLE
 from autosync.errors import InvalidInput, NotSupported
+from autosync.nccl_knobs import NcclKnobs, environment_of, tuner_configuration
 from autosync.trials.commands import (
     Command,
     MessagesTimed,
@@ -107,6 +108,8 @@ class ProcessPool(TrialPool):
     _group: WorkerGroup | None = field(default=None, init=False)
     _unsent: Bundle | None = field(default=None, init=False)
     _sharing: str = field(default="", init=False)
+    _environment: dict[str, str] = field(default_factory=dict, init=False)
+    _tuner_configuration: str = field(default="", init=False)
 
     @property
     def description(self) -> str:
@@ -207,12 +210,20 @@ class ProcessPool(TrialPool):
                 raise
 
     def prepare(self, request: TrialRequest) -> float:
-        """Start the workers where there are none, and scale the plan for them."""
+        """Start the workers where there are none, or none with the environment that the strategy
+        needs, and scale the plan for them."""
         if self._closed:
             raise InvalidInput("this pool is closed.", thing="pool")
         for entry in request.bundle.strategy.extensions:
             if entry.slows_compute and not self.trains and self.workload.compute == "kernels":
                 raise _kernels_do_not_wait(entry.key)
+        knobs = request.bundle.strategy.extension(NcclKnobs)
+        own_groups = request.bundle.plan.engine == "autosync"
+        environment = environment_of(knobs, own_groups=own_groups) if knobs else {}
+        tuner = tuner_configuration(knobs) if knobs else ""
+        if (environment, tuner) != (self._environment, self._tuner_configuration):
+            self.reset_ranks()  # NCCL reads both once a process
+            self._environment, self._tuner_configuration = environment, tuner
         with self._machine_held():
             group = self._warm_group()
         begun = time.monotonic()
@@ -292,7 +303,13 @@ class ProcessPool(TrialPool):
         """
         if self._group is None:
             self._group = WorkerGroup(
-                self.workload, self.places, self.host, self.workloads, self.share_gpus
+                self.workload,
+                self.places,
+                self.host,
+                self.workloads,
+                self.share_gpus,
+                self._environment,
+                self._tuner_configuration,
             )
             try:
                 if self.mps is not None:

@@ -51,9 +51,11 @@ A = TypeVar("A", bound=Answer)
 class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
-    host: address of rank 0. share_gpus: whether ranks may share a GPU. Known once they have
-    started: hosts: identities of their kernels. scaled: whether their variables are scaled by the
-    byte scale. sharing: how ranks share GPUs, as reports print it; empty where each has its own.
+    host: address of rank 0. share_gpus: whether ranks may share a GPU. environment,
+    tuner_configuration: see `StartWorker`.
+    Known once they have started: hosts: identities of their kernels. scaled: whether their
+    variables are scaled by the byte scale. sharing: how ranks share GPUs, as reports print it;
+    empty where each has its own.
     """
 
     workload: Workload
@@ -61,6 +63,8 @@ class WorkerGroup:
     host: str
     workloads: tuple[str, ...] = ()
     share_gpus: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    tuner_configuration: str = ""
     hosts: list[str] = field(default_factory=list, init=False)
     scaled: bool = field(default=False, init=False)
     sharing: str = field(default="", init=False)
@@ -83,7 +87,14 @@ class WorkerGroup:
             self._workers.append(place.start(rank, self.workloads, self._answers))
         on_hosts = local_ranks([worker.where for worker in self._workers])
         for worker, local_rank in zip(self._workers, on_hosts, strict=True):
-            start = StartWorker(worker.rank, local_rank, self.host, self.workload)
+            start = StartWorker(
+                worker.rank,
+                local_rank,
+                self.host,
+                self.workload,
+                self.environment,
+                self.tuner_configuration,
+            )
             worker.send(command_line(start))
         started = self._collect(WorkerStarted, deadline)
         self.scaled = all(answer.scaled for answer in started)

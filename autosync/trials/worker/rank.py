@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput
+from autosync.nccl_knobs import TUNER_FILE, TUNER_FILE_VARIABLE
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.trials.commands import (
@@ -81,6 +82,11 @@ class Rank:
     def start(self, command: StartWorker) -> WorkerStarted:
         """Build the job, on a GPU of the rank's where it wants one; rank 0 opens the store where
         the ranks meet."""
+        os.environ.update(command.environment)
+        if command.tuner_configuration:
+            os.environ[TUNER_FILE_VARIABLE] = kept_in_memory(
+                TUNER_FILE, command.tuner_configuration
+            )
         torch.set_num_threads(1)
         reduce_timer_slack()
         self._rank = command.rank
@@ -159,6 +165,9 @@ class Rank:
 
         def train_step(model: nn.Module, iteration: int) -> None:
             job.optimizer.zero_grad(set_to_none=True)
+            for _ in range(workload.domain.accumulate - 1):
+                with model.no_sync():  # type: ignore[operator]  # of every attached model
+                    job.loss(model).backward()
             job.loss(model).backward()
             job.optimizer.step()
 
@@ -194,3 +203,12 @@ class Rank:
         on_device = dist.group.WORLD if groups.backend == "nccl" else None
         share_initial_values(groups.get("control", everyone, "gloo"), job.model, on_device)
         job.optimizer.state.clear()
+
+
+def kept_in_memory(name: str, text: str) -> str:
+    """The path, in this process, of a file that holds the text. It lies in memory and goes with the
+    process, also where that is killed."""
+    descriptor = os.memfd_create(name)
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        file.write(text)
+    return f"/proc/self/fd/{descriptor}"

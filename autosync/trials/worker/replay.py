@@ -88,14 +88,15 @@ class GradientStage:
 class GradientSource:
     """Makes one parameter's gradient: constant values, the same in every iteration.
 
-    rows_only: a sparse variable's gradient holds its touched rows; else it is the whole table,
-        as for a synchronizer that treats the table as any tensor.
+    rows_only: a sparse variable's gradient holds its touched rows, which are others in each batch
+        of an update while the table has some; else it is the whole table, as for a synchronizer
+        that treats the table as any tensor.
 
     value: of every element, different on each rank and exact in every dtype.
     """
 
     def __init__(
-        self, variable: Variable, rank: int, owner: nn.Module, device: torch.device
+        self, variable: Variable, rank: int, owner: nn.Module, device: torch.device, batches: int
     ) -> None:
         self.shape = variable.shape
         self.device = device
@@ -104,11 +105,16 @@ class GradientSource:
         self.dtype = TORCH_DTYPES[variable.dtype]
         self.value = gradient_value(rank)
         self.rows_only = variable.sparse
-        self._rows: Tensor | None = None
+        self._rows: list[Tensor] = []
+        self._made = 0
         if variable.sparse:
             chooser = torch.Generator().manual_seed(rank)
             order = torch.randperm(variable.shape[0], generator=chooser)
-            self._rows = order[: variable.touched_rows].sort().values.unsqueeze(0).to(device)
+            count = variable.touched_rows
+            self._rows = [
+                order.roll(-batch * count)[:count].sort().values.unsqueeze(0).to(device)
+                for batch in range(min(batches, -(-len(order) // count)))
+            ]
 
     def make(self) -> Tensor | None:
         """A fresh tensor, which autograd takes over without copying; none where factors go."""
@@ -119,11 +125,13 @@ class GradientSource:
                 self._full((self.factor_rows, outputs), 1.0),
             )
             return None
-        if self._rows is None or not self.rows_only:
+        if not self._rows or not self.rows_only:
             return self._full(self.shape, self.value)
-        values = self._full((self._rows.shape[1], self.shape[1]), self.value)
+        rows = self._rows[self._made % len(self._rows)]
+        self._made += 1
+        values = self._full((rows.shape[1], self.shape[1]), self.value)
         return torch.sparse_coo_tensor(
-            self._rows, values, self.shape, is_coalesced=True, check_invariants=False
+            rows, values, self.shape, is_coalesced=True, check_invariants=False
         )
 
     def _full(self, shape: tuple[int, ...], value: float) -> Tensor:
@@ -187,7 +195,11 @@ class Replay(nn.Module):
         parameters = dict(self.named_parameters())
         sources = [
             GradientSource(
-                variable, rank, self.get_submodule(variable.name.rpartition(".")[0]), device
+                variable,
+                rank,
+                self.get_submodule(variable.name.rpartition(".")[0]),
+                device,
+                domain.accumulate,
             )
             for variable in graph.variables
         ]
@@ -227,8 +239,7 @@ class Replay(nn.Module):
         for names in units:
             keys = sorted({name.split(".")[1] for name in names} - taken, key=int)
             taken.update(keys)
-            if keys:
-                found.append([made.operations[key] for key in keys])
+            found.append([made.operations[key] for key in keys])
         return made, found
 
     def attach_stages(self) -> None:

@@ -67,7 +67,7 @@ class ReplayJob:
     world_size: int
     rank: int
     scaled: bool = True
-    _filling: int = 0
+    _filling: int = 0  # forward passes
     _batch_factor: float = 1.0
 
     def begin(self, key: str, bundle: Bundle) -> None:
@@ -76,6 +76,7 @@ class ReplayJob:
         compute limit it; else messages could fall behind for many iterations."""
         self._batch_factor = bundle.plan.shares[self.rank] * self.world_size
         self._filling = iterations_in_flight(bundle.plan.extensions)
+        self._filling *= self.model.domain.accumulate
         self.compute.set_batch_factor(self._batch_factor)
         if self._filling:
             self.compute.set_batch_factor(0.0)

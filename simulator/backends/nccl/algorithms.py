@@ -8,12 +8,20 @@ NICs. The constants are those of the topology's classes.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import log2
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.devices import DEVICE_TYPES
+from autosync.nccl_knobs import NcclAlgorithm, NcclProtocol
 from autosync.simulator.backends.nccl.constants import Constant, constant
+from autosync.simulator.backends.nccl.spine_bytes import (
+    pat_spine_bytes,
+    ring_spine_bytes,
+    summed_spine_bytes,
+    tree_spine_bytes,
+)
 from autosync.simulator.topology import Topology
 
 OPERATIONS = (
@@ -25,8 +33,8 @@ OPERATIONS = (
     "send_recv",
     "all_to_all",
 )
-ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree", "CollNet", "PAT")
-PROTOCOLS = ("LL", "LL128", "Simple")
+ALGORITHMS = (*get_args(NcclAlgorithm), "CollNet")
+PROTOCOLS = get_args(NcclProtocol)
 
 CHANNELS = {"nvlink2": 12, "nvlink3": 24, "nvlink4": 24, "nvlink5": 32}
 PCIE_CHANNELS = 4
@@ -43,6 +51,8 @@ where it moves fewer bytes."""
 
 FILL_ENDS_SECONDS = 3e-4
 """Chunks have a largest size: filling a pipeline takes no more time once all bytes take longer."""
+RESOURCES = ("GPU links", "NICs", "spine")
+"""That a message's bytes pass."""
 F64 = NDArray[np.float64]
 Lookup = Callable[[str, str], Constant]
 
@@ -55,6 +65,8 @@ class Candidate:
     pipeline of steps whose chunks are as large as is best, so that chunks fill it in the more time
     the more bytes there are.
     gpu_bytes, nic_bytes: through each GPU's port and each NIC, one direction, per message byte.
+    spine_bytes: through a leaf's links to the spine, of all its hosts, per message byte. per_byte:
+    seconds of each of RESOURCES, of which the slowest counts.
     startup_width, rate_width: one standard deviation of their logarithms.
     """
 
@@ -68,6 +80,8 @@ class Candidate:
     channels: int
     startup_width: float
     rate_width: float
+    spine_bytes: float
+    per_byte: tuple[float, float, float]
 
     def seconds(self, size_bytes: F64) -> F64:
         """`(n,)` of messages of `(n,)` bytes."""
@@ -85,6 +99,15 @@ class Candidate:
         slower = self.channels / channels
         per_byte = self.seconds_per_byte * slower
         return replace(self, seconds_per_byte=per_byte, channels=channels)
+
+    def binding_at(self, size_bytes: float) -> str:
+        """What a message of so many bytes takes most of its time for: its startup, one of
+        RESOURCES, or its channels, where fewer than NCCL's own are allowed."""
+        if float(self.seconds(np.array([size_bytes]))[0]) < 2 * self.startup_seconds:
+            return "startup"
+        if self.seconds_per_byte > max(self.per_byte):
+            return "channels"
+        return RESOURCES[int(np.argmax(self.per_byte))]
 
 
 def candidates(
@@ -129,6 +152,11 @@ class _System:
         return rate * 1e9
 
     @property
+    def spine_rate(self) -> float:
+        """Bytes a second from a leaf to the spine that the team's bytes can take."""
+        return self.topology.uplink_gbytes_per_second * self.of_transport("share") * 1e9
+
+    @property
     def node_rate(self) -> float:
         """Bytes a second through the NICs of a node that the team uses; infinite for one node."""
         topology = self.topology
@@ -138,7 +166,8 @@ class _System:
         if topology.transport == "tcp":
             one = topology.connection_gbytes_per_second
             carried = one or self.of_transport("connection_gbytes_per_second")
-            rate = _least(rate, connections(topology) * carried)
+            sockets = connections(topology) * topology.nccl.sockets
+            rate = _least(rate, sockets * carried)
         through = topology.slot_gbytes_per_second
         if topology.staged:
             through = _least(through, self.of_transport("proxy_gbytes_per_second"))
@@ -157,19 +186,22 @@ class _System:
             node_share *= self.of_transport(f"{name}_share")
         inside_per_byte = way.gpu_bytes / (self.link_rate * link_share)
         outside_per_byte = way.node_bytes / (self.node_rate * node_share)
+        spine_per_byte = way.spine_bytes / (self.spine_rate * node_share)
         fill = inside * self.of_link(f"fill_{hop or name}")
         fill += outside * self.of_transport(f"fill_{name}")
         return Candidate(
             algorithm=algorithm,
             protocol=protocol,
             startup_seconds=launch + inside + outside,
-            seconds_per_byte=_most(inside_per_byte, outside_per_byte),
+            seconds_per_byte=_most(inside_per_byte, _most(outside_per_byte, spine_per_byte)),
             fill_seconds=fill,
             gpu_bytes=way.gpu_bytes,
             nic_bytes=way.node_bytes / topology.nics,
             channels=CHANNELS.get(self.link, PCIE_CHANNELS),
             startup_width=max(self._widths(f"hop_{hop or name}_seconds", f"hop_{name}_seconds")),
             rate_width=max(self._widths("share", "share")),
+            spine_bytes=way.spine_bytes,
+            per_byte=(inside_per_byte, outside_per_byte, spine_per_byte),
         )
 
     def _widths(self, inside: str, outside: str) -> Iterator[float]:
@@ -194,13 +226,14 @@ def _most(one: float, other: float) -> float:
 @dataclass(frozen=True, slots=True)
 class _Way:
     """How an algorithm runs: steps one after another inside nodes and between them, bytes through
-    each GPU's port and out of each node, per byte of the message, and the shares of the rates that
-    it gets beside a ring."""
+    each GPU's port, out of each node and out of a leaf switch to the spine, per byte of the
+    message, and the shares of the rates that it gets beside a ring."""
 
     inside_steps: float
     outside_steps: float
     gpu_bytes: float
     node_bytes: float
+    spine_bytes: float = 0.0
     link_share: float = 1.0
     node_share: float = 1.0
 
@@ -255,7 +288,9 @@ def _ring(topology: Topology, operation: str) -> _Way:
         "all_to_all": (part, 1, int(nodes > 1)),
     }[operation]
     leaving = gpus * (n - gpus) / n if operation == "all_to_all" else wire
-    return _Way(steps - outside, outside, wire, leaving if nodes > 1 else 0.0)
+    leaving = leaving if nodes > 1 else 0.0
+    to_spine = ring_spine_bytes(topology, operation, wire)
+    return _Way(steps - outside, outside, wire, leaving, to_spine)
 
 
 def _tree(system: _System) -> _Way:
@@ -267,6 +302,7 @@ def _tree(system: _System) -> _Way:
         2 * log2(topology.nodes),
         2.0 if gpus > 1 else 1.0,
         _crossing(topology),
+        tree_spine_bytes(topology, _crossing(topology)),
         system.of_link("tree_share"),
         system.of_transport("tree_share"),
     )
@@ -312,6 +348,7 @@ def _nvls(system: _System) -> _Way:
         2 * log2(topology.nodes),
         1.0 + 1.0 / topology.gpus_per_node,
         _crossing(topology),
+        tree_spine_bytes(topology, _crossing(topology)),
         system.of_link("nvls_rack_share" if rack else "nvls_share") / system.of_link("share"),
         system.of_transport("tree_share"),
     )
@@ -320,10 +357,11 @@ def _nvls(system: _System) -> _Way:
 def _collnet(topology: Topology) -> _Way:
     """The network's switches add up (SHARP): each node sends the message once. Runs only where it
     is forced, since a cluster file does not say whether switches can."""
-    return _Way(2 * (topology.gpus_per_node - 1), 2.0, 2.0, 1.0)
+    steps = 2 * (topology.gpus_per_node - 1)
+    return _Way(steps, 2.0, 2.0, 1.0, summed_spine_bytes(topology))
 
 
 def _pat(topology: Topology) -> _Way:
     """A logarithm of steps between nodes, and some work for every rank (tuning.cc)."""
     n = topology.ranks
-    return _Way(0.1 * n, log2(n), 0.0, (n - 1) / n)
+    return _Way(0.1 * n, log2(n), 0.0, (n - 1) / n, pat_spine_bytes(topology))

@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 from autosync.simulator.backends.nccl.algorithms import Candidate, generation
 from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
 from autosync.simulator.backends.nccl.measured_curves import at_measured, curve_for
-from autosync.simulator.backends.nccl.tuner import NOTHING_FORCED, Forced, fastest, runnable
+from autosync.simulator.backends.nccl.tuner import (
+    NOTHING_FORCED,
+    Forced,
+    fastest,
+    runnable,
+    stated_ranges,
+)
 from autosync.simulator.topology import Topology
 
 F64 = NDArray[np.float64]
@@ -22,13 +28,15 @@ SEGMENT_ERROR = 0.04
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
     """seconds, low_seconds, high_seconds f64[n]: of each size; between the last two nine of ten
-    measurements are expected. algorithm, protocol: n names."""
+    measurements are expected. algorithm, protocol: n names. binding: what takes most of
+    each time, a word of `Candidate.binding_at` or the name of a link; "" for a single rank."""
 
     seconds: F64
     low_seconds: F64
     high_seconds: F64
     algorithm: tuple[str, ...]
     protocol: tuple[str, ...]
+    binding: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,8 @@ class CostSegment:
 
     seconds = startup_seconds + bytes x seconds_per_byte, of the whole buffer as nccl-tests count
     it. gpu_bytes, nic_bytes: bytes through each GPU's port and through each NIC that the team uses,
-    in one direction, per byte of the message. channels: how many NCCL runs at once.
+    in one direction, and spine_bytes through a leaf's links to the spine, per byte of the message.
+    channels: how many NCCL runs at once.
     """
 
     least_bytes: float
@@ -47,6 +56,7 @@ class CostSegment:
     seconds_per_byte: float
     gpu_bytes: float
     nic_bytes: float
+    spine_bytes: float
     channels: int
 
 
@@ -63,18 +73,18 @@ def collective_times(
         InvalidInput: no such operation, algorithm or protocol, or none that runs on the topology.
     """
     sizes = np.asarray(size_bytes, dtype=np.float64)
-    choices = runnable(topology, operation, forced)
-    if not choices:
-        zeros = np.zeros(len(sizes))
-        return CollectiveTimes(zeros, zeros, zeros, ("",) * len(sizes), ("",) * len(sizes))
-    seconds, place, half_width = _times(topology, operation, sizes, forced)
+    if not runnable(topology, operation, forced):
+        zeros, none = np.zeros(len(sizes)), ("",) * len(sizes)
+        return CollectiveTimes(zeros, zeros, zeros, none, none, none)
+    seconds, chosen, half_width = _times(topology, operation, sizes, forced)
     factor = np.exp(half_width)
     return CollectiveTimes(
         seconds,
         seconds / factor,
         seconds * factor,
-        tuple(choices[each].algorithm for each in place),
-        tuple(choices[each].protocol for each in place),
+        tuple(each.algorithm for each in chosen),
+        tuple(each.protocol for each in chosen),
+        tuple(each.binding_at(size) for each, size in zip(chosen, sizes.tolist(), strict=True)),
     )
 
 
@@ -92,9 +102,29 @@ def log_widths(
 
 def _times(
     topology: Topology, operation: str, size_bytes: F64, forced: Forced
-) -> tuple[F64, NDArray[np.int64], F64]:
-    """Seconds, the place of the choice among the runnable ones, and half the width of the
-    logarithm's interval, of each size; `(n,)` each."""
+) -> tuple[F64, list[Candidate], F64]:
+    """Seconds, what runs, and half the width of the logarithm's interval, of each size; `(n,)`
+    each. forced: in place of what the topology's jobs tell NCCL."""
+    ranges = stated_ranges(topology, operation) if forced == NOTHING_FORCED else ()
+    if not ranges:
+        return _times_within(topology, operation, size_bytes, forced)
+    least_bytes = [least for least, _ in ranges]
+    of_range = np.searchsorted(least_bytes, size_bytes, side="right") - 1
+    seconds, half_width = np.empty_like(size_bytes), np.empty_like(size_bytes)
+    chosen: dict[int, Candidate] = {}
+    for place, (_, stated) in enumerate(ranges):
+        rows = np.flatnonzero(of_range == place)
+        seconds[rows], runs, half_width[rows] = _times_within(
+            topology, operation, size_bytes[rows], stated
+        )
+        chosen |= dict(zip(rows.tolist(), runs, strict=True))
+    return seconds, [chosen[row] for row in range(len(size_bytes))], half_width
+
+
+def _times_within(
+    topology: Topology, operation: str, size_bytes: F64, forced: Forced
+) -> tuple[F64, list[Candidate], F64]:
+    """`_times` where all sizes are forced alike."""
 
     def constants_seconds(team: Topology, sizes: F64) -> F64:
         return fastest(runnable(team, operation, forced), sizes)[0]
@@ -108,7 +138,7 @@ def _times(
         seconds, half_width = at_measured(
             topology, curve, size_bytes, constants_seconds, half_width
         )
-    return seconds, place, half_width
+    return seconds, [choices[each] for each in place], half_width
 
 
 @lru_cache(maxsize=4096)
@@ -121,14 +151,13 @@ def cost_segments(
     Raises:
         InvalidInput: as `collective_times`.
     """
-    choices = runnable(topology, operation, forced)
-    if not choices:
+    if not runnable(topology, operation, forced):
         return ()
-    seconds, place, _ = _times(topology, operation, KNOTS_BYTES, forced)
+    seconds, chosen, _ = _times(topology, operation, KNOTS_BYTES, forced)
     found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
-        run = choices[int(place[(first + last) // 2])]
+        run = chosen[(first + last) // 2]
         found.append(
             CostSegment(
                 least_bytes=float(KNOTS_BYTES[first]) if found else 0.0,
@@ -138,6 +167,7 @@ def cost_segments(
                 seconds_per_byte=float(slope),
                 gpu_bytes=run.gpu_bytes,
                 nic_bytes=run.nic_bytes,
+                spine_bytes=run.spine_bytes,
                 channels=run.channels,
             )
         )

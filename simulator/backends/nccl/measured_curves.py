@@ -8,12 +8,14 @@ numbers of nodes differ by.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.collective_curve import CollectiveCurve
+from autosync.cluster.collective_curve import CollectiveCurve
+from autosync.nccl_knobs import NcclKnobs
 from autosync.simulator.topology import Topology
 
 F64 = NDArray[np.float64]
@@ -60,7 +62,8 @@ def at_measured(
     """
     at = np.array(curve.sizes_bytes)
     exact = curve.nodes == topology.nodes
-    ratio = np.log(np.array(curve.seconds) / constants_seconds(topology.of_nodes(curve.nodes), at))
+    as_measured = replace(topology.of_nodes(curve.nodes), nccl=NcclKnobs())
+    ratio = np.log(np.array(curve.seconds) / constants_seconds(as_measured, at))
     spread = (half_width / NINE_OF_TEN) ** 2
     weight = np.ones_like(spread) if exact else spread / (spread + CARRIED_WIDTH**2)
     factor = np.exp(weight * np.interp(np.log(size_bytes), np.log(at), ratio))

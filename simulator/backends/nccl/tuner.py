@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from autosync.errors import InvalidInput
+from autosync.nccl_knobs import NcclKnobs, NcclRange
 from autosync.simulator.backends.nccl.algorithms import (
     ALGORITHMS,
     F64,
@@ -30,6 +31,37 @@ class Forced:
 
 
 NOTHING_FORCED = Forced()
+
+
+def stated_ranges(topology: Topology, operation: str) -> tuple[tuple[float, Forced], ...]:
+    """What the topology's jobs tell NCCL of an operation: from how many bytes on, and what, as
+    ascending ranges from 0 bytes on; empty where they tell nothing. What does not run on a team, as
+    NVLS on four GPUs, leaves NCCL its choice there."""
+    knobs = topology.nccl
+    offered = candidates(topology, operation)
+    own = max((each.channels for each in offered), default=0)
+    found = []
+    for each in knobs.of_operation(operation):
+        forced = _forced_by(each, knobs, own)
+        if not any(_is_allowed(one, forced) for one in offered):
+            forced = Forced(channels=forced.channels)
+        found.append((float(each.least_bytes), forced))
+    limited = Forced(channels=_limit(own, knobs.max_ctas))
+    if (found and found[0][0] > 0) or (not found and limited != NOTHING_FORCED):
+        found.insert(0, (0.0, limited))
+    return tuple(found)
+
+
+def _forced_by(stated: NcclRange, knobs: NcclKnobs, own_channels: int) -> Forced:
+    """What one of the ranges of knobs forces. own_channels: that NCCL would run."""
+    channels = _limit(own_channels, stated.channels, knobs.max_ctas)
+    return Forced(stated.algorithm, stated.protocol, channels)
+
+
+def _limit(own_channels: int, *stated: int) -> int:
+    """Channels, where fewer than NCCL's own are stated; else 0."""
+    least = min((each for each in stated if each), default=own_channels)
+    return least if least < own_channels else 0
 
 
 @lru_cache(maxsize=4096)

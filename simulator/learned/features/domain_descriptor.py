@@ -1,9 +1,7 @@
 """What a domain is like, in numbers that compare a laptop's cluster with a data centre's."""
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.simulator.backends import backend_of
@@ -72,11 +70,3 @@ def describe_domain(domain: Domain) -> NDArray[np.float64]:
             backend_of(cluster).descriptor,
         ]
     )
-
-
-def distances(
-    target: NDArray[np.float64], descriptors: Sequence[ArrayLike] | NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The Euclidean distance of each descriptor from the target's, `(domains,)`."""
-    result: NDArray[np.float64] = np.linalg.norm(np.asarray(descriptors) - target, axis=1)
-    return result

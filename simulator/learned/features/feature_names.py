@@ -5,30 +5,11 @@ exchanging identical hosts or renaming groups leaves every feature as it was.
 """
 
 from autosync.codes import Channel, Op, Order
+from autosync.simulator.timeline.what_if import WHAT_IFS
 
 FEATURE_VERSION = 9
 """Goes up whenever the meaning of a feature changes, or what is kept of trials; a checkpoint of
 another version is refused."""
-
-FAMILIES: dict[str, tuple[Op, ...]] = {
-    "all_reduce": (Op.ALL_REDUCE,),
-    "tree": (Op.REDUCE, Op.BROADCAST),
-    "halves": (Op.REDUCE_SCATTER, Op.ALL_GATHER),
-    "server": (Op.PUSH, Op.PULL, Op.SPARSE_PUSH, Op.SPARSE_PULL),
-    "rows": (Op.SPARSE_ALL_GATHER, Op.FACTOR_ALL_GATHER),
-}
-"""Kinds of message whose constants are likely to err together."""
-
-WHAT_IFS = (
-    "compute",
-    "bandwidth",
-    "engine",
-    "one_in_flight",
-    *(f"startup_{family}" for family in FAMILIES),
-    *(f"copies_{family}" for family in FAMILIES),
-)
-"""Compute 10 % longer; links 10 % slower; an issue that costs half a startup; collectives one by
-one; half as much startup again; copies that cost a quarter of the slowest link's time."""
 
 COUNTED_CHANNELS = tuple(channel for channel in Channel if channel is not Channel.GATHER)
 """Messages are counted by these. All-gathers that leave while the wire is idle count among the

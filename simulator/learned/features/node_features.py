@@ -16,21 +16,17 @@ from autosync.graph import ModelGraph
 from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.network import network_of
-from autosync.simulator.learned.features.feature_names import FAMILIES
 from autosync.simulator.timeline.timeline_simulator import TimelineTimes
+from autosync.simulator.timeline.what_if import FAMILIES
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
+MEANS = ("ready", "start", "done")
 NODE_COLUMNS = (
     *(f"messages_{family}" for family in FAMILIES),
-    "transfer",
-    "startup",
-    "link",
-    "size",
-    "ready",
-    "start",
-    "done",
+    *("transfer", "startup", "link", "size"),
+    *MEANS,
 )
 """Messages by family, the terms of equations 2 and 3, each message shared among its pieces by their
 bytes; a node's share of the model; the timeline's times, means over messages and bytes. Seconds are
@@ -50,45 +46,42 @@ def node_features(
     plans: PlanTable, population: Population, domain: Domain, times: TimelineTimes
 ) -> NodeFeatures:
     node, edges = pruned_graph(domain.graph)
-    nodes, buckets = int(node.max()) + 1, len(plans.bucket_first) - 1
+    n, nodes, buckets = len(plans), int(node.max()) + 1, len(plans.bucket_first) - 1
     compute = max(domain.timing.forward_seconds + domain.timing.backward_seconds, 1e-9)
     costs = network_of(domain.cluster, plans.teams)
-    kind = costs.classes_of(plans)
-    wire = plans.wire_bytes.astype(np.float64)
+    kind, wire = costs.classes_of(plans), plans.wire_bytes.astype(np.float64)
     copies = costs.equation_seconds_per_byte[kind] + costs.copy_seconds_per_byte[kind]
-    shared = {
-        "transfer": copies * wire / compute,
-        "startup": costs.message_seconds[kind] / compute,
-        "link": costs.seconds_per_byte[kind] * wire / compute,
-    }
-    for family, operations in FAMILIES.items():
-        shared[f"messages_{family}"] = np.isin(plans.operation, operations).astype(np.float64)
     ready = domain.timing.ready_seconds[np.maximum(plans.ready, 0)] * (plans.ready >= 0)
-    when = {"ready": ready, "start": times.start, "done": times.done}
+    seconds: dict[str, F64] = {
+        "transfer": copies * wire,
+        "startup": costs.message_seconds[kind],
+        "link": costs.seconds_per_byte[kind] * wire,
+        "ready": ready,
+        "start": times.start,
+        "done": times.done,
+    }
+    of_messages = {name: values / compute for name, values in seconds.items()}
+    for family, operations in FAMILIES.items():
+        of_messages[f"messages_{family}"] = np.isin(plans.operation, operations).astype(np.float64)
 
     owner = np.zeros(buckets, dtype=np.int64)
-    owner[plans.bucket] = np.repeat(np.arange(len(plans)), np.diff(plans.first))
-    bucket = np.repeat(np.arange(buckets), np.diff(plans.bucket_first))
+    owner[plans.bucket] = np.repeat(np.arange(n), np.diff(plans.first))
+    bucket = np.repeat(np.arange(buckets), np.diff(plans.bucket_first))  # of each piece
     row = population.first[owner[bucket]] + plans.piece_row
+    place = owner[bucket] * nodes + node[population.variable[row]]
     elements = (plans.piece_stop - plans.piece_start).astype(np.float64)
     share = elements / np.bincount(bucket, weights=elements, minlength=buckets)[bucket]
-    place = owner[bucket] * nodes + node[population.variable[row]]
-
-    def at_nodes(weights: F64) -> F64:
-        sums = np.bincount(place, weights=weights, minlength=len(plans) * nodes)
-        return sums.astype(np.float64)
-
-    size = at_nodes(elements)
-    columns: dict[str, F64] = {"size": size / max(domain.variables.elements.sum(), 1)}
-    for name, values in shared.items():
+    messages = np.maximum(np.bincount(plans.bucket, minlength=buckets), 1)
+    size = np.bincount(place, weights=elements, minlength=n * nodes)
+    columns = {"size": size / max(domain.variables.elements.sum(), 1)}
+    for name, values in of_messages.items():
         total = np.bincount(plans.bucket, weights=values, minlength=buckets)
-        columns[name] = at_nodes(share * total[bucket])
-    for name, values in when.items():
-        total = np.bincount(plans.bucket, weights=values / compute, minlength=buckets)
-        mean = total / np.maximum(np.bincount(plans.bucket, minlength=buckets), 1)
-        columns[name] = at_nodes(elements * mean[bucket]) / np.maximum(size, 1.0)
+        is_mean = name in MEANS
+        weights = elements * (total / messages)[bucket] if is_mean else share * total[bucket]
+        sums = np.bincount(place, weights=weights, minlength=n * nodes)
+        columns[name] = sums / np.maximum(size, 1.0) if is_mean else sums
     table = np.column_stack([columns[name] for name in NODE_COLUMNS])
-    return NodeFeatures(table.reshape(len(plans), nodes, -1).astype(np.float32), edges)
+    return NodeFeatures(table.reshape(n, nodes, -1).astype(np.float32), edges)
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,6 @@
 """What a strategy looks like to the learned simulator: sums over its messages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,9 @@ from autosync.population import Population
 from autosync.simulator.learned.features.domain_descriptor import describe_domain
 from autosync.simulator.learned.features.node_features import NodeFeatures, node_features
 from autosync.simulator.learned.features.summary_features import summary_table
-from autosync.simulator.learned.features.what_if import timeline_times
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.simulator.timeline.what_if import timeline_times
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -50,19 +50,6 @@ class StrategyFeatures:
             self.descriptor,
             self.nodes and NodeFeatures(self.nodes.values[indices], self.nodes.edges),
         )
-
-
-def joined_features(parts: Sequence[StrategyFeatures]) -> StrategyFeatures:
-    """Of strategies of one graph and cluster; the domain is that of the last ones."""
-    nodes = [part.nodes for part in parts if part.nodes is not None]
-    return StrategyFeatures(
-        np.concatenate([part.base_seconds for part in parts]),
-        np.concatenate([part.summary for part in parts]),
-        parts[-1].descriptor,
-        NodeFeatures(np.concatenate([each.values for each in nodes]), nodes[-1].edges)
-        if nodes
-        else None,
-    )
 
 
 def features_of(

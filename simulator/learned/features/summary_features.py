@@ -11,16 +11,16 @@ from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.cost.compute_time import compute_seconds
 from autosync.simulator.cost.message_classes import SERVER_OPERATIONS
 from autosync.simulator.cost.network import network_of
+from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.extension_prediction import extension_features
 from autosync.simulator.learned.features.feature_names import (
     COUNTED_CHANNELS,
     SIDES,
     SPENT,
     SUMMARY_COLUMNS,
-    WHAT_IFS,
 )
-from autosync.simulator.learned.features.what_if import what_ifs
 from autosync.simulator.timeline.timeline_simulator import TimelineTimes
+from autosync.simulator.timeline.what_if import WHAT_IFS, what_ifs
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -34,9 +34,11 @@ def summary_table(
 ) -> F64:
     """A `(strategies, len(SUMMARY_COLUMNS))` array. base f64[n]: the timeline's seconds."""
     compute = max(domain.timing.forward_seconds + domain.timing.backward_seconds, 1e-9)
-    columns = _raw_columns(plans, population, domain, compute)
-    columns |= _predefined_columns(plans, domain, compute)
-    columns |= _time_columns(plans, domain, times, base, compute)
+    network = network_of(domain.cluster, plans.teams)
+    owner = np.repeat(np.arange(len(plans)), np.diff(plans.first))
+    columns = _raw_columns(plans, population, domain, owner, compute)
+    columns |= _predefined_columns(plans, network, owner, compute)
+    columns |= _time_columns(plans, network, owner, times, base, compute)
     columns["log_base"] = np.log(base / compute)
     columns["log_analytic"] = np.log(analytic_seconds(plans, population, domain) / base)
     changed = what_ifs(plans, population, domain, times.seconds)
@@ -49,12 +51,11 @@ def _sums(owner: I64, values: NDArray[np.generic], n: int) -> F64:
 
 
 def _raw_columns(
-    plans: PlanTable, population: Population, domain: Domain, compute: float
+    plans: PlanTable, population: Population, domain: Domain, owner: I64, compute: float
 ) -> dict[str, F64]:
     """Wire is seconds at the slowest NIC per second of compute; counts are logarithms."""
     n = len(plans)
     rate = float(domain.cluster.nic_bytes_per_second().min())
-    owner = np.repeat(np.arange(n), np.diff(plans.first))
     wire = plans.wire_bytes / (rate * compute)
     columns: dict[str, F64] = {}
     for op in Op:
@@ -86,15 +87,14 @@ def _raw_columns(
     return columns
 
 
-def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dict[str, F64]:
+def _predefined_columns(
+    plans: PlanTable, costs: Network, owner: I64, compute: float
+) -> dict[str, F64]:
     """Equation 2's and 3's terms: largest, mean and sum over the messages of each architecture."""
-    n = len(plans)
-    costs = network_of(domain.cluster, plans.teams)
-    kind = costs.classes_of(plans)
+    n, kind = len(plans), costs.classes_of(plans)
     copies = costs.equation_seconds_per_byte[kind] + costs.copy_seconds_per_byte[kind]
     transfer = copies * plans.wire_bytes / compute
     startup = costs.message_seconds[kind] / compute
-    owner = np.repeat(np.arange(n), np.diff(plans.first))
     served = np.isin(plans.operation, SERVER_OPERATIONS)
     columns: dict[str, F64] = {}
     for side, chosen in zip(SIDES, (served, ~served), strict=True):
@@ -112,15 +112,11 @@ def _predefined_columns(plans: PlanTable, domain: Domain, compute: float) -> dic
 
 
 def _time_columns(
-    plans: PlanTable, domain: Domain, times: TimelineTimes, base: F64, compute: float
+    plans: PlanTable, costs: Network, owner: I64, times: TimelineTimes, base: F64, compute: float
 ) -> dict[str, F64]:
     """Sums over the messages. Seconds spent, over compute (logarithms) and over the iteration;
     seconds in flight and seconds until on the wire, over the iteration (logarithms)."""
-    n = len(plans)
-    costs = network_of(domain.cluster, plans.teams)
-    kind = costs.classes_of(plans)
-    wire = plans.wire_bytes.astype(np.float64)
-    owner = np.repeat(np.arange(n), np.diff(plans.first))
+    n, kind, wire = len(plans), costs.classes_of(plans), plans.wire_bytes.astype(np.float64)
     spent: dict[str, F64] = {
         "host": costs.host_seconds[kind] + costs.host_seconds_per_byte[kind] * wire,
         "startup": costs.startup_seconds[kind],

@@ -8,12 +8,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TextIO
 
-from autosync.cluster_file import save_cluster
+from autosync.cluster.cluster_file import save_cluster
 from autosync.documents import to_json
 from tests.domains import chain_graph, grid_cluster
 
@@ -57,16 +57,14 @@ def autosync(folder: Path, *arguments: str, code: int = 0) -> "subprocess.Comple
 
 def _run_forked(folder: Path, arguments: tuple[str, ...], out: IO[str], error: IO[str]) -> int:
     """The exit code."""
-    server = _server()
     request = {
+        "module": "autosync.api.cli.main",
+        "waits": True,
         "folder": str(folder.resolve()),
         "arguments": arguments,
         "environment": environment(folder),
     }
-    with Path(os.devnull).open() as nothing:
-        streams = [nothing.fileno(), out.fileno(), error.fileno()]
-        socket.send_fds(server, [json.dumps(request).encode()], streams)
-    with server.makefile("r") as answers:
+    with _forked(request, out.fileno(), error.fileno()) as answers:
         pid = int(answers.readline())
         try:
             return int(answers.readline())
@@ -74,6 +72,27 @@ def _run_forked(folder: Path, arguments: tuple[str, ...], out: IO[str], error: I
             os.kill(pid, signal.SIGKILL)
             _server.cache_clear()  # its answer would be taken for that to the next command
             raise
+
+
+def fork_service(arguments: Sequence[str]) -> int:
+    """The id of a process that runs `tests.api.http.service_process`, with this one's streams."""
+    request = {
+        "module": "tests.api.http.service_process",
+        "waits": False,
+        "folder": str(ROOT),
+        "arguments": arguments,
+        "environment": {**os.environ, "PYTHONPATH": str(ROOT)},
+    }
+    with _forked(request, 1, 2) as answers:
+        return int(answers.readline())
+
+
+def _forked(request: dict[str, Any], out: int, error: int) -> TextIO:
+    """What the server answers. out, error: descriptors of the process's streams."""
+    server = _server()
+    with Path(os.devnull).open() as nothing:
+        socket.send_fds(server, [json.dumps(request).encode()], [nothing.fileno(), out, error])
+    return server.makefile("r")
 
 
 @cache

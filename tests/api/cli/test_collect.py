@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autosync.cluster_file import save_cluster
+from autosync.cluster.cluster_file import save_cluster
 from tests.api.cli.command import LONGEST_SECONDS, start
 from tests.domains import grid_cluster
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autosync.bundle import load_bundle
 from autosync.cluster import Cluster, Device, Node
-from autosync.cluster_file import save_cluster
+from autosync.cluster.cluster_file import save_cluster
 from tests.api.cli.command import autosync, small_inputs
 
 OPTIONS = ("--budget", "2", "--repeats", "1", "--proposals", "50", "--no-probe", "--launcher")

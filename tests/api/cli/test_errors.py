@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autosync.api.cli.error_reporting import BROKEN, guarded
+from autosync.api.cli.error_reporting import BROKEN, REFUSED, guarded
+from autosync.errors import AutosyncError
 from tests.api.cli.command import autosync, small_inputs
 
 
@@ -41,7 +42,7 @@ RANKED = ("rank", "chain.json", "pair.yaml")
         (("explain", "bytes.json"), ("bytes.json",)),
         (("rank", "chain.json", "broken.yaml"), ("10.77.0.2", "bandwidth_gbps")),
         (("rank", "missing.json", "pair.yaml"), ("missing.json",)),
-        ((*RANKED, "--step-seconds", "0.1", "--efficiency", "0.4"), ("--efficiency",)),
+        ((*RANKED, "--step-seconds", "0.1", "--efficiency", "0.4"), ("efficiency are both given",)),
         (("tune",), ("MODEL",)),
         (
             (*TUNED, "--budget", "-3"),
@@ -57,6 +58,12 @@ RANKED = ("rank", "chain.json", "pair.yaml")
         ((*TUNED, "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
         (("export", "deadbeef"), ("autosync.db",)),
         (("worker", "--db", "sqlite:///typo.db"), ("there is no database",)),
+        (("worker", "--url", "http://127.0.0.1:9", "--keep-days", "3"), ("removes nothing",)),
+        (("worker", "--url", "tuner.example.com"), ("is no address of a service",)),
+        (
+            ("worker", "--url", "http://127.0.0.1:9", "--launcher", "ray"),
+            ("'ray' is not set up here", "--ray-address"),
+        ),
     ],
 )
 def test_what_is_refused_says_what_is_wrong_and_the_way_out_and_leaves_nothing_behind(
@@ -92,6 +99,19 @@ def test_a_database_that_cannot_be_is_no_defect(folder: Path) -> None:
         assert "Way out" in output
     output = refusal(folder, "serve", "--port", "1", "--db", "sqlite:////sys/autosync.db")
     assert "cannot be opened" in output
+
+
+def test_a_value_is_printed_beside_its_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as what the user gave: the command may have made it."""
+    tuning_id = "3f2a90c1" * 4
+
+    def failed() -> None:
+        raise AutosyncError("tuning 3f2a90c1 failed: no host.", thing="tuning", value=tuning_id)
+
+    assert guarded(failed) == REFUSED
+    said = capsys.readouterr().err
+    assert f"tuning: {tuning_id}" in said
+    assert "given" not in said
 
 
 def test_a_defect_is_one_line_and_a_log(

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from autosync.api.cli import model_arguments
-from autosync.cluster_file import load_cluster, parse_cluster, save_cluster
+from autosync.cluster.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput
 from autosync.extensions.staleness.document import Staleness

@@ -1,19 +1,26 @@
 """Tunings listed, shown, followed and cancelled: of a database, and of a service over the same."""
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import inspect, select
 from typer.testing import CliRunner
 
+from autosync.api.cli.console import between_ms
 from autosync.api.cli.main import app
 from autosync.api.db import Database
-from autosync.api.db.tables import TuningRow
+from autosync.api.db.tables import StrategyRow, TuningRow
 from autosync.api.engine.submission import enqueue
+from autosync.api.views.prediction_errors import FEWEST_MEASURED
 from autosync.bundle import Evidence, load_bundle
+from autosync.documents import from_json, to_json
 from autosync.extensions.offload.document import Offload
+from autosync.nccl_knobs import NcclKnobs, NcclRange
+from autosync.search.space import SPACES
+from autosync.strategy import Strategy
 from tests.api.cli.command import completed
 from tests.api.databases import opened
 from tests.api.http.serving import served
@@ -64,6 +71,34 @@ def test_a_strategy_is_exported_by_the_id_that_show_prints(
         said = refused("export", tuning_id[:8], *db, "--strategy", wrong)
         assert words in said
         assert "`autosync show` lists them" in said
+
+
+def test_predictions_have_intervals_once_these_are_known(
+    source: tuple[str, str], sqlite: Database
+) -> None:
+    many = finished(sqlite, small_request(budget=FEWEST_MEASURED + 3))
+    few = finished(sqlite, small_request(budget=4))
+    lines = run("show", many[:8], *source, "--top", "99").splitlines()
+    for each in json.loads(run("show", many[:8], *source, "--json"))["strategies"]:
+        (place,) = [i for i, line in enumerate(lines) if each["strategy_id"][:8] in line]
+        assert between_ms(each["low_seconds"], each["high_seconds"]) in lines[place + 1]
+    assert "nine of ten measurements" not in run("show", few[:8], *source)
+
+
+def test_a_curve_of_bucket_sizes(source: tuple[str, str], sqlite: Database) -> None:
+    tuning_id = finished(sqlite, small_request(space=SPACES["buckets"]))
+    data = json.loads(run("show", tuning_id[:8], *source, "--json"))
+    assert data["tuning"]["space"] == "buckets"
+    sizes = [each["bucket_cap_mb"] for each in data["bucket_curve"]]
+    assert sizes == sorted(sizes)
+    assert len(sizes) == len(data["strategies"]) > 2
+    table = run("show", tuning_id[:8], *source)
+    assert "bucket_cap_mb" in table
+    assert "25 (default)" in table
+    answer = data["tuning"]["result"]["strategy_id"]
+    (best,) = (each for each in data["bucket_curve"] if each["strategy_id"] == answer)
+    assert f"model = {best['code']}" in table
+    assert best["code"] in run("export", tuning_id[:8], *source, "--for", "ddp")
 
 
 def test_a_shell_completes_ids(sqlite: Database, sqlite_url: str, tmp_path: Path) -> None:
@@ -146,9 +181,41 @@ def test_settings_for_a_framework(
     run(*chosen, "--for", "ddp", "-o", "ddp.json")
     assert "DistributedDataParallel" in json.loads(Path("ddp.json").read_text())
     assert "every gradient is reduce-scattered" in refused(*chosen, "--for", "fsdp2")
+    run(*chosen, "--for", "megatron", "-o", "arguments.txt")
+    assert "--" not in Path("arguments.txt").read_text(), "a model this small has one bucket"
+    run(*chosen, "--for", "torchtitan", "-o", "parallelism.toml")
+    table = tomllib.loads(Path("parallelism.toml").read_text())["parallelism"]
+    assert table["data_parallel_replicate_degree"] == 4
+    assert "DistributedDataParallelKwargs(gradient" in run(*chosen, "--for", "accelerate")
     assert "best.json" in run(*chosen)
     assert load_bundle("best.json").strategy.id == ddp
     assert "Bundle: other.json" in run("export", tuning_id[:8], *db, "-o", "other.json")
+
+
+def test_knobs_of_nccl_are_variables_and_a_file(
+    db: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tuning_id = finished(sqlite, small_request())
+    chosen = ("export", tuning_id[:8], *db, "--for", "nccl")
+    assert "states nothing of NCCL" in refused(*chosen)
+    state_knobs(sqlite, NcclKnobs(max_ctas=4))
+    said = run(*chosen)
+    assert "NCCL_MAX_CTAS=4" in said
+    assert "options.config.max_ctas = 4" in said
+    assert "need no file" in refused(*chosen, "-o", "nccl_tuner.conf")
+    state_knobs(sqlite, NcclKnobs((NcclRange("all_reduce", "Ring", "LL", least_bytes=8),)))
+    said = run(*chosen, "-o", "mine.conf")
+    assert "NCCL_TUNER_CONFIG_FILE=mine.conf" in said
+    assert "one channel" in said
+    assert "allreduce,8," in Path("mine.conf").read_text()
+
+
+def state_knobs(database: Database, knobs: NcclKnobs) -> None:
+    """In every stored strategy."""
+    with database.writing() as session:
+        for row in session.scalars(select(StrategyRow)):
+            row.document = to_json(from_json(Strategy, row.document).carrying(knobs))
 
 
 def test_a_bundle_that_swaps(

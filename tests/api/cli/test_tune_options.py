@@ -17,6 +17,7 @@ from autosync.environment import SHARE_GPUS_VARIABLE
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.search.loop.settings import Settings
+from autosync.search.space import SPACES, Space
 from tests.api.cli.command import small_inputs
 
 
@@ -28,12 +29,19 @@ def requested(
     monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any
 ) -> tuple[Domain, Settings]:
     """What a tuning would be requested with; nothing is stored or run."""
-    found: list[tuple[Domain, Settings]] = []
+    domain, spec = specified(monkeypatch, folder, **options)
+    return domain, spec.settings
+
+
+def specified(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any
+) -> tuple[Domain, TuningSpec]:
+    found: list[tuple[Domain, TuningSpec]] = []
 
     def start(calls: TuningCalls, graph: ModelGraph, cluster: Cluster, **asked: Any) -> None:
         domain = Domain(graph, cluster, asked["profile"], asked["optimizer"])
         spec = checked(TuningSpec, {"graph": "", "cluster": "", **plain(asked)})
-        found.append((domain, spec.settings))
+        found.append((domain, spec))
         raise Requested
 
     monkeypatch.setattr(TuningCalls, "start", start)
@@ -42,6 +50,11 @@ def requested(
     with pytest.raises(Requested):
         tune_command.tune(model, cluster, **options)
     return found[0]
+
+
+def test_a_space_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert specified(monkeypatch, tmp_path)[1].space == Space()
+    assert specified(monkeypatch, tmp_path, space="fsdp2")[1].space == SPACES["fsdp2"]
 
 
 def test_the_searchs_options_reach_the_settings(
@@ -87,3 +100,10 @@ def test_ranks_of_a_tuning_may_share_gpus(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not os.environ[SHARE_GPUS_VARIABLE]
     requested(monkeypatch, tmp_path, share_gpus=True)
     assert os.environ[SHARE_GPUS_VARIABLE] == "1"
+
+
+def test_batches_of_an_update_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert specified(monkeypatch, tmp_path)[1].accumulate == 1
+    assert specified(monkeypatch, tmp_path, accumulate=4)[1].accumulate == 4

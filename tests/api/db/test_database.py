@@ -49,12 +49,12 @@ def test_other_databases_are_refused_with_the_way_out(url: str, why: str) -> Non
         ("postgresql//me:s3cret@db/a", "***"),
         ("postgresql://me:p@s3cret@db/a", "postgresql://***"),
         ("postgresql://me:p@s3/cret@db/a", "postgresql://***"),
-        ("sqlite:///a@b.db", "sqlite:///a%40b.db"),
+        ("sqlite:///a@b.db", "sqlite:///a@b.db"),
         ("nonsense", "nonsense"),
     ],
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
-    assert masked(url) == shown
+    assert masked(url).replace("%40", "@") == shown  # SQLAlchemy quotes it from 2.1 on
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The contract of `tuning_store.Store`, and the fencing of the one over a database."""
+"""The contract of `tuning_store.Store`, and the fencing of those that workers use."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -10,11 +10,12 @@ from sqlalchemy import func, select
 from autosync.api.db import Database
 from autosync.api.db.tables import StrategyRow, TrialRow
 from autosync.api.engine import job_queue
-from autosync.api.engine.database_store import DatabaseStore, LeaseLost
+from autosync.api.engine.database_store import DatabaseStore, LeaseLost, TuningStore
 from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_store import MemoryStore, Store
 from autosync.trials.contract import TrialError
+from tests.api.client.service_queues import service_queue
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import candidates, claimed, proposal, result, small_request, timeline
 
@@ -23,12 +24,17 @@ CANDIDATES = candidates(REQUEST.domain, 4)
 PROPOSALS = [proposal(candidate) for candidate in CANDIDATES]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "service"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
     elif request.param == "sqlite":
         yield claimed(request.getfixturevalue("sqlite"), REQUEST)[1]
+    elif request.param == "service":
+        database = request.getfixturevalue("sqlite")
+        held, _ = claimed(database, REQUEST)
+        with service_queue(database) as queue:
+            yield queue.store(held)
     else:
         server = request.getfixturevalue("postgresql")
         template = request.getfixturevalue("postgresql_template")
@@ -128,7 +134,7 @@ def test_every_record_says_what_was_measured_where(database: Database) -> None:
     assert row.peak_memory_bytes == 312 * 2**20
 
 
-WRITES: list[Callable[[DatabaseStore], object]] = [
+WRITES: list[Callable[[TuningStore], object]] = [
     lambda store: store.propose(PROPOSALS),
     lambda store: store.record(result(PROPOSALS[0].key, REQUEST, 0.05, random.Random(0))),
     lambda store: store.report(TuningEvent("search", "late", 1, 2, 0.1)),
@@ -137,7 +143,7 @@ WRITES: list[Callable[[DatabaseStore], object]] = [
 
 @pytest.mark.parametrize("write", WRITES, ids=["propose", "record", "report"])
 def test_a_worker_whose_lease_was_taken_over_cannot_write(
-    database: Database, write: Callable[[DatabaseStore], object]
+    database: Database, write: Callable[[TuningStore], object]
 ) -> None:
     held, old = claimed(database, REQUEST)
     old.propose(PROPOSALS[:1])
@@ -151,3 +157,36 @@ def test_a_worker_whose_lease_was_taken_over_cannot_write(
     assert list(new.proposals()) == PROPOSALS[:1]
     assert list(new.trials()) == []
     write(new)
+
+
+@pytest.mark.parametrize("write", WRITES, ids=["propose", "record", "report"])
+def test_nor_can_one_of_a_service(sqlite: Database, write: Callable[[TuningStore], object]) -> None:
+    held, _ = claimed(sqlite, REQUEST)
+    with service_queue(sqlite) as queue:
+        old = queue.store(held)
+        old.propose(PROPOSALS[:1])
+        job_queue.expire(sqlite, held)
+        taken = queue.claim("other:1", 60.0, job_queue.Abilities(("local",), 0))
+        assert taken is not None
+        assert (taken.job_id, taken.fence) == (held.job_id, held.fence + 1)
+        with pytest.raises(LeaseLost):
+            write(old)
+        new = queue.store(taken)
+        assert list(new.proposals()) == PROPOSALS[:1]
+        assert list(new.trials()) == []
+        write(new)
+
+
+def test_a_trial_that_is_sent_again_under_its_claim_is_stored_once(database: Database) -> None:
+    """Over a network an answer may be lost; the worker then sends the trial again."""
+    held, store = claimed(database, REQUEST)
+    store.propose(PROPOSALS)
+    first = result(PROPOSALS[0].key, REQUEST, 0.05, random.Random(0))
+    store.record(first, again=True)
+    store.record(first, again=True)
+    assert list(store.trials()) == [first]
+    job_queue.expire(database, held)
+    taken = job_queue.claim(database, "other")
+    assert taken is not None
+    with pytest.raises(InvalidInput, match="recorded already"):
+        DatabaseStore(database, taken.job_id, taken.fence).record(first, again=True)

@@ -25,7 +25,7 @@ from autosync.cancellation import check_cancelled
 from autosync.environment import PASSED_VARIABLE
 from autosync.search.loop.settings import Settings
 from autosync.trials.pool.machine_lock import shared_machine_lock
-from tests.api.engine.test_queue_worker import until
+from tests.api.engine.test_queue_worker import PATIENCE_SECONDS, until
 from tests.autosync.trials.conftest import MARK
 from tests.autosync.trials.contract_suite import marked_processes
 from tests.domains import domain_of, grid_cluster
@@ -173,7 +173,7 @@ def test_a_worker_that_is_to_stop_gives_back_what_runs_and_another_goes_on(
     tuning_id = enqueue(worker.database, QUICK)
     until(lambda: len(worker.trials(tuning_id)) > 2, "three trials")
     worker.process.send_signal(signal.SIGTERM)
-    worker.process.wait(60)
+    worker.process.wait(PATIENCE_SECONDS)
     assert worker.state(tuning_id) == ("queued", None)
     before = worker.trials(tuning_id)
     until(lambda: not worker.started(), "the end of its ranks")

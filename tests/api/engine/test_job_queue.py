@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import select
@@ -12,9 +13,10 @@ from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost
 from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.queue_worker import TimeLimit
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.submission import Submission, enqueue
-from autosync.api.engine.tuning_answer import outcome_row
+from autosync.api.engine.tuning_answer import answer_of, outcome_row
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from tests.api.sample import claimed, run_search, small_request
@@ -59,7 +61,7 @@ def test_a_lease_that_ran_out_is_taken_over_under_a_new_fence(database: Database
 def test_only_the_holder_can_end_a_tuning(database: Database) -> None:
     held, store = claimed(database, REQUEST)
     run_search(store, REQUEST)
-    answer = outcome_row(held.job_id, REQUEST, conclude(store))
+    answer = outcome_row(held.job_id, answer_of(REQUEST, conclude(store)))
     taken = taken_over(database, held)
     ends: tuple[Callable[[], None], ...] = (
         lambda: job_queue.finish(database, held, answer),
@@ -148,20 +150,20 @@ def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database
     enqueue(database, REQUEST, Submission("alice", ServiceLimits(minutes=10)))
     held = job_queue.claim(database, "a", lease_seconds=100)
     assert held is not None
-    store = DatabaseStore(database, held.job_id, held.fence)
-    assert not store.out_of_time("search")
+    out_of_time = TimeLimit(DatabaseStore(database, held.job_id, held.fence))
+    assert not out_of_time("search")
     with database.writing() as session:  # as if the lease had been renewed 8 minutes ago
         row = session.get_one(TuningRow, held.job_id)
         row.lease_until = (row.lease_until or 0.0) - 480
     assert job_queue.heartbeat(database, held, lease_seconds=100)
     with database.reading() as session:
         assert 480 <= session.get_one(TuningRow, held.job_id).held_seconds < 600
-    assert store.out_of_time("search")
-    assert not store.out_of_time("confirm")
+    assert out_of_time("search")
+    assert not out_of_time("confirm")
     with database.writing() as session:
         session.get_one(TuningRow, held.job_id).held_seconds = 600
-    assert store.out_of_time("confirm")
-    assert store.out_of_time("confirm")
+    assert out_of_time("confirm")
+    assert out_of_time("confirm")
     with database.reading() as session:
         told = list(session.scalars(select(EventRow.message).order_by(EventRow.id)))
     assert [message.partition(" ends: ")[::2] for message in told] == [
@@ -171,16 +173,28 @@ def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database
 
 
 CLAIMER = """
-import sys, time
+import sys
 from autosync.api.engine import job_queue
 from autosync.api.db import connect
 database = connect(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-while (held := job_queue.claim(database, sys.argv[2])) is not None:
+claims = iter(lambda: job_queue.claim(database, sys.argv[2]), None)
+for number, held in enumerate(claims):
     print(held.job_id, held.fence, flush=True)
-    time.sleep(0.02)
+    if number == 0:
+        sys.stdin.readline()
 """
+
+
+def said_and_let_on(processes: "list[subprocess.Popen[str]]") -> list[str]:
+    """A line of each; then each may go on."""
+    said = [process.stdout.readline() for process in processes]  # type: ignore[union-attr]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("on\n")
+        process.stdin.flush()
+    return said
 
 
 def test_processes_share_a_queue_without_doing_anything_twice(url: str, database: Database) -> None:
@@ -194,15 +208,31 @@ def test_processes_share_a_queue_without_doing_anything_twice(url: str, database
         )
         for name in ("a", "b")
     ]
-    for process in started:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    outputs = [process.communicate()[0].split("\n")[:-1] for process in started]
+    assert said_and_let_on(started) == ["ready\n"] * 2
+    firsts = said_and_let_on(started)  # else one process might get everything
+    outputs = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
-    lines = [line for output in outputs for line in output]
+    lines = "".join(firsts + outputs).splitlines()
     assert sorted(lines) == sorted(f"{key} 1" for key in ids)
-    assert all(outputs), "one process got everything: the test shows nothing"
+
+
+def test_a_worker_takes_what_it_can_run(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for another worker, and keep nothing back that is behind them."""
+    monkeypatch.setenv("AUTOSYNC_PREFIX", "ssh {host}")
+    asked = [
+        replace(REQUEST, launcher="command"),
+        replace(REQUEST, compute="kernels", device="cuda", byte_scale=1.0, time_scale=1.0),
+        replace(REQUEST, launcher="auto"),
+    ]
+    remote, on_gpus, here = [enqueue(database, request) for request in asked]
+    pods = job_queue.Abilities(("auto", "local", "testbed"), gpus=0)
+    for can, taken in (
+        (pods, here),
+        (pods, None),
+        (replace(pods, gpus=8), on_gpus),
+        (job_queue.Abilities(("command",), gpus=0), remote),
+    ):
+        held = job_queue.claim(database, "a", can=can)
+        assert (held and held.job_id) == taken

@@ -15,6 +15,7 @@ from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
+from autosync.api.engine.work_queue import DatabaseQueue
 from autosync.api.views import reports
 from autosync.errors import NotSupported
 from autosync.search.loop.settings import Settings
@@ -26,9 +27,11 @@ from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 pytestmark = pytest.mark.timeout(900)
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
 REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
+PATIENCE_SECONDS = 400
+"""When to give up on a worker that other load may slow down."""
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -123,7 +126,7 @@ def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(
             session.get_one(TuningRow, first.job_id).fence = claims - 1
         held = job_queue.claim(sqlite, "a")
         assert held == Claim(first.job_id, claims)
-        run_claim(sqlite, held, threading.Event(), lambda _: Refusing())
+        run_claim(DatabaseQueue(sqlite), held, threading.Event(), lambda _: Refusing())
         with sqlite.reading() as session:
             error = str(reports.tuning(session, first.job_id).error)
         assert ("keeps dying" in error) is dies

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[Files], Files], str]] = {
     "other features": (with_card(feature_version=0), "features of version 0"),
     "impossible accuracy": (with_card(accuracy=1.5), "accuracy"),
     "no such seed": (with_card(seed=2**70), "seed"),
-    "an earlier version": (with_card(version=1), "an earlier version of AutoSync"),
+    "an earlier version": (with_card(version=1), "version: Input should be 2, got 1"),
     "other kind": (with_card(kind="ensemble"), "kind"),
     "more domains than trials": (with_card(sources=[]), "a domain that is not there"),
     "a tensor more": (with_tensor("spare", 3), "'spare' belongs to no simulator"),

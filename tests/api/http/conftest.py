@@ -1,12 +1,12 @@
 """A client of the service, and a real browser on the real service for tests of the dashboard."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from autosync.api.db import Database
 from autosync.api.http.app import create_app
@@ -15,8 +15,8 @@ from tests.api.http.serving import Service, served
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PATIENCE_MILLISECONDS = 60_000
-"""A machine that others load draws slowly."""
+PATIENCE_MILLISECONDS = 240_000
+"""How long any wait for a page may take, navigation included: other load may slow a page down."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,22 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_context(browser: Browser) -> Iterator[Callable[[str], BrowserContext]]:
+    """Opens a context whose addresses are relative to the one given. All are closed at the end."""
+    contexts: list[BrowserContext] = []
+
+    def make(base_url: str) -> BrowserContext:
+        context = browser.new_context(base_url=base_url, accept_downloads=True)
+        context.set_default_timeout(PATIENCE_MILLISECONDS)
+        contexts.append(context)
+        return context
+
+    yield make
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture
@@ -52,11 +68,10 @@ def shown_database(module_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def page(browser: Browser, service: Service) -> Iterator[Page]:
+def page(open_context: Callable[[str], BrowserContext], service: Service) -> Iterator[Page]:
     """A page in which every complaint of the browser and every foreign request is an error."""
     complaints: list[str] = []
-    context = browser.new_context(base_url=service.address, accept_downloads=True)
-    page = context.new_page()
+    page = open_context(service.address).new_page()
     page.on("console", lambda m: complaints.append(m.text) if m.type != "log" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
@@ -68,5 +83,5 @@ def page(browser: Browser, service: Service) -> Iterator[Page]:
         ),
     )
     yield page
-    context.close()
+    page.context.close()
     assert complaints == []

@@ -37,7 +37,7 @@ PLOTS = """canvases => canvases.map((canvas) => {
 def plots(figure: Locator) -> list[dict[str, Any]]:
     """Of each plot of a chart that is visible: its points by series, the names of its rules, the
     title of its horizontal axis, and whether anything is on the canvas."""
-    for _ in range(600):  # a figure that comes anew is drawn a moment later
+    for _ in range(2400):  # a figure that comes anew is drawn a moment later
         figure.locator("canvas").first.wait_for(state="visible")
         found: list[dict[str, Any]] = figure.locator("canvas").evaluate_all(PLOTS)
         if found and all(each and each["drawn"] for each in found):

@@ -1,29 +1,19 @@
 """The real service in a process of its own, on a free port."""
 
+import os
+import select
+import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from autosync.api.http.listening import shown_address
-
-SERVER = """
-import sys
-from autosync.api.http.app import serve
-from autosync.api.http.access.access_rules import access_on
-from autosync.api.http.listening import listening_sockets
-from autosync.api.engine.service_limits import limits_from
-url, host, port, root_path, token, *limits = sys.argv[1:]
-access = access_on(host, token or None)
-sockets = listening_sockets(host, int(port))
-serve(url, sockets, access, limits_from(limits), root_path=root_path)
-"""
+from tests.api.cli.command import fork_service
 
 
 @dataclass(frozen=True)
@@ -43,16 +33,38 @@ class Service:
 def served(
     url: str, token: str = "", *limits: str, host: str = "127.0.0.1", root_path: str = ""
 ) -> Iterator[Service]:
-    port = free_port(host)
-    arguments = [url, host, str(port), root_path, token, *limits]
-    process = subprocess.Popen([sys.executable, "-c", SERVER, *arguments])
+    for _ in range(PORTS):
+        port = free_port(host)
+        arguments = [url, host, str(port), root_path, token, *limits]
+        pid = fork_service(arguments)
+        process, address = os.pidfd_open(pid), shown_address(host, port)
+        if _answers(process, address):
+            break
+        os.close(process)
+    else:
+        raise AssertionError("the service ended at once")
     try:
-        address = shown_address(host, port)
-        _wait(process, address)
-        yield Service(address, process.pid)
+        yield Service(address, pid)
     finally:
-        process.terminate()
-        process.wait(timeout=20)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        ended = _has_ended(process, PATIENCE_SECONDS)
+        os.close(process)
+        assert ended, "the service does not end"
+
+
+def children(pid: int) -> list[int]:
+    """The processes that any thread of this process has started."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended meanwhile
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+PORTS = 3
+"""That are tried: another process may take one before the service does."""
+PATIENCE_SECONDS = 200
+"""When to give up on a process that other load may slow down."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -62,12 +74,21 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
-def _wait(process: subprocess.Popen[bytes], address: str) -> None:
-    for _ in range(600):
-        assert process.poll() is None, "the service ended at once"
+def _has_ended(process: int, within_seconds: float = 0.0) -> bool:
+    """process: a descriptor of it."""
+    return bool(select.select([process], [], [], within_seconds)[0])
+
+
+def _answers(process: int, address: str) -> bool:
+    """Whether it comes up; not where it ends before."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if _has_ended(process):
+            return False
         try:
-            httpx.get(f"{address}/v1/health", timeout=5)
-            return
+            httpx.get(f"{address}/v1/health", timeout=PATIENCE_SECONDS)
+            return True
         except httpx.TransportError:
             time.sleep(0.05)
-    raise AssertionError("the service did not answer")
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    raise AssertionError("the service does not answer")

@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 
 from autosync.api.http.given_predictions import answer_all, strategies_to_predict
-from autosync.api.http.prediction_ranges import calibrate
+from autosync.api.views.prediction_ranges import calibrate
 from autosync.api.views.schemas import GivenPrediction
 from autosync.cluster import Cluster
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain, Profile
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
@@ -130,10 +130,8 @@ def test_what_binds_is_named() -> None:
 
 
 def test_accumulated_batches_lengthen_the_update_and_raise_throughput() -> None:
-    calibration = calibrate(domain_on(SERVERS), "auto", compute_is_known=True)
-    asked = strategies_to_predict(calibration.domain, ("ddp",))
-    (one,) = answer_all(calibration, asked, None, TimelineSimulator())
-    (four,) = answer_all(calibration, asked, None, TimelineSimulator(), accumulate=4)
+    (one,) = predicted(domain_on(SERVERS), "ddp")
+    (four,) = predicted(replace(domain_on(SERVERS), accumulate=4), "ddp")
     assert one.predicted_seconds < four.predicted_seconds < 4 * one.predicted_seconds
     assert four.samples_per_second > one.samples_per_second
     assert four.percent_of_limit <= 100.01

@@ -26,7 +26,7 @@ def test_every_address_that_a_host_names_is_listened_on(host: str, reached_at: l
     sockets = listening_sockets(host, port)
     try:
         for address in reached_at:
-            socket.create_connection((address, port), timeout=5).close()
+            socket.create_connection((address, port), timeout=60).close()
     finally:
         close(sockets)
 

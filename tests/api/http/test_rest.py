@@ -12,11 +12,15 @@ from sqlalchemy import text
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.engine.submission import load_request
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.api.http.openapi import DOCUMENTS
+from autosync.api.views.dashboard.tuning_form import form_of_tuning
 from autosync.bundle import Bundle
 from autosync.documents import from_json, to_data, to_json
+from autosync.domain import Domain
+from autosync.search.loop.earlier_document import EarlierTrials
 from tests.api.http.rest_answers import YAML, refused
 from tests.api.sample import claimed, finished, run_search, small_request, waiting
 from tests.domains import chain_graph, grid_cluster
@@ -285,3 +289,24 @@ def test_a_key_means_one_body_of_one_client(sqlite: Database) -> None:
         for wrong in ("", "a b", "x" * 201):
             refused = client.post("/v1/tunings", json=body, headers={"Idempotency-Key": wrong})
             assert refused.status_code == 422
+
+
+def test_a_tuning_of_several_batches_an_update(
+    client: TestClient, sqlite: Database, ids: dict[str, str]
+) -> None:
+    """Asked for, stored, told, and another domain than with one batch."""
+    with_three, with_one = (
+        client.post("/v1/tunings", json={**ids, "byte_scale": 0.25, "accumulate": batches}).json()
+        for batches in (3, 1)
+    )
+    assert (with_three["accumulate"], with_one["accumulate"]) == (3, 1)
+    assert with_three["domain_id"] != with_one["domain_id"]
+    base = f"/v1/tunings/{with_three['id']}"
+    domain = from_json(Domain, client.get(f"{base}/domain").content)
+    assert (domain.accumulate, domain.id) == (3, with_three["domain_id"])
+    measured = from_json(EarlierTrials, client.get(f"{base}/measured").content)
+    assert measured.accumulate == 3
+    with sqlite.reading() as session:
+        assert form_of_tuning(session, with_three["id"]).fields["accumulate"] == "3"
+        assert load_request(session, with_three["id"]).domain == domain
+    refused(client.post("/v1/tunings", json={**ids, "accumulate": 0}), 422, "accumulate")

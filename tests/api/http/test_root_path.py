@@ -2,12 +2,12 @@
 client."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import BrowserContext, expect
 
 from autosync.api.client.rest_client import Client
 from autosync.api.engine import job_queue
@@ -16,7 +16,7 @@ from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import TuningEvent
 from tests.api.databases import opened
 from tests.api.http.reverse_proxy import proxied
-from tests.api.http.serving import served
+from tests.api.http.serving import PATIENCE_SECONDS, served
 from tests.api.sample import claimed, finished, small_request
 
 PREFIX, TOKEN = "/tools/autosync", "a-long-random-text"
@@ -66,7 +66,7 @@ class Addresses(HTMLParser):
 @pytest.fixture
 def logged_in(address: str) -> Iterator[httpx.Client]:
     """One that has logged in by the form."""
-    with httpx.Client(base_url=address, follow_redirects=False, timeout=60) as client:
+    with httpx.Client(base_url=address, follow_redirects=False, timeout=PATIENCE_SECONDS) as client:
         client.headers["Accept"] = "text/html"
         led = client.get("/tunings/x?y=1")
         assert led.status_code == 303
@@ -95,7 +95,9 @@ def test_all_addresses_of_pages_are_below_the_path(
     static = {each for each in seen if "/static/" in each}
     assert static
     for found in static:
-        assert httpx.get(address.removesuffix(PREFIX) + found).is_success, found
+        assert httpx.get(
+            address.removesuffix(PREFIX) + found, timeout=PATIENCE_SECONDS
+        ).is_success, found
 
 
 def test_cookies_are_of_the_path(logged_in: httpx.Client) -> None:
@@ -117,14 +119,20 @@ def test_the_client_and_events_work_below_the_path(address: str, tuning_id: str)
         assert list(client.tunings.events(tuning_id))[-1].state == "finished"
         stored = client.clusters.post(client.clusters.get(client.tunings.get(tuning_id).cluster_id))
         assert stored.location == f"{PREFIX}/v1/clusters/{stored.id}"
-    documented = httpx.get(f"{address}/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"})
+    documented = httpx.get(
+        f"{address}/openapi.json",
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        timeout=PATIENCE_SECONDS,
+    )
     assert documented.json()["servers"] == [{"url": PREFIX}]
 
 
 def test_a_proxy_that_leaves_the_path_on_is_understood(module_url: str, tuning_id: str) -> None:
     with served(module_url, root_path=PREFIX) as service:
         for begin in ("", PREFIX):
-            page = httpx.get(f"{service.address}{begin}/tunings/{tuning_id}")
+            page = httpx.get(
+                f"{service.address}{begin}/tunings/{tuning_id}", timeout=PATIENCE_SECONDS
+            )
             assert page.is_success
             assert f'href="{PREFIX}/models"' in page.text
 
@@ -140,7 +148,7 @@ def test_a_slash_at_the_end_is_left_out() -> None:
 
 
 def test_a_browser_follows_events_and_reads_the_documentation_below_the_path(
-    browser: Browser, module_url: str
+    open_context: Callable[[str], BrowserContext], module_url: str
 ) -> None:
     with (
         served(module_url, root_path=PREFIX) as service,
@@ -148,7 +156,7 @@ def test_a_browser_follows_events_and_reads_the_documentation_below_the_path(
         opened(module_url) as database,
     ):
         held, store = claimed(database, small_request())
-        page = browser.new_page()
+        page = open_context(address).new_page()
         page.goto(f"{address}/tunings/{held.job_id}")
         expect(page.locator("#live")).to_contain_text("running")
         store.report(TuningEvent("search", "news below the path", 1, 2))
@@ -157,4 +165,4 @@ def test_a_browser_follows_events_and_reads_the_documentation_below_the_path(
         expect(page.locator("#live")).to_contain_text("The tuning failed")
         page.goto(f"{address}/docs")
         expect(page.locator(".swagger-ui .info")).to_contain_text("AutoSync")
-        page.close()
+        page.context.close()

@@ -19,7 +19,7 @@ from autosync.api.db.database import POOL, connect
 from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.http.app import create_app
 from autosync.api.http.slow_readers import MOST_EXPORTS, BoundedProtocol, ExportReaders
-from tests.api.http.serving import served
+from tests.api.http.serving import PATIENCE_SECONDS, served
 from tests.api.sample import finished
 
 SMALL_BUFFER_BYTES = 4096
@@ -69,7 +69,9 @@ def test_readers_that_stop_reading_hold_up_nobody(sqlite_url: str, sqlite: Datab
             reader.sendall(f"GET /v1/runtimes.{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             stalled.append(reader)
         for path in ("/v1/health", "/v1/tunings", "/"):
-            assert httpx.get(f"{service.address}{path}", timeout=60).status_code == 200
+            assert (
+                httpx.get(f"{service.address}{path}", timeout=PATIENCE_SECONDS).status_code == 200
+            )
         for reader in stalled:
             reader.close()
 

@@ -125,7 +125,7 @@ def test_settings_of_frameworks(client: TestClient, sqlite: Database) -> None:
     assert two_lines["strategy_id"] == client.get(base).json()["result"]["strategy_id"]
     assert "autosync.distribute" in two_lines["snippet"]
     refused(client.get(f"{base}/settings?for=fsdp2&strategy={ddp}"), 409, "reduce-scattered")
-    problem = refused(client.get(f"{base}/settings?for=megatron"), 422, *EXPORTS)
+    problem = refused(client.get(f"{base}/settings?for=horovod"), 422, *EXPORTS)
     assert problem["thing"] == "for"
     refused(client.get(f"{base}/settings?for=ddp&strategy={'0' * 32}"), 404)
     held, _ = claimed(sqlite, REQUEST)

@@ -14,7 +14,7 @@ from autosync.api.views import documents, reports
 from autosync.api.views.dashboard.tuning_comparison import compared_tunings
 from autosync.api.views.reports import TuningFilter
 from autosync.cluster import MessageCost
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile

@@ -81,9 +81,9 @@ def test_before_the_answer_it_shows_ddp(sqlite: Database) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["f" * 32, "no such; one"])
-def test_a_strategy_of_another_tuning_is_not_found(database: Database, strategy: str) -> None:
-    tuning_id = finished(database)
-    with client(database) as service:
+def test_a_strategy_of_another_tuning_is_not_found(sqlite: Database, strategy: str) -> None:
+    tuning_id = finished(sqlite)
+    with client(sqlite) as service:
         for what in ("timeline", "trace"):
             answer = service.get(f"/v1/tunings/{tuning_id}/{what}", params={"strategy": strategy})
             assert answer.status_code == 404

@@ -1,11 +1,20 @@
 """Where the seconds go, from traces whose answer is known."""
 
+import gzip
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from autosync.diagnosis.breakdown import Breakdown, break_down
+from autosync.diagnosis.breakdown import (
+    Breakdown,
+    CollectiveSeconds,
+    break_down,
+    with_parameters,
+)
+from autosync.diagnosis.job_facts import names_of_buckets
 from autosync.diagnosis.rank_trace import RankTrace, rank_trace
 from autosync.errors import InvalidInput
 from tests.autosync.diagnosis.traces import gloo_step, nccl_step
@@ -102,3 +111,49 @@ def test_one_trace_a_rank_of_the_same_iterations() -> None:
     one, other = (rank_trace(gloo_step(r, 530, 900), "t") for r in range(2))
     with pytest.raises(InvalidInput, match="different numbers of iterations"):
         break_down([one, replace(other, steps=np.array([[0, 1], [1, 2.0]]))])
+
+
+def test_kernels_of_nccl_on_a_gpu() -> None:
+    """Two ranks of ResNet-50 under FSDP2 that share an H200 (benchmarks.gpu.diagnosed, torch 2.11,
+    NCCL 2.28): the profiler's traces, of which what a diagnosis reads is kept."""
+    folder = Path(__file__).with_name("nccl_traces")
+    traces = [
+        json.loads(gzip.decompress((folder / f"fsdp2-{rank}.json.gz").read_bytes()))
+        for rank in (0, 1)
+    ]
+    found = of(*traces)
+    assert (found.iterations, found.on_device, found.backend) == (2, True, "nccl")
+    # Root, blocks and head are gathered for the forward pass; blocks and head again, backward.
+    assert [each.operation for each in found.collectives] == [
+        *["all_gather"] * 5,
+        "reduce_scatter",
+        "all_gather",
+        *["reduce_scatter"] * 2,
+    ]
+    sizes = [each.size_bytes for each in found.collectives]
+    assert sizes == [38144, 93993984, 8196000, 8196000, 93993984, 8196000, 38144, 93993984, 38144]
+    for rank in found.ranks:
+        parts = rank.compute + rank.transfer + rank.waiting + rank.input + rank.python
+        assert parts == pytest.approx(rank.iteration)
+        assert 0.02 < rank.compute < 0.03  # kernels that overlap count once
+        assert rank.transfer > rank.compute
+
+
+def test_buckets_are_named_once_a_pass_and_the_scripts_own_sums_are_not() -> None:
+    a, b, own = (
+        CollectiveSeconds(0, "all_reduce", size, 0.0, 0.0, 0.1, 0.1, 1.0) for size in (800, 400, 4)
+    )
+    gathered = replace(a, operation="all_gather")
+    passes = (a, gathered, b, own, a, b)
+    named = with_parameters(passes, (800, 400), (("head", "body"), ("stem",)))
+    assert [each.parameters for each in named] == [
+        *(("head", "body"), (), ("stem",), ()),
+        *(("head", "body"), ("stem",)),
+    ]
+    assert with_parameters(passes, (800,), ()) == passes
+
+
+def test_the_names_that_ddp_logs_by_number() -> None:
+    assert names_of_buckets("2 1, 0", ("a", "b", "c")) == (("c", "b"), ("a",))
+    for odd in ("", "2 1", "2 1, 0 3", "2 1, x", "2 1, 0 0"):
+        assert names_of_buckets(odd, ("a", "b", "c")) == ()

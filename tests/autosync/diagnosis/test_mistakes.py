@@ -7,12 +7,13 @@ import pytest
 from autosync.diagnosis.breakdown import Breakdown, CollectiveSeconds, RankSeconds
 from autosync.diagnosis.job_facts import DdpFacts, JobFacts
 from autosync.diagnosis.mistakes import find_mistakes
+from autosync.diagnosis.pci_topology import FarPort
 
 MB = 1_000_000
 RANK = RankSeconds(0, "a", 1.0, 0.6, 0.2, 0.0, 0.0, 0.1, 0.0, 0.5)
 SUM = CollectiveSeconds(0, "all_reduce", 25 * MB, 0.5, 0.0, 0.1, 0.1, 25.0 * MB)
 GOOD = Breakdown((RANK, replace(RANK, rank=1)), (SUM, SUM), None, 10, True, "nccl")
-DDP = DdpFacts(False, True, False, 25 << 20, (25 * MB, 25 * MB), 0)
+DDP = DdpFacts(False, True, False, (25 * MB, 25 * MB), 0)
 FACTS = JobFacts(0, "a", "ddp", "cuda", "nccl", False, 50 * MB, DDP, "eth0", 10.0)
 JOB = (FACTS, replace(FACTS, rank=1, host="b"))
 
@@ -52,6 +53,23 @@ def test_one_socket_on_a_fast_port() -> None:
     assert names(GOOD, *all_ranks(interface_gbps=100.0)) == ["one_socket"]
     told = all_ranks(interface_gbps=100.0, nccl_sockets=("NCCL_SOCKET_NTHREADS",))
     assert names(GOOD, *told) == []
+
+
+def test_a_port_that_is_far_from_its_gpu() -> None:
+    first = replace(JOB[0], far_port=FarPort(1, "mlx5_0", 0, "mlx5_4"))
+    (found,) = find_mistakes(GOOD, (first, JOB[1]))
+    assert found.name == "far_nic"
+    assert "rank 0 on a sends by mlx5_0, which is at NUMA node 0, the GPU at node 1" in found.what
+    assert "NCCL_IB_HCA=mlx5_4" in found.mend
+    nowhere_near = all_ranks(far_port=FarPort(1, "eth0", 0, ""))
+    (found,) = find_mistakes(GOOD, nowhere_near)
+    assert "same holds for 1 other" in found.what
+    assert "CUDA_VISIBLE_DEVICES" in found.mend
+    behind = FarPort(0, "eth0", 0, "eth1")
+    (found,) = find_mistakes(GOOD, all_ranks(far_port=behind))
+    assert "another host bridge" in found.what
+    assert "NCCL_SOCKET_IFNAME=eth1" in found.mend
+    assert names(GOOD, *(replace(each, host="a") for each in nowhere_near)) == []
 
 
 def test_unused_parameters_are_looked_for_in_vain() -> None:

@@ -17,10 +17,10 @@ MEASURED = Diagnosis(1, "ddp", "cuda", 1.0, GOOD)
 @pytest.mark.parametrize(
     ("limit", "best", "says"),
     [
-        (0.5, 0.6, "Worth tuning: 1.50 times as fast is predicted, 2.00 times as fast the limit."),
-        (0.5, 0.89, "Keep DDP: the best predicted strategy gains 1%, though 2.00 times"),
-        (0.97, 0.6, "Keep DDP: 3% of an iteration is all there is to gain."),
-        (1.4, 0.6, "Keep DDP: 0% of an iteration is all there is to gain."),
+        (0.5, 0.6, "Worth tuning: 1.50 times as fast by prediction, at most 2.00 times as fast."),
+        (0.5, 0.89, "Keep DDP: the best predicted strategy gains 1%; the limit is 2.00 times"),
+        (0.97, 0.6, "Keep DDP: at most 3% of an iteration can be gained."),
+        (1.4, 0.6, "Keep DDP: at most 0% of an iteration can be gained."),
     ],
 )
 def test_the_verdict_with_a_prediction(limit: float, best: float, says: str) -> None:
@@ -38,6 +38,19 @@ def test_without_a_prediction_the_limit_hides_all_communication() -> None:
 def test_ranks_that_send_nothing() -> None:
     silent = replace(GOOD, ranks=tuple(replace(each, in_flight=0.0) for each in GOOD.ranks))
     assert "are the ranks synchronized" in replace(MEASURED, breakdown=silent).verdict
+
+
+def test_messages_are_shown_with_the_gradients_that_they_sum() -> None:
+    first, second = (replace(each, place=i) for i, each in enumerate(GOOD.collectives))
+    many = tuple(f"blocks.{i}.<w>" for i in range(5))
+    named = (replace(first, parameters=many), replace(second, parameters=("stem",)))
+    whole = replace(MEASURED, breakdown=replace(GOOD, collectives=named))
+    assert "gradients of\n" in whole.to_text()
+    assert "blocks.0.<w> (3 more) to blocks.4.<w>\n" in whole.to_text()
+    assert "<td>blocks.0.&lt;w&gt; (3 more) to blocks.4.&lt;w&gt;</td>" in whole.to_html()
+    found = json.loads(whole.to_json())["breakdown"]["collectives"]
+    assert [each["parameters"] for each in found] == [[*many], ["stem"]]
+    assert "gradients of" not in MEASURED.to_text()
 
 
 def test_every_form_has_the_verdict_and_what_it_rests_on() -> None:

@@ -4,6 +4,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.exports import settings_for
 from autosync.importing import import_module
+from autosync.simulator.sharded_strategy import sharded_by
 from autosync.strategy import (
     AllReduce,
     Encoding,
+    EncodingName,
     ReduceScatter,
     Schedule,
     Strategy,
@@ -26,6 +29,7 @@ from autosync.strategy import (
     even_replicas,
     whole,
 )
+from autosync.torch_engine import FullyShard, Kept
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster
 
@@ -173,7 +177,7 @@ def under_fsdp2(
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     space: dict[str, Any] = {"model": build()}
     exec(snippet, space)
-    model = space["model"]
+    model = space["shard"](space["model"]) if "shard" in space else space["model"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     alone = build()
     single = torch.optim.SGD(alone.parameters(), lr=0.1)
@@ -204,6 +208,52 @@ def test_fsdp2_forms_the_strategys_messages(pair: Ranks, groups: list[int]) -> N
     for taken, worst in pair.run(under_fsdp2, settings_for("fsdp2", strategy, domain).snippet):
         assert taken == messages(strategy)
         assert worst < 1e-5
+
+
+def test_sharding_by_units_is_exported_as_a_function(pair: Ranks) -> None:
+    domain = network_domain()
+    whole = sorted(variable.name for variable in domain.graph.variables)
+    _, *others, last = dict.fromkeys(name.rpartition(".")[0] for name in whole)
+    engine = FullyShard((tuple(others), last), 2, (True, False), 2, 3)
+    found = settings_for("fsdp2", sharded_by(domain, engine), domain)
+    assert found.settings["reshard_after_forward"] == [True, False]
+    wanted = [[n for n in whole if engine.unit_of(n) == unit] for unit in range(3)]
+    for taken, worst in pair.run(under_fsdp2, found.snippet):
+        assert taken == sorted(wanted)
+        assert worst < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        ("gradients", ["set_requires_gradient_sync"]),
+        ("values", ["set_requires_gradient_sync", "set_reshard_after_backward"]),
+    ],
+)
+def test_what_is_kept_between_batches_is_exported(kept: Kept, told: list[str]) -> None:
+    domain = network_domain()
+    last = [v.name for v in domain.graph.variables][-1].rpartition(".")[0]
+    engine = FullyShard((last,), 2, kept_between_batches=kept)
+    found = settings_for("fsdp2", sharded_by(domain, engine), domain)
+    assert found.settings["kept_between_batches"] == kept
+    script: dict[str, Any] = {}
+    exec(found.snippet, script)
+    for is_last in (False, True):
+        model = Mock()
+        script["before_batch"](model, is_last)
+        assert model.method_calls == [getattr(call, name)(is_last) for name in told]
+
+
+@pytest.mark.parametrize(("packed", "reduced"), [("none", "float32"), ("bf16", "bfloat16")])
+def test_computing_in_halves_is_exported(pair: Ranks, packed: EncodingName, reduced: str) -> None:
+    domain = network_domain()
+    last = [v.name for v in domain.graph.variables][-1].rpartition(".")[0]
+    engine = FullyShard((last,), 2, param_dtype="bf16")
+    found = settings_for("fsdp2", sharded_by(domain, engine, Encoding(packed)), domain)
+    assert found.settings["param_dtype"] == "bfloat16"
+    assert found.settings["reduce_dtype"] == reduced
+    for _, worst in pair.run(under_fsdp2, found.snippet):
+        assert 1e-6 < worst < 5e-2
 
 
 def by_module(domain: Domain, *groups: tuple[str, ...]) -> Strategy:

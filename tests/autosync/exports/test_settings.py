@@ -12,7 +12,7 @@ from autosync.exports.deepspeed import zero_buckets
 from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.extensions.staleness.document import Staleness
 from autosync.graph import Variable
-from autosync.search.designs import known_designs
+from autosync.search.designs import known_designs, torch_engines
 from autosync.strategy import (
     AllReduce,
     Encoding,
@@ -95,6 +95,8 @@ def test_ddp_itself_is_ddp() -> None:
         "DistributedDataParallel": {"gradient_as_bucket_view": True},
         "comm_hook": None,
     }
+    hooked = exported("ddp", torch_engines.ddp_bf16(DOMAIN))
+    assert hooked.settings["comm_hook"]["hook"].endswith(".bf16_compress_hook")
     own = replace(known_designs.ddp(DOMAIN), schedule=Schedule("ddp", slice_bytes=5 << 20))
     assert exported("ddp", own).settings["DistributedDataParallel"]["bucket_cap_mb"] == 5.0
 

@@ -349,7 +349,7 @@ def test_lightning_starts_the_ranks(pair: Ranks, tmp_path: Path) -> None:
         env={**alone, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "does not fit" not in done.stderr

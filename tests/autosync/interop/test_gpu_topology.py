@@ -2,7 +2,7 @@
 
 import pytest
 
-from autosync.devices import DEVICE_TYPES
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput
 from autosync.interop.gpu_topology import GpuTopology, read_topology
 

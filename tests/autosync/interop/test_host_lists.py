@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autosync.cluster.link_rates import StatedTransport
 from autosync.errors import InvalidInput, NotSupported
 from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_clusters import (
@@ -13,7 +14,6 @@ from autosync.interop.host_clusters import (
     notes_on_hosts,
 )
 from autosync.interop.host_list import Host, expand_counts, expand_nodelist, read_hostfile
-from autosync.link_rates import StatedTransport
 
 A100 = HostHardware(200.0, "a100", intra_bandwidth_gbps=1872.0, nics=8)
 

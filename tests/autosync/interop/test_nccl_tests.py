@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from autosync.collective_curve import CollectiveOperation
+from autosync.cluster.collective_curve import CollectiveOperation
 from autosync.errors import InvalidInput
 from autosync.interop.nccl_tests import Stated, Sweep, merged_curves, read_nccl_tests
 

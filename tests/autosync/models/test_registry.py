@@ -212,6 +212,6 @@ def test_missing_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object
 def test_reading_a_stored_graph_loads_no_torch() -> None:
     code = (
         "import sys; from autosync.models import bundled; bundled('resnet50'); "
-        "import autosync.profiling, autosync.cluster_file; sys.exit('torch' in sys.modules)"
+        "import autosync.profiling, autosync.cluster.cluster_file; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

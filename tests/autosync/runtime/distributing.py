@@ -37,7 +37,7 @@ PLANS = {
 
 DDP = Case(schedule=Schedule("ddp"), groups=1)
 
-PATIENCE = timedelta(seconds=30)
+PATIENCE = timedelta(seconds=60)
 """Half of the process group's timeout."""
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | list[Optimizer])

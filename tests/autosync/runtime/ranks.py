@@ -92,7 +92,7 @@ class Ranks:
     def __init__(
         self,
         world: int,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = 120.0,
         way: str = "host",
         keep_groups: bool = False,
     ):
@@ -207,7 +207,7 @@ def _received(pipe: Connection) -> Answer:
 
 @contextmanager
 def ranks(
-    world: int, timeout_seconds: float = 60.0, way: str = "host", keep_groups: bool = False
+    world: int, timeout_seconds: float = 120.0, way: str = "host", keep_groups: bool = False
 ) -> Iterator[Ranks]:
     """See `Ranks`."""
     pool = Ranks(world, timeout_seconds, way, keep_groups)

@@ -116,7 +116,7 @@ def test_a_bundle_of_another_model_falls_back_to_ddp(pair: Ranks) -> None:
     frozen = replace(fits, variables=(*fits.variables, replace(other, name="gone.weight")))
     for given, host, words in (
         (shipped(case, 4), "host{rank}", "for 4 ranks, this job has 2"),
-        (fits, "one", "ranks 0 and 1 do not share a host"),
+        (fits, "one", "ranks 0 and 1 share a host here, but not in the bundle"),
         (replace(fits, variables=(fits.variables[0], other)), "h{rank}", "has shape (10,)"),
         (frozen, "h{rank}", "'gone.weight' is missing"),
     ):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
-from autosync.runtime.layout.records import ONE_QUEUE
+from autosync.runtime.device.streams import ONE_QUEUE
 from autosync.runtime.transport.process_groups import open_groups, small_sum, working_group
 from autosync.runtime.updates.clipping import _scale_by, scale_gradients
 from tests.autosync.runtime.cases import (
@@ -101,7 +101,7 @@ def summed(rank: int, world: int) -> tuple[list[float], list[str]]:
         total = torch.tensor(1.5 + rank, dtype=torch.float64)
         small_sum(given, ONE_QUEUE, team, control)(total)
         found.append(float(total))
-    made = [purpose for purpose, _ in groups.made]
+    made = [purpose for purpose, *_ in groups.made]
     groups.close()
     return found, made
 

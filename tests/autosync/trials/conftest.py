@@ -28,7 +28,7 @@ def launchers() -> dict[str, LocalLauncher | TestbedLauncher]:
 
 
 @pytest.fixture(scope="module")
-def marked() -> Iterator[None]:
+def marked(own_fork_servers: None) -> Iterator[None]:
     """What is started meanwhile carries `MARK`, where it takes this process's environment over."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*MARK)
@@ -37,7 +37,7 @@ def marked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("testbed", marks=[])])
-def pool(request: pytest.FixtureRequest, marked: None) -> Iterator[ProcessPool]:
+def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
     """A pool of `faulty` workers; see `benchmarks.faults.faulty` for what its keys do."""
     if request.param == "testbed":
         request.getfixturevalue("testbed_possible")

@@ -33,6 +33,7 @@ class FakeWorkers:
     passes: what is measured, one after another: (seconds an iteration, outside load).
     hosts: of the ranks. gpus: UUIDs of theirs. mps: whether they run by CUDA MPS.
     errors: the kind of error with which a rank answers each trial.
+    environments, tuner_configurations: that ranks were started with, in order.
     refusals: what starting rank 1 raises, one after another.
     """
 
@@ -40,6 +41,8 @@ class FakeWorkers:
     hosts: tuple[str, str] = ("here", "here")
     gpus: tuple[str, str] = ("", "")
     mps: bool = False
+    environments: list[dict[str, str]] = field(default_factory=list)
+    tuner_configurations: list[str] = field(default_factory=list)
     errors: dict[int, ErrorKind] = field(default_factory=dict)
     refusals: list[Exception] = field(default_factory=list)
     workers: list["FakeWorker"] = field(default_factory=list)
@@ -73,6 +76,8 @@ class FakeWorker:
     def answer(self, command: Command) -> Answer:
         match command:
             case StartWorker():
+                self.group.environments.append(command.environment)
+                self.group.tuner_configurations.append(command.tuner_configuration)
                 gpu, host = self.group.gpus[self.rank], f"autosync-{self.rank}"
                 return WorkerStarted(0, True, gpu, host, self.group.mps)
             case JoinGroup():

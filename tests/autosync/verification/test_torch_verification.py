@@ -8,8 +8,9 @@ import pytest
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp
-from autosync.simulator.sharded_strategy import fully_sharded
+from autosync.simulator.sharded_strategy import fully_sharded, held_units, sharded_by
 from autosync.strategy import AllReduce, Encoding, Replica, Schedule, Strategy
+from autosync.torch_engine import FullyShard
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
 
@@ -36,8 +37,8 @@ def test_torchs_engines_verify() -> None:
     [
         (lambda s: replace(s, schedule=Schedule("priority", overlap_forward=True)), "fully_shard"),
         (lambda s: replace(s, schedule=Schedule("fifo")), "fully_shard"),
-        (lambda s: with_shard(s, 1, sharded_update=False), "whole exact reduce-scatter"),
-        (lambda s: with_shard(s, 1, encoding=BF16), "whole exact reduce-scatter"),
+        (lambda s: with_shard(s, 1, sharded_update=False), "whole reduce-scatter"),
+        (lambda s: with_shard(s, 1, encoding=BF16), "packed as all others are"),
         (lambda s: with_shard(s, 4, group=7), "group of its unit"),
         (lambda s: with_shard(s, 1, group=s.choices[2].shards[0].group), "share a group"),
         (lambda s: replace(s, engine=replace(s.engine, shard_ranks=3)), "does not divide 4"),
@@ -55,6 +56,18 @@ def test_unsupported_fully_shard_strategies_are_refused(
 ) -> None:
     with pytest.raises(InvalidStrategy, match=words):
         verify(change(fully_sharded(DOMAIN, 4)), DOMAIN, allow_lossy=True)
+
+
+def test_computing_in_halves_is_lossy_and_wants_wider_variables() -> None:
+    def halved(domain: Domain) -> Strategy:
+        return sharded_by(domain, FullyShard(held_units(domain), 4, param_dtype="bf16"))
+
+    verify(halved(DOMAIN), DOMAIN, allow_lossy=True)
+    with pytest.raises(InvalidStrategy, match="loses information"):
+        verify(halved(DOMAIN), DOMAIN)
+    small = tuple(replace(variable, dtype="bfloat16") for variable in DOMAIN.graph.variables)
+    on = replace(DOMAIN, graph=replace(DOMAIN.graph, variables=small))
+    refused(halved(on), on, "is bfloat16 already")
 
 
 def refused(strategy: Strategy, domain: Domain, words: str) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from autosync.cancellation import check_cancelled
-from autosync.cluster_file import save_cluster
+from autosync.cluster.cluster_file import save_cluster
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.search.collect.collection import collect
 from autosync.search.collect.collection_log import (

@@ -10,7 +10,6 @@ from torch._C import _distributed_c10d as c10d
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.graph import Variable
-from autosync.plan.plan_document import DDP_FIRST_BUCKET_BYTES
 from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import (
@@ -31,6 +30,7 @@ from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllGather, AllReduce, Factors, ParameterServer, Strategy, whole
 from autosync.strategy import VariableChoice as Choice
+from autosync.torch_engine import DDP_FIRST_BUCKET_BYTES
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn_domains import domains, spaces

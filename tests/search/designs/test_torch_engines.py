@@ -17,13 +17,15 @@ from autosync.search.designs.design_table import (
 from autosync.search.edits.local_search import refined
 from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import is_ddp
-from autosync.search.loop.sources import parents_among
-from autosync.search.space import Space
+from autosync.search.loop.ranking import ranking_context
+from autosync.search.loop.sources import drawn_shortlist
+from autosync.search.space import SPACES, Space
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Encoding
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
+from tests.search.edits.strategies import parents_among
 
 GRAPH = layered_graph(((1000, 250),) * 12)
 DOMAIN = domain_of(GRAPH, grid_cluster(2, 2), optimizer=Optimizer("adamw", True, 2))
@@ -79,9 +81,26 @@ def test_the_best_of_what_fits_is_ranked_where_ddp_does_not_fit() -> None:
     assert {"fsdp2", "zero2", "dear"} <= {each.origin for each in everything}
 
 
+def test_the_space_fsdp2_has_ddp_and_shardings_alone() -> None:
+    ranked = known_designs(DOMAIN, SPACES["fsdp2"], TimelineSimulator())
+    assert ranked[0].origin == "ddp"
+    assert {each.origin for each in ranked[1:]} == {"fsdp2", "zero2", "hsdp", "hsdp_zero2"}
+
+
 def test_a_refusal_where_nothing_fits_has_the_numbers() -> None:
     check_any_fits(with_memory(0.025), Space())
     with pytest.raises(InvalidInput, match=r"none of \d+ .* fsdp2 needs least") as refused:
         check_any_fits(with_memory(0.010), Space())
     assert "Devices of 0.0" in refused.value.remedy
     assert refused.value.thing == "memory"
+
+
+@pytest.mark.parametrize(("memory_gb", "sharded"), [(1.0, False), (0.025, True)])
+def test_shardings_are_drawn_where_ddp_does_not_fit(memory_gb: float, sharded: bool) -> None:
+    on = with_memory(memory_gb)
+    context = ranking_context(on, TimelineSimulator(), "prediction", None, [])
+    listed = drawn_shortlist(context, Space(), 64, 0, lambda done: None)
+    assert len(listed)
+    assert bool(listed.population.engine.any()) == sharded
+    none = drawn_shortlist(context, Space(sharded_parameters=False), 64, 0, lambda done: None)
+    assert not none.population.engine.any()

@@ -3,7 +3,7 @@
 from autosync.domain import Domain
 from autosync.population import Population, concatenate, encode
 from autosync.search.designs.design_table import hand_designed
-from autosync.search.loop.sources import parents_among
+from autosync.search.loop.sources import parent_rows
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -13,6 +13,11 @@ DOMAIN = domain_of(
     chain_graph(((300, 64), (64,), (128, 64), (128,), (10, 128), (1000, 48), (10,))),
     grid_cluster(2, 2),
 )
+
+
+def parents_among(domain: Domain, measured: Population) -> Population:
+    """Of these, those that others can be made of."""
+    return measured.take(parent_rows(domain, measured))
 
 
 def designs_and_draws(domain: Domain, space: Space, seed: int, drawn: int = 6) -> Population:

@@ -9,12 +9,11 @@ from autosync.population import Population, encode
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.edits.local_search import fastest, neighbours_of, searched_from
 from autosync.search.edits.small_edits import make_edited, parents_of
-from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.search.drawn_domains import check_groups, domains, seeds, spaces, unconstrained
-from tests.search.edits.strategies import DOMAIN, SMALL, designs_and_draws
+from tests.search.edits.strategies import DOMAIN, SMALL, designs_and_draws, parents_among
 from tests.search.sampler.test_sampling import assert_same
 
 

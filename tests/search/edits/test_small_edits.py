@@ -11,9 +11,10 @@ from autosync.domain import Domain
 from autosync.population import Population, decode, encode
 from autosync.search.designs.design_table import hand_designed, lies_in
 from autosync.search.designs.known_designs import byteps_least_busy_link
+from autosync.search.domain_facts import owner_links
 from autosync.search.edits.edited_columns import child_of, columns_of
 from autosync.search.edits.message_edits import IDLE, ORDER, OVERLAP, SLICES
-from autosync.search.edits.method_edits import busy_seconds, owner_links
+from autosync.search.edits.method_edits import busy_seconds
 from autosync.search.edits.small_edits import (
     DIVIDE,
     JOIN,

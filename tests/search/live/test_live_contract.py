@@ -4,16 +4,19 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.domain import Domain
 from autosync.trials.contract import TrialRequest, TrialResult
-from autosync.trials.live.job import LiveJob, open_control
+from autosync.trials.live.job import ControlGroup, LiveJob, open_control
 from autosync.trials.live.job_cluster import measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
@@ -36,18 +39,19 @@ RANKS = 3
 TRIAL_TIMEOUT = timedelta(seconds=12)
 """Of a collective: what a sound trial of three ranks never needs, beside other load too."""
 
-HANGING_SECONDS = 20
 SLOW_SECONDS = 0.5
 
 Seen = list[dict[str, Any]]
 
 
 class Faults:
-    """A step that misbehaves on rank 1 as the last trial's name says."""
+    """A step that misbehaves on rank 1 as the last trial's name says. One that hangs does so until
+    the other ranks have given up their part in the trial."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.fault = ""
+        self.trial = 0
         self.calls = 0
         self.held: list[Any] = []
         self.plain = step_on(batch_of(rank, 0))
@@ -58,7 +62,8 @@ class Faults:
             if self.fault == "raise":
                 raise RuntimeError("raised on purpose")
             if self.fault == "hang":
-                time.sleep(HANGING_SECONDS)
+                others = [f"over/{self.trial}/{rank}" for rank in range(RANKS) if rank != 1]
+                default_store().wait(others, timedelta(seconds=120))
             if self.fault == "slow":
                 time.sleep(SLOW_SECONDS)
         if self.fault == "late" and self.rank == 1 and self.calls == 4:  # the others are done
@@ -69,6 +74,10 @@ class Faults:
         if self.fault == "drift" and self.rank == 1:
             with torch.no_grad():
                 next(iter(model.parameters())).add_(1.0)
+
+
+def default_store() -> Store:
+    return dist.distributed_c10d._get_default_store()
 
 
 def contract(rank: int, world: int) -> dict[str, Any]:
@@ -83,9 +92,15 @@ def contract(rank: int, world: int) -> dict[str, Any]:
     recorded = record_job(job, None, "cpu")
     job.renew_groups()
     cluster = measure_cluster(job, recorded.step_seconds)
-    mine = Domain(recorded.graph, cluster, recorded.profile, recorded.optimizer)
+    mine = recorded.domain_on(cluster)
     domain = control.from_first(mine)  # ranks may record other orders
     results: dict[str, TrialResult] = {}
+    meet = ControlGroup.meet
+
+    def meet_when_over(control: ControlGroup, patience: timedelta) -> None:
+        default_store().set(f"over/{step.trial}/{rank}", "")
+        meet(control, patience)
+
     trials = (
         ("", ddp(domain)),
         ("", mixed(domain)),
@@ -101,24 +116,25 @@ def contract(rank: int, world: int) -> dict[str, Any]:
         ("slow", mixed(domain)),
         ("", mixed(domain)),
     )
-    for number, (fault, bundle) in enumerate(trials):
-        key = f"{number}:{fault}:{bundle.plan.engine}"
-        step.fault, step.calls = fault, 0
-        if rank:
-            serve(job)
-        else:
-            pool = JobPool(job, "job (test)")
-            may = SLOW_SECONDS / 2 if fault == "slow" else 60.0
-            request = TrialRequest(
-                key, bundle, warmup=1, iterations=3, record=True, timeout_seconds=may
-            )
-            results[key] = pool.run(request)
-            assert pool.run(TrialRequest(key, bundle)) is results[key]
-            if len(results) == 1:
-                results["other"] = pool.run(TrialRequest("other", ddp(small_domain(5))))
-            pool.dismiss(Verdict(bundle))
-        step.held.clear()
-        assert fingerprint(model, optimizer) == print_before, key
+    with patch.object(ControlGroup, "meet", meet_when_over):
+        for number, (fault, bundle) in enumerate(trials):
+            key = f"{number}:{fault}:{bundle.plan.engine}"
+            step.fault, step.trial, step.calls = fault, number, 0
+            if rank:
+                serve(job)
+            else:
+                pool = JobPool(job, "job (test)")
+                may = SLOW_SECONDS / 2 if fault == "slow" else 60.0
+                request = TrialRequest(
+                    key, bundle, warmup=1, iterations=3, record=True, timeout_seconds=may
+                )
+                results[key] = pool.run(request)
+                assert pool.run(TrialRequest(key, bundle)) is results[key]
+                if len(results) == 1:
+                    results["other"] = pool.run(TrialRequest("other", ddp(small_domain(5))))
+                pool.dismiss(Verdict(bundle))
+            step.held.clear()
+            assert fingerprint(model, optimizer) == print_before, key
     job.end_groups()
     twin, twin_optimizer = made(rank)
     theirs = trained(DistributedDataParallel(twin), twin_optimizer, rank)

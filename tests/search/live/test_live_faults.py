@@ -2,14 +2,15 @@
 
 import os
 import signal
-import time
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +21,7 @@ from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.trials.live import job as live_job
 from autosync.trials.live import job_pool
+from autosync.trials.live.job import ControlGroup
 from tests.autosync.runtime.cases import Case, attached
 from tests.autosync.runtime.ranks import Ranks, ranks
 
@@ -27,8 +29,6 @@ RECORDED_STEPS = 4
 """Plain ones, before the first trial."""
 
 TRIAL_SECONDS = 3.0
-STUCK_SECONDS = 10.0
-"""Longer than the others wait: a trial's seconds, a collective's, and what follows."""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,8 @@ def test_parameters_without_an_optimizer_are_warned_of(refusals: list[dict[str, 
 
 def losing(rank: int, world: int, way: str) -> tuple[str, bool]:
     """The error of a tuning that loses rank 1 in its first trial, and whether the model is what it
-    was."""
+    was. Where rank 1 is stuck, it is until rank 0 has given it up."""
+    store = dist.distributed_c10d._get_default_store()
     job_pool.LATE = timedelta(seconds=1)
     live_job.LEAVING = timedelta(seconds=2 if way == "killed" else 10)
     model, optimizer = small()
@@ -159,7 +160,7 @@ def losing(rank: int, world: int, way: str) -> tuple[str, bool]:
         if rank == 1 and calls[0] == RECORDED_STEPS + 2:
             if way == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(STUCK_SECONDS)
+            store.wait(["given up"], timedelta(seconds=120))
         train(model, optimizer)
 
     settings = Settings(budget=2, proposals=8, timeout_seconds=TRIAL_SECONDS, probe=False)
@@ -170,8 +171,18 @@ def losing(rank: int, world: int, way: str) -> tuple[str, bool]:
         if not before:
             before.extend(parameter.clone() for parameter in model.parameters())
 
+    meet = ControlGroup.meet
+
+    def meet_or_tell(control: ControlGroup, patience: timedelta) -> None:
+        try:
+            meet(control, patience)
+        except SynchronizationFailed:
+            store.set("given up", "")
+            raise
+
     try:
-        autosync.tune(step, model, optimizer, settings=settings, on_event=note)
+        with patch.object(ControlGroup, "meet", meet_or_tell):
+            autosync.tune(step, model, optimizer, settings=settings, on_event=note)
     except SynchronizationFailed as error:
         pairs = zip(before, model.parameters(), strict=rank == 0)
         return str(error), all(torch.equal(a, b) for a, b in pairs)

@@ -11,7 +11,6 @@ from autosync.population import Population
 from autosync.search.designs.known_designs import dear_fused
 from autosync.search.edits.local_search import neighbours_of, refined, searched_from
 from autosync.search.loop.ranking import rank
-from autosync.search.loop.sources import parents_among
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import fit_costs, recalibrated
@@ -22,6 +21,7 @@ from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import domain_of
+from tests.search.edits.strategies import parents_among
 
 DOMAIN, SPACE = domain_of(), Space()
 TRIED = sample(DOMAIN, SPACE, 0, 48, 0)

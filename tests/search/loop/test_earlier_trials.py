@@ -37,7 +37,7 @@ F64 = NDArray[np.float64]
 
 
 def first_tuning() -> EarlierTrials:
-    return trials_of(run(TablePool(by_simulator), MemoryStore()).ranked)
+    return trials_of(run(TablePool(by_simulator), MemoryStore()).ranked, accumulate=1)
 
 
 def again(
@@ -61,6 +61,14 @@ def test_a_budget_that_holds_no_step_any_more_is_left_out() -> None:
     trials = tuple(replace(plain, strategy=each) for each in (plain.strategy, *swapped))
     kept = usable(EarlierTrials(trials), DOMAIN, Space())
     assert [trial.strategy for trial in kept.trials] == [plain.strategy, swapped[1]]
+
+
+def test_seconds_of_other_batches_an_update_are_refused() -> None:
+    earlier = first_tuning()
+    four = replace(DOMAIN, accumulate=4)
+    with pytest.raises(InvalidInput, match=r"updates of 1 batches, and this tuning.s have 4"):
+        usable(earlier, four, Space())
+    assert usable(replace(earlier, accumulate=4), four, Space()).accumulate == 4
 
 
 def test_canaries_are_measured_first() -> None:

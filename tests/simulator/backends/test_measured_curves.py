@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.cluster_file import load_cluster
-from autosync.collective_curve import CollectiveCurve
+from autosync.cluster.cluster_file import load_cluster
+from autosync.cluster.collective_curve import CollectiveCurve
 from autosync.simulator.backends.nccl import (
     CollectiveTimes,
     Forced,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autosync.cluster import Cluster, Device, Link, MessageCost, Node
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.models import bundled
@@ -19,7 +19,7 @@ from autosync.simulator.cost.network import network_of
 from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.explanation import explain
 from autosync.simulator.topology import topology_of, topology_of_team
-from autosync.strategy import AllReduce
+from autosync.strategy import AllReduce, ParameterServer
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, period, strategy_of
 
@@ -93,7 +93,8 @@ def test_owners_that_are_alike_share_a_class_and_dedicated_ones_do_not() -> None
     assert len(np.unique(dedicated)) == 1
     assert not set(dedicated.tolist()) & set(kinds.tolist())
     loads = costs.owner_loads(Op.PUSH, ALL_RANKS, cluster.world_size)
-    assert len(np.unique(loads, axis=0)) == cluster.world_size  # but their links are their own
+    assert len(np.unique(loads.kind)) == len(loads.own) == 2
+    assert (loads.own > 0).all()  # each has a link of its own besides
 
 
 def test_a_root_sees_what_all_send_to_it() -> None:
@@ -152,3 +153,20 @@ def test_the_slowest_nodes_team_counts() -> None:
     kind = int(costs.class_of(Op.REDUCE, NODE_TEAMS, -1, 1e9))
     slowest = cost_segments(topology_of_team(mixed, teams[NODE_TEAMS][-1]), "reduce")[-1]
     assert costs.seconds_per_byte[kind] == pytest.approx(slowest.seconds_per_byte, rel=0.01)
+
+
+def test_dedicated_servers_serve_at_once() -> None:
+    """Four worker hosts send to as many server hosts what one of them takes four times as long for:
+    its NICs carry in and out at once, the last message behind all others."""
+
+    def seconds(servers: int) -> float:
+        cluster = gpus(4, servers=servers)
+        domain = domain_of(chain_graph(((100_000_000,),) * 8), cluster, 1e-6)
+        owned = strategy_of(domain, lambda v: ParameterServer(cluster.world_size + v % servers, v))
+        (found,) = period(domain, owned)
+        return float(found)
+
+    carried = 32 * 400e6 / (3100e9 / 8)  # of one message
+    assert seconds(1) == pytest.approx((8 + 1) * carried, rel=0.02)
+    assert seconds(2) == pytest.approx((4 + 1) * carried, rel=0.02)
+    assert seconds(4) == pytest.approx((2 + 1) * carried, rel=0.02)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autosync.cluster import Cluster, Device, Node
-from autosync.cluster_file import bundled_clusters, load_cluster
+from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.models import bundled
@@ -18,11 +18,9 @@ from autosync.simulator.cost.applied_constants import (
     extrapolations,
     gradient_bytes,
     interval_share,
-    ring_costs,
     straggler_slowdown,
     uses_tcp,
     with_engine,
-    with_network,
     with_replication_costs,
 )
 from autosync.simulator.cost.fitted_constants import (
@@ -31,6 +29,7 @@ from autosync.simulator.cost.fitted_constants import (
     constants_of,
     load_constants,
 )
+from benchmarks.published.published_clusters import ring_costs, with_network
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import cluster_of
 

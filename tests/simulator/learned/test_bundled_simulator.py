@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from autosync.bundled_data import data_file
-from autosync.cluster_file import load_cluster
+from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
 from autosync.simulator.learned.checkpoint import FILE, FOLDER, default_simulator, read_card
 from autosync.simulator.learned.features.domain_descriptor import describe_domain
 from autosync.simulator.learned.gaussian_process import kept_rows, source_trials
-from autosync.simulator.learned.training import dataset_hash, split_trials
+from autosync.simulator.learned.training import split_trials
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
-from autosync.simulator.runtime_dataset import MeasuredDomain
+from autosync.simulator.runtime_dataset import MeasuredDomain, dataset_hash
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 
 CARD = read_card(data_file(FOLDER, FILE))
@@ -35,8 +35,8 @@ def test_it_has_learned_from_the_measurements_beside_it(
     )
     each = bundled_dataset[smallest]
     learned = split_trials(each.domain, each.population, each.label_seconds).learned
-    every = source_trials(learned.features, learned.step_seconds)
-    kept = every.take(kept_rows(every.slowness))
+    fast = learned.take(kept_rows(learned.features.base_seconds))
+    kept = source_trials(fast.features, fast.step_seconds)
     known = default_simulator().sources[smallest]
     np.testing.assert_allclose(known.columns, kept.columns, rtol=1e-4)
     np.testing.assert_allclose(known.residual, kept.residual, atol=1e-6)
@@ -75,7 +75,7 @@ def test_what_it_learned_of_gloo_says_less_of_nccl() -> None:
 def test_ranking_loads_neither_torch_nor_scikit_learn() -> None:
     code = (
         "import sys\n"
-        "from autosync.cluster_file import load_cluster\n"
+        "from autosync.cluster.cluster_file import load_cluster\n"
         "from autosync.domain import Domain\n"
         "from autosync.models import bundled\n"
         "from autosync.profiling import estimate_profile\n"

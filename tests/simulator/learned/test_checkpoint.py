@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from autosync.errors import InvalidInput, NotFound
-from autosync.simulator.learned.checkpoint import card_of, load_checkpoint, save_checkpoint
+from autosync.simulator.learned.checkpoint import CheckpointCard, load_checkpoint, save_checkpoint
 from autosync.simulator.learned.encoders import gat_network
 from autosync.simulator.learned.features.node_features import NODE_COLUMNS, pruned_graph
 from autosync.simulator.learned.features.strategy_features import features_of
@@ -54,7 +54,7 @@ def saved(folder: Path, kind: str, simulators: dict[str, LearnedSimulator]) -> P
         replace(source_of(each), descriptor=tuple(source.descriptor.tolist()))
         for each, source in zip(trials, simulator.sources, strict=True)
     )
-    card = card_of(sources, 0.9, "10 strategies", encoder=kind)  # type: ignore[arg-type]
+    card = CheckpointCard(sources, 0.9, "10 strategies", kind)  # type: ignore[arg-type]
     save_checkpoint(folder / "it", simulator, card)
     return folder / "it.safetensors"
 
@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("field", "value", "why"),
     [
-        ("version", 1, "earlier version of AutoSync"),
+        ("version", 1, "version: Input should be 2, got 1"),
         ("feature_version", 7, "features of version 7"),
         ("encoder", "none", "belongs to no simulator"),
         ("encoder", "lstm", "encoder"),

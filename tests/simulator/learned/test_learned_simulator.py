@@ -115,7 +115,7 @@ def test_a_first_trial_tells_the_level_of_a_backend_that_no_source_used(
     assert misses[2] < 0.5 * misses[0]
 
 
-def test_trials_make_seconds_right_and_intervals_hold(
+def test_trials_make_seconds_right_and_nine_of_ten_lie_within_the_stated_spread(
     moved: LearnedSimulator, trials: LabelledTrials
 ) -> None:
     simulator, unseen = taught(moved, trials.take(KNOWN)), trials.take(UNSEEN)
@@ -124,10 +124,8 @@ def test_trials_make_seconds_right_and_intervals_hold(
     base = np.abs(np.log(unseen.features.base_seconds / unseen.step_seconds))
     assert np.median(errors) < 0.5 * np.median(base)
     assert std.max() < np.median(base)
-    population = some_strategies(trials.domain, 150, 7).take(UNSEEN)
-    low, high = simulator.predict_interval(trials.domain, population)
-    inside = (low <= unseen.step_seconds) & (unseen.step_seconds <= high)
-    assert 0.75 <= inside.mean() <= 1.0
+    spread = np.sqrt(std**2 + simulator.kernel.noise_variance(seconds / seconds.min()))
+    assert 0.75 <= (errors < 1.645 * spread).mean() <= 1.0
 
 
 def test_labels_that_are_noise_leave_the_timeline_almost_alone(trials: LabelledTrials) -> None:

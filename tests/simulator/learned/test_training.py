@@ -9,14 +9,13 @@ from autosync.simulator.learned.checkpoint import weights_of
 from autosync.simulator.learned.training import (
     UNSEEN,
     SplitTrials,
-    dataset_hash,
     held_out_accuracy,
     joined_trials,
     split_dataset,
     split_trials,
     train_simulator,
 )
-from autosync.simulator.runtime_dataset import MeasuredDomain
+from autosync.simulator.runtime_dataset import MeasuredDomain, dataset_hash
 from tests.simulator.measurements import measured
 
 

@@ -22,7 +22,7 @@ from autosync.api.http.app import create_app
 from autosync.documents import to_json
 from autosync.errors import InvalidInput
 from tests.api.http.forms import given_token
-from tests.api.http.serving import served
+from tests.api.http.serving import PATIENCE_SECONDS, served
 from tests.domains import chain_graph, grid_cluster
 
 MIB = 2**20
@@ -209,7 +209,9 @@ def test_what_is_no_http_is_refused_like_the_rest(sqlite_url: str) -> None:
     with served(sqlite_url) as service:
         place = urlsplit(service.address)
         for sent in (b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n"):
-            with socket.create_connection((place.hostname, place.port), timeout=30) as raw:
+            with socket.create_connection(
+                (place.hostname, place.port), timeout=PATIENCE_SECONDS
+            ) as raw:
                 raw.sendall(sent)
                 head, _, body = b"".join(iter(lambda: raw.recv(4096), b"")).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ")
@@ -225,12 +227,15 @@ def zeros(size_bytes: int) -> Iterator[bytes]:
 def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:
     with served(sqlite_url) as service:
         url = f"{service.address}/v1/graphs"
-        httpx.post(url, content=b"{}")
+        httpx.post(url, content=b"{}", timeout=PATIENCE_SECONDS)
         before = service.peak_memory_bytes()
         announced = httpx.post(
-            url, content=zeros(200 * MIB), headers={"content-length": str(200 * MIB)}, timeout=60
+            url,
+            content=zeros(200 * MIB),
+            headers={"content-length": str(200 * MIB)},
+            timeout=PATIENCE_SECONDS,
         )
-        chunked = httpx.post(url, content=zeros(200 * MIB), timeout=60)
+        chunked = httpx.post(url, content=zeros(200 * MIB), timeout=PATIENCE_SECONDS)
         for answer in (announced, chunked):
             assert answer.status_code == 413
             assert answer.headers["content-type"] == "application/problem+json"
@@ -238,7 +243,7 @@ def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:
             assert answer.json()["remedy"]
         assert service.peak_memory_bytes() - before < 100 * MIB
         largest = ServiceLimits().graph_mib * MIB
-        allowed = httpx.post(url, content=zeros(largest), timeout=60)
+        allowed = httpx.post(url, content=zeros(largest), timeout=PATIENCE_SECONDS)
         assert allowed.status_code == 422
 
 

@@ -1,12 +1,12 @@
 """The dashboard's log in, and what a hostile page, a stolen cookie or a careful browser come to."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import BrowserContext, expect
 
 from autosync.api.db import Database
 from autosync.api.engine.api_keys import make_key, revoke_key
@@ -15,7 +15,7 @@ from autosync.api.http.access.browser import FORM_COOKIE, SESSION_COOKIE, local_
 from autosync.api.http.app import create_app
 from tests.api.databases import opened
 from tests.api.http.forms import given_token
-from tests.api.http.serving import served
+from tests.api.http.serving import PATIENCE_SECONDS, served
 
 ADDRESS = "http://127.0.0.1:8765"
 HTML = {"accept": "text/html"}
@@ -226,15 +226,18 @@ def test_an_open_service_asks_for_no_log_in_but_for_tokens_of_forms(sqlite: Data
         assert client.post("/v1/simulators/trainings").status_code == 202
 
 
-def test_in_a_real_browser(browser: Browser, sqlite_url: str) -> None:
+def test_in_a_real_browser(open_context: Callable[[str], BrowserContext], sqlite_url: str) -> None:
     """Logs in, works, comes back by a link from elsewhere, logs out."""
     with opened(sqlite_url) as database:
         key = make_key(database, "alice", "tune").text
     with served(sqlite_url) as service:
-        told = httpx.get(f"{service.address}/login", headers={"X-Forwarded-Proto": "https"})
+        told = httpx.get(
+            f"{service.address}/login",
+            headers={"X-Forwarded-Proto": "https"},
+            timeout=PATIENCE_SECONDS,
+        )
         assert "; Secure" in told.headers["set-cookie"], "a proxy on this machine is believed"
-        context = browser.new_context()
-        page = context.new_page()
+        page = open_context(service.address).new_page()
         page.goto(f"{service.address}/models")
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
         page.get_by_label("Key").fill(key)
@@ -257,4 +260,4 @@ def test_in_a_real_browser(browser: Browser, sqlite_url: str) -> None:
         expect(page).to_have_url(f"{service.address}/login")
         page.goto(f"{service.address}/clusters")
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
-        context.close()
+        page.context.close()

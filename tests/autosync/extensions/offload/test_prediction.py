@@ -20,14 +20,13 @@ from autosync.graph import Operation
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
-from autosync.simulator.learned.features.feature_names import WHAT_IFS
 from autosync.simulator.learned.features.strategy_features import features_of
-from autosync.simulator.learned.features.what_if import timeline_times, what_ifs
 from autosync.simulator.memory.memory_check import check_memory, fitting_rows
 from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.simulator.timeline.what_if import WHAT_IFS, timeline_times, what_ifs
 from autosync.strategy import AllReduce, ReduceScatter, Strategy
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, strategy_of

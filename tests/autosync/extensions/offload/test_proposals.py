@@ -30,7 +30,6 @@ from autosync.search.designs.design_table import (
 from autosync.search.edits.local_search import refined
 from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import is_ddp
-from autosync.search.loop.sources import parents_among
 from autosync.search.loop.tuning_store import Candidate, MemoryStore, Proposal
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
@@ -42,6 +41,7 @@ from autosync.trials.contract import ErrorKind, TrialError, TrialResult
 from autosync.verification import verify
 from tests.autosync.extensions.offload.test_prediction import four, heavy
 from tests.domains import domain_of, grid_cluster, layered_graph
+from tests.search.edits.strategies import parents_among
 
 OUTPUT = 2_000_000
 TIMELINE = TimelineSimulator()

@@ -1,11 +1,11 @@
 """The greedy proposer, where what is best is known."""
 
 from autosync.extensions.placement.document import evenly, modules_of
+from autosync.extensions.placement.placeable_modules import modules_to_place
 from autosync.extensions.placement.proposals import (
     PlacementEvaluator,
     device_sets,
     module_places,
-    modules_to_place,
     place_greedily,
 )
 from autosync.search.designs.known_designs import all_reduce_per_variable

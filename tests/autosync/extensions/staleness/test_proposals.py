@@ -17,7 +17,6 @@ from autosync.search.edits.small_edits import make_edited, parents_of
 from autosync.search.extension_proposals import kept_extensions
 from autosync.search.loop.proposing import propose
 from autosync.search.loop.settings import Settings
-from autosync.search.loop.sources import parents_among
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -31,6 +30,7 @@ from autosync.strategy import (
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn_domains import domains, seeds, spaces
+from tests.search.edits.strategies import parents_among
 from tests.search.sampler.test_sampling import assert_same
 
 SHAPES = ((300, 64), (64,), (128, 64), (128,), (10, 128), (1000, 48), (10,))

@@ -2,9 +2,11 @@
 
 import warnings
 
+import pytest
+
 from autosync.errors import NotSupported
 from autosync.runtime.attachment import attach
-from autosync.runtime.device.model_tensors import UNVERIFIED, _warn_unverified, warn_of_backend
+from autosync.runtime.device.model_tensors import QUEUES, UNVERIFIED, _warn_once, warn_of_backend
 from tests.autosync.runtime.cases import Case, make_model, make_optimizer, plan
 from tests.autosync.runtime.device.gpus import on_real_gpus
 from tests.autosync.runtime.parts import linear
@@ -37,7 +39,7 @@ def test_a_model_on_two_devices_is_refused_by_name(pair: Ranks) -> None:
 
 
 def test_it_warns_once_of_nccl_between_ranks() -> None:
-    _warn_unverified.cache_clear()
+    _warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for backend, world in (("gloo", 2), ("nccl", 1)):
@@ -46,3 +48,14 @@ def test_it_warns_once_of_nccl_between_ranks() -> None:
         warn_of_backend("nccl", 2)
         warn_of_backend("nccl", 2)
     assert [str(one.message) for one in seen] == [UNVERIFIED]
+
+
+def test_it_warns_where_streams_share_hardware_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    _warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="share one GPU"):
+        warn_of_backend("nccl", 2)
+    monkeypatch.setenv(QUEUES, "8")
+    warn_of_backend("nccl", 2)
+    monkeypatch.setenv(QUEUES, "1")
+    with pytest.warns(UserWarning, match=f"{QUEUES}=1: the GPU's streams share"):
+        warn_of_backend("nccl", 2)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autosync.domain import Domain
 from autosync.search.designs.torch_engines import fsdp2, zero2
 from autosync.strategy import Strategy
-from tests.autosync.runtime import beside_ddp, test_detachment, test_distribute, test_torch_engines
+from tests.autosync.runtime import beside_ddp, test_detachment, test_distribute
 from tests.autosync.runtime.cases import (
     Case,
     Cnn,
@@ -28,6 +28,7 @@ from tests.autosync.runtime.distributing import DDP, PLANS
 from tests.autosync.runtime.execution import test_pending, test_training
 from tests.autosync.runtime.place import HERE, here
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.torch_engines import test_torch_engines
 from tests.autosync.runtime.training import CASES, each_case
 from tests.autosync.runtime.updates import test_optimizer_state
 

@@ -154,9 +154,14 @@ def free_compute(rank: int, world: int) -> bool:
     comes to its backward pass only when rank 0 has done so."""
     model, optimizer, attachment = attached(Case(schedule=OVERLAP), world)
     store = dist.distributed_c10d._get_default_store()
+    loss_of(model, 0, rank).backward()  # the first, in which ranks compare their values
+    optimizer.step()
+    attachment.engine.flush()
+    torch.cuda.synchronize()
     if rank == 1:
         store.wait(["rank 0 has computed"], timedelta(seconds=60))
-    loss_of(model, 0, rank).backward()
+    optimizer.zero_grad()
+    loss_of(model, 1, rank).backward()
     optimizer.step()
     computed = torch.cuda.Event()
     computed.record()
@@ -207,7 +212,7 @@ def late_message(rank: int, world: int) -> tuple[bool, bool]:
     watch = Watchdog(streams, patience_seconds=0.0)
     torch.cuda._sleep(LONG_CYCLES)
     record.ended_event = streams.record_event()
-    watch.add(record)
+    watch.add(record, record.ended_event)
     time.sleep(0.001)
     lost = watch.lost()
     late = lost is not None and lost[0] is record

@@ -109,7 +109,7 @@ def mourn(pool: Ranks, case: Case, victim: int, moment: str) -> list[Obituary]:
 def test_a_killed_rank_is_an_error_on_every_survivor(method: str, moment: str, victim: int) -> None:
     """Rank 0 holds the store, and, as rank 1, owns variables under a parameter server."""
     case = Case(optimizer="sgd", method=method, schedule=OVERLAP, groups=4)
-    with ranks(3, timeout_seconds=10.0) as pool:
+    with ranks(3, timeout_seconds=30.0) as pool:
         for seen in mourn(pool, case, victim, moment):
             assert "A peer died" in seen.error
             assert "from the last checkpoint" in seen.error

@@ -4,36 +4,50 @@ timeline simulator plays."""
 import time
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from autosync.codes import Channel
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
-from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.execution.execution_trace import ExecutionTrace, MessageEvent
 from autosync.simulator.timeline.timeline_simulator import play_one
 from tests.autosync.runtime.beside_ddp import Script, beside_ddp
 from tests.autosync.runtime.cases import Case, attached, domain, loss_of, make_model, strategy
+from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.traces import crowding
 from tests.autosync.runtime.training import OVERLAP
 
 IDLE = replace(OVERLAP, gather="when_idle")
 SECONDS = 0.02
-"""That a rank computes before each gradient: an all-gather on loopback takes far less."""
+"""That a rank computes before each gradient."""
+PATIENCE_SECONDS = 60.0
 
 
-def paced(model: nn.Module) -> nn.Module:
-    """Every gradient comes a little after the one before."""
-    for parameter in model.parameters():
-        parameter.register_hook(lambda gradient: time.sleep(SECONDS))
-    return model
+def gathers_of(trace: ExecutionTrace, iteration: int) -> list[MessageEvent]:
+    """All-gathers of an iteration that have landed."""
+    channels = (Channel.GATHER, Channel.VALUE)
+    return [e for e in trace.events if e.iteration == iteration and e.channel in channels]
 
 
 def gathered_in_backward(rank: int, world: int, case: Case) -> tuple[int, str, list[int]]:
     """How many all-gathers had landed when backward() returned, what the rule forbids, and the
-    order in which all of them were issued in the last iteration."""
-    trace = ExecutionTrace()
-    model, optimizer, attachment = attached(case, world, trace, model=paced(make_model(case.model)))
+    order in which all of them were issued in the last iteration.
+
+    Every gradient comes a little after the one before, those of the first layer once an all-gather
+    has landed. Where none does, backward() goes on after PATIENCE_SECONDS."""
+    trace, iteration = ExecutionTrace(), 0
+
+    def hold(gradient: Tensor) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not gathers_of(trace, iteration) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    model = make_model(case.model)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: time.sleep(SECONDS))
+    linear(model, 0).weight.register_hook(hold)
+    model, optimizer, attachment = attached(case, world, trace, model=model)
     landed = 0
     for iteration in range(case.iterations):
         optimizer.zero_grad()
@@ -41,8 +55,7 @@ def gathered_in_backward(rank: int, world: int, case: Case) -> tuple[int, str, l
         returned = time.monotonic()
         optimizer.step()
     attachment.detach()
-    last = [event for event in trace.events if event.iteration == case.iterations - 1]
-    gathers = [e for e in last if e.channel in (Channel.GATHER, Channel.VALUE)]
+    gathers = gathers_of(trace, case.iterations - 1)
     landed = sum(event.end_seconds < returned for event in gathers)
     issued = [e.message for e in sorted(gathers, key=lambda event: event.start_seconds)]
     return landed, crowding(trace, attachment.engine.plan, case.iterations), issued

@@ -3,7 +3,6 @@ parameter that is trained has come or gone."""
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ EVERY = {
     "ddp": DDP,
     "clocks": Case(method="ps", staleness=1),
 }
-PATIENCE = timedelta(seconds=30)
 
 Change = Callable[[nn.Sequential], list[nn.Parameter]]
 """Of the layers of a model. Returns what the script would train by an optimizer of its own."""

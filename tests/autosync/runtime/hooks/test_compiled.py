@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -187,14 +188,18 @@ def steps(
         optimizer.step()
 
 
-def trained(rank: int, world: int, way: str, moment: str, full: bool) -> list[tuple[float, int]]:
-    """The difference from torch's DDP of the eager model, and how many graphs there are."""
+def trained(
+    rank: int, world: int, way: str, moment: str, plans: tuple[int, ...], full: bool
+) -> list[tuple[float, int, dict[str, int]]]:
+    """The difference from torch's DDP of the eager model, how many graphs there are, and where the
+    compiler broke one."""
     warnings.simplefilter("ignore")  # the compiler's own
     compiled, found = WAYS[way][0], []
-    for case in PLANS:
+    for case in (PLANS[number] for number in plans):
         plain = blocks_model()
         steps(DistributedDataParallel(plain), make_optimizer("sgd", plain), rank, range(5))
         torch._dynamo.reset()
+        counters.clear()
         graphs: list[int] = []
 
         def backend(graph: Any, inputs: Any, graphs: list[int] = graphs) -> Any:
@@ -216,26 +221,31 @@ def trained(rank: int, world: int, way: str, moment: str, full: bool) -> list[tu
             network = compiled(model, backend, full)
         steps(network, optimizer, rank, range(2 if moment == "midway" else 0, 5))
         attachment.detach()
-        found.append((worst_difference(model, plain), len(graphs)))
+        broken = dict(counters["graph_break"])
+        found.append((worst_difference(model, plain), len(graphs), broken))
     warnings.simplefilter("error")
     return found
 
 
-@pytest.mark.parametrize("full", long_after(1, [False, True]))
-@pytest.mark.parametrize(
-    ("way", "moment"),
-    [
-        *((way, "before") for way in BEFORE),
-        *((way, "behind") for way in WAYS),
-        ("each in place", "midway"),
-    ],
+COMPILED = (
+    *((way, "before") for way in BEFORE),
+    *((way, "behind") for way in WAYS),
+    ("each in place", "midway"),
 )
+ONE = [(*each, (number % len(PLANS),)) for number, each in enumerate(COMPILED)]
+OTHERS = [(way, moment, tuple({*range(len(PLANS))} - {*one})) for way, moment, one in ONE]
+"""In `make test` each way at each moment meets one of the plans, taken in turn."""
+
+
+@pytest.mark.parametrize("full", long_after(1, [False, True]))
+@pytest.mark.parametrize(("way", "moment", "plans"), long_after(len(ONE), ONE + OTHERS))
 def test_compiled_models_stay_exact_and_whole(
-    pair: Ranks, way: str, moment: str, full: bool
+    pair: Ranks, way: str, moment: str, plans: tuple[int, ...], full: bool
 ) -> None:
-    for found in pair.run(trained, way, moment, full):
-        assert max(worst for worst, _ in found) < 2e-6, found
-        assert max(graphs for _, graphs in found) <= WAYS[way][1], found
+    for found in pair.run(trained, way, moment, plans, full):
+        assert max(worst for worst, _, _ in found) < 2e-6, found
+        assert max(graphs for _, graphs, _ in found) <= WAYS[way][1], found
+        assert not any(broken for _, _, broken in found), found
 
 
 def told(rank: int, world: int, outside: bool) -> tuple[float, list[str]]:

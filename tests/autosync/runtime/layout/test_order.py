@@ -8,7 +8,8 @@ import pytest
 from autosync.domain import Domain
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
-from autosync.runtime.layout.records import ONE_QUEUE, VALUES, issue_order, queue_names
+from autosync.runtime.device.streams import ONE_QUEUE
+from autosync.runtime.layout.records import VALUES, issue_order, queue_names
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space

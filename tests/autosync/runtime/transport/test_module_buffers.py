@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import autosync
-from autosync.runtime.transport.module_buffers import BufferBroadcast
+from autosync.runtime.device.streams import ONE_ORDER, Streams
+from autosync.runtime.transport.module_buffers import BufferBroadcast, OrderedBufferBroadcast
 from tests.autosync.runtime.beside_ddp import PLANS
 from tests.autosync.runtime.cases import Case, data, make_optimizer, worst_difference
 from tests.autosync.runtime.distributing import distributed
@@ -72,9 +73,9 @@ def saved(rank: int, world: int, case: Case, kind: str) -> float:
     return worst_difference(model, plain)
 
 
-@pytest.fixture(scope="module")
-def staged() -> Iterator[Ranks]:
-    with ranks(2, way="staged") as made:
+@pytest.fixture(scope="module", params=["staged", "one order"])
+def as_on_gpus(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with ranks(2, way=request.param) as made:
         yield made
 
 
@@ -84,9 +85,9 @@ def test_several_forward_passes_before_backward(pair: Ranks, plan: str, kind: st
     assert max(pair.run(saved, PLANS[plan], kind)) < 3e-6
 
 
-def test_several_forward_passes_by_the_way_of_a_gpu(staged: Ranks) -> None:
-    for kind in ("table", "statistics"):
-        assert max(staged.run(saved, PLANS["all-reduce"], kind)) < 3e-6
+def test_several_forward_passes_by_the_way_of_a_gpu(as_on_gpus: Ranks) -> None:
+    for kind in ("table", "frozen", "statistics"):
+        assert max(as_on_gpus.run(saved, PLANS["all-reduce"], kind)) < 3e-6
 
 
 MOMENTS = ("first", "forward", "loss", "gradients", "stepped")
@@ -129,6 +130,13 @@ def test_a_rank_runs_forward_passes_alone(pair: Ranks, name: str) -> None:
         for lonely in (0, 1):
             first, second = pair.run(alone, PLANS[name], lonely, kind)
             assert first == second
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_runs_forward_passes_alone_as_on_gpus(as_on_gpus: Ranks, name: str) -> None:
+    for lonely in (0, 1):
+        first, second = as_on_gpus.run(alone, PLANS[name], lonely, "statistics")
+        assert first == second
 
 
 def two_models(rank: int, world: int) -> list[list[float]]:
@@ -176,8 +184,8 @@ def set_between(rank: int, world: int) -> list[float]:
     return used
 
 
-def test_buffers_set_by_the_script_between_steps_stay(pair: Ranks, staged: Ranks) -> None:
-    for pool in (pair, staged):
+def test_buffers_set_by_the_script_between_steps_stay(pair: Ranks, as_on_gpus: Ranks) -> None:
+    for pool in (pair, as_on_gpus):
         assert pool.run(set_between) == [[0.0, 1.0, 2.0]] * 2
 
 
@@ -214,3 +222,32 @@ def test_buffers_of_any_form(pair: Ranks) -> None:
     assert all(right + also_right)
     assert written == [False] * 8, "rank 0 sends"
     assert written_by_other == [True] * 6 + [False] * 2, "what is equal is left alone"
+
+
+def in_order(rank: int, world: int) -> list[tuple[float, bool]]:
+    """Two iterations of statistics, which every rank changes, and a mask, which none does: each
+    one's value, and whether its version moved."""
+    holder = nn.Module()
+    holder.register_buffer("statistics", torch.full((2,), float(rank)))
+    holder.register_buffer("mask", torch.full((3,), 5.0 + rank))
+    group: Any = dist.group.WORLD
+    streams = Streams(ONE_ORDER)
+    broadcast = OrderedBufferBroadcast(holder, group, rank, streams)
+    found = []
+    for _ in range(2):
+        holder.statistics.add_(1.0)  # type: ignore[operator]
+        versions = [buffer._version for buffer in holder.buffers()]
+        broadcast.start(lambda work: work.wait())
+        assert not broadcast.has_left()
+        broadcast.launch(streams)
+        assert broadcast.has_left()
+        broadcast.finish(lambda work: work.wait())
+        pairs = zip(holder.buffers(), versions, strict=True)
+        found += [(float(b[0]), b._version != version) for b, version in pairs]
+    return found
+
+
+def test_buffers_in_the_order_of_messages(pair: Ranks) -> None:
+    first, second = pair.run(in_order)
+    assert first == [(1.0, False), (5.0, False), (2.0, False), (5.0, False)]
+    assert second == [(1.0, True), (5.0, True), (2.0, True), (5.0, False)]

@@ -26,7 +26,7 @@ class Noting:
     def __getattr__(self, name: str) -> Any:
         def call(*given: Any) -> Any:
             self.asked.append((name, given[-1]))
-            return SimpleNamespace(wait=lambda: None)
+            return None if given[-1].asyncOp is False else SimpleNamespace(wait=lambda: None)
 
         return call
 
@@ -35,7 +35,9 @@ def asked(kind: Op, share: float | None, equal_shares: bool) -> tuple[str, Any]:
     group, wire = Noting(), torch.zeros(12)
     operation = Operation(kind, 1, 2, 4, 10, 0, share, equal_shares)
     NcclTransport(group).prepare(operation, wire, wire)().wait()
-    return group.asked[0]
+    ((name, options),) = group.asked
+    assert options.asyncOp is False  # on the stream that issues it
+    return name, options
 
 
 @pytest.mark.parametrize("operation", REDUCTIONS)

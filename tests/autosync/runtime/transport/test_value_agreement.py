@@ -1,7 +1,6 @@
 """A rank that alone loads values behind `distribute` is named on every rank."""
 
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
-from tests.autosync.runtime.distributing import distributed, refusal
+from tests.autosync.runtime.distributing import PATIENCE, distributed, refusal
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
 
@@ -98,7 +97,7 @@ def refused(rank: int, world: int, case: Case, load: str, key: str) -> str:
         said = error.message
     store = dist.distributed_c10d._get_default_store()
     store.set(f"{key}/{rank}", "")
-    store.wait([f"{key}/{1 - rank}"], timedelta(seconds=30))
+    store.wait([f"{key}/{1 - rank}"], PATIENCE)
     assert refusal(lambda: autosync.detach(model))
     return said
 

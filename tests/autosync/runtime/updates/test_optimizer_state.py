@@ -215,7 +215,7 @@ def test_a_rank_that_waits_says_for_whom(pair: Ranks) -> None:
 
 def alone(rank: int, world: int, case: Case) -> str:
     """Rank 1 never calls it."""
-    made = trained(case, rank, world, 2.0)
+    made = trained(case, rank, world, 8.0)
     store = dist.distributed_c10d._get_default_store()
     key = f"given up/{case.method}"
     if rank == 1:

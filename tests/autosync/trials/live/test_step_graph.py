@@ -1,20 +1,24 @@
 """A running job's step as a graph: what hooks on its modules record."""
 
+import itertools
+from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from autosync.documents import from_json, to_json
-from autosync.errors import InvalidStrategy
+from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.attachment import attach as swap_to_host
 from autosync.extensions.offload.document import RESERVE, Offload, budget_within
 from autosync.extensions.offload.schedule import least_budget_bytes
 from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.module_borders import borders_of, module_of
-from autosync.extensions.placement.proposals import modules_to_place
+from autosync.extensions.placement.placeable_modules import modules_to_place
 from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
 from autosync.trials.live.job import ControlGroup, LiveJob
@@ -248,3 +252,34 @@ def test_a_plain_iteration_that_does_not_fit_swaps_as_much_as_needed(with_state:
     assert recorded.optimizer.state_tensors == 2
     assert all(map(torch.equal, values, model.parameters()))
     assert not any(optimizer.state.values())
+
+
+def recorded_batches(counts: Sequence[int]) -> tuple[RecordedJob, nn.Module]:
+    """Of an iteration with each of these numbers of batches, again and again."""
+    iterations = itertools.cycle(counts)
+
+    def accumulate(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        for left in reversed(range(next(iterations))):
+            with model.no_sync() if left else nullcontext():
+                model(torch.ones(BATCH, 8)).sum().backward()
+        optimizer.step()
+
+    model = Outer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
+    before = take_snapshot(model, [optimizer])
+    job = LiveJob(accumulate, model, optimizer, before, control, timedelta(seconds=1))
+    return record_job(job, None, "cpu"), model
+
+
+def test_of_several_batches_one_is_recorded() -> None:
+    found, model = recorded_batches([3])
+    assert found.accumulate == 3
+    assert found.graph.id == recorded(Outer()).id
+    assert "no_sync" not in model.__dict__
+
+
+def test_iterations_have_as_many_batches() -> None:
+    with pytest.raises(InvalidInput, match="2 batches in some iterations and 3 in others"):
+        recorded_batches([2, 3])

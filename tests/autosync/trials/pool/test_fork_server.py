@@ -11,6 +11,7 @@ import pytest
 from autosync.errors import NotSupported
 from autosync.trials.commands import CommandFailed
 from autosync.trials.contract import Workload
+from autosync.trials.launchers import local_launcher
 from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool import fork_server
@@ -107,13 +108,14 @@ def test_one_that_dies_while_it_loads_is_refused_with_its_last_words(
 def test_a_testbed_goes_down_whatever_its_preloaded_process_does(
     testbed_possible: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: ForkServer) -> None:
-        raise OSError("on purpose")
+    class Failing(ForkServer):
+        def close(self) -> None:
+            raise OSError("on purpose")
 
+    monkeypatch.setattr(local_launcher, "ForkServer", Failing)
     pool = TestbedLauncher(check=False).open(Workload(small_domain()))
     built = Path(pool.places[0].namespaces[-1])  # type: ignore[attr-defined]
     assert built.exists()
-    monkeypatch.setattr(ForkServer, "close", failing)
     with pytest.raises(OSError, match="on purpose"):
         pool.close()
     assert not built.exists()

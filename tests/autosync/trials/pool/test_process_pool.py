@@ -21,6 +21,8 @@ from tests.autosync.trials.contract_suite import (
 )
 from tests.autosync.trials.strategies import ddp, mixed
 
+pytestmark = pytest.mark.usefixtures("marked")  # before the pool, whose processes the suite finds
+
 
 @pytest.mark.parametrize("pool", ["local"], indirect=True)  # elsewhere a prefix may be their parent
 def test_workers_run_under_the_batch_policy(pool: ProcessPool) -> None:

@@ -68,11 +68,11 @@ def test_a_rank_that_ends_or_hangs_costs_its_trial(device: ComputeDevice, backen
     workload = computing(device, backend, "faulty")
     plan = mixed(workload.domain)
     with LAUNCHER.open(workload) as pool:
-        for key, kind in {"killed:1": "crashed", "stopped:1": "timeout"}.items():
+        for key, kind, seconds in (("killed:1", "crashed", 60.0), ("stopped:1", "timeout", 5.0)):
             good = pool.run(TrialRequest(f"before {key}", plan, iterations=2))
             assert good.error is None, good.error
             ranks = pool.worker_pids()
-            failed = pool.run(TrialRequest(key, plan, iterations=2, timeout_seconds=5.0)).error
+            failed = pool.run(TrialRequest(key, plan, iterations=2, timeout_seconds=seconds)).error
             assert failed is not None
             assert failed.kind == kind
             assert_gone(ranks)

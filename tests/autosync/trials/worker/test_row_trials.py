@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autosync.bundle import Bundle, make_bundle
 from autosync.codes import Op
@@ -41,9 +42,9 @@ def domain() -> Domain:
     return domain_of(graph, grid_cluster(2), 2e-4, Optimizer("momentum"))
 
 
-def by_rows(schedule: Schedule, owned: bool) -> Bundle:
+def by_rows(schedule: Schedule, owned: bool, batches: int = 1) -> Bundle:
     """Tables gathered or spread over both owners; matrices as factors in one message."""
-    where = domain()
+    where = replace(domain(), accumulate=batches)
     choices = []
     for index, variable in enumerate(where.graph.variables):
         partition = whole(variable.shape)
@@ -88,3 +89,28 @@ def test_adam_takes_no_sparse_gradients() -> None:
         make_optimizer("adamw", model, sparse=True)
     dense = replace(domain(), graph=chain_graph())
     make_optimizer("adamw", Replay(dense, 1.0, 0, WaitedCompute()))
+
+
+def test_factors_and_rows_of_several_batches() -> None:
+    several = replace(domain(), accumulate=3)
+    with LocalLauncher(repeats=0).open(Workload(several)) as opened:
+        for key, made in (
+            ("ddp", ddp(several)),
+            ("gathered late", by_rows(OVERLAP, False, 3)),
+            ("owned", by_rows(Schedule(), True, 3)),
+        ):
+            result = opened.run(TrialRequest(key, made, warmup=1, iterations=3))
+            assert result.error is None, (key, result.error)
+
+
+def test_batches_of_an_update_touch_other_rows() -> None:
+    model = Replay(replace(domain(), accumulate=2), 1.0, 0, WaitedCompute())
+    table = next(p for p in model.parameters() if p.shape == (400, 16))
+    signal = torch.zeros((), requires_grad=True)
+    touched = []
+    for _ in range(2):
+        model(signal).backward()
+        assert table.grad is not None
+        touched.append(set(table.grad.coalesce().indices()[0].tolist()))
+    assert touched[0] < touched[1]
+    assert len(touched[1]) == 2 * len(touched[0])

@@ -16,6 +16,7 @@ from autosync.simulator.backends.nccl import (
 )
 from autosync.simulator.backends.nccl.algorithms import OPERATIONS
 from autosync.simulator.backends.nccl.constants import PRIORS, constants
+from autosync.simulator.fabric import Spine
 from autosync.simulator.topology import Topology, topology_of
 from tests.simulator.test_topology import cluster
 
@@ -155,7 +156,8 @@ def test_fewer_channels_are_slower() -> None:
 
 def test_an_oversubscribed_spine_narrows_nics() -> None:
     four = on(nodes=4)
-    halved = bus_gbytes(replace(four, oversubscription=2.0), Forced("Ring"))
+    spine = Spine(2.0, 1, False, four.nics, ()).of_hosts(4)
+    halved = bus_gbytes(replace(four, spine=spine), Forced("Ring"))
     assert halved == pytest.approx(bus_gbytes(four, Forced("Ring")) / 2, rel=0.15)
 
 

@@ -1,0 +1,1 @@
+"""Knobs of NCCL that a strategy states (`autosync.nccl_knobs`)."""

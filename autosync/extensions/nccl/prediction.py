@@ -1,0 +1,57 @@
+"""What knobs of NCCL change: the seconds of collectives, and what these take from compute.
+
+The model of NCCL's collectives knows forced algorithms and protocols, channels and sockets. PXN,
+min_ctas and clusters of CTAs change nothing there, so only trials tell.
+"""
+
+from dataclasses import replace
+
+from autosync.domain import Domain
+from autosync.extensions.registry import entry_of
+from autosync.nccl_knobs import NcclKnobs
+from autosync.population import Population
+from autosync.simulator.backends.nccl import Forced, cost_segments
+from autosync.simulator.backends.nccl.tuner import runnable
+from autosync.simulator.extension_prediction import Prediction
+from autosync.simulator.topology import topology_of
+from autosync.strategy import Strategy
+
+
+class NcclPrediction(Prediction):
+    restates_domains = True
+
+    def restated(self, domain: Domain, population: Population, index: int) -> Domain:
+        """On the cluster whose jobs tell NCCL so. Collectives slow compute by the multiprocessors
+        that they take, so in proportion to their channels.
+
+        Raises:
+            InvalidInput: an algorithm or protocol does not run there.
+        """
+        knobs = entry_of(population.extensions[population.extension[index]], NcclKnobs)
+        if knobs is None:
+            return domain
+        for each in knobs.ranges:  # refuses what runs on no such cluster
+            forced = Forced(each.algorithm, each.protocol)
+            runnable(topology_of(domain.cluster), each.operation, forced)
+        cluster = replace(domain.cluster, nccl=knobs)
+        slowdown = cluster.overlap_slowdown
+        if slowdown and knobs.max_ctas:
+            own = cost_segments(topology_of(domain.cluster), "all_reduce")[-1].channels
+            fewer = min(1.0, knobs.max_ctas / own)
+            cluster = replace(cluster, overlap_slowdown=slowdown * fewer)
+        return replace(domain, cluster=cluster)
+
+    def account(self, domain: Domain, strategy: Strategy) -> list[str]:
+        knobs = strategy.extension(NcclKnobs)
+        if knobs is None:
+            return []
+        unknown = {
+            "min_ctas": knobs.min_ctas,
+            "cga_cluster_size": knobs.cga_cluster_size is not None,
+            "pxn": knobs.pxn is not None,
+        }
+        names = [name for name, stated in unknown.items() if stated]
+        return [f"No prediction knows what {', '.join(names)} changes."] if names else []
+
+
+PREDICTION = NcclPrediction()

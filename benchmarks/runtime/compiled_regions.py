@@ -1,0 +1,195 @@
+"""Regions of a compiled model, of several sizes, beside torch's DDP: seconds an iteration on two
+gloo ranks of this machine.
+
+python -m benchmarks.runtime.compiled_regions [--blocks 8] [--width 512] [--rounds 15]
+
+DDP trains the model eager, and compiled in each way that torch has (`compiled_ddp`): as one region,
+by DDPOptimizer, by compiled autograd. Plans have buckets of the same bytes. The ways take turns in
+every round; the spread is the middle half of the rounds' ratios to eager DDP. Links are loopback:
+there is little to hide, so what is shown is what the compiler gains and what cutting costs.
+"""
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autosync.bundle import Bundle, make_bundle
+from autosync.extensions.compilation.document import CompiledRegions
+from autosync.runtime.distributed import detach, distribute
+from autosync.search.designs.known_designs import all_reduce_fused
+from autosync.units import MIB
+from benchmarks.gpu.ranks import on_ranks
+from benchmarks.runtime.compiled_ddp import WAYS as COMPILED_DDP
+from benchmarks.runtime.compiled_ddp import CompiledDdp
+from tests.autosync.runtime.cases import domain
+
+BATCH, WORDS = 4, 32
+BUCKETS = 4
+ITERATIONS = 5
+COMPILING = 3
+"""Iterations before the first round, in which the compiler works."""
+
+EAGER_DDP = "DDP, eager"
+PLAN = "plan"
+
+
+class Block(nn.Module):
+    """As one of a transformer, with pointwise operations that a compiler fuses."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.norm(x)))) * 0.5
+        return out
+
+
+class Blocks(nn.Module):
+    def __init__(self, blocks: int, width: int):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def region_sizes(blocks: int) -> list[int]:
+    """1, 2, 4, ... blocks, and all."""
+    return sorted({*(1 << bit for bit in range(blocks.bit_length()) if 1 << bit < blocks), blocks})
+
+
+def shipped(model: nn.Module, blocks: int, size: int) -> Bundle:
+    """A plan of fused all-reduces; size: blocks of a region, 0 for an eager model."""
+    where = domain(model, dist.get_world_size())
+    strategy = all_reduce_fused(where, where.graph.size_bytes // BUCKETS)
+    if size:
+        names = [f"blocks.{place}" for place in range(blocks)]
+        regions = tuple(tuple(names[at : at + size]) for at in range(0, blocks, size))
+        strategy = strategy.carrying(CompiledRegions(regions))
+    return make_bundle(strategy, where)
+
+
+@dataclass(slots=True)
+class Training:
+    """What one way trains with. setting: of torch's compiler, where DDP is compiled."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    passes: Callable[[], None]
+    setting: CompiledDdp | None = None
+
+    def train(self, iterations: int) -> float:
+        """Milliseconds an iteration."""
+        dist.barrier()
+        begun = time.perf_counter()
+        with self.setting.in_force() if self.setting else nullcontext():
+            for _ in range(iterations):
+                self.optimizer.zero_grad()
+                self.passes()
+                self.optimizer.step()
+        return 1e3 * (time.perf_counter() - begun) / iterations
+
+
+def trainings(blocks: int, width: int, inputs: Tensor) -> tuple[dict[str, Training], list[str]]:
+    """Of each way, and what is left out and why."""
+    found: dict[str, Training] = {}
+    left_out = []
+
+    def loss(network: nn.Module) -> Tensor:
+        value: Tensor = network(inputs).square().mean()
+        return value
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Blocks(blocks, width)
+        return model, torch.optim.SGD(model.parameters(), 1e-3, foreach=True)
+
+    def in_ddp(model: nn.Module) -> DistributedDataParallel:
+        size_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        limit = max(1.0, size_bytes / BUCKETS / MIB)  # DDPOptimizer's first bucket has 1 MiB
+        return DistributedDataParallel(model, bucket_cap_mb=limit, gradient_as_bucket_view=True)
+
+    def plain(network: nn.Module, optimizer: torch.optim.Optimizer) -> Training:
+        return Training(network, optimizer, lambda: loss(network).backward())
+
+    model, optimizer = made()
+    found[EAGER_DDP] = plain(in_ddp(model), optimizer)
+    for setting in COMPILED_DDP:
+        if lacking := setting.lacks():
+            left_out.append(f"{setting.name}: this torch has no {lacking}")
+            continue
+        model, optimizer = made()
+        with setting.in_force():
+            network = in_ddp(model)
+            passes = setting.passes(network, loss)
+        found[setting.name] = Training(network, optimizer, passes, setting)
+    for size in (0, *region_sizes(blocks)):
+        model, optimizer = made()
+        name = f"{PLAN}, regions of {size}" if size else f"{PLAN}, eager"
+        found[name] = plain(*distribute(model, optimizer, shipped(model, blocks, size)))
+    return found, left_out
+
+
+def measure(
+    rank: int, world: int, device: torch.device, blocks: int, width: int, rounds: int
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Milliseconds an iteration of each way and round, and what is left out and why."""
+    warnings.simplefilter("ignore")  # the compiler's own
+    inputs = torch.randn(BATCH, WORDS, width, device=device)
+    made, left_out = trainings(blocks, width, inputs)
+    for name in list(made):
+        try:
+            made[name].train(COMPILING)
+        except RuntimeError as error:  # of the compiler, on every rank alike
+            if made.pop(name).setting is None:
+                raise
+            left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
+    found: dict[str, list[float]] = {name: [] for name in made}
+    for number in range(rounds):
+        names = list(made)
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            found[name].append(made[name].train(ITERATIONS))
+    for name, training in made.items():
+        if name.startswith(PLAN):
+            detach(training.network)
+    return found, left_out
+
+
+def report(found: dict[str, list[float]], left_out: list[str]) -> None:
+    print(f"{'':24}{'ms':>8}{'/ eager DDP':>13}{'middle half':>16}")
+    for name, milliseconds in found.items():
+        ratios = [a / b for a, b in zip(milliseconds, found[EAGER_DDP], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        span = f"{low:.2f} to {high:.2f}"
+        print(f"{name:24}{statistics.median(milliseconds):8.2f}{middle:13.2f}{span:>16}")
+    for line in left_out:
+        print(f"left out: {line}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    measured = on_ranks(2, "cpu", "gloo", measure, given.blocks, given.width, given.rounds)
+    print(f"{given.blocks} blocks of width {given.width}, two ranks, torch {torch.__version__}")
+    report(*measured[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Every page by keyboard, by voice, on a phone and in the dark: checked in a real browser."""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, ViewportSize, expect
+
+from autosync.api.db import Database
+from autosync.api.engine import job_queue
+from autosync.api.engine.submission import enqueue
+from autosync.api.views import reports
+from tests.api.sample import claimed, finished, run_search, small_request
+from tests.api.simulator_versions import store_versions
+
+pytestmark = pytest.mark.timeout(600)
+
+CHECK = (Path(__file__).parent / "accessibility.js").read_text()
+OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+SCREENS: tuple[ViewportSize, ...] = ({"width": 1200, "height": 900}, {"width": 380, "height": 800})
+REQUEST = small_request(budget=8)
+PATIENCE_MILLISECONDS = 240_000
+"""Not what a page takes, but when to give up: other work may make it many times slower."""
+
+
+def pages(database: Database) -> dict[str, str]:
+    """Each kind of page, and what is shown there at last."""
+    done, other = finished(database, REQUEST), finished(database, REQUEST)
+    held, store = claimed(database, REQUEST)
+    run_search(store, REQUEST)
+    waiting = enqueue(database, REQUEST)
+    job_queue.cancel(database, enqueue(database, REQUEST))
+    store_versions(database)
+    with database.reading() as session:
+        tuning = reports.tuning(session, done)
+        ranked = reports.ranked_strategies(session, done).items
+    assert tuning.result is not None
+    answer, second = tuning.result.strategy_id, ranked[1].strategy_id
+    of = f"/tunings/{done}"
+    return {
+        "/": "table.tunings",
+        "/?text=nobody": ".empty",
+        "/models": "table",
+        "/models/vgg16": "figure#model",
+        "/clusters": "table",
+        f"/clusters/{tuning.cluster_id}": "table#nodes",
+        "/simulators": "figure#versions",
+        "/simulators/version-0": "table#sources",
+        "/simulators/version-2": "figure#versions",
+        of: "figure#memory",
+        f"/tunings/{held.job_id}": "figure#convergence",
+        f"/tunings/{waiting}": "#state",
+        f"{of}/trials": "table.trials",
+        f"{of}/trials/7": ".stderr",
+        f"{of}/strategies/{answer}": "figure#predicted-timeline",
+        f"{of}/compare?left={answer}&right={second}": "figure#predicted-timeline",
+        f"/compare?tuning={done}&tuning={other}&tuning={held.job_id}": ".facts-table",
+        f"/?like={done}": "#start form",
+        "/runtimes": "table.runtimes",
+        "/predict": "form#ask",
+        "/predict/answer?graph=vgg16&cluster=aws-p3-16xlarge-x4": "figure#collectives",
+        "/glossary": "dl.glossary",
+    }
+
+
+def test_every_page_can_be_read_and_used_by_everyone(page: Page, shown_database: Database) -> None:
+    wrong = []
+    page.set_default_timeout(PATIENCE_MILLISECONDS)
+    for path, last in pages(shown_database).items():
+        page.set_viewport_size(SCREENS[0])
+        page.goto(path)
+        expect(page.locator(last).first).to_be_visible(timeout=PATIENCE_MILLISECONDS)
+        expect(page.get_by_text(re.compile("being (drawn|made|predicted)"))).to_have_count(0)
+        page.evaluate(OPEN_ALL)
+        for screen in SCREENS:
+            page.set_viewport_size(screen)
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                found = page.evaluate(CHECK)
+                wrong += [f"{path}, {screen['width']} pixels, {scheme}: {each}" for each in found]
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert max(int(part) for part in re.findall(r"\d+", ground)) < 60, "dark is dark"
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,83 @@
+"""What the form that starts a tuning offers, however much is stored."""
+
+import re
+from pathlib import Path
+
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.db.document_store import graph_row, insert_rows
+from autosync.api.db.tables import GraphRow
+from autosync.api.engine.simulator_store import store_simulator
+from autosync.api.http.app import create_app
+from autosync.search.space import SPACES
+from autosync.simulator.learned.learned_simulator import LearnedSimulator
+from tests.api.checkpoints import checkpoint
+from tests.api.http.forms import given_token
+from tests.domains import chain_graph
+
+MANY = 60
+"""More than a page of any list has."""
+
+
+def options(text: str, name: str) -> dict[str, bool]:
+    """Of the choice of this name, by value: whether it is chosen."""
+    found = re.search(rf'<select name="{name}".*?</select>', text, re.DOTALL)
+    shown = text if found is None else found[0]
+    chosen_by_value = {}
+    for tag, words in re.findall(r"<option([^>]*)>([^<]*)", shown):
+        value = re.search('value="([^"]*)"', tag)
+        chosen_by_value[value[1] if value else words] = tag.endswith("selected")
+    return chosen_by_value
+
+
+def test_every_simulator_can_be_chosen(sqlite: Database, tmp_path: Path) -> None:
+    card, weights = checkpoint(tmp_path, LearnedSimulator())
+    names = [f"mine-{number:03}" for number in range(MANY)]
+    for name in names:
+        store_simulator(sqlite, name, card, weights)
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        first = options(client.get("/").text, "simulator")
+        assert first["learned"]
+        assert not set(first) & set(names), "read when somebody looks"
+        shown = options(client.get("/fragments/simulators?simulator=mine-059").text, "")
+        assert set(shown) > {*names, "learned", "timeline"}
+        assert [name for name, chosen in shown.items() if chosen] == ["mine-059"]
+
+
+def test_the_model_that_was_chosen_is_offered_however_old_it_is(sqlite: Database) -> None:
+    graphs = [chain_graph(((number + 1, 4),)) for number in range(MANY)]
+    for age, graph in enumerate(graphs):
+        with sqlite.writing() as session:
+            insert_rows(session, (graph_row(graph),))
+            session.get_one(GraphRow, graph.id).created_at = 1e9 - age
+    oldest = graphs[-1].id
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        assert oldest not in options(client.get("/").text, "graph")
+        shown = options(client.get(f"/?graph={oldest}").text, "graph")
+        assert [value for value, chosen in shown.items() if chosen] == [oldest]
+
+
+def test_every_space_that_has_a_name_can_be_chosen(sqlite: Database) -> None:
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        assert chosen_space(client.get("/").text) == ""
+        assert set(spaces(client.get("/").text)) == {"", *SPACES}
+        for name in SPACES:
+            form = {"graph": "vgg16", "cluster": "example-2x2", "space": name}
+            asked = {**form, **given_token(client)}
+            answer = client.post("/tunings", data=asked, follow_redirects=False)
+            assert answer.status_code == 303, answer.text
+            started = answer.headers["location"].rpartition("/")[2]
+            assert client.get(f"/v1/tunings/{started}").json()["space"] == name
+            assert chosen_space(client.get(f"/?like={started}").text) == name
+
+
+def spaces(text: str) -> dict[str, bool]:
+    """By value: whether it is chosen."""
+    found = re.findall(r'<input type="radio" name="space" value="(\w*)" ?(\w*)', text)
+    return {value: word == "checked" for value, word in found}
+
+
+def chosen_space(text: str) -> str:
+    (chosen,) = [value for value, is_chosen in spaces(text).items() if is_chosen]
+    return chosen

@@ -1,0 +1,199 @@
+"""Over REST and in pages: jobs on other numbers of nodes, collectives, and logs of nccl-tests."""
+
+import html
+import re
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from autosync.api.db import Database
+from autosync.api.engine.service_limits import UNLIMITED
+from autosync.api.http.app import create_app
+from autosync.documents import to_data, to_json
+from autosync.profiling import estimate_profile
+from tests.api.http.dashboard.test_pages import text_of
+from tests.api.http.forms import given_token
+from tests.autosync.interop.test_nccl_tests import HEADING, NEW, ROWS
+from tests.domains import chain_graph
+
+PAIR = """
+name: pair
+backend: nccl
+transport: infiniband
+nodes:
+  - {address: a, devices: [{type: a100, count: 2}], nvswitch: true, nics: 2, nic_gbps: 200}
+  - {address: b, devices: [{type: a100, count: 2}], nvswitch: true, nics: 2, nic_gbps: 200}
+"""
+
+
+@pytest.fixture
+def client(sqlite: Database) -> Iterator[TestClient]:
+    """Without limits predictions are answered in this process."""
+    app = create_app(sqlite, limits=UNLIMITED)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture
+def ids(client: TestClient) -> dict[str, str]:
+    graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
+    return {"graph": graph, "cluster": client.post("/v1/clusters", content=PAIR).json()["id"]}
+
+
+def test_a_prediction_on_nccl_is_the_same_by_every_route(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    """What replication adds to compute is added in rankings and comparisons, too."""
+    job = {**ids, "step_seconds": 0.02, "precision": "bf16", "accumulate": 3}
+    (given,) = client.post("/v1/predict", json={**job, "strategies": ["ddp"]}).json()["items"]
+    timeline = {"simulator": "timeline", "proposals": 8}
+    ranked = client.post("/v1/rank", json={**job, **timeline, "top": 256}).json()
+    ddp = next(each for each in ranked["items"] if each["origin"] == "ddp")
+    for name in ("predicted_seconds", "low_seconds", "high_seconds", "binding"):
+        assert ddp[name] == pytest.approx(given[name]), name
+    assert ranked["ddp_seconds"] == pytest.approx(given["predicted_seconds"])
+    assert ranked["constants"] == given["constants"] == "by-class"
+    assert set(ranked["warnings"]) <= set(given["warnings"])
+    assert ranked["limit_seconds"] == pytest.approx(given["limit_seconds"])
+    (point,) = client.post("/v1/scale", json={**job, "nodes": [2]}).json()["points"]
+    assert point["step_seconds"] == pytest.approx(given["predicted_seconds"])
+    assert point["efficiency"] == pytest.approx(3 * 0.02 / point["step_seconds"])
+    body = {"graph": ids["graph"], "clusters": [{"cluster": ids["cluster"]}], **timeline}
+    (alone,) = client.post("/v1/compare", json={**body, "precision": "bf16"}).json()["items"]
+    (added,) = client.post(
+        "/v1/compare", json={**body, "precision": "bf16", "accumulate": 3}
+    ).json()["items"]
+    assert alone["predicted_seconds"] < added["predicted_seconds"]
+    assert alone["samples_per_second"] < added["samples_per_second"]
+    assert alone["warnings"]
+
+
+def test_how_a_job_computes_is_said_in_one_way(client: TestClient, ids: dict[str, str]) -> None:
+    asked = {**ids, "strategies": ["ddp"]}
+
+    def step(**settings: object) -> float:
+        (answer,) = client.post("/v1/predict", json={**asked, **settings}).json()["items"]
+        seconds: float = answer["predicted_seconds"]
+        return seconds
+
+    assert step(precision="bf16") < step()
+    assert step(recompute=True) > step()
+    assert step(step_seconds=1.0) > 1.0
+    (known,) = client.post("/v1/predict", json={**asked, "step_seconds": 1.0}).json()["items"]
+    assert not any("compute is an estimate" in each for each in known["warnings"])
+    profile = to_data(estimate_profile(chain_graph(), "a100"))
+    for wrong, thing in (
+        ({"precision": "fp4"}, "precision"),
+        ({"step_seconds": 0}, "step_seconds"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"recompute": True, "profile": profile}, "recompute"),
+        ({"step_seconds": 1.0, "profile": profile}, "step_seconds"),
+    ):
+        for path in ("/v1/predict", "/v1/rank", "/v1/scale"):
+            refused = client.post(path, json={**ids, **wrong})
+            assert (refused.status_code, thing in refused.json()["detail"]) == (422, True), wrong
+
+
+def test_a_job_is_scaled(client: TestClient, ids: dict[str, str]) -> None:
+    found = client.post("/v1/scale", json={**ids, "nodes": [4, 1, 2, 2]}).json()
+    assert [point["ranks"] for point in found["points"]] == [2, 4, 8]
+    for point in found["points"]:
+        assert point["low_seconds"] < point["step_seconds"] < point["high_seconds"]
+        assert point["binding"]
+    assert any("compute is an estimate" in each for each in found["warnings"])
+    unknown = client.post("/v1/scale", json={**ids, "strategy": "nobody"})
+    assert (unknown.status_code, unknown.json()["thing"]) == (404, "strategy")
+    assert client.post("/v1/scale", json={**ids, "nodes": []}).status_code == 422
+    mixed = client.post("/v1/scale", json={**ids, "cluster": "example-mixed", "nodes": [99]})
+    assert (mixed.status_code, mixed.json()["thing"]) == (409, "nodes")
+
+
+def test_collectives_are_predicted(client: TestClient, ids: dict[str, str]) -> None:
+    asked = {"cluster": ids["cluster"], "operation": "all_gather", "sizes_bytes": [1024, 2**30]}
+    found = client.post("/v1/collectives", json={**asked, "nodes": 3}).json()
+    assert (found["ranks"], found["nodes"], found["backend"]) == (6, 3, "nccl")
+    small, large = found["rows"]
+    assert small["seconds"] < large["seconds"]
+    assert large["busbw_gbytes_per_second"] == pytest.approx(2**30 * 5 / 6 / large["seconds"] / 1e9)
+    assert small["algorithm"]
+    forced = client.post("/v1/collectives", json={**asked, "protocol": "LL"}).json()
+    assert {row["protocol"] for row in forced["rows"]} == {"LL"}
+    for wrong in ({"algorithm": "Magic"}, {"sizes_bytes": [0]}, {"cluster": "nowhere"}, {"op": 1}):
+        refused = client.post("/v1/collectives", json={**asked, **wrong})
+        assert refused.status_code in (404, 422), refused.text
+        assert refused.json()["remedy"]
+
+
+def test_a_log_makes_a_cluster_with_its_curves(client: TestClient, ids: dict[str, str]) -> None:
+    path = f"/v1/clusters/{ids['cluster']}/calibrate"
+    answer = client.post(path, content=NEW)
+    assert answer.status_code == 201, answer.text
+    found = answer.json()
+    assert found["id"] != ids["cluster"]
+    assert found["curves"][0]["curve"].startswith("all_reduce of 4 ranks on 2 nodes")
+    assert found["curves"][0]["warning"] == ""
+    stored = client.get(found["location"]).json()
+    assert stored["curves"][0]["nodes"] == 2
+    asked = {"cluster": found["id"], "sizes_bytes": [2**20]}
+    table = client.post("/v1/collectives", json=asked).json()
+    assert table["rows"][0]["seconds"] == pytest.approx(105e-6)
+    assert "measured" in table["warnings"][0]
+    assert client.post(path, content=NEW).status_code == 200
+    other = client.post("/v1/clusters/aws-p5-48xlarge-x4/calibrate", content=NEW).json()
+    assert "does not count" in other["curves"][0]["warning"]
+
+
+def test_what_a_log_does_not_say_is_stated_over_rest(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    path = f"/v1/clusters/{ids['cluster']}/calibrate"
+    bare = client.post(path, content=HEADING + ROWS)
+    assert (bare.status_code, "which collective" in bare.json()["detail"]) == (422, True)
+    stated = {"operation": "all_reduce", "ranks": "4", "nodes": "2"}
+    assert client.post(path, content=HEADING + ROWS, params=stated).status_code == 201
+    assert client.post(path, content=b"\xff nothing").status_code == 422
+    assert client.post(path, content=NEW, params={"hosts": "2"}).status_code == 422
+    assert client.post("/v1/clusters/nowhere/calibrate", content=NEW).status_code == 404
+
+
+def test_a_page_predicts(client: TestClient, ids: dict[str, str]) -> None:
+    assert "A cluster you need not have" in text_of(client, "/predict")
+    of = f"graph={ids['graph']}&cluster={ids['cluster']}"
+    asked = f"{of}&nodes=1,2,4&operation=broadcast&accumulate=2&batch_size="
+    page = client.get(f"/predict/answer?{asked}").text
+    parts = [html.unescape(each) for each in re.findall(r'hx-get="(/predict/[^"]+)"', page)]
+    strategies, scale, collectives = (client.get(part).text for part in parts)
+    assert (scale.count("<figure"), collectives.count("<figure")) == (1, 1)
+    for words in ("Bound by", "Between", "compute is an estimate"):
+        assert words in strategies
+    assert "compute is an estimate" in scale
+    assert "broadcast as nccl-tests" in collectives
+    for wrong, words in (("&nodes=1,x", "'x'"), ("&accumulate=0", "accumulate")):
+        assert words in text_of(client, f"/predict/answer?{of}{wrong}", 422)
+    assert "there is no cluster" in text_of(client, "/predict/answer?cluster=nowhere", 422)
+    assert "there is no graph" in text_of(client, "/predict/answer?graph=nothing", 422)
+
+
+def test_a_part_that_cannot_be_predicted_says_why(client: TestClient, ids: dict[str, str]) -> None:
+    of = f"graph={ids['graph']}&cluster=example-mixed&nodes=9&operation=send_recv"
+    assert client.get(f"/predict/strategies?{of}").status_code == 200
+    scale = client.get(f"/predict/scale?{of}")
+    assert (scale.status_code, scale.json()["thing"]) == (409, "nodes")
+    assert "its nodes differ" in scale.json()["detail"]
+    collectives = client.get(f"/predict/collectives?{of}")
+    assert "no send_recv is predicted" in collectives.json()["detail"]
+
+
+def test_a_log_is_uploaded_on_the_page_of_its_cluster(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    fields = {"cluster": ids["cluster"], **given_token(client)}
+    file = {"document": ("sweep.log", NEW.encode())}
+    done = client.post("/clusters/calibrate", data=fields, files=file, follow_redirects=False)
+    assert done.status_code == 303, done.text
+    assert "all_reduce of 4 ranks on 2 nodes" in text_of(client, done.headers["location"])
+    wrong = client.post(
+        "/clusters/calibrate", data=fields, files={"document": ("x.log", b"no table")}
+    )
+    assert (wrong.status_code, "has no table of nccl-tests" in wrong.text) == (422, True)
