@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo
 
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, ServiceUrl
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, ServiceUrl, number_or_fraction
 from autosync.api.spec import AdvancedSpec
 from autosync.errors import InvalidInput
 
@@ -88,8 +88,10 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     """Bounds are checked by the specification, which names the value."""
+    is_number = field.annotation in (float, float | None)
     option = typer.Option(
-        metavar="NAME" if field.annotation is str else None,
+        metavar="NUMBER" if is_number else "NAME" if field.annotation is str else None,
+        parser=number_or_fraction if is_number else None,
         help=(field.description or "").replace("`", ""),
     )
     return inspect.Parameter(

@@ -1,6 +1,7 @@
 """Arguments and options that several commands share."""
 
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,15 @@ from autosync.environment import (
 from autosync.optimizers import OptimizerName
 from autosync.search.space import SPACES_IN_WORDS, SpaceName
 from autosync.trials import request_names
+
+
+def number_or_fraction(text: str) -> float:
+    """0.03125, or 1/32 as reports print it."""
+    try:
+        return float(Fraction(text)) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(f"{text!r} is no number such as 0.5 or 1/2.") from None
+
 
 Model = Annotated[
     str,

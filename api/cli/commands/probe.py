@@ -11,6 +11,7 @@ from autosync.api.cli.options import (
     RayAddress,
     RequiredOutput,
     WorkerPython,
+    number_or_fraction,
     set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
     from autosync.cluster import Cluster
     from autosync.simulator.fitting.iteration_costs import CostFit
 
+Scale = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER",
+        parser=number_or_fraction,
+        help="As in `autosync tune`.",
+        show_default="by cluster",
+    ),
+]
+
 
 def probe(
     cluster: ClusterName,
     output: RequiredOutput,
     launcher: Annotated[LauncherName, typer.Option(help="As in `autosync tune`.")] = "auto",
-    byte_scale: Annotated[
-        float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
-    ] = None,
-    time_scale: Annotated[
-        float | None, typer.Option(help="As in `autosync tune`.", show_default="by cluster")
-    ] = None,
+    byte_scale: Scale = None,
+    time_scale: Scale = None,
     prefix: Prefix = None,
     python: WorkerPython = None,
     ray_address: RayAddress = None,

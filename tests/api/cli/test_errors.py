@@ -49,7 +49,7 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             ("budget: Input should be greater", "got -3"),
         ),
         (
-            (*TUNED, "--compute", "kernels", "--byte-scale", "0.5", "--launcher", "local"),
+            (*TUNED, "--compute", "kernels", "--byte-scale", "1/2", "--launcher", "local"),
             ("byte_scale is 0.5",),
         ),
         (("import", "chain.json", "-o", "."), ("cannot write '.'",)),
