@@ -5,16 +5,17 @@ A training step of bundled models alone, then hand-designed strategies and torch
 on four those that shard within nodes; on a GPU the ranks share it.
 
     python -m benchmarks.peak_memory [--alone MODEL:BATCH ...] [--strategies MODEL:BATCH]
-        [--designs NAME ...] [--device cuda] [--backend nccl] [--json FILE]
+        [--designs NAME ...] [--accumulate N] [--device cuda] [--backend nccl] [--json FILE]
 """
 
 import argparse
+import gc
 import multiprocessing
 import os
 import socket
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--alone", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
     parser.add_argument("--strategies", default="bert_3l:8", metavar="MODEL:BATCH")
     parser.add_argument("--designs", nargs="*", metavar="NAME", help="these strategies alone")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per update")
     parser.add_argument("--optimizer", default="adamw", choices=tuple(STATE_TENSORS))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--backend", default="gloo", choices=("gloo", "nccl"))
@@ -94,7 +96,8 @@ def main() -> None:
     model, batch = options.strategies.split(":")
     of_two = [name for name in (*NAMES, *SHARDINGS) if name not in HYBRID]
     for designs, ranks in ((of_two, 1), (HYBRID, 2)):
-        domain = domain_of(model, int(batch), options.optimizer, ranks, options.backend)
+        of_one = domain_of(model, int(batch), options.optimizer, ranks, options.backend)
+        domain = replace(of_one, accumulate=options.accumulate)
         for name in designs:
             if options.designs is not None and name not in options.designs:
                 continue
@@ -233,12 +236,19 @@ class Job:
             self.model.to(device)
             self.inputs = moved_examples(self.inputs, device)
         self.optimizer = optimizer_for(self.model, domain.optimizer.name)
+        self.accumulate = domain.accumulate
 
     def step(self, model: nn.Module) -> None:
         self.optimizer.zero_grad()
-        args, keywords = module_arguments(self.model, self.inputs, self.loss)  # not DDP's own
-        loss_of(model(*args, **keywords), self.inputs, self.loss).backward()
+        for _ in range(self.accumulate - 1):
+            with model.no_sync():  # type: ignore[operator]  # of every attached model
+                self._loss(model).backward()
+        self._loss(model).backward()
         self.optimizer.step()
+
+    def _loss(self, model: nn.Module) -> Any:
+        args, keywords = module_arguments(self.model, self.inputs, self.loss)  # not DDP's own
+        return loss_of(model(*args, **keywords), self.inputs, self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +262,21 @@ class Allocation:
     in_collective: bool = False
 
 
-def peak_in_step(profiled: Any) -> int:
+def blocks_of_tensors() -> dict[int, int]:
+    """Bytes of what tensors hold now, by address. Late updates run on a thread that no profile
+    sees, and make the optimizer's state there."""
+    storages = [
+        each.untyped_storage()
+        for each in gc.get_objects()
+        if type(each) in (torch.Tensor, nn.Parameter) and each.layout is torch.strided
+    ]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def peak_in_step(profiled: Any, held: Mapping[int, int] | None = None) -> int:
     """The most that the allocator held within the measured step, whose model was built within the
-    profile."""
+    profile. held: `blocks_of_tensors` after the step; those that the profile has not seen count
+    for the whole of it."""
     waiting = [(e, False) for e in profiled.profiler.kineto_results.experimental_event_tree()]
     found: list[Allocation] = []
     span = (0, 0)
@@ -269,7 +291,9 @@ def peak_in_step(profiled: Any) -> int:
             size_bytes = fields.alloc_size
             found.append(Allocation(event.start_time_ns, fields.ptr, size_bytes, in_collective))
     found.sort(key=lambda each: each.moment_ns)
-    return most_held(found, *span)
+    seen = {each.address for each in found}
+    unseen = sum(size for address, size in (held or {}).items() if address not in seen)
+    return most_held(found, *span) + unseen
 
 
 def most_held(allocations: Sequence[Allocation], begin_ns: int, end_ns: int) -> int:
@@ -348,8 +372,9 @@ def run_rank(rank: int, port: int, domain: Domain, bundle: Bundle, answers: Any)
         with record_function(STEP):
             job.step(attached.model)
             attached.flush()
+        held = blocks_of_tensors()
         attached.detach()
-    answers.put((rank, peak_in_step(profiled)))
+    answers.put((rank, peak_in_step(profiled, held)))
     groups.close()
     dist.destroy_process_group()
 

@@ -53,7 +53,7 @@ class DomainMemory:
         batch_scale: at so many times the domain's batch size.
         """
         part = PlanMemory(self.domain, plans, population)
-        fixed, kept = self._fixed_and_kept(part)
+        fixed, added_up, kept = self._fixed_and_kept(part)
         shares = part.shares()[population.layout]
         compute = np.empty(shares.shape)
         for share in np.unique(shares):
@@ -62,7 +62,7 @@ class DomainMemory:
             )
             compute = np.where(shares == share, of_share[:, None], compute)
         after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
-        peaks: F64 = fixed + np.maximum(compute, after)
+        peaks: F64 = fixed + np.maximum(compute + added_up, after)
         alike: dict[tuple[int, int], list[int]] = {}  # by engine, and by how gradients are reduced
         for index in np.flatnonzero(population.engine).tolist():
             option = int(population.option[population.first[index]])
@@ -88,32 +88,37 @@ class DomainMemory:
         optimizer's step: of one strategy after the other, each run by this runtime or torch's DDP,
         `(world, 2n + 1)`."""
         part = PlanMemory(self.domain, plans, population)
-        (fixed, kept), shares = self._fixed_and_kept(part), part.shares()
+        (fixed, added_up, kept), shares = self._fixed_and_kept(part), part.shares()
         after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
         for row in rows:
             of_batch = shares[population.layout[row]] * batch_scale
-            yield self._moments(fixed[row], kept[row], of_batch, float(after[row, 0]))
+            living = self._living(kept[row], of_batch) + added_up[row]
+            step = np.full((len(living), 1), after[row, 0])
+            yield fixed[row][:, None] + np.hstack((living, step))
 
-    def _fixed_and_kept(self, part: PlanMemory) -> tuple[F64, NDArray[np.bool_]]:
-        """What is held all the time, `(n, world)`, and whose gradients live in tensors of their own
-        from their making on, `(n, V)`. Where the gradients of several batches are added up, all of
-        these live from the first batch to the update."""
+    def _fixed_and_kept(self, part: PlanMemory) -> tuple[F64, F64, NDArray[np.bool_]]:
+        """What is held all the time, `(n, world)`, what is held beside it in both passes, `(n, 1)`,
+        and whose gradients live in tensors of their own from their making on, `(n, V)`.
+
+        Gradients that several batches add up live from the first batch on: to the update, or, of
+        those that have a view of a buffer, until the last batch packs them. Of two batches this is
+        too much by what the second has packed at the peak.
+        """
         fixed = self.domain.graph.size_bytes + part.held_bytes()
         kept = part.gradients_beside_buffers()
         if self.domain.accumulate == 1:
-            return fixed, kept
-        added_up = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1)
-        return fixed + added_up[:, None], np.zeros_like(kept)
+            return fixed, np.zeros((len(kept), 1)), kept
+        to_update = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1)[:, None]
+        to_packing = np.where(kept, 0.0, self.gradient_bytes).sum(axis=1)[:, None]
+        return fixed + to_update, to_packing, np.zeros_like(kept)
 
-    def _moments(self, fixed: F64, kept: NDArray[np.bool_], shares: F64, after: float) -> F64:
-        """The same of one strategy. fixed f64[world]: bytes held all the time. kept bool[V]: see
-        `gradients_beside_buffers`. shares f64[world]: of the batch, over the even one. after: see
-        `behind_backward_bytes`."""
+    def _living(self, kept: NDArray[np.bool_], shares: F64) -> F64:
+        """Activations and gradients of one strategy in every moment of the curve, `(world, 2n)`.
+        kept bool[V]: see `gradients_beside_buffers`. shares f64[world]: of the batch, over the even
+        one."""
         gradients = gradients_at(self.curve, self.gradient_bytes, kept[None])[0]
-        living = self.curve.held[0] + gradients + shares[:, None] * self.curve.held[1]
-        step = np.full((len(living), 1), after)
-        held: F64 = fixed[:, None] + np.hstack((living, step))
-        return held
+        living: F64 = self.curve.held[0] + gradients + shares[:, None] * self.curve.held[1]
+        return living
 
     def _sharded_peak(
         self, population: Population, index: int, engine: FullyShard, batch_scale: float

@@ -13,13 +13,15 @@ from autosync.errors import InvalidInput
 from autosync.models import bundled
 from autosync.population import Population, encode
 from autosync.profiling import profile_from_step_seconds
-from autosync.search.designs.design_table import hand_designed
+from autosync.search.designs.design_table import DESIGNS, hand_designed
 from autosync.search.designs.known_designs import ddp
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import most_peak_bytes
+from autosync.simulator.memory.peak_memory import memory_of
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.sharded_strategy import fully_sharded, sharded_by
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.torch_engine import FullyShard, Kept
@@ -85,6 +87,18 @@ def test_gradients_of_the_batches_before_take_memory() -> None:
     four = with_batches(SMALL, 4)
     (several,) = most_peak_bytes(four, [ddp(four)])
     assert one < several <= one + SMALL.graph.size_bytes
+
+
+def test_gradients_of_the_batches_before_are_beside_their_buffers_until_these_are_packed() -> None:
+    """As `benchmarks/peak_memory.py --accumulate 3` measures it."""
+    held = []
+    for domain in (SMALL, with_batches(SMALL, 3)):
+        population = encode([DESIGNS["all_reduce_25mb"](domain)], domain)
+        plans = compile_plans_fast(population, domain)
+        held += list(memory_of(domain).moment_bytes(plans, population, [0]))
+    more = held[1] - held[0]
+    assert more[:, :-1] == pytest.approx(SMALL.graph.size_bytes)
+    assert more[:, -1] == pytest.approx(0.0)  # the update
 
 
 def test_memory_follows_what_is_kept_between_batches() -> None:
