@@ -17,7 +17,7 @@ from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.training import OVERLAP
 
 WIDTH, EXPERTS, EXITS, WORDS = 6, 4, 3, 19
-ITERATIONS = 6
+ITERATIONS = 4
 METHODS = (
     "all_reduce",
     "ring",
