@@ -94,7 +94,8 @@ def step_on_nothing(network: nn.Module, optimizer: Optimizer, rank: int, clear: 
 @cache
 def under_ddp(rank: int, clear: Clear) -> nn.Module:
     alone, network = ddp_of(make_model("mlp"))
-    step_on_nothing(network, *of_one(alone), rank, clear)
+    (optimizer,) = of_one(alone)
+    step_on_nothing(network, optimizer, rank, clear)
     return alone
 
 
