@@ -169,11 +169,7 @@ def make_targets() -> frozenset[str]:
 def unknown_command(words: Sequence[str]) -> str:
     """The words up to the first that is no command, or nothing. Words behind a command that has no
     commands of its own are its arguments."""
-    import typer  # the command line takes seconds to import
-
-    from autosync.api.cli.main import app
-
-    group = _commands(typer.main.get_command(app))
+    group = _commands(_command_line())
     for number, word in enumerate(words):
         if not group:
             break
@@ -181,6 +177,15 @@ def unknown_command(words: Sequence[str]) -> str:
             return " ".join(words[: number + 1])
         group = _commands(group[word])
     return ""
+
+
+@cache
+def _command_line() -> object:
+    import typer  # the command line takes seconds to import
+
+    from autosync.api.cli.main import app
+
+    return typer.main.get_command(app)
 
 
 def _commands(command: object) -> dict[str, object]:

@@ -59,7 +59,11 @@ def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
         done = run()
     assert done.returncode == 0, done.stderr
     assert "does not fit" not in done.stderr
-    return [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
+    return losses_in(done.stdout)
+
+
+def losses_in(said: str) -> list[float]:
+    return [float(line.split()[-1]) for line in said.splitlines() if "loss" in line]
 
 
 def example_domain(function: str) -> Domain:

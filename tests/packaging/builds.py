@@ -60,7 +60,8 @@ def build(tree: Path, kind: str, out: Path) -> Path:
 
 def install(wheel: Path, target: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    _run([*pip, "--no-deps", "--no-index", "--target", str(target), str(wheel)], target.parent)
+    alone = ("--no-deps", "--no-index", "--no-compile")
+    _run([*pip, *alone, "--target", str(target), str(wheel)], target.parent)
     return target
 
 

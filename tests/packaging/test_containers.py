@@ -219,6 +219,7 @@ def test_a_pod_is_one_worker_a_machine_that_nothing_connects_to() -> None:
     assert Path(variable["value"]).parent == Path(mounted["token"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_pods_command_takes_tunings_from_a_service(
     tmp_path: Path, programs: Path, sqlite_url: str

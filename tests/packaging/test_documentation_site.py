@@ -10,6 +10,10 @@ from scripts import build_docs
 ROOT = Path(__file__).resolve().parents[2]
 
 
+OF_SITE = pytest.mark.long
+"""`test_documentation` looks at the links between files in every run."""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material", reason="no mkdocs-material: pip install 'autosync[docs]'")
@@ -18,6 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@OF_SITE
 def test_every_page_is_on_the_site(site: Path) -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         place = page.relative_to(ROOT).with_suffix("")
@@ -25,6 +30,7 @@ def test_every_page_is_on_the_site(site: Path) -> None:
         assert (site / place / "index.html").is_file(), page
 
 
+@OF_SITE
 def test_references_are_made_from_the_code(site: Path) -> None:
     reference = site / "docs" / "reference"
     python = (reference / "python" / "index.html").read_text()
@@ -36,6 +42,7 @@ def test_references_are_made_from_the_code(site: Path) -> None:
     assert "POST /v1/tunings" in rest
 
 
+@OF_SITE
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     loaded = re.findall(
         r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"',

@@ -1,5 +1,6 @@
 """What works with the core alone, and with each extra: modules of the others are hidden."""
 
+import json
 import os
 import subprocess
 import sys
@@ -66,65 +67,71 @@ import autosync.trials.worker.worker_main
 import autosync.diagnosis.report
 print(autosync.Client.__name__)
 dist.destroy_process_group()
-"""
-
-
-def test_a_training_process_and_the_client_need_the_core_alone(tmp_path: Path) -> None:
-    done = run_without((*OF_TUNE, *OF_SERVICE), TRAIN, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "Client"
-
-
-@pytest.mark.parametrize("name", ["tune", "diagnose"])
-def test_the_search_is_asked_for_by_its_extra(name: str, tmp_path: Path) -> None:
-    code = f"""
-import autosync
-try:
-    autosync.{name}
-except autosync.errors.NotSupported as error:
-    print(error)
-"""
-    done = run_without((*OF_TUNE, *OF_SERVICE), code, tmp_path)
-    assert "pip install 'autosync[tune]'" in done.stdout, done.stderr
-
-
-RUN = """
-import sys
-sys.argv = ["autosync", *{words!r}]
+for name in ("tune", "diagnose"):
+    try:
+        getattr(autosync, name)
+    except autosync.errors.NotSupported as error:
+        print(name, error)
 from autosync.__main__ import run
 run()
 """
 
 
-@pytest.mark.parametrize(
-    ("hidden", "words", "says"),
-    [
-        ((*OF_TUNE, *OF_SERVICE), ("--help",), "pip install 'autosync[tune]'"),
-        (OF_SERVICE, ("rank", "resnet50", "example-4x1"), "pip install 'autosync[service]'"),
-        (OF_SERVICE, ("serve",), "pip install 'autosync[service]'"),
-    ],
-)
-def test_a_command_without_its_extra_says_so_in_a_line(
-    hidden: tuple[str, ...], words: tuple[str, ...], says: str, tmp_path: Path
+def test_the_core_alone_trains_is_a_client_and_asks_for_the_extra_of_the_rest(
+    tmp_path: Path,
 ) -> None:
-    done = run_without(hidden, RUN.format(words=words), tmp_path)
-    assert done.returncode in (1, 2)
-    assert says in " ".join(done.stderr.split())
+    done = run_without((*OF_TUNE, *OF_SERVICE), TRAIN, tmp_path)
+    assert done.returncode == 1
+    refused, client, *asked = done.stdout.splitlines()
+    assert (refused[:8], client) == ("refused:", "Client"), done.stderr
+    assert [line.split()[0] for line in asked] == ["tune", "diagnose"]
+    for told in (*asked, " ".join(done.stderr.split())):  # the last is that of the command line
+        assert "pip install 'autosync[tune]'" in told
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("hidden", "package"), [("llvmlite", "numba"), ("mako", "alembic")])
-def test_what_a_dependency_lacks_is_named_and_is_no_defect(
-    hidden: str, package: str, tmp_path: Path
-) -> None:
-    words = ("rank", "resnet50", "example-4x1")
-    done = run_without((hidden,), RUN.format(words=words), tmp_path)
-    shown = " ".join(done.stderr.split())
-    assert done.returncode == 2, shown
-    assert f"{package} needs the module {hidden}, which is not installed here." in shown
-    assert f"pip install {package}" in shown
-    assert "Traceback" not in shown
-    assert "defect" not in shown
+RUN = """
+import contextlib, io, json, sys
+from autosync.__main__ import run
+told = []
+for words in {commands!r}:
+    sys.argv = ["autosync", *words]
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(errors):
+        try:
+            run()
+        except SystemExit as done:
+            told.append((done.code, " ".join(errors.getvalue().split())))
+print(json.dumps(told))
+"""
+
+
+def told_without(
+    hidden: tuple[str, ...], commands: list[tuple[str, ...]], folder: Path
+) -> list[tuple[int, str]]:
+    """Exit code and text of each command, run one after the other in one process."""
+    done = run_without(hidden, RUN.format(commands=commands), folder)
+    assert done.returncode == 0, done.stderr
+    return [(code, text) for code, text in json.loads(done.stdout)]
+
+
+def test_commands_that_need_no_service_run_without_it_and_others_say_so(tmp_path: Path) -> None:
+    free = [("--help",), ("clusters", "example-4x1"), ("verify", "--help"), ("models",)]
+    needing = [("rank", "resnet50", "example-4x1"), ("serve",)]
+    told = told_without(OF_SERVICE, [*free, *needing], tmp_path)
+    assert [code for code, _ in told[: len(free)]] == [0] * len(free), told
+    for code, text in told[len(free) :]:
+        assert code == 2
+        assert "pip install 'autosync[service]'" in text
+        assert "Traceback" not in text
+
+
+def test_what_a_dependency_lacks_is_named_and_is_no_defect(tmp_path: Path) -> None:
+    ((code, text),) = told_without(("llvmlite",), [("rank", "resnet50", "example-4x1")], tmp_path)
+    assert code == 2, text
+    assert "numba needs the module llvmlite, which is not installed here." in text
+    assert "pip install numba" in text
+    assert "Traceback" not in text
+    assert "defect" not in text
 
 
 def test_an_installed_package_that_does_not_fit_is_named_with_its_version() -> None:
@@ -148,16 +155,6 @@ def test_an_import_of_autosyncs_that_no_extra_brings_is_a_defect() -> None:
     with pytest.raises(ImportError) as caught:
         exec("import not_a_package", {"__name__": "autosync.somewhere"})
     assert failed_import(caught.value) is None
-
-
-@pytest.mark.parametrize(
-    "words", [("--help",), ("clusters", "example-4x1"), ("verify", "--help"), ("models",)]
-)
-def test_commands_that_need_no_service_run_without_it(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
-    done = run_without(OF_SERVICE, RUN.format(words=words), tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_module_has_one_extra() -> None:

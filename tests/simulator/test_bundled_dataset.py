@@ -1,4 +1,5 @@
-"""The dataset that comes with AutoSync holds what its plan promises."""
+"""The dataset that comes with AutoSync holds what its plan promises. In every run
+`learned/test_bundled_simulator` reads one of its domains."""
 
 from collections import Counter
 
@@ -12,6 +13,8 @@ from autosync.search.collect.collection_plan import CollectionTarget, load_plan
 from autosync.simulator.dataset_description import datasheet
 from autosync.simulator.message_digests import digests_of
 from autosync.simulator.runtime_dataset import MeasuredDomain, read_trials
+
+pytestmark = pytest.mark.long
 
 FOLDER = data_folder("runtimes")
 PLAN = load_plan(FOLDER / "plan.yaml")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import nn
@@ -32,25 +33,42 @@ Script = Callable[[nn.Module, str, int], None]
 """Called with the model, the moment ("gradients" are complete, or "stepped") and the iteration."""
 
 
+def make_mlp() -> nn.Module:
+    return make_model("mlp")
+
+
 def beside_ddp(
     rank: int,
     world: int,
     case: Case,
     make: Callable[[int], Script],
-    build: Callable[[], nn.Module] | None = None,
+    build: Callable[[], nn.Module] = make_mlp,
 ) -> float:
-    """The worst difference from DDP of a script that `make` makes for a rank. build: the model,
-    by default the case's. Values come late, so who reads them too early reads old ones."""
-    ours, plain = (build() if build else make_model(case.model) for _ in range(2))
+    """The worst difference from DDP of a script that `make` makes for a rank. build: the model.
+    Values come late, so who reads them too early reads old ones."""
+    ours = build()
     model, optimizer, attachment = attached(
         case, world, model=ours, optimizer=make_optimizer(case.optimizer, ours)
     )
     complete_late(attachment.engine)
-    follow(model, optimizer, case, rank, make(rank))
+    follow(model, optimizer, case.iterations, rank, make(rank))
     attachment.detach()
+    return worst_difference(model, under_ddp(rank, case.optimizer, case.iterations, make, build))
+
+
+@cache
+def under_ddp(
+    rank: int,
+    optimizer: str,
+    iterations: int,
+    make: Callable[[int], Script],
+    build: Callable[[], nn.Module],
+) -> nn.Module:
+    """Made once for all plans."""
+    plain = build()
     network = DistributedDataParallel(plain)
-    follow(network, make_optimizer(case.optimizer, plain), case, rank, make(rank))
-    return worst_difference(model, plain)
+    follow(network, make_optimizer(optimizer, plain), iterations, rank, make(rank))
+    return plain
 
 
 def complete_late(engine: Engine) -> None:
@@ -64,10 +82,10 @@ def complete_late(engine: Engine) -> None:
 
 
 def follow(
-    network: nn.Module, optimizer: torch.optim.Optimizer, case: Case, rank: int, script: Script
+    network: nn.Module, optimizer: torch.optim.Optimizer, iterations: int, rank: int, script: Script
 ) -> None:
     model = network.module if isinstance(network, DistributedDataParallel) else network
-    for iteration in range(case.iterations):
+    for iteration in range(iterations):
         loss = loss_of(network, iteration, rank)
         optimizer.zero_grad()
         loss.backward()

@@ -1,8 +1,12 @@
-"""Imported once by the process that ranks are forked from: torch, the tests' helpers, and the plan
-compiler's machine code, whose loading costs every process a second."""
+"""Imported once by the process that ranks are forked from: torch, pytest, what the tests share and
+what the runtime loads at its first use. Otherwise each rank would spend half a second on it."""
 
-from tests.autosync.runtime import cases, drawn, rows
+import pytest
+from torch.distributed import checkpoint
 
-__all__ = ["drawn", "rows"]
+from autosync.runtime import distributed, training_state
+from tests.autosync.runtime import cases, distributing, drawn, rows
 
-cases.plan(cases.Case(), cases.make_model("mlp"), 2)
+__all__ = ["checkpoint", "distributed", "drawn", "pytest", "rows", "training_state"]
+
+distributing.bundle_of(cases.Case(), cases.make_model("mlp"), 2)

@@ -1,6 +1,7 @@
 """One engine on a model at a time, and `autosync.detach` between two stages."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -32,14 +33,14 @@ each_stage = pytest.mark.parametrize("case", STAGES.values(), ids=STAGES)
 each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
 
 
-def two_stages(rank: int, world: int, case: Case) -> tuple[float, float, str]:
+def two_stages(rank: int, world: int, *ways: Case) -> tuple[float, float, str]:
     """Train by a plan, detach, and go on by another way, beside torch's DDP all along."""
     model = make_model("mlp")
     alone, network = ddp_of(model)
     optimizer, beside = make_optimizer("adamw", model), make_optimizer("adamw", alone)
     given, kind = model, type(optimizer)
     between = float("inf")
-    for stage, way in enumerate((case, PLANS["sharded"], DDP)):
+    for stage, way in enumerate(ways):
         returned, optimizer = distributed(rank, world, way, model, optimizer)
         iterations = range(2 * stage, 2 * stage + 2)
         train(rank, returned, [optimizer], iterations)
@@ -53,9 +54,9 @@ def two_stages(rank: int, world: int, case: Case) -> tuple[float, float, str]:
     return worst_difference(model, alone), between, again
 
 
-@each_stage
-def test_a_second_stage_goes_on(pair: Ranks, case: Case) -> None:
-    for difference, between, again in pair.run(two_stages, case):
+@pytest.mark.parametrize(("first", "second"), list(pairwise([DDP, *STAGES.values()])), ids=STAGES)
+def test_a_second_stage_goes_on(pair: Ranks, first: Case, second: Case) -> None:
+    for difference, between, again in pair.run(two_stages, first, second):
         assert difference < 3e-6
         assert between < 3e-6
         assert "is not distributed" in again
@@ -70,7 +71,7 @@ def twice(rank: int, world: int, case: Case) -> list[str]:
         refusal(lambda: distributed(rank, world, case, network, optimizer)),
         refusal(lambda: distributed(rank, world, case, model, make_optimizer("sgd", model))),
     ]
-    train(rank, network, [optimizer], range(4))
+    train(rank, network, [optimizer], range(case.iterations))
     autosync.detach(network)
     assert worst_difference(model, train_reference(case, world)) < 3e-6
     return found
@@ -112,7 +113,7 @@ def wrapped_before(rank: int, world: int, case: Case) -> list[str]:
     ]
     network = model
     distributed(rank, world, case, model, optimizer)  # DDP has gone
-    train(rank, model, [optimizer], range(4))
+    train(rank, model, [optimizer], range(case.iterations))
     autosync.detach(model)
     assert worst_difference(model, train_reference(case, world)) < 3e-6
     return found

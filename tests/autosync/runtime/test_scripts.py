@@ -1,19 +1,26 @@
 """The complete training scripts, before and after: the same losses and weights, from start to end
-and from a checkpoint, by torchrun and by mp.spawn."""
+and from a checkpoint. The one after starts by torchrun and by mp.spawn."""
 
+import io
+import runpy
 import shutil
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from autosync.bundle import make_bundle, save_bundle
 from autosync.domain import Domain
 from autosync.search.designs.design_table import DESIGNS
 from autosync.strategy import Replica
-from tests.example_scripts import example_domain, losses
+from tests.autosync.runtime.ranks import Ranks
+from tests.example_scripts import EXAMPLES, example_domain, losses, losses_in
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,11 +30,28 @@ def domain() -> Domain:
     return example_domain("plain")
 
 
+def run_before(rank: int, world: int, checkpoint: str) -> str:
+    """What the script with torch's DDP prints on ranks that are there already."""
+    with (
+        patch.object(dist, "init_process_group"),
+        patch.object(dist, "destroy_process_group"),
+        patch.object(sys, "argv", ["train_before.py", checkpoint]),
+        patch.object(sys, "path", [str(EXAMPLES), *sys.path]),
+        redirect_stdout(io.StringIO()) as said,
+    ):
+        runpy.run_path(str(EXAMPLES / "train_before.py"), run_name="__main__")
+    return said.getvalue()
+
+
+def losses_before(pair: Ranks, checkpoint: Path) -> list[float]:
+    return losses_in(pair.run(run_before, str(checkpoint))[0])
+
+
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Tensor]:
+def before(pair: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Tensor]:
     """Losses and weights of two epochs under torch's DDP."""
     checkpoint = tmp_path_factory.mktemp("before") / "before.pt"
-    return losses("train_before.py", str(checkpoint)), weights(checkpoint)
+    return losses_before(pair, checkpoint), weights(checkpoint)
 
 
 def shipped(domain: Domain, name: str, path: Path, shares: tuple[float, float]) -> str:
@@ -80,6 +104,7 @@ def test_the_scripts_train_alike(
 
 
 def test_checkpoints_go_back_to_torchs_ddp(
+    pair: Ranks,
     tmp_path: Path,
     before: tuple[list[float], Tensor],
     first_epoch: tuple[list[float], Path],
@@ -87,4 +112,4 @@ def test_checkpoints_go_back_to_torchs_ddp(
     after, checkpoint = first_epoch
     copied = tmp_path / "mixed.pt"
     shutil.copy(checkpoint, copied)
-    check(after + losses("train_before.py", str(copied), spawn=True), copied, before)
+    check(after + losses_before(pair, copied), copied, before)

@@ -14,7 +14,7 @@ from autosync.search.designs.torch_engines import fsdp2
 from autosync.search.loop.ranking import ranking_context
 from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.sampler.sampling import sample
-from autosync.search.sampler.sharded_draws import MOST_DRAWS, sharding_choices
+from autosync.search.sampler.sharded_draws import sharding_choices
 from autosync.search.space import SPACES, Space
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.sharded_strategy import sharded_by
@@ -140,7 +140,9 @@ def test_memory_follows_the_choices() -> None:
     assert of(replace(kept, param_dtype="bf16")) < 0.75 * of(kept)
 
 
-def test_only_what_fits_is_listed() -> None:
+def test_only_what_fits_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 2 * DRAWN
+    monkeypatch.setattr("autosync.search.sampler.sampling.MOST_DRAWS", most)
     population = sample(DOMAIN, SPACE, 0, DRAWN, 0)
     peaks = most_peak_bytes(DOMAIN, [decode(population, i, DOMAIN) for i in range(DRAWN)])
     bound = float(np.median(peaks))
@@ -150,7 +152,7 @@ def test_only_what_fits_is_listed() -> None:
     done: list[int] = []
     context = ranking_context(tight, TimelineSimulator(), "prediction", None, [])
     listed = drawn_shortlist(context, SPACE, 30_000, 0, done.append)
-    assert done[-1] == MOST_DRAWS
+    assert done[-1] == most
     found = [decode(listed.population, index, tight) for index in range(len(listed))]
     assert found
     assert max(most_peak_bytes(DOMAIN, found)) <= bound

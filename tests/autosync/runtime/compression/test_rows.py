@@ -29,7 +29,7 @@ ROWS = 23
 OVERLAP = Schedule("priority", overlap_forward=True)
 
 
-@pytest.fixture(scope="module", params=[4])
+@pytest.fixture(scope="module", params=[3])
 def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with ranks(request.param) as made:
         yield made
@@ -123,9 +123,9 @@ def run(
     shares = shares_of(world, even)
     optimizer, other = optimizer_of(model, kind), optimizer_of(alone, kind)
     attachment = attached(model, optimizer, plan(model, world, WAYS[way], schedule, shares), norm)
-    train(model, optimizer, loss, 4, rank)
+    train(model, optimizer, loss, 3, rank)
     attachment.detach()
-    train_alone(alone, other, loss, 4, shares, norm)
+    train_alone(alone, other, loss, 3, shares, norm)
     assert_same_state(optimizer, other, model, alone)
     return difference(model, alone), weights(model).tolist()
 

@@ -55,7 +55,7 @@ def backward_late(model: nn.Module, iteration: int, rank: int) -> None:
     """Rank 1 sends its gradients when rank 0 has long returned from backward."""
     loss = loss_of(model, iteration, rank)
     if rank == 1:
-        time.sleep(0.05)
+        time.sleep(0.02)
     loss.backward()
 
 
@@ -115,13 +115,21 @@ def clip_one(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [clip_norm, clip_norm_at_once, clip_value, clip_by_hand, replace_unread, clip_one]
+    ("change", "cases"),
+    [
+        (clip_norm, DEFERRED),
+        (clip_norm_at_once, DEFERRED[::3]),
+        (clip_value, DEFERRED[1::3]),
+        (clip_by_hand, DEFERRED[2::3]),
+        (replace_unread, DEFERRED),
+        (clip_one, DEFERRED[::2]),
+    ],
 )
 def test_deferred_gradients_are_the_average_for_whoever_reads_them(
-    pair: Ranks, change: Change
+    pair: Ranks, change: Change, cases: tuple[Case, ...]
 ) -> None:
-    for differences in pair.run(changed, DEFERRED, change):
-        assert max(differences) < 3e-6, dict(zip(DEFERRED, differences, strict=True))
+    for differences in pair.run(changed, cases, change):
+        assert max(differences) < 3e-6, dict(zip(cases, differences, strict=True))
 
 
 class LandedOnly(Streams):
@@ -280,8 +288,9 @@ def scaled(
     return found
 
 
-@pytest.mark.parametrize("cleared", ["optimizer", "model"])
-@pytest.mark.parametrize("make", [Fused(), Plain()], ids=["fused", "plain"])
+@pytest.mark.parametrize(
+    ("make", "cleared"), [(Fused(), "optimizer"), (Plain(), "model")], ids=["fused", "plain"]
+)
 def test_scalers_see_the_sums(
     pair: Ranks, make: Callable[[nn.Module], torch.optim.Optimizer], cleared: str
 ) -> None:

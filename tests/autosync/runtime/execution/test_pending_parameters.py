@@ -84,7 +84,7 @@ def average(rank: int, world: int, case: Case) -> tuple[float, list[float]]:
             if moment == "stepped":
                 to.update_parameters(model)  # type: ignore[operator]
 
-        follow(network, optimizer, case, rank, script)
+        follow(network, optimizer, case.iterations, rank, script)
         if attachment is not None:
             attachment.detach()
         averages.append(averaged)
@@ -131,7 +131,7 @@ def readings(rank: int, world: int, case: Case) -> dict[str, float]:
     for name, read in READS.items():
         model, optimizer, attachment = attached(case, world)
         complete_late(attachment.engine)
-        follow(model, optimizer, Case(iterations=1), rank, lambda *_: None)
+        follow(model, optimizer, 1, rank, lambda *_: None)
         assert all(isinstance(p, nn.Parameter) for p in model.parameters())
         values = [read(p).detach().clone() for p in model.parameters()]
         attachment.detach()
@@ -158,7 +158,7 @@ def unread(rank: int, world: int, case: Case) -> bool:
         unpack(record)
 
     attachment.engine.completion.__dict__["unpack"] = held_back
-    follow(model, optimizer, Case(iterations=1), rank, lambda *_: None)
+    follow(model, optimizer, 1, rank, lambda *_: None)
     for p in model.parameters():
         assert p.grad is None
         p.grad = None

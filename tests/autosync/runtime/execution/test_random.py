@@ -1,12 +1,11 @@
 """Strategies drawn at random from what the search proposes train as one process does."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, event, given, settings
-from hypothesis import strategies as st
 
 from autosync.domain import Domain
 from autosync.plan import Plan, compile_plans, plan_of
@@ -18,45 +17,37 @@ from autosync.strategy import Replica, Strategy
 from autosync.verification import verify
 from tests.autosync.runtime.drawn import KINDS, MODELS, Drawn, domain, run_drawn
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.long_parameters import long_after
 
-BATCHES = 3
-BATCH_CASES = 24
+BATCHES = 6
+BATCH_CASES = 18
+"""Each pair of a model and an optimizer twice."""
 WORLDS = ((2, 1), (2, 2))
 """(nodes, ranks per node)."""
+CHANGES = ("as drawn", "explicit order", "as drawn", "uneven shares")
 
-SPACES = st.builds(
-    Space,
-    parameter_server=st.booleans(),
-    all_reduce=st.just(True),
-    reduce_scatter=st.booleans(),
-    hierarchical=st.booleans(),
-    factors=st.booleans(),
-    priority=st.booleans(),
-    overlap_forward=st.booleans(),
-    whole_below_bytes=st.sampled_from((0, 400, 100_000)),
-    max_parts=st.sampled_from((2, 5, 40)),
-    max_groups=st.sampled_from((1, 3, 20)),
-    slice_bytes=st.sampled_from(((0,), (0, 96, 1000), (200,))),
-    load_balance=st.booleans(),
-    adjacent_merge=st.booleans(),
-    shard_methods=st.booleans(),
-    idle_gathers=st.booleans(),
-)
-"""Slices and limits that small models reach."""
 
-Drawing = tuple[tuple[str, str], Space, int, str]
-"""Model and optimizer, space, seed, and what is changed."""
-
-CASES = st.lists(
-    st.tuples(
-        st.sampled_from(KINDS),
-        SPACES,
-        st.integers(0, 2**32 - 1),
-        st.sampled_from(("as drawn", "as drawn", "explicit order", "uneven shares")),
-    ),
-    min_size=BATCH_CASES,
-    max_size=BATCH_CASES,
-)
+def drawn_space(rng: np.random.Generator) -> Space:
+    """Slices and limits are those that small models reach."""
+    switches = (
+        "parameter_server",
+        "reduce_scatter",
+        "hierarchical",
+        "factors",
+        "priority",
+        "overlap_forward",
+        "load_balance",
+        "adjacent_merge",
+        "shard_methods",
+        "idle_gathers",
+    )
+    return Space(
+        whole_below_bytes=(0, 400, 100_000)[rng.integers(3)],
+        max_parts=(2, 5, 40)[rng.integers(3)],
+        max_groups=(1, 3, 20)[rng.integers(3)],
+        slice_bytes=((0,), (0, 96, 1000), (200,))[rng.integers(3)],
+        **{name: bool(rng.integers(2)) for name in switches},  # type: ignore[arg-type]
+    )
 
 
 @pytest.fixture(
@@ -103,38 +94,37 @@ def check(pool: Ranks, cases: list[Drawn], bit_equal: bool = True) -> None:
         assert [one.disorder for one in of] == [""] * len(of), label
 
 
-# A failed case may leave the ranks out of step, so nothing is shrunk: the case names itself.
-@settings(
-    derandomize=True,
-    max_examples=BATCHES,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(cases=CASES)
-def test_drawn_strategies(world: tuple[int, int, Ranks], cases: list[Drawing]) -> None:
+@pytest.mark.parametrize("batch", long_after(2, range(BATCHES)))
+def test_drawn_strategies(world: tuple[int, int, Ranks], batch: int) -> None:
     nodes, ranks_per_node, pool = world
+    rng = np.random.default_rng(batch)
     drawn = []
-    for (model, optimizer), space, seed, how in cases:
+    for number in range(BATCH_CASES):
+        model, optimizer = KINDS[number % len(KINDS)]
+        space, seed, how = drawn_space(rng), int(rng.integers(2**32)), CHANGES[number % 4]
         where = domain(model, nodes, ranks_per_node)
         strategy = changed(decode(sample(where, space, 0, 1, seed), 0, where), how, seed)
-        if strategy.schedule.order == "ddp":
-            continue
-        event(strategy.schedule.order)
-        origin = f"seed {seed} of {space}, {how}"
-        drawn.append(Drawn(model, optimizer, compiled(strategy, where), origin))
+        if strategy.schedule.order != "ddp":
+            origin = f"seed {seed} of {space}, {how}"
+            drawn.append(Drawn(model, optimizer, compiled(strategy, where), origin))
+    assert len(drawn) > BATCH_CASES // 2
     check(pool, drawn)
 
 
-@pytest.mark.parametrize("model", list(MODELS))
-def test_hand_designed_strategies(world: tuple[int, int, Ranks], model: str) -> None:
+@pytest.mark.parametrize("chosen", long_after(1, ["models in turn", *MODELS]))
+def test_hand_designed_strategies(world: tuple[int, int, Ranks], chosen: str) -> None:
+    """In `make test` each design trains one of the models, taken in turn."""
     nodes, ranks_per_node, pool = world
-    where = domain(model, nodes, ranks_per_node)
-    optimizers = [optimizer for name, optimizer in KINDS if name == model]
+    designs: dict[str, list[tuple[str, Strategy]]] = defaultdict(list)
+    for model in MODELS if chosen not in MODELS else (chosen,):
+        for name, strategy in hand_designed(domain(model, nodes, ranks_per_node), Space()):
+            if strategy.schedule.order != "ddp":
+                designs[name].append((model, strategy))
     cases = []
-    for number, (name, strategy) in enumerate(hand_designed(where, Space())):
-        if strategy.schedule.order != "ddp":
-            optimizer = optimizers[number % len(optimizers)]
-            cases.append(Drawn(model, optimizer, compiled(strategy, where), name))
+    for number, (name, of) in enumerate(designs.items()):
+        model, strategy = of[number % len(of)]
+        optimizers = [optimizer for kind, optimizer in KINDS if kind == model]
+        made = compiled(strategy, domain(model, nodes, ranks_per_node))
+        cases.append(Drawn(model, optimizers[number % len(optimizers)], made, name))
     assert len(cases) > 10
     check(pool, cases)

@@ -30,7 +30,7 @@ CASES = (
     Case(method="ps"),
     Case(method="byteps", groups=3),
 )
-LATE = 2
+LATE = 1
 """The iteration in which hooks appear."""
 
 Register = Callable[[nn.Parameter, int], Any]
@@ -85,7 +85,7 @@ def follow(
 ) -> None:
     held = []
     model = network.module if isinstance(network, DistributedDataParallel) else network
-    for iteration in range(LATE + 3):
+    for iteration in range(LATE + 2):
         if iteration == from_iteration:
             held = [register(p, rank) for p in model.parameters()]
         optimizer.zero_grad(set_to_none=bool(iteration % 2))
@@ -109,8 +109,9 @@ def differences(rank: int, world: int, name: str, from_iteration: int) -> list[f
     return found
 
 
-@pytest.mark.parametrize("from_iteration", [0, LATE])
-@pytest.mark.parametrize("name", REGISTER)
+@pytest.mark.parametrize(
+    ("name", "from_iteration"), [*((name, LATE) for name in REGISTER), ("scaled", 0)]
+)
 def test_hooks_run_before_gradients_are_averaged(
     pair: Ranks, name: str, from_iteration: int
 ) -> None:
@@ -162,7 +163,7 @@ def refused(rank: int, world: int, name: str, only: int | None) -> list[str]:
         try:
             if only is None or only == rank:
                 UNFIT[name][0](model, rank)
-            for iteration in range(3):
+            for iteration in range(2):
                 loss_of(model, iteration, rank).backward()
                 optimizer.step()
                 optimizer.zero_grad()

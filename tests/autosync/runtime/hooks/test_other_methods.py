@@ -70,7 +70,7 @@ CALLS: tuple[tuple[type[Holder], Call], ...] = (
 
 
 def train(network: nn.Module, optimizer: torch.optim.Optimizer, rank: int, call: Call) -> None:
-    for iteration in range(4):
+    for iteration in range(3):
         x, wanted = data(iteration, rank)
         loss = nn.functional.mse_loss(call(network, x), wanted)
         optimizer.zero_grad()

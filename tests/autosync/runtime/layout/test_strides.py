@@ -97,19 +97,20 @@ def train(
 
 def differences(rank: int, world: int, cases: list[Case], name: str) -> dict[str, float]:
     make, found = OPTIMIZERS[name], {}
-    reference = alone(make, world, 4)
+    reference = alone(make, world, 3)
     for number, case in enumerate(cases):
         model = laid()
         model, optimizer, attachment = attached(case, world, model=model, optimizer=make(model))
-        train(model, optimizer, rank, range(4), to_none=bool(number % 2))
+        train(model, optimizer, rank, range(3), to_none=bool(number % 2))
         attachment.detach()
         found[str(case)] = worst_difference(model, reference)
     return found
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_equals_one_process(pair: Ranks, name: str) -> None:
-    for found in pair.run(differences, CASES, name):
+@pytest.mark.parametrize("number", range(len(OPTIMIZERS)))
+def test_training_equals_one_process(pair: Ranks, number: int) -> None:
+    """Each case with a fused optimizer and with another."""
+    for found in pair.run(differences, CASES[number % 2 :: 2], list(OPTIMIZERS)[number]):
         assert max(found.values()) < 2e-6, found
 
 
@@ -165,7 +166,7 @@ def test_a_checkpoint_goes_on_under_another_plan(pair: Ranks, first: str, second
 def turned_later(rank: int, world: int, cases: list[Case]) -> dict[str, float]:
     """The strides of one rank's parameters change behind the attachment."""
     make, found = OPTIMIZERS["fused SGD"], {}
-    reference = alone(make, world, 4)
+    reference = alone(make, world, 3)
     for case in cases:
         model = laid()
         model, optimizer, attachment = attached(case, world, model=model, optimizer=make(model))
@@ -173,14 +174,14 @@ def turned_later(rank: int, world: int, cases: list[Case]) -> dict[str, float]:
             model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
             for parameter in model.parameters():
                 parameter.data = parameter.data.contiguous()
-        train(model, optimizer, rank, range(4), to_none=True)
+        train(model, optimizer, rank, range(3), to_none=True)
         attachment.detach()
         found[str(case)] = worst_difference(model, reference)
     return found
 
 
 def test_strides_that_change_are_followed(pair: Ranks) -> None:
-    for found in pair.run(turned_later, CASES):
+    for found in pair.run(turned_later, CASES[::2]):
         assert max(found.values()) < 2e-6, found
 
 

@@ -2,8 +2,10 @@
 process lives on. What a script catches, and goes on from, ends nothing."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,12 +15,12 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 import autosync
-from autosync.runtime.execution.monitor import LOOK_SECONDS
 from autosync.strategy import AllGather, AllReduce, Synchronizer
 from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import Case, data, make_optimizer
 from tests.autosync.runtime.distributing import PLANS, distributed, ended_alone
-from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.ranks import LOOK_SECONDS, Ranks
+from tests.long_parameters import long_after
 
 LAST = 2
 """The iteration in which one rank does what it may not."""
@@ -139,7 +141,7 @@ def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, act: Act)
     distributed(rank, world, case, model, optimizer)
 
     def iterations() -> None:
-        for iteration in range(3 * LAST):
+        for iteration in range(LAST + 3):
             is_odd = (rank, iteration) == (culprit, LAST)
             model.odd = odd if is_odd else ""
             call: Callable[[Tensor], Tensor] = model.predict if odd == "nested" else model
@@ -155,15 +157,23 @@ def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, act: Act)
     return ended_alone(model, rank == culprit, iterations)
 
 
+def by_either(pairs: Iterable[tuple[Any, str]]) -> list[Any]:
+    """With each pair a culprit: the ranks in turn, and in `make test-all` the other one, too."""
+    turn = count()
+    chosen = [(*pair, next(turn) % 2) for pair in pairs]
+    others = [(first, name, 1 - culprit) for first, name, culprit in chosen]
+    return long_after(len(chosen), chosen + others)
+
+
 @pytest.mark.parametrize(
-    ("odd", "name"), [(odd, name) for odd, one in REFUSED.items() for name in one.cases]
+    ("odd", "name", "culprit"),
+    by_either((odd, name) for name in CASES for odd, one in REFUSED.items() if name in one.cases),
 )
-def test_a_refusal_on_one_rank_ends_both(pair: Ranks, odd: str, name: str) -> None:
+def test_a_refusal_on_one_rank_ends_both(pair: Ranks, odd: str, name: str, culprit: int) -> None:
     refused = REFUSED[odd]
-    for culprit in (0, 1):
-        said = pair.run(stopped, CASES[name], culprit, odd, refused.act)
-        assert refused.words in said[culprit]
-        assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"
+    said = pair.run(stopped, CASES[name], culprit, odd, refused.act)
+    assert refused.words in said[culprit]
+    assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"
 
 
 @pytest.mark.parametrize("act", ERRORS)
@@ -174,18 +184,25 @@ def test_any_error_that_ends_a_step_is_reported_by_name(pair: Ranks, name: str, 
     assert f"rank 1 stopped: optimizer.step() ended with {ERRORS[act]}" in said[0]
 
 
-@pytest.mark.parametrize("act", [*ERRORS, break_late_update])
-@pytest.mark.parametrize("name", PLANS)
-def test_the_same_under_exact_plans(pair: Ranks, name: str, act: Act) -> None:
+ACTS = (*ERRORS, break_late_update)
+
+
+@pytest.mark.parametrize(
+    ("act", "name", "culprit"),
+    by_either(
+        (act, name) for turn, name in enumerate(PLANS) for act in (*ACTS[turn:], *ACTS[:turn])
+    ),
+)
+def test_the_same_under_exact_plans(pair: Ranks, name: str, act: Act, culprit: int) -> None:
     """An update may run in step() or behind it, on a thread of the runtime. Rank 0 is the server of
     all: rank 1 updates nothing, so it needs no learning rate."""
-    updates_nothing = name == "server" and act is break_update
-    for culprit in (0,) if updates_nothing else (0, 1):
-        said = pair.run(stopped, PLANS[name], culprit, "", act)
-        words = ERRORS.get(act, "ValueError: no such moment")
-        assert words in said[culprit]
-        assert said[1 - culprit].startswith(f"rank {culprit} stopped: ")
-        assert f" ended with {words}" in said[1 - culprit]
+    if name == "server" and act is break_update:
+        culprit = 0
+    said = pair.run(stopped, PLANS[name], culprit, "", act)
+    words = ERRORS.get(act, "ValueError: no such moment")
+    assert words in said[culprit]
+    assert said[1 - culprit].startswith(f"rank {culprit} stopped: ")
+    assert f" ended with {words}" in said[1 - culprit]
 
 
 class Lookup(nn.Module):
@@ -242,7 +259,7 @@ def caught(rank: int, world: int, case: Case) -> list[float]:
     def fail() -> float:
         raise ValueError(f"rank {rank} has no loss")
 
-    for iteration in range(3 * LAST):
+    for iteration in range(LAST + 3):
         if (rank, iteration) == (1, LAST + 1):
             time.sleep(2 * LOOK_SECONDS)
         optimizer.zero_grad()

@@ -46,7 +46,7 @@ def trained(rank: int, world: int, case: Case) -> tuple[float, float]:
     assert [isinstance(o, kind) for o, kind in zip(pairs[0], (SGD, AdamW), strict=True)]
     for place, optimizers in ((returned, pairs[0]), (network, pairs[1])):
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in optimizers]
-        for iteration in range(4):
+        for iteration in range(3):
             loss_of(place, iteration, rank).backward()
             for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
                 optimizer.step()
@@ -121,7 +121,7 @@ def in_turns(rank: int, world: int, case: Case) -> tuple[str, float]:
     distributed(rank, world, case, model, sides[0])
 
     def play(place: nn.Module, optimizers: list[Optimizer]) -> None:
-        for iteration in range(6):
+        for iteration in range(4):
             optimizer = optimizers[iteration % 2]
             optimizer.zero_grad()
             loss_of(place, iteration, rank).backward()

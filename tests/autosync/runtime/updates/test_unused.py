@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from autosync.runtime.execution import monitor
 from autosync.runtime.transport.value_agreement import THREAD
 from autosync.runtime.updates.unused_variables import SLOTS, UnusedVariables
 from autosync.strategy import Schedule
@@ -198,6 +199,7 @@ def store_operations(rank: int, world: int, case: Case, heads: int) -> list[Coun
         model = Heads(heads)
         _, optimizer, attachment = attached(case, world, model=model)
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(monitor, "LOOK_SECONDS", 60.0)  # none that waits looks for refusals
             for iteration in range(3):
                 optimizer.zero_grad()
                 loss = model(inputs(iteration, rank), [(rank + i) % heads for i in range(used)])
