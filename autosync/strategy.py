@@ -1,7 +1,6 @@
 """A strategy S: a complete, executable choice of how a domain's gradients are synchronized."""
 
 import math
-import operator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -301,12 +300,14 @@ class Strategy:
     def canonical(self) -> "Strategy":
         """The same strategy unnamed, its groups numbered in order of first appearance."""
         numbers: dict[int, int] = {}
-        choices = []
-        for choice in self.choices:
-            shards = tuple(_in_group(shard, numbers) for shard in choice.shards)
-            same = all(map(operator.is_, shards, choice.shards))
-            choices.append(choice if same else replace(choice, shards=shards))
-        return replace(self, choices=tuple(choices), name="")
+        choices = tuple(
+            replace(
+                choice,
+                shards=tuple(_in_group(shard, numbers) for shard in choice.shards),
+            )
+            for choice in self.choices
+        )
+        return replace(self, choices=choices, name="")
 
     @property
     def id(self) -> str:

@@ -51,11 +51,8 @@ MOST_STDS = 2.0
 
 
 class FusedStrategy(NamedTuple):
-    """id: the strategy's, which takes milliseconds to find."""
-
     size_bytes: int
     strategy: Strategy
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +99,11 @@ def next_fusion(
         members = fused_strategies(domain, space, family)
         sizes, seconds, open_sizes = [], [], []
         for member in members:
-            value = step_seconds.get(member.id)
+            value = step_seconds.get(member.strategy.id)
             if value:
                 sizes.append(member.size_bytes)
                 seconds.append(value)
-            elif member.id not in step_seconds:
+            elif member.strategy.id not in step_seconds:
                 open_sizes.append(member)
         if not sizes or not open_sizes:
             continue
@@ -128,8 +125,7 @@ def fused_strategies(domain: Domain, space: Space, family: str) -> tuple[FusedSt
     for size_bytes in (*DESIGNED_BYTES, *sizes):
         strategy = _fused(domain, space, family, size_bytes)
         if strategy is not None:
-            identity = strategy.id
-            found.setdefault(identity, FusedStrategy(size_bytes, strategy, identity))
+            found.setdefault(strategy.id, FusedStrategy(size_bytes, strategy))
     by_size = sorted(found.values(), key=lambda each: each.size_bytes)
     if not by_size:
         return ()
