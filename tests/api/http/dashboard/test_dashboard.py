@@ -1,6 +1,5 @@
 """The dashboard in a real browser: nothing from elsewhere, nothing blocked, live and usable."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from autosync.api.engine import job_queue
 from autosync.api.views import reports
 from autosync.bundle import load_bundle
 from tests.api.http.forms import plots, shown_token
-from tests.api.http.serving import Service
 from tests.api.sample import (
     claimed,
     finished,
@@ -242,15 +240,3 @@ def test_unshaped_links_and_estimates_are_said_beside_the_headline(
     )
     expect(row.locator(".tag.caveat")).to_have_text(["links not shaped", "compute estimated"])
     job_queue.end_cancelled(shown_database, held)
-
-
-def test_the_api_documentation_needs_no_other_host(page: Page, service: Service) -> None:
-    page.goto("/docs")
-    expect(page.locator(".swagger-ui .info h1, .swagger-ui .info h2").first).to_contain_text(
-        "AutoSync"
-    )
-    page.locator("#operations-service-get_health_v1_health_get .opblock-summary").click()
-    page.get_by_role("button", name="Try it out").click()
-    page.get_by_role("button", name="Execute").click()
-    expect(page.locator(".responses-table.live-responses-table")).to_contain_text('"status": "ok"')
-    assert json.loads(page.request.get("/openapi.json").text())["openapi"].startswith("3.1")
