@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.api.databases import (
 )
 from tests.api.openapi_document import built_once
 from tests.api.real_tuning import RealTuning, killed_and_resumed
+from tests.api.sample import Shown, shown_tunings
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,6 +56,39 @@ def module_url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) 
     return f"sqlite:///{path}"
 
 
+@contextmanager
+def fresh_url(request: pytest.FixtureRequest, kind: str) -> Iterator[str]:
+    """A migrated database for a fixture of any scope. kind: `sqlite` or `postgresql`."""
+    if kind == "sqlite":
+        path = request.getfixturevalue("tmp_path_factory").mktemp("fresh") / "test.db"
+        shutil.copy(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        return
+    server = request.getfixturevalue("postgresql")
+    template = request.getfixturevalue("postgresql_template")
+    with postgresql_database(server, template) as fresh:
+        yield fresh
+
+
+@pytest.fixture(scope="session")
+def shown_sqlite(request: pytest.FixtureRequest) -> Iterator[Shown]:
+    with fresh_url(request, "sqlite") as url, opened(url) as database:
+        yield shown_tunings(database)
+
+
+@pytest.fixture(scope="session")
+def shown_postgresql(request: pytest.FixtureRequest) -> Iterator[Shown]:
+    with fresh_url(request, "postgresql") as url, opened(url) as database:
+        yield shown_tunings(database)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shown(request: pytest.FixtureRequest) -> Shown:
+    """One of each kind for all tests of a process that only read."""
+    found: Shown = request.getfixturevalue(f"shown_{request.param}")
+    return found
+
+
 @pytest.fixture
 def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     shutil.copy(sqlite_template, tmp_path / "test.db")
@@ -66,9 +101,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sqlite":
         yield request.getfixturevalue("sqlite_url")
         return
-    server = request.getfixturevalue("postgresql")
-    template = request.getfixturevalue("postgresql_template")
-    with postgresql_database(server, template) as fresh:
+    with fresh_url(request, "postgresql") as fresh:
         yield fresh
 
 

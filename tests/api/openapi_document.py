@@ -1,5 +1,6 @@
 """The OpenAPI document, which every application builds as it starts, is built once for all of a
-test process: it takes half a second, and depends on nothing but the path before all others."""
+test process: it takes half a second, and depends on nothing but the path before all others. So are
+routes and templates, for the services that are forked from it."""
 
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -8,6 +9,7 @@ from typing import Any
 from autosync.api.db import connect
 from autosync.api.http import openapi
 from autosync.api.http.app import create_app
+from autosync.api.http.page_templates import compile_templates
 
 _built: dict[str, dict[str, Any]] = {}
 _build = openapi._build
@@ -27,3 +29,4 @@ def built_once() -> None:
         database = connect(f"sqlite:///{folder}/empty.db")
         create_app(database).openapi()
         database.close()
+    compile_templates("")

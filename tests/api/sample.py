@@ -1,7 +1,7 @@
 """A tuning written through the queue and the store, as a worker would write it."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
@@ -178,6 +178,19 @@ def finished(database: Database, request: TuningRequest | None = None) -> str:
     run_search(store, request)
     run_confirmation(database, store, held, request)
     return held.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A database that nobody changes. first, second: finished, of 8 and of 6 strategies."""
+
+    database: Database
+    first: str
+    second: str
+
+
+def shown_tunings(database: Database) -> Shown:
+    return Shown(database, finished(database, small_request(budget=8)), finished(database))
 
 
 def finished_without_ddp(database: Database, request: TuningRequest) -> str:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Page,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from autosync.api.db import Database
 from autosync.api.http.app import create_app
@@ -17,6 +24,7 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PATIENCE_MILLISECONDS = 240_000
 """How long any wait for a page may take, navigation included: other load may slow a page down."""
+USUAL_WINDOW: ViewportSize = {"width": 1280, "height": 720}
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +75,12 @@ def shown_database(module_url: str) -> Iterator[Database]:
         yield database
 
 
-@pytest.fixture
-def page(open_context: Callable[[str], BrowserContext], service: Service) -> Iterator[Page]:
-    """A page in which every complaint of the browser and every foreign request is an error."""
+@pytest.fixture(scope="module")
+def shared_page(browser: Browser, service: Service) -> Iterator[tuple[Page, list[str]]]:
+    """A new one takes the browser a second; with what it complains of."""
     complaints: list[str] = []
-    page = open_context(service.address).new_page()
+    page = browser.new_context(base_url=service.address, accept_downloads=True).new_page()
+    page.context.set_default_timeout(PATIENCE_MILLISECONDS)
     page.on("console", lambda m: complaints.append(m.text) if m.type != "log" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
@@ -82,6 +91,18 @@ def page(open_context: Callable[[str], BrowserContext], service: Service) -> Ite
             else complaints.append(request.url)
         ),
     )
-    yield page
+    yield page, complaints
     page.context.close()
-    assert complaints == []
+
+
+@pytest.fixture
+def page(shared_page: tuple[Page, list[str]]) -> Iterator[Page]:
+    """A page in which every complaint of the browser and every foreign request is an error. Its
+    window has the usual size, and it shows nothing yet."""
+    page, complaints = shared_page
+    page.set_viewport_size(USUAL_WINDOW)
+    yield page
+    page.goto("about:blank")
+    page.context.clear_cookies()
+    found, complaints[:] = complaints[:], []
+    assert found == []

@@ -12,7 +12,7 @@ from autosync.search.loop.outcome import TuningEvent
 from tests.api.http.serving import PATIENCE_SECONDS, Service
 from tests.api.sample import claimed, small_request
 
-TABS = 8
+TABS = 7
 """More than the six connections that a browser keeps to a host."""
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -30,7 +31,7 @@ from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.documents import to_json
 from autosync.errors import InvalidInput
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from tests.api.http.serving import Service, children, served
+from tests.api.http.serving import Service, children
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((4, 4),) * 600
@@ -61,13 +62,17 @@ def wait_until(true: Any) -> None:
 
 
 @contextmanager
-def asking(service: Service, asked: dict[str, Any]) -> Iterator[None]:
+def asking(service: Service, asked: dict[str, Any]) -> Iterator[socket.socket]:
     """A client that asks for a ranking, and leaves at the end of the block."""
     place, body = urlsplit(service.address), json.dumps(asked)
     head = f"POST /v1/rank HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(body)}\r\n"
     with socket.create_connection((place.hostname, place.port), PATIENCE_SECONDS) as connection:
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
-        yield
+        yield connection
+
+
+def is_answered(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def worked_seconds(pids: set[int]) -> float:
@@ -113,39 +118,25 @@ def test_a_refusal_in_a_process_is_one_of_the_service(client: httpx.Client) -> N
     assert foreign.status_code == 403
 
 
-def test_a_prediction_ends_with_its_client(service: Service, client: httpx.Client) -> None:
-    asked = {**stored(client, SHAPES), "proposals": 30_000}
-    assert client.post("/v1/rank", json=stored(client)).status_code == 200
+def test_a_prediction_ends_with_its_client_and_a_process_that_starts_does_not(
+    service: Service, client: httpx.Client
+) -> None:
+    """Who gives up while kernels are compiled does not make the next one wait for them again."""
+    asked, small = {**stored(client, SHAPES), "proposals": 30_000}, stored(client)
+    assert client.post("/v1/rank", json=small).status_code == 200
     before = set(children(service.pid))
     begun = worked_seconds(before)
     with asking(service, asked):
         wait_until(lambda: worked_seconds(before) > begun + 0.2)
     wait_until(lambda: set(children(service.pid)) < before)
-    wait_until(lambda: client.post("/v1/rank", json=stored(client)).status_code == 200)
-
-
-def test_a_process_that_starts_outlives_its_client(sqlite_url: str) -> None:
-    """Who gives up while kernels are compiled does not make the next one wait for them again."""
-    with (
-        served(sqlite_url) as service,
-        httpx.Client(base_url=service.address, timeout=PATIENCE_SECONDS) as client,
-    ):
-        asked = stored(client)
-        with asking(service, asked):
-            wait_until(lambda: children(service.pid) != [])
-        (starting,) = children(service.pid)
-        # until the service has seen that connection close, its client has a prediction under way
-        wait_until(lambda: client.post("/v1/rank", json=asked).status_code == 200)
-        assert children(service.pid) == [starting]
-
-
-def test_what_takes_too_long_is_ended_and_says_so(sqlite: Database) -> None:
-    limits = ServiceLimits(prediction_seconds=1)
-    with TestClient(create_app(sqlite, limits=limits), base_url="http://127.0.0.1") as client:
-        answer = client.post("/v1/rank", json={**stored(client, SHAPES[:200]), "proposals": 30_000})
-        assert answer.status_code == 422
-        assert "1 s" in answer.json()["detail"]
-        assert "--limit prediction_seconds=NUMBER" in answer.json()["remedy"]
+    left = set(children(service.pid))
+    started: set[int] = set()
+    while not started:  # until the service has seen a connection close, its client has a turn
+        with asking(service, small) as connection:
+            wait_until(lambda: set(children(service.pid)) > left or is_answered(connection))
+            started = set(children(service.pid)) - left
+    wait_until(lambda: client.post("/v1/rank", json=small).status_code == 200)
+    assert set(children(service.pid)) == left | started
 
 
 def test_what_takes_too_much_memory_is_ended_and_says_so(sqlite: Database) -> None:
@@ -230,7 +221,9 @@ def test_as_many_wait_as_may_and_in_order() -> None:
     asyncio.run(turns())
 
 
-def test_a_process_starts_while_its_reader_fills_in_the_form(sqlite: Database) -> None:
+def test_a_process_starts_while_its_reader_fills_in_the_form_and_ends_with_its_time(
+    sqlite: Database,
+) -> None:
     app = create_app(sqlite)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         processes: AnswerProcesses = app.state.processes
@@ -241,6 +234,12 @@ def test_a_process_starts_while_its_reader_fills_in_the_form(sqlite: Database) -
         assert processes.pids() == prepared
         client.get("/predict")
         assert processes.pids() == prepared
+        processes.limits = ServiceLimits(prediction_seconds=1)
+        answer = client.post("/v1/rank", json={**stored(client, SHAPES[:200]), "proposals": 30_000})
+        assert answer.status_code == 422
+        assert "takes more than 1 s" in answer.json()["detail"]
+        assert "--limit prediction_seconds=NUMBER" in answer.json()["remedy"]
+        assert processes.pids() == []
 
 
 def test_a_process_that_somebody_else_ends_is_replaced_and_one_that_waits_ends(

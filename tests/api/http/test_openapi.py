@@ -43,7 +43,7 @@ def api(sqlite: Database) -> Iterator[BaseSchema]:
 
 
 @pytest.mark.parametrize(
-    ("boundaries", "examples"), [(10, 2), pytest.param(40, 50, marks=pytest.mark.long)]
+    ("boundaries", "examples"), [(4, 1), pytest.param(40, 50, marks=pytest.mark.long)]
 )
 def test_requests_nobody_thought_of(api: BaseSchema, boundaries: int, examples: int) -> None:
     """Under all of schemathesis' checks: of each operation, so many cases at the

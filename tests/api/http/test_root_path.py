@@ -125,6 +125,7 @@ def test_the_client_and_events_work_below_the_path(address: str, tuning_id: str)
         timeout=PATIENCE_SECONDS,
     )
     assert documented.json()["servers"] == [{"url": PREFIX}]
+    assert documented.json()["openapi"].startswith("3.1")
 
 
 def test_a_proxy_that_leaves_the_path_on_is_understood(module_url: str, tuning_id: str) -> None:
@@ -147,22 +148,33 @@ def test_a_slash_at_the_end_is_left_out() -> None:
     assert [checked_root_path(each) for each in ("", "/", "/a/b/")] == ["", "", "/a/b"]
 
 
-def test_a_browser_follows_events_and_reads_the_documentation_below_the_path(
-    open_context: Callable[[str], BrowserContext], module_url: str
+def test_a_browser_follows_events_and_uses_the_documentation_below_the_path(
+    open_context: Callable[[str], BrowserContext], address: str, module_url: str
 ) -> None:
-    with (
-        served(module_url, root_path=PREFIX) as service,
-        proxied(service.address, PREFIX) as address,
-        opened(module_url) as database,
-    ):
+    """Logged in; the documentation needs no other host, and nothing that the policy refuses."""
+    with opened(module_url) as database:
         held, store = claimed(database, small_request())
         page = open_context(address).new_page()
         page.goto(f"{address}/tunings/{held.job_id}")
+        page.get_by_label("Key").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
         expect(page.locator("#live")).to_contain_text("running")
         store.report(TuningEvent("search", "news below the path", 1, 2))
         expect(page.locator("#live")).to_contain_text("news below the path")
         job_queue.fail(database, held, "no more")
         expect(page.locator("#live")).to_contain_text("The tuning failed")
-        page.goto(f"{address}/docs")
-        expect(page.locator(".swagger-ui .info")).to_contain_text("AutoSync")
-        page.context.close()
+    complaints: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{address}/docs")
+    expect(page.locator(".swagger-ui .info")).to_contain_text("AutoSync")
+    page.locator("#operations-predictions-post_rank_v1_rank_post .opblock-summary").click()
+    page.get_by_role("button", name="Try it out").click()
+    page.locator(".body-param textarea").fill('{"graph": "nobody", "cluster": "nobody"}')
+    assert complaints == []
+    page.get_by_role("button", name="Execute").click()
+    answered = page.locator(".live-responses-table .response-col_status").last
+    expect(answered).to_contain_text("404")  # past the scope and the token
+    assert all(each.startswith((address, "data:", "blob:")) for each in asked)

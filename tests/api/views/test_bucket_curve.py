@@ -7,7 +7,7 @@ from autosync.api.views.dashboard.strategy_labels import strategy_labels
 from autosync.api.views.dashboard.tuning_charts import tuning_charts
 from autosync.api.views.tuning_schemas import BucketCurve, BucketPoint
 from autosync.search.space import SPACES
-from tests.api.sample import finished, small_request
+from tests.api.sample import Shown, finished, small_request
 
 
 def test_points_are_those_of_the_ranking(sqlite: Database) -> None:
@@ -35,9 +35,9 @@ def test_points_are_those_of_the_ranking(sqlite: Database) -> None:
     assert charts[0].plots[0].x.categories == tuple(map(size_words, measured))
 
 
-def test_other_tunings_have_none(sqlite: Database) -> None:
-    tuning_id = finished(sqlite, small_request())
-    with sqlite.reading() as session:
+def test_other_tunings_have_none(shown_sqlite: Shown) -> None:
+    tuning_id = shown_sqlite.first
+    with shown_sqlite.database.reading() as session:
         assert bucket_curve(session, tuning_id).items == []
         charts, _ = tuning_charts(session, reports.tuning(session, tuning_id))
     assert "buckets" not in {chart.name for chart in charts}

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.charts import STRETCHES, Amounts, OperationCost, bars_chart, model_chart
 from autosync.api.views.dashboard.strategy_charts import timeline_chart
@@ -18,7 +17,7 @@ from autosync.api.views.dashboard.tuning_charts import MOST_DOTS, convergence_ch
 from autosync.api.views.rankings import confirmed_speedups
 from autosync.api.views.timeline_schemas import TimelineIteration
 from autosync.simulator.timeline.iteration_trace import ComputeInterval, DealInterval
-from tests.api.sample import finished, small_request
+from tests.api.sample import Shown
 
 
 def points(*trials: tuple[str, str, int, float]) -> list[TrialPoint]:
@@ -77,9 +76,9 @@ def test_speed_ups_are_over_the_baseline_whichever_it_is() -> None:
     assert confirmed_speedups(confirmation, "ddp") == {}
 
 
-def test_points_and_speedups_are_those_of_the_reports(database: Database) -> None:
-    tuning_id = finished(database, small_request(8))
-    with database.reading() as session:
+def test_points_and_speedups_are_those_of_the_reports(shown: Shown) -> None:
+    tuning_id = shown.first
+    with shown.database.reading() as session:
         found = trial_points(session, tuning_id)
         result = reports.tuning(session, tuning_id).result
         trials = reports.trials(session, tuning_id).items

@@ -11,7 +11,7 @@ from autosync.api.views.dashboard.strategy_labels import Chip, StrategyLabel
 from autosync.api.views.dashboard.trial_points import trial_points
 from autosync.api.views.dashboard.tuning_comparison import convergences
 from autosync.units import scales_in_words
-from tests.api.sample import finished, small_request
+from tests.api.sample import Shown, finished, small_request
 from tests.domains import domain_of, grid_cluster
 
 
@@ -52,9 +52,9 @@ def test_the_chart_of_choices_has_a_row_and_a_line_for_each() -> None:
     assert choice_chart(values, None).plots[0].rules == ()
 
 
-def test_convergences_are_of_seconds_or_of_speed_ups(sqlite: Database) -> None:
-    ids = [finished(sqlite, small_request(budget)) for budget in (6, 8)]
-    with sqlite.reading() as session:
+def test_convergences_are_of_seconds_or_of_speed_ups(shown_sqlite: Shown) -> None:
+    ids = [shown_sqlite.second, shown_sqlite.first]
+    with shown_sqlite.database.reading() as session:
         tunings = [reports.tuning(session, each) for each in ids]
         trials = [trial_points(session, each) for each in ids]
     seconds = convergences(tunings, trials, in_seconds=True)

@@ -22,7 +22,7 @@ from autosync.api.views.rankings import ranked_strategy
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import Page
 from autosync.errors import InvalidInput, NotFound, NotSupported
-from tests.api.sample import finished, small_request
+from tests.api.sample import Shown, finished, small_request
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 REQUEST = small_request(budget=8)
@@ -40,9 +40,9 @@ def whole(read: Callable[[str | None], Any]) -> list[list[Any]]:
     return pages
 
 
-def test_the_pages_of_a_ranking_are_the_ranking(database: Database) -> None:
-    tuning_id = finished(database, REQUEST)
-    with database.reading() as session:
+def test_the_pages_of_a_ranking_are_the_ranking(shown: Shown) -> None:
+    tuning_id = shown.first
+    with shown.database.reading() as session:
         together = reports.ranked_strategies(session, tuning_id).items
         pages = whole(lambda cursor: reports.ranked_strategies(session, tuning_id, 3, cursor))
         assert [len(page) for page in pages] == [3, 3, 2]
@@ -51,9 +51,9 @@ def test_the_pages_of_a_ranking_are_the_ranking(database: Database) -> None:
             assert ranked_strategy(session, tuning_id, row.strategy_id) == row
 
 
-def test_the_pages_of_trials_are_all_trials(database: Database) -> None:
-    tuning_id = finished(database, REQUEST)
-    with database.reading() as session:
+def test_the_pages_of_trials_are_all_trials(shown: Shown) -> None:
+    tuning_id = shown.first
+    with shown.database.reading() as session:
         together = reports.trials(session, tuning_id).items
         pages = whole(lambda cursor: reports.trials(session, tuning_id, 5, cursor))
     assert [row for page in pages for row in page] == together
@@ -113,12 +113,11 @@ FOREIGN = (
 """Cursors that no list here has given."""
 
 
-def test_a_cursor_of_another_list_is_refused(database: Database) -> None:
-    tuning_id = finished(database)
-    with database.reading() as session:
+def test_a_cursor_of_another_list_is_refused(shown: Shown) -> None:
+    with shown.database.reading() as session:
         lists = (
             partial(reports.tunings, session, 5),
-            partial(reports.ranked_strategies, session, tuning_id, 5),
+            partial(reports.ranked_strategies, session, shown.first, 5),
             partial(documents.graphs, session, 5),
         )
         for read in lists:
@@ -144,9 +143,9 @@ def statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
         event.remove(database.engine, "before_cursor_execute", note)
 
 
-def test_no_read_walks_a_table_that_grows(sqlite: Database) -> None:
+def test_no_read_walks_a_table_that_grows(shown_sqlite: Shown) -> None:
     """By SQLite's query plans: SCAN reads a whole table or index, SEARCH goes to the rows."""
-    tuning_id = finished(sqlite, REQUEST)
+    sqlite, tuning_id = shown_sqlite.database, shown_sqlite.first
     with sqlite.reading() as session:
         top = reports.ranked_strategies(session, tuning_id, 2)
         newest = reports.tunings(session, 1)
@@ -175,36 +174,42 @@ def test_no_read_walks_a_table_that_grows(sqlite: Database) -> None:
             assert "TEMP B-TREE" not in step, (statement, plan)
 
 
-def test_sums_are_those_of_the_trials_after_every_one(sqlite: Database) -> None:
+def test_sums_are_those_of_the_trials_after_every_one(shown_sqlite: Shown) -> None:
     """What is kept on write never drifts: a repeated proposal or trial counts once."""
-    tuning_id = finished(sqlite, REQUEST)
-    with sqlite.reading() as session:
+    tuning_id = shown_sqlite.first
+    with shown_sqlite.database.reading() as session:
         trials = reports.trials(session, tuning_id).items
         rows = reports.ranked_strategies(session, tuning_id).items
         for row in rows:
             mine = [trial for trial in trials if trial.strategy_id == row.strategy_id]
             assert row.trials == len(mine)
             assert row.recorded == any(trial.recorded for trial in mine)
-        assert session.execute(text("select count(*) from strategy_summaries")).scalar() == 8
+        kept = text("select count(*) from strategy_summaries where tuning_id = :id")
+        assert session.execute(kept, {"id": tuning_id}).scalar() == 8
 
 
 def rows_of(pages: list[list[Any]]) -> list[Any]:
     return [row for page in pages for row in page]
 
 
-@pytest.mark.parametrize("name", reports.TUNING_SORTS)
-def test_tunings_sorted(database: Database, name: str) -> None:
+def test_tunings_sorted(database: Database) -> None:
     done = [finished(database, small_request(budget)) for budget in (6, 7)]
     waiting = [enqueue(database, small_request()) for _ in range(2)]
     with database.reading() as session:
+        for name in reports.TUNING_SORTS:
+            assert_sorted(session, name, done, waiting)
 
-        def ids(sort: str) -> list[str]:
-            pages = whole(lambda at: reports.tunings(session, 1, at, TuningFilter(sort=sort)))
-            assert [len(page) for page in pages] == [1] * 4
-            return [row.id for row in rows_of(pages)]
 
-        up, down = ids(name), ids(f"-{name}")
-        values = {row.id: row for row in reports.tunings(session, 10).items}
+def assert_sorted(session: Session, name: str, done: list[str], waiting: list[str]) -> None:
+    """done: in the order of their beginning, as those that wait."""
+
+    def ids(sort: str) -> list[str]:
+        pages = whole(lambda at: reports.tunings(session, 1, at, TuningFilter(sort=sort)))
+        assert [len(page) for page in pages] == [1] * 4
+        return [row.id for row in rows_of(pages)]
+
+    up, down = ids(name), ids(f"-{name}")
+    values = {row.id: row for row in reports.tunings(session, 10).items}
     assert sorted(up) == sorted(down) == sorted([*done, *waiting])
     if name == "created":
         assert down == up[::-1] == [*done, *waiting][::-1]
@@ -223,9 +228,9 @@ def test_tunings_sorted(database: Database, name: str) -> None:
         assert first.result.speedup <= second.result.speedup
 
 
-def test_trials_sorted(database: Database) -> None:
-    tuning_id = finished(database)
-    with database.reading() as session:
+def test_trials_sorted(shown: Shown) -> None:
+    tuning_id = shown.second
+    with shown.database.reading() as session:
         for sort in ("step_seconds", "-step_seconds", "-position"):
             pages = whole(lambda at, s=sort: reports.trials(session, tuning_id, 4, at, s))  # type: ignore[misc]
             found = rows_of(pages)

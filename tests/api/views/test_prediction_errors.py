@@ -42,7 +42,7 @@ def test_a_tuning_that_measured_enough_says_where_the_others_are_expected(
     sqlite: Database,
 ) -> None:
     tuning_id = finished(sqlite, small_request(budget=FEWEST_MEASURED + 3))
-    few = finished(sqlite, small_request(budget=4))
+    few = finished(sqlite, small_request(budget=2))
     with sqlite.reading() as session:
         errors = prediction_errors(session, tuning_id)
         rows = reports.ranked_strategies(session, tuning_id).items

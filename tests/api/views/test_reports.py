@@ -27,13 +27,13 @@ from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from autosync.search.loop.outcome import rank_measured
 from autosync.trials.contract import MeasuredTimeline
-from tests.api.sample import claimed, finished, run_search, small_request
+from tests.api.sample import Shown, claimed, finished, run_search, small_request
 
 REQUEST = small_request(budget=8)
 
 
-def test_ranked_as_the_search_ranks(database: Database) -> None:
-    tuning_id = finished(database, REQUEST)
+def test_ranked_as_the_search_ranks(shown: Shown) -> None:
+    database, tuning_id = shown.database, shown.first
     store = DatabaseStore(database, tuning_id, 1)
     expected = rank_measured(store.proposals(), store.trials())
     with database.reading() as session:
@@ -82,9 +82,8 @@ def test_progress_is_readable_while_it_runs(sqlite: Database) -> None:
     assert tuning.result is None
 
 
-def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
-    tuning_id = finished(database, REQUEST)
-    other = finished(database)
+def test_runtimes_say_everything_about_every_trial(shown: Shown) -> None:
+    database, tuning_id, other = shown.database, shown.first, shown.second
     rows = list(csv.DictReader(io.StringIO("".join(runtimes_csv(database)))))
     table = pq.read_table(io.BytesIO(b"".join(runtimes_parquet(database)))).to_pylist()
     assert {row["tuning_id"] for row in rows} == {tuning_id, other}
@@ -113,10 +112,9 @@ def test_runtimes_say_everything_about_every_trial(database: Database) -> None:
 
 
 def test_tables_agree_however_many_rows_are_read_at_once(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished(database, REQUEST)
-    finished(database)
+    database = shown.database
     expected = "".join(runtimes_csv(database))
     monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 4)
     monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
@@ -133,8 +131,8 @@ def test_tables_agree_however_many_rows_are_read_at_once(
         assert line == row
 
 
-def test_runtimes_of_what_is_asked_for(database: Database) -> None:
-    mine, other = finished(database, REQUEST), finished(database)
+def test_runtimes_of_what_is_asked_for(shown: Shown) -> None:
+    database, mine, other = shown.database, shown.first, shown.second
     with database.reading() as session:
         trials = reports.trials(session, mine).items
     moment = trials[3].created_at.timestamp()
@@ -164,9 +162,9 @@ def test_a_name_is_no_formula_in_a_spreadsheet(sqlite: Database) -> None:
     assert {row["graph"][0] for row in plain} == set("=+-@")
 
 
-def test_the_bundle_of_the_answer_and_of_any_strategy(sqlite: Database) -> None:
-    tuning_id = finished(sqlite, REQUEST)
-    with sqlite.reading() as session:
+def test_the_bundle_of_the_answer_and_of_any_strategy(shown_sqlite: Shown) -> None:
+    tuning_id = shown_sqlite.first
+    with shown_sqlite.database.reading() as session:
         tuning = reports.tuning(session, tuning_id)
         assert tuning.result is not None
         answer = from_json(Bundle, bundle_document(session, tuning_id))
@@ -197,10 +195,10 @@ def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
         RuntimeFilter(since=1.0, until=2e9),
     ],
 )
-def test_no_page_of_an_export_sorts_what_is_left(sqlite: Database, only: RuntimeFilter) -> None:
+def test_no_page_of_an_export_sorts_what_is_left(shown_sqlite: Shown, only: RuntimeFilter) -> None:
     """An export of n pages would otherwise look at n^2 / 2 of them."""
     page = runtimes._page(only, (1.0, "0" * 32, 3))
-    with sqlite.reading() as session:
+    with shown_sqlite.database.reading() as session:
         statement = select(page).compile(session.get_bind(), compile_kwargs={"literal_binds": True})
         plan = [row.detail for row in session.execute(text(f"EXPLAIN QUERY PLAN {statement}"))]
     assert any("USING COVERING INDEX" in step or "USING INDEX" in step for step in plan), plan

@@ -15,7 +15,7 @@ from autosync.api.views.runtimes import RuntimeFilter
 from autosync.errors import NotSupported
 from autosync.simulator.learned.training import split_dataset
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
-from tests.api.sample import finished, small_request
+from tests.api.sample import Shown, finished, small_request
 
 REQUEST = small_request(budget=8)
 
@@ -29,14 +29,13 @@ def exported(database: Database, folder: Path, only: RuntimeFilter) -> list[Meas
 
 
 def test_the_export_is_a_dataset(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 5)
     monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
-    tuning_id = finished(database, REQUEST)
-    (measured,) = exported(database, tmp_path, RuntimeFilter())
-    with database.reading() as session:
-        trials = reports.trials(session, tuning_id).items
+    (measured,) = exported(shown.database, tmp_path, RuntimeFilter(tuning=shown.first))
+    with shown.database.reading() as session:
+        trials = reports.trials(session, shown.first).items
     assert measured.domain == REQUEST.domain
     assert measured.failed == 1
     assert len(measured) == 7
@@ -46,15 +45,15 @@ def test_the_export_is_a_dataset(
 
 
 def test_whoever_stops_reading_holds_no_connection(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 1)
     monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
     monkeypatch.setattr(runtime_dataset, "DOCUMENTS_AT_ONCE", 1)
-    finished(database, REQUEST)
-    pool = database.engine.pool
+    pool = shown.database.engine.pool
     assert isinstance(pool, QueuePool)
-    held = [pool.checkedout() for _ in runtimes_zip(database, RuntimeFilter())]
+    only = RuntimeFilter(tuning=shown.first)
+    held = [pool.checkedout() for _ in runtimes_zip(shown.database, only)]
     assert len(held) > 7
     assert set(held) == {0}
 

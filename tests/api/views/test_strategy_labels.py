@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from autosync.api.db import Database
 from autosync.api.views import reports
 from autosync.api.views.dashboard.strategy_labels import label_of, strategy_labels
 from autosync.extensions.offload.document import Offload
@@ -10,7 +9,7 @@ from autosync.extensions.staleness.document import Staleness
 from autosync.search.designs.known_designs import ps_load_balanced
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Schedule
-from tests.api.sample import candidates, finished
+from tests.api.sample import Shown, candidates
 from tests.domains import domain_of
 
 
@@ -51,10 +50,10 @@ def test_a_swapped_ddp_is_not_called_ddp_alone() -> None:
     assert chip == "activations and optimizer state swapped, 2 GB"
 
 
-def test_documents_are_read_once(sqlite: Database) -> None:
-    tuning_id = finished(sqlite)
-    with sqlite.reading() as session:
-        ids = [row.strategy_id for row in reports.ranked_strategies(session, tuning_id).items]
+def test_documents_are_read_once(shown_sqlite: Shown) -> None:
+    with shown_sqlite.database.reading() as session:
+        ranked = reports.ranked_strategies(session, shown_sqlite.first).items
+        ids = [row.strategy_id for row in ranked]
         first = strategy_labels(session, ids)
         again = strategy_labels(session, [*ids, "unknown"])
     assert first.keys() == again.keys() == set(ids)

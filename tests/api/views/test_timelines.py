@@ -10,7 +10,7 @@ from autosync.api.db import Database
 from autosync.api.http.app import create_app
 from autosync.api.views import reports
 from autosync.api.views.timeline_schemas import Timeline
-from tests.api.sample import claimed, finished, run_search, small_request
+from tests.api.sample import Shown, claimed, run_search, small_request
 
 REQUEST = small_request(budget=8)
 
@@ -26,31 +26,31 @@ def timeline(service: TestClient, tuning_id: str, strategy: str = "") -> Timelin
     return Timeline.model_validate_json(answer.content)
 
 
-def test_the_answer_measured_beside_predicted(database: Database) -> None:
-    tuning_id = finished(database, REQUEST)
-    with client(database) as service:
-        shown = timeline(service, tuning_id)
+def test_the_answer_measured_beside_predicted(shown: Shown) -> None:
+    tuning_id = shown.first
+    with client(shown.database) as service:
+        both = timeline(service, tuning_id)
         result = service.get(f"/v1/tunings/{tuning_id}").json()["result"]
-    assert shown.strategy_id == result["strategy_id"]
-    assert shown.trial == f"confirm/0/{shown.strategy_id}"
-    assert shown.clock == "shared"
-    assert shown.measured is not None
-    assert shown.measured.messages is not None
-    assert shown.predicted.messages is not None
-    assert [m.message for m in shown.measured.messages] == [
-        m.message for m in shown.predicted.messages
+    assert both.strategy_id == result["strategy_id"]
+    assert both.trial == f"confirm/0/{both.strategy_id}"
+    assert both.clock == "shared"
+    assert both.measured is not None
+    assert both.measured.messages is not None
+    assert both.predicted.messages is not None
+    assert [m.message for m in both.measured.messages] == [
+        m.message for m in both.predicted.messages
     ]
-    for message in shown.measured.messages:
+    for message in both.measured.messages:
         assert message.issued_seconds <= message.turn_seconds <= message.arrived_seconds
-    assert len(shown.differences) == len(shown.measured.messages)
-    off = [abs(d.measured_seconds - d.predicted_seconds) for d in shown.differences]
+    assert len(both.differences) == len(both.measured.messages)
+    off = [abs(d.measured_seconds - d.predicted_seconds) for d in both.differences]
     assert off == sorted(off, reverse=True)
     assert off[0] > 0
 
 
-def test_what_was_not_recorded_is_predicted_alone(database: Database) -> None:
-    tuning_id = finished(database, REQUEST)
-    with database.reading() as session:
+def test_what_was_not_recorded_is_predicted_alone(shown: Shown) -> None:
+    tuning_id = shown.first
+    with shown.database.reading() as session:
         rows = reports.ranked_strategies(session, tuning_id).items
         trials = reports.trials(session, tuning_id).items
     assert sum(row.recorded for row in rows) == 4
@@ -59,11 +59,11 @@ def test_what_was_not_recorded_is_predicted_alone(database: Database) -> None:
     ]
     silent = next(row for row in rows if not row.recorded)
     ddp = next(row for row in rows if row.is_ddp)
-    with client(database) as service:
-        shown = timeline(service, tuning_id, silent.strategy_id)
+    with client(shown.database) as service:
+        alone = timeline(service, tuning_id, silent.strategy_id)
         baseline = timeline(service, tuning_id, ddp.strategy_id)
-    assert (shown.measured, shown.trial, shown.clock, shown.differences) == (None, None, None, [])
-    assert shown.predicted.messages
+    assert (alone.measured, alone.trial, alone.clock, alone.differences) == (None, None, None, [])
+    assert alone.predicted.messages
     assert baseline.is_ddp
     assert baseline.measured is not None
     assert baseline.measured.messages is None
@@ -81,19 +81,18 @@ def test_before_the_answer_it_shows_ddp(sqlite: Database) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["f" * 32, "no such; one"])
-def test_a_strategy_of_another_tuning_is_not_found(sqlite: Database, strategy: str) -> None:
-    tuning_id = finished(sqlite)
-    with client(sqlite) as service:
+def test_a_strategy_of_another_tuning_is_not_found(shown_sqlite: Shown, strategy: str) -> None:
+    tuning_id = shown_sqlite.first
+    with client(shown_sqlite.database) as service:
         for what in ("timeline", "trace"):
             answer = service.get(f"/v1/tunings/{tuning_id}/{what}", params={"strategy": strategy})
             assert answer.status_code == 404
             assert answer.json()["thing"] == "strategy"
 
 
-def test_the_trace_holds_both(sqlite: Database) -> None:
-    tuning_id = finished(sqlite, REQUEST)
-    with client(sqlite) as service:
-        answer = service.get(f"/v1/tunings/{tuning_id}/trace")
+def test_the_trace_holds_both(shown_sqlite: Shown) -> None:
+    with client(shown_sqlite.database) as service:
+        answer = service.get(f"/v1/tunings/{shown_sqlite.first}/trace")
     assert "trace.json" in answer.headers["content-disposition"]
     events = json.loads(answer.text)["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}

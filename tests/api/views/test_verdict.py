@@ -1,5 +1,6 @@
 """The verdict on a tuning, also where DDP ran out of memory, and what a reader must know."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from typing import get_args
@@ -40,12 +41,21 @@ from autosync.trials.request_names import (
     PREDICTED_WAITS,
     SHORT_OF_CORES,
 )
-from tests.api.sample import finished, finished_without_ddp, small_request
+from tests.api.databases import opened
+from tests.api.fixtures import fresh_url
+from tests.api.sample import Shown, finished, finished_without_ddp, small_request
 
 REQUEST = small_request(budget=6)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Which no test here changes."""
+    with fresh_url(request, request.param) as url, opened(url) as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
 def tuning_id(database: Database) -> str:
     return finished_without_ddp(database, REQUEST)
 
@@ -131,10 +141,9 @@ def test_every_way_of_failing_has_words() -> None:
 
 def test_what_happened_to_ddp_is_told_from_its_trial(database: Database, tuning_id: str) -> None:
     error = "refused: rank 0: a table that DDP does not take"
-    with database.writing() as session:
+    with database.reading() as session:  # at whose end it is as before
         of_ddp = StrategySummaryRow.origin == DDP
         session.execute(update(StrategySummaryRow).where(of_ddp).values(error=error))
-    with database.reading() as session:
         tuning = reports.tuning(session, tuning_id)
         charts = {chart.name: chart for chart in tuning_charts(session, tuning)[0]}
     assert tuning.result is not None
@@ -193,10 +202,10 @@ def test_the_local_launcher_says_it_in_these_words(capsys: pytest.CaptureFixture
     assert "as root" not in told
 
 
-def test_headlines_say_what_is_known(sqlite: Database) -> None:
+def test_headlines_say_what_is_known(shown_sqlite: Shown) -> None:
     request = small_request()
-    with sqlite.reading() as session:
-        tuning = reports.tuning(session, finished(sqlite, request))
+    with shown_sqlite.database.reading() as session:
+        tuning = reports.tuning(session, shown_sqlite.second)
     assert tuning.result is not None
     told = headline(
         tuning,

@@ -14,6 +14,8 @@ from autosync.api.db.tables import SCOPES
 from autosync.api.engine.api_keys import make_key
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.guard import methods_of, scopes_of
+from autosync.api.http.answer_process import ForwardedAnswer
+from autosync.api.http.answer_processes import AnswerProcesses
 from autosync.api.http.app import API, PAGES, create_app
 from autosync.api.http.page_templates import TEMPLATES
 from autosync.api.http.routes.pages import login_router
@@ -110,8 +112,16 @@ def test_no_route_is_outside_of_the_table(client: TestClient) -> None:
     assert documented == api | {key for key in OPEN if key[1].startswith("/v1")}
 
 
-def test_every_route_with_a_key_of_each_scope(client: TestClient, sqlite: Database) -> None:
-    """Of one service, whose process for predictions starts once."""
+def test_every_route_with_a_key_of_each_scope(
+    client: TestClient, sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes as far as a process for predictions has been let through."""
+
+    async def let_through(*_: object) -> ForwardedAnswer:
+        return ForwardedAnswer(422, [], b"")
+
+    monkeypatch.setattr(AnswerProcesses, "answer", let_through)
+    monkeypatch.setattr(AnswerProcesses, "prepare", lambda *_: None)
     for held in SCOPES:
         ask_every_route(client, held, headers(sqlite, held))
 

@@ -224,26 +224,25 @@ def zeros(size_bytes: int) -> Iterator[bytes]:
         yield b"0" * MIB
 
 
-def test_200_mb_are_refused_without_being_held(sqlite_url: str) -> None:
-    with served(sqlite_url) as service:
+def test_what_is_too_large_is_refused_without_being_held(sqlite_url: str) -> None:
+    with served(sqlite_url, "", "graph_mib=8") as service:
         url = f"{service.address}/v1/graphs"
         httpx.post(url, content=b"{}", timeout=PATIENCE_SECONDS)
         before = service.peak_memory_bytes()
         announced = httpx.post(
             url,
-            content=zeros(200 * MIB),
-            headers={"content-length": str(200 * MIB)},
+            content=zeros(64 * MIB),
+            headers={"content-length": str(64 * MIB)},
             timeout=PATIENCE_SECONDS,
         )
-        chunked = httpx.post(url, content=zeros(200 * MIB), timeout=PATIENCE_SECONDS)
+        chunked = httpx.post(url, content=zeros(64 * MIB), timeout=PATIENCE_SECONDS)
         for answer in (announced, chunked):
             assert answer.status_code == 413
             assert answer.headers["content-type"] == "application/problem+json"
-            assert "limit is 32 MiB" in answer.json()["detail"]
+            assert "limit is 8 MiB" in answer.json()["detail"]
             assert answer.json()["remedy"]
-        assert service.peak_memory_bytes() - before < 100 * MIB
-        largest = ServiceLimits().graph_mib * MIB
-        allowed = httpx.post(url, content=zeros(largest), timeout=PATIENCE_SECONDS)
+        assert service.peak_memory_bytes() - before < 32 * MIB
+        allowed = httpx.post(url, content=zeros(8 * MIB), timeout=PATIENCE_SECONDS)
         assert allowed.status_code == 422
 
 

@@ -1,15 +1,18 @@
-"""Every page by keyboard, by voice, on a phone and in the dark: checked in a real browser."""
+"""Every page by keyboard, by voice, on a phone and in the dark: checked in a real browser. That of
+predictions fills in part by part, whatever becomes of each."""
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from playwright.sync_api import Page, ViewportSize, expect
+from playwright.sync_api import Browser, Page, Route, ViewportSize, expect
 
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
+from tests.api.http.serving import Service
 from tests.api.sample import claimed, finished, run_search, small_request
 from tests.api.simulator_versions import store_versions
 
@@ -17,8 +20,15 @@ pytestmark = pytest.mark.timeout(600)
 
 CHECK = (Path(__file__).parent / "accessibility.js").read_text()
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
-SCREENS: tuple[ViewportSize, ...] = ({"width": 1200, "height": 900}, {"width": 380, "height": 800})
+LARGE: ViewportSize = {"width": 1200, "height": 900}
+SMALL: ViewportSize = {"width": 380, "height": 800}
+LOOKS: tuple[tuple[ViewportSize, Literal["light", "dark"]], ...] = (
+    (LARGE, "light"),
+    (SMALL, "dark"),
+)
+"""Colours do not depend on the screen, nor widths on colours."""
 REQUEST = small_request(budget=8)
+ASKED = "/predict/answer?graph=vgg16&cluster=example-mixed&nodes=9"
 PATIENCE_MILLISECONDS = 240_000
 """Not what a page takes, but when to give up: other work may make it many times slower."""
 
@@ -67,17 +77,42 @@ def test_every_page_can_be_read_and_used_by_everyone(page: Page, shown_database:
     wrong = []
     page.set_default_timeout(PATIENCE_MILLISECONDS)
     for path, last in pages(shown_database).items():
-        page.set_viewport_size(SCREENS[0])
+        page.set_viewport_size(LARGE)
         page.goto(path)
         expect(page.locator(last).first).to_be_visible(timeout=PATIENCE_MILLISECONDS)
         expect(page.get_by_text(re.compile("being (drawn|made|predicted)"))).to_have_count(0)
         page.evaluate(OPEN_ALL)
-        for screen in SCREENS:
+        for screen, scheme in LOOKS:
             page.set_viewport_size(screen)
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)
-                found = page.evaluate(CHECK)
-                wrong += [f"{path}, {screen['width']} pixels, {scheme}: {each}" for each in found]
+            page.emulate_media(color_scheme=scheme)
+            found = page.evaluate(CHECK)
+            wrong += [f"{path}, {screen['width']} pixels, {scheme}: {each}" for each in found]
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert max(int(part) for part in re.findall(r"\d+", ground)) < 60, "dark is dark"
     assert not wrong, "\n".join(wrong)
+
+
+def test_parts_fill_in_and_say_why_where_they_cannot(browser: Browser, service: Service) -> None:
+    context = browser.new_context(base_url=service.address)
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
+    page = context.new_page()
+    asked: list[str] = []
+
+    def busy_at_first(route: Route) -> None:
+        """As where another prediction of the same client is under way."""
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            return route.fulfill(status=429, headers={"Retry-After": "1"}, body="{}")
+        route.continue_()
+
+    page.route("**/predict/collectives?*", busy_at_first)
+    page.goto(ASKED)
+    expect(page.locator("#predicted > section")).to_have_count(3)
+    expect(page.locator("#predicted-scale [role=alert]")).to_contain_text(
+        "its nodes differ", timeout=PATIENCE_MILLISECONDS
+    )
+    expect(page.locator("#strategies tr.ddp")).to_be_visible()
+    expect(page.locator("figure#collectives")).to_be_visible(timeout=PATIENCE_MILLISECONDS)
+    assert len(asked) == 2
+    expect(page.locator(".pending")).to_have_count(0)
+    context.close()

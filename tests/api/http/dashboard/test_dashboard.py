@@ -1,10 +1,10 @@
 """The dashboard in a real browser: nothing from elsewhere, nothing blocked, live and usable."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import text
 
@@ -12,8 +12,8 @@ from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.views import reports
 from autosync.bundle import load_bundle
+from tests.api.databases import opened
 from tests.api.http.forms import plots, shown_token
-from tests.api.http.serving import Service
 from tests.api.sample import (
     claimed,
     finished,
@@ -25,6 +25,13 @@ from tests.api.sample import (
 )
 
 REQUEST = small_request(budget=8)
+
+
+@pytest.fixture(scope="module")
+def done(module_url: str) -> str:
+    """The id of a finished tuning."""
+    with opened(module_url) as database:
+        return finished(database, REQUEST)
 
 
 def test_a_new_user_starts_a_tuning(page: Page, shown_database: Database) -> None:
@@ -61,11 +68,8 @@ def test_mistakes_are_explained_on_a_page(page: Page) -> None:
     assert "GET /v1" not in unknown.text(), "a reader of pages has the button"
 
 
-def test_a_finished_tuning_shows_its_answer(
-    page: Page, shown_database: Database, tmp_path: Path
-) -> None:
-    tuning_id = finished(shown_database, REQUEST)
-    page.goto(f"/tunings/{tuning_id}")
+def test_a_finished_tuning_shows_its_answer(page: Page, done: str, tmp_path: Path) -> None:
+    page.goto(f"/tunings/{done}")
     headline = page.get_by_role("heading", level=1)
     expect(headline).to_have_text(
         re.compile(r"^chain on grid trains \d\.\d\d times as fast as under torch's DDP$")
@@ -96,10 +100,8 @@ CHARTS = {"convergence", "accuracy", "confirmation", "rounds", "choices"}
 REASONS = {"timeline", "predicted-timeline", "nics", "memory"}
 
 
-def test_every_chart_is_drawn_and_has_a_table_that_keys_open(
-    page: Page, shown_database: Database
-) -> None:
-    page.goto(f"/tunings/{finished(shown_database, REQUEST)}")
+def test_every_chart_is_drawn_and_has_a_table_that_keys_open(page: Page, done: str) -> None:
+    page.goto(f"/tunings/{done}")
     expect(page.locator("#charts figure")).to_have_count(len(CHARTS))
     expect(page.locator("#why figure")).to_have_count(len(REASONS))
     for name in CHARTS | REASONS:
@@ -141,13 +143,12 @@ def test_the_confirmation_shows_what_it_was_compared_with(
     expect(gained).to_contain_text(answer.baseline)
 
 
-def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database) -> None:
-    tuning_id = finished(shown_database, REQUEST)
+def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database, done: str) -> None:
     with shown_database.reading() as session:
-        rows = reports.ranked_strategies(session, tuning_id).items
-        answer = reports.tuning(session, tuning_id).result
+        rows = reports.ranked_strategies(session, done).items
+        answer = reports.tuning(session, done).result
     assert answer is not None
-    page.goto(f"/tunings/{tuning_id}")
+    page.goto(f"/tunings/{done}")
     choice = page.locator("#strategy-shown")
     expect(choice).to_have_value(answer.strategy_id)
     facts = page.locator("#why .facts-table")
@@ -165,11 +166,8 @@ def test_why_the_answer_is_faster_than_ddp(page: Page, shown_database: Database)
     expect(page.locator("#why h2")).to_have_text("Where the time goes: DDP")
 
 
-def test_a_strategy_and_a_trial_that_failed_have_pages(
-    page: Page, shown_database: Database
-) -> None:
-    tuning_id = finished(shown_database, REQUEST)
-    page.goto(f"/tunings/{tuning_id}")
+def test_a_strategy_and_a_trial_that_failed_have_pages(page: Page, done: str) -> None:
+    page.goto(f"/tunings/{done}")
     page.locator("table.ranked tbody tr").last.locator("a.strategy").click()
     expect(page.locator(".refusal")).to_have_text("timeout: no answer within 120 s")
     expect(page.locator("figure#predicted-timeline")).to_be_visible()
@@ -183,8 +181,8 @@ def test_a_strategy_and_a_trial_that_failed_have_pages(
     expect(page.locator("table.trials tbody tr")).to_have_count(1)
 
 
-def test_two_strategies_are_compared(page: Page, shown_database: Database) -> None:
-    page.goto(f"/tunings/{finished(shown_database, REQUEST)}")
+def test_two_strategies_are_compared(page: Page, done: str) -> None:
+    page.goto(f"/tunings/{done}")
     for words in ("Charts are being drawn.", "The comparison with DDP is being made."):
         expect(page.get_by_text(words)).to_have_count(0)  # what comes in late moves what is clicked
     page.get_by_label("Compare strategy 1").check()
@@ -242,15 +240,3 @@ def test_unshaped_links_and_estimates_are_said_beside_the_headline(
     )
     expect(row.locator(".tag.caveat")).to_have_text(["links not shaped", "compute estimated"])
     job_queue.end_cancelled(shown_database, held)
-
-
-def test_the_api_documentation_needs_no_other_host(page: Page, service: Service) -> None:
-    page.goto("/docs")
-    expect(page.locator(".swagger-ui .info h1, .swagger-ui .info h2").first).to_contain_text(
-        "AutoSync"
-    )
-    page.locator("#operations-service-get_health_v1_health_get .opblock-summary").click()
-    page.get_by_role("button", name="Try it out").click()
-    page.get_by_role("button", name="Execute").click()
-    expect(page.locator(".responses-table.live-responses-table")).to_contain_text('"status": "ok"')
-    assert json.loads(page.request.get("/openapi.json").text())["openapi"].startswith("3.1")
