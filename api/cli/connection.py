@@ -49,9 +49,9 @@ def connected(
     """
     if url is None:
         with tempfile.TemporaryDirectory(prefix="autosync-") as folder:
-            missing = temporary and is_missing(db)
-            place = f"sqlite:///{folder}/empty.db" if missing else db
-            with _application(place, create or missing) as found:
+            empty = temporary and is_missing(db)
+            place = f"sqlite:///{folder}/empty.db" if empty else db
+            with _application(place, create, empty) as found:
                 yield found
         return
     from autosync.api.client.rest_client import Client
@@ -70,21 +70,24 @@ def connected(
 
 
 @contextmanager
-def _application(db: str, create: bool) -> Iterator[Connection]:
+def _application(db: str, create: bool, empty: bool) -> Iterator[Connection]:
     """Without limits, and with a token that nobody else knows: whoever can write to the database
-    may do everything with it."""
-    if not create:
+    may do everything with it. empty: it is not there, and goes with the command."""
+    if not create and not empty:
         refuse_missing(db)
     from autosync.api.client.application_transport import ApplicationTransport
     from autosync.api.client.rest_client import Client
     from autosync.api.db.database import connect
-    from autosync.api.db.schema_migration import require_schema
+    from autosync.api.db.schema_migration import make_passing_tables, require_schema
     from autosync.api.engine.service_limits import UNLIMITED
     from autosync.api.http.access.access_rules import Access
     from autosync.api.http.app import create_app
 
-    require_schema(db, create)
+    if not empty:
+        require_schema(db, create)
     database, token = connect(db), secrets.token_urlsafe(32)
+    if empty:
+        make_passing_tables(database)
     application = create_app(database, Access(token), UNLIMITED)
     try:
         with Client(token=token, attempts=1, transport=ApplicationTransport(application)) as client:

@@ -5,7 +5,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def stored(folder: Path, query: str) -> list[Any]:
     database = folder / "autosync.db"
     if not database.exists():
         return []
-    with sqlite3.connect(database, timeout=30) as connection:
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
         try:
             return connection.execute(query).fetchall()
         except sqlite3.OperationalError:  # the migrations have not run yet

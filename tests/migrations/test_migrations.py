@@ -1,8 +1,6 @@
 """Migrations up and down on both databases, from nothing, from anywhere, and at the same time."""
 
 import gzip
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import NotFound, NotSupported
 from autosync.graph import ModelGraph
+from tests.api.cli.command import start
 from tests.api.databases import opened, postgresql_database
 from tests.api.sample import finished, run_search, small_request
 
@@ -206,11 +205,9 @@ def test_the_schema_is_made_where_there_is_none(empty_url: str) -> None:
         assert tables(database) == set(Base.metadata.tables)
 
 
-def test_processes_that_start_together_migrate_once(empty_url: str) -> None:
-    code = f"from autosync.api.db import migrate; migrate({empty_url!r})"
-    command = [sys.executable, "-c", code]
-    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
-    errors = [process.communicate()[1].decode() for process in started]
+def test_processes_that_start_together_migrate_once(empty_url: str, tmp_path: Path) -> None:
+    started = [start(tmp_path, "db", "upgrade", "--db", empty_url) for _ in range(3)]
+    errors = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], errors
     with opened(empty_url) as database:
         assert tables(database) == set(Base.metadata.tables)

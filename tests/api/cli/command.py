@@ -1,120 +1,61 @@
 """The command line as users run it: a process of its own in a folder of its own."""
 
-import atexit
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, TextIO
 
 from autosync.cluster.cluster_file import save_cluster
 from autosync.documents import to_json
+from tests.api.cli.forked_command import LONGEST_SECONDS, ROOT, ForkedCommand, fork_service
 from tests.domains import chain_graph, grid_cluster
 
-ROOT = Path(__file__).resolve().parents[3]
-LONGEST_SECONDS = 600
-"""Not what it takes, but when to give up: other load may make a tuning many times slower."""
+__all__ = [
+    "HEAVY",
+    "LONGEST_SECONDS",
+    "ROOT",
+    "autosync",
+    "completed",
+    "environment",
+    "fork_service",
+    "small_inputs",
+    "start",
+    "start_anew",
+]
+MODULE = "autosync.api.cli.main"
 
 
-def start(
-    folder: Path, *arguments: str, prepare: Callable[[], None] | None = None
-) -> "subprocess.Popen[str]":
-    """Of a terminal, as it were: what a shell starts in the background ignores Ctrl-C, and so
-    would all that these tests start there. prepare: called in the process instead of that."""
+def start(folder: Path, *arguments: str, ignores_interrupt: bool = False) -> ForkedCommand:
+    """Forked from a server that has loaded the libraries. ignores_interrupt: as what a shell starts
+    in the background does."""
+    return ForkedCommand(MODULE, arguments, folder, environment(folder), ignores_interrupt)
+
+
+def start_anew(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """By an interpreter of its own, as users start it, which takes seconds."""
     return subprocess.Popen(
-        [sys.executable, "-m", "autosync.api.cli.main", *arguments],
+        [sys.executable, "-m", MODULE, *arguments],
         cwd=folder,
         env=environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=prepare or _heed_control_c,
     )
-
-
-def _heed_control_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def autosync(folder: Path, *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    """Run to the end, from a server that has loaded the libraries; the exit code must be `code`."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
-        found = _run_forked(folder, arguments, out, error)
-        for stream in (out, error):
-            stream.seek(0)
-        done = subprocess.CompletedProcess(arguments, found, out.read(), error.read())
-    assert found == code, f"{arguments}: {found}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
-
-
-def _run_forked(folder: Path, arguments: tuple[str, ...], out: IO[str], error: IO[str]) -> int:
-    """The exit code."""
-    request = {
-        "module": "autosync.api.cli.main",
-        "waits": True,
-        "folder": str(folder.resolve()),
-        "arguments": arguments,
-        "environment": environment(folder),
-    }
-    with _forked(request, out.fileno(), error.fileno()) as answers:
-        pid = int(answers.readline())
-        try:
-            return int(answers.readline())
-        except BaseException:  # whatever it was, nobody waits for the command any longer
-            os.kill(pid, signal.SIGKILL)
-            _server.cache_clear()  # its answer would be taken for that to the next command
-            raise
-
-
-def fork_service(arguments: Sequence[str]) -> int:
-    """The id of a process that runs `tests.api.http.service_process`, with this one's streams."""
-    request = {
-        "module": "tests.api.http.service_process",
-        "waits": False,
-        "folder": str(ROOT),
-        "arguments": arguments,
-        "environment": {**os.environ, "PYTHONPATH": str(ROOT)},
-    }
-    with _forked(request, 1, 2) as answers:
-        return int(answers.readline())
-
-
-def _forked(request: dict[str, Any], out: int, error: int) -> TextIO:
-    """What the server answers. out, error: descriptors of the process's streams."""
-    server = _server()
-    with Path(os.devnull).open() as nothing:
-        socket.send_fds(server, [json.dumps(request).encode()], [nothing.fileno(), out, error])
-    return server.makefile("r")
-
-
-@cache
-def _server() -> socket.socket:
-    """The channel to this process's server, which ends with it."""
-    ours, its = socket.socketpair()
-    ours.settimeout(LONGEST_SECONDS)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.api.cli.command_server", str(its.fileno())],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        pass_fds=[its.fileno()],
-    )
-    its.close()
-
-    def end() -> None:
-        ours.close()
-        process.wait()
-
-    atexit.register(end)
-    return ours
+    """Run to the end; the exit code must be `code`."""
+    process = start(folder, *arguments)
+    try:
+        out, error = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == code, f"{arguments}: {process.returncode}\n{out}\n{error}"
+    assert "Traceback" not in error, error
+    return subprocess.CompletedProcess(arguments, code, out, error)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -125,28 +66,31 @@ def environment(folder: Path) -> dict[str, str]:
 HEAVY = ("torch", "numba", "scipy", "pandas", "sqlalchemy", "alembic", "fastapi")
 
 
-def completed(folder: Path, *words: str) -> tuple[list[str], str]:
-    """What bash offers for the last word, and which heavy libraries that loaded."""
-    code = (
-        "import sys; from autosync.api.cli.main import app\n"
-        "try: app(prog_name='autosync')\n"
-        "except SystemExit: pass\n"
-        f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
-    )
-    asked = {
-        "_AUTOSYNC_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(("autosync", *words)),
-        "COMP_CWORD": str(len(words)),
-    }
+COMPLETE = f"""
+import json, os, sys
+from contextlib import suppress
+from autosync.api.cli.main import app
+for words in json.loads(sys.argv[1]):
+    os.environ |= {{"COMP_WORDS": " ".join(("autosync", *words)), "COMP_CWORD": str(len(words))}}
+    with suppress(SystemExit):
+        app(prog_name="autosync")
+    print("-", flush=True)
+print([each for each in {HEAVY} if each in sys.modules], file=sys.stderr)
+"""
+
+
+def completed(folder: Path, *lines: Sequence[str]) -> list[list[str]]:
+    """What bash offers for the last word of each line. No heavy library is loaded for that."""
     ran = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", COMPLETE, json.dumps(lines)],
         cwd=folder,
-        env={**environment(folder), **asked},
+        env={**environment(folder), "_AUTOSYNC_COMPLETE": "complete_bash"},
         check=True,
         capture_output=True,
         text=True,
     )
-    return ran.stdout.split(), ran.stderr.strip()
+    assert ran.stderr.strip() == "[]"
+    return [found.split() for found in ran.stdout.split("-\n")[:-1]]
 
 
 def small_inputs(folder: Path) -> tuple[str, str]:

@@ -1,14 +1,13 @@
 """A collection on the command line, stopped from outside."""
 
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autosync.cluster.cluster_file import save_cluster
-from tests.api.cli.command import LONGEST_SECONDS, start
+from tests.api.cli.command import start
+from tests.api.engine.test_queue_worker import until
 from tests.domains import grid_cluster
 
 PLAN = """
@@ -19,36 +18,25 @@ domains:
 PROBING = "measuring what messages cost"
 
 
-def interrupt_ignored() -> None:
-    """As shells without job control start what ends in `&`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 @pytest.mark.parametrize(
-    ("sent", "prepare"), [(signal.SIGINT, interrupt_ignored), (signal.SIGTERM, None)]
+    ("sent", "ignored"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=["SIGINT", "SIGTERM"]
 )
 def test_a_collection_stops_while_it_probes(
-    tmp_path: Path, sent: signal.Signals, prepare: Callable[[], None] | None
+    tmp_path: Path, sent: signal.Signals, ignored: bool
 ) -> None:
+    """ignored: SIGINT is at first, as shells without job control start what ends in `&`."""
     save_cluster(grid_cluster(3), tmp_path / "three.yaml")
     (tmp_path / "plan.yaml").write_text(PLAN)
     words = ("collect", "runtimes", "--plan", "plan.yaml", "--launcher", "local")
-    process = start(tmp_path, *words, prepare=prepare)
+    process = start(tmp_path, *words, ignores_interrupt=ignored)
     try:
-        assert process.stderr is not None
-        told = ""
-        while PROBING not in told:
-            line = process.stderr.readline()
-            assert line, told
-            told += line
+        until(lambda: PROBING in process.output()[1] or process.poll() is not None, "probing")
         process.send_signal(sent)
-        told += process.communicate(timeout=LONGEST_SECONDS)[1]
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"goes on after {sent.name}: {told}")
+        _, told = process.communicate()
     finally:
         process.kill()
-        process.wait()
     assert process.returncode == 0, told
+    assert PROBING in told
     assert "Stopped: the same command goes on." in told
     assert "Traceback" not in told
     assert not (tmp_path / "runtimes" / "targets" / "real.json").exists()

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from autosync.api.cli.main import app
 from autosync.errors import AutosyncError
+from tests.api.cli.command import autosync
+from tests.api.http.serving import free_port
 from tests.autosync.diagnosis.traces import gloo_step
 
 SCRIPT = """
@@ -27,6 +29,7 @@ def example():
 def broken():
     return nn.Linear(16, 4), (torch.randn(8, 3),), None
 """
+DIAGNOSED = ("diagnose", "--wrap", "ddp", "--iterations", "2", "--no-predict")
 
 
 def refusal(*words: str) -> AutosyncError:
@@ -56,24 +59,26 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert "empty.json" in refusal("--trace", str(empty)).message
 
 
-@pytest.mark.parametrize(
-    ("target", "wrap", "says"),
-    [
-        ("train.py:example", "ddp", "under torch's DDP (2 ranks on 1 host, gloo, cpu)"),
-        ("train.py:broken", "ddp", "a training step fails"),
-    ],
-)
-def test_ranks_of_torchrun(target: str, wrap: str, says: str, tmp_path: Path) -> None:
+def test_ranks_of_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    options = ["--wrap", wrap, "--iterations", "2", "--no-predict"]
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "-m", "autosync", "diagnose", target, *options],
+        [*torchrun, "--nproc-per-node", "2", "-m", "autosync", *DIAGNOSED, "train.py:example"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,
     )
-    assert says in done.stdout + done.stderr
+    assert "under torch's DDP (2 ranks on 1 host, gloo, cpu)" in done.stdout + done.stderr
     assert "This is a defect" not in done.stderr
+
+
+def test_a_step_that_fails_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**rank, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    failed = autosync(tmp_path, *DIAGNOSED, "train.py:broken", code=2)
+    assert "a training step fails" in failed.stderr
+    assert "This is a defect" not in failed.stderr

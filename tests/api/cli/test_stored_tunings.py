@@ -1,6 +1,7 @@
 """Tunings listed, shown, followed and cancelled: of a database, and of a service over the same."""
 
 import json
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,29 @@ from tests.api.sample import claimed, finished, run_search, small_request
 WIDE = {"COLUMNS": "200"}
 
 
+@pytest.fixture(scope="module")
+def finished_once(
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """A database with a finished tuning, and the tuning's id."""
+    file = tmp_path_factory.mktemp("finished") / "one.db"
+    shutil.copy(sqlite_template, file)
+    with opened(f"sqlite:///{file}") as database:
+        return file, finished(database, small_request())
+
+
+@pytest.fixture
+def tuning_id(finished_once: tuple[Path, str]) -> str:
+    return finished_once[1]
+
+
+@pytest.fixture
+def sqlite_url(finished_once: tuple[Path, str], tmp_path: Path) -> str:
+    """Each test has its own copy."""
+    shutil.copy(finished_once[0], tmp_path / "test.db")
+    return f"sqlite:///{tmp_path / 'test.db'}"
+
+
 @pytest.fixture
 def db(sqlite_url: str) -> tuple[str, str]:
     return "--db", sqlite_url
@@ -55,9 +79,8 @@ def refused(*arguments: str) -> str:
 
 
 def test_a_strategy_is_exported_by_the_id_that_show_prints(
-    db: tuple[str, str], sqlite: Database, tmp_path: Path
+    db: tuple[str, str], tuning_id: str, tmp_path: Path
 ) -> None:
-    tuning_id = finished(sqlite, small_request())
     ranked = json.loads(run("show", tuning_id[:8], *db, "--json"))["strategies"]
     second = ranked[1]["strategy_id"]
     table = run("show", tuning_id[:8], *db)
@@ -101,23 +124,29 @@ def test_a_curve_of_bucket_sizes(source: tuple[str, str], sqlite: Database) -> N
     assert best["code"] in run("export", tuning_id[:8], *source, "--for", "ddp")
 
 
-def test_a_shell_completes_ids(sqlite: Database, sqlite_url: str, tmp_path: Path) -> None:
-    tuning_id = finished(sqlite, small_request())
+def test_a_shell_completes_ids(
+    sqlite: Database, tuning_id: str, sqlite_url: str, tmp_path: Path
+) -> None:
     waiting = enqueue(sqlite, small_request(budget=7))
     there = ("--db", sqlite_url)
-    found, loaded = completed(tmp_path, "show", *there, "")
-    assert found == [waiting[:8], tuning_id[:8]]
-    assert loaded == "[]"
-    assert completed(tmp_path, "explain", *there, tuning_id[:5])[0] == [tuning_id[:8]]
+    shown, explained, strategies, *nothing = completed(
+        tmp_path,
+        ("show", *there, ""),
+        ("explain", *there, tuning_id[:5]),
+        ("export", tuning_id[:8], *there, "--strategy", ""),
+        ("show", "--db", f"sqlite:///{tmp_path}/none.db", ""),
+        ("show", "--db", "postgresql://host/name", ""),
+    )
+    assert shown == [waiting[:8], tuning_id[:8]]
+    assert explained == [tuning_id[:8]]
     ranked = json.loads(run("show", tuning_id[:8], *there, "--json"))["strategies"]
-    strategy = ("export", tuning_id[:8], *there, "--strategy", "")
-    assert {each["strategy_id"][:12] for each in ranked} <= set(completed(tmp_path, *strategy)[0])
-    for elsewhere in (f"sqlite:///{tmp_path}/none.db", "postgresql://host/name"):
-        assert completed(tmp_path, "show", "--db", elsewhere, "") == ([], "[]")
+    assert {each["strategy_id"][:12] for each in ranked} <= {*strategies}
+    assert nothing == [[], []]
 
 
-def test_a_finished_and_a_waiting_tuning(source: tuple[str, str], sqlite: Database) -> None:
-    tuning_id = finished(sqlite, small_request())
+def test_a_finished_and_a_waiting_tuning(
+    source: tuple[str, str], sqlite: Database, tuning_id: str
+) -> None:
     waiting = enqueue(sqlite, small_request(budget=7))
     listed = json.loads(run("tunings", *source, "--json"))
     assert [each["id"] for each in listed] == [waiting, tuning_id]
@@ -149,27 +178,26 @@ def test_what_runs_is_shown_as_far_as_it_is(db: tuple[str, str], sqlite: Databas
     assert "cancelling" in run("cancel", held.job_id, *db)
 
 
-def test_where_nothing_is(sqlite_url: str) -> None:
+def test_where_nothing_is(module_url: str) -> None:
     assert "no service answers" in refused("tunings", "--url", "http://127.0.0.1:9")
     assert "no database" in refused("tunings", "--db", "sqlite:///missing.db")
-    with opened(sqlite_url):
-        assert "There is none; check --db" in refused("show", "3f2a90c1", "--db", sqlite_url)
+    assert "There is none; check --db" in refused("show", "3f2a90c1", "--db", module_url)
 
 
-def test_a_tuning_is_paused_and_resumed(source: tuple[str, str], sqlite: Database) -> None:
-    tuning_id = enqueue(sqlite, small_request())
-    assert "is paused" in run("pause", tuning_id[:8], *source)
+def test_a_tuning_is_paused_and_resumed(
+    source: tuple[str, str], sqlite: Database, tuning_id: str
+) -> None:
+    waiting = enqueue(sqlite, small_request())
+    assert "is paused" in run("pause", waiting[:8], *source)
     assert "paused" in run("tunings", *source)
-    assert "is queued" in run("resume", tuning_id[:8], *source)
-    done = finished(sqlite, small_request())
-    assert "cannot be paused" in refused("pause", done[:8], *source)
+    assert "is queued" in run("resume", waiting[:8], *source)
+    assert "cannot be paused" in refused("pause", tuning_id[:8], *source)
 
 
 def test_settings_for_a_framework(
-    db: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: tuple[str, str], tuning_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tuning_id = finished(sqlite, small_request())
     shown = json.loads(run("show", tuning_id, *db, "--json"))
     ddp = next(row["strategy_id"] for row in shown["strategies"] if row["is_ddp"])
     chosen = ("export", tuning_id[:8], *db, "--strategy", ddp)
@@ -193,10 +221,13 @@ def test_settings_for_a_framework(
 
 
 def test_knobs_of_nccl_are_variables_and_a_file(
-    db: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: tuple[str, str],
+    sqlite: Database,
+    tuning_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tuning_id = finished(sqlite, small_request())
     chosen = ("export", tuning_id[:8], *db, "--for", "nccl")
     assert "states nothing of NCCL" in refused(*chosen)
     state_knobs(sqlite, NcclKnobs(max_ctas=4))
@@ -219,10 +250,9 @@ def state_knobs(database: Database, knobs: NcclKnobs) -> None:
 
 
 def test_a_bundle_that_swaps(
-    db: tuple[str, str], sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: tuple[str, str], tuning_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tuning_id = finished(sqlite, small_request())
     chosen = ("export", tuning_id[:8], *db)
     run(*chosen, "-o", "plain.json")
     run(*chosen, "--swap-gb", "15.5")

@@ -107,6 +107,7 @@ def sbatch(folder: Path, script: str, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_job_tunes_on_the_hosts_that_it_got(tmp_path: Path) -> None:
     small_inputs(tmp_path)

@@ -15,6 +15,7 @@ from autosync.search.loop.earlier_trials import read_earlier
 from autosync.search.loop.outcome import is_ddp
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from tests.api.cli.command import LONGEST_SECONDS, autosync, small_inputs, start
+from tests.api.engine.test_queue_worker import until
 from tests.api.real_tuning import BUDGET, OPTIONS, TRIALS, RealTuning, stored, until_stored
 
 pytestmark = pytest.mark.timeout(1500)
@@ -114,7 +115,7 @@ def test_control_c_breaks_off_the_first_trial_and_says_how_to_go_on(tmp_path: Pa
     process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS, *slow)
     until_stored(tmp_path, process, "SELECT key FROM proposals", 1)
     process.send_signal(signal.SIGINT)
-    _, output = process.communicate(timeout=LONGEST_SECONDS)
+    _, output = process.communicate()
     assert process.returncode == 130, output
     assert "autosync tune --resume" in output
     assert not stored(tmp_path, TRIALS)
@@ -127,9 +128,7 @@ def test_it_says_that_it_waits_for_another_measurement(tmp_path: Path) -> None:
     with shared_machine_lock().held():
         process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS)
         try:
-            assert process.stderr is not None
-            assert any(expected in line for line in process.stderr)
+            until(lambda: expected in process.output()[1], "waiting", LONGEST_SECONDS)
             assert not stored(tmp_path, TRIALS)
         finally:
             process.kill()
-            process.communicate()

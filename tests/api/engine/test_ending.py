@@ -6,11 +6,10 @@ No phase here would end by itself before the test gives up, so an end is the ans
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -25,28 +24,14 @@ from autosync.cancellation import check_cancelled
 from autosync.environment import PASSED_VARIABLE
 from autosync.search.loop.settings import Settings
 from autosync.trials.pool.machine_lock import shared_machine_lock
-from tests.api.engine.test_queue_worker import PATIENCE_SECONDS, until
+from tests.api.cli.forked_command import ROOT, ForkedCommand
+from tests.api.engine.test_queue_worker import until
+from tests.api.http.serving import children
 from tests.autosync.trials.conftest import MARK
 from tests.autosync.trials.contract_suite import marked_processes
 from tests.domains import domain_of, grid_cluster
 
 pytestmark = pytest.mark.timeout(900)
-WORKER = """
-import sys
-from autosync.api.cli.stop_signals import leave_when_overdue, stop_on_signals
-from autosync.api.engine.queue_worker import work
-from autosync.api.engine.registry import AutoLauncher
-from autosync.trials.launchers.local_launcher import LocalLauncher
-from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-launchers = {
-    "auto": AutoLauncher(),
-    "local": LocalLauncher(repeats=0),
-    "testbed": TestbedLauncher(repeats=0, check=False),
-}
-stop = stop_on_signals()
-leave_when_overdue(stop)
-work(sys.argv[1], stop, trains=False, launcher_of=launchers.__getitem__)
-"""
 RANKS = 3
 HOUR = 3600.0
 SETTINGS = Settings(budget=4, proposals=64, repeats=300, warmup=1, iterations=2, probe=False)
@@ -61,7 +46,7 @@ ENDLESS = 10**8
 class Running:
     """A worker and the database that it works on."""
 
-    process: subprocess.Popen[bytes]
+    process: ForkedCommand
     database: Database
 
     def events(self, tuning_id: str) -> list[tuple[str, str]]:
@@ -84,21 +69,28 @@ class Running:
             return row.state, row.worker
 
     def started(self) -> list[int]:
-        """Processes that the worker has started, however far below."""
-        return [each for each in marked_processes() if each != self.process.pid]
+        """Processes that the worker has started, however far below, but the one that it forks all
+        ranks from."""
+        forking: set[int] = set()
+        with contextlib.suppress(OSError):  # the worker or a child of it has ended
+            forking.update(
+                each
+                for each in children(self.process.pid)
+                if b"fork_server" in Path(f"/proc/{each}/cmdline").read_bytes()
+            )
+        return [each for each in marked_processes() if each not in forking]
 
 
 @contextmanager
 def running(url: str) -> Iterator[Running]:
     environment = {**os.environ, MARK[0]: MARK[1], PASSED_VARIABLE: MARK[0]}
-    process = subprocess.Popen([sys.executable, "-c", WORKER, url], env=environment)
+    process = ForkedCommand("tests.api.engine.ending_worker", [url], ROOT, environment)
     database = connect(url)
     try:
         yield Running(process, database)
     finally:
         database.close()
         process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +111,7 @@ def probes(worker: Running, key: str) -> bool:
 
 
 def ranks_live(worker: Running, key: str) -> bool:
-    return len(worker.started()) > RANKS  # and what they are forked from
+    return len(worker.started()) >= RANKS
 
 
 def runs_a_trial(worker: Running, key: str) -> bool:
@@ -173,7 +165,7 @@ def test_a_worker_that_is_to_stop_gives_back_what_runs_and_another_goes_on(
     tuning_id = enqueue(worker.database, QUICK)
     until(lambda: len(worker.trials(tuning_id)) > 2, "three trials")
     worker.process.send_signal(signal.SIGTERM)
-    worker.process.wait(PATIENCE_SECONDS)
+    worker.process.wait()
     assert worker.state(tuning_id) == ("queued", None)
     before = worker.trials(tuning_id)
     until(lambda: not worker.started(), "the end of its ranks")

@@ -1,9 +1,9 @@
 """Claims, leases and fences; also between real processes."""
 
-import subprocess
-import sys
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -19,6 +19,8 @@ from autosync.api.engine.submission import Submission, enqueue
 from autosync.api.engine.tuning_answer import answer_of, outcome_row
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
+from tests.api.cli.forked_command import ROOT, ForkedCommand
+from tests.api.engine.test_queue_worker import until
 from tests.api.sample import claimed, run_search, small_request
 
 REQUEST = small_request()
@@ -172,48 +174,23 @@ def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database
     ]
 
 
-CLAIMER = """
-import sys
-from autosync.api.engine import job_queue
-from autosync.api.db import connect
-database = connect(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-claims = iter(lambda: job_queue.claim(database, sys.argv[2]), None)
-for number, held in enumerate(claims):
-    print(held.job_id, held.fence, flush=True)
-    if number == 0:
-        sys.stdin.readline()
-"""
-
-
-def said_and_let_on(processes: "list[subprocess.Popen[str]]") -> list[str]:
-    """A line of each; then each may go on."""
-    said = [process.stdout.readline() for process in processes]  # type: ignore[union-attr]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("on\n")
-        process.stdin.flush()
-    return said
-
-
-def test_processes_share_a_queue_without_doing_anything_twice(url: str, database: Database) -> None:
+def test_processes_share_a_queue_without_doing_anything_twice(
+    url: str, database: Database, tmp_path: Path
+) -> None:
     ids = {enqueue(database, REQUEST) for _ in range(30)}
+    both = tmp_path / "both"
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLAIMER, url, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        ForkedCommand("tests.api.engine.claimer", [url, name, str(both)], ROOT, os.environ)
         for name in ("a", "b")
     ]
-    assert said_and_let_on(started) == ["ready\n"] * 2
-    firsts = said_and_let_on(started)  # else one process might get everything
-    outputs = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    lines = "".join(firsts + outputs).splitlines()
+    for process in started:  # else one process might get everything
+        until(lambda process=process: process.output()[0] or process.poll(), "a claim")  # type: ignore[misc]
+    both.touch()
+    outputs = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+    lines = "".join(out for out, _ in outputs).splitlines()
     assert sorted(lines) == sorted(f"{key} 1" for key in ids)
+    assert all(out for out, _ in outputs)
 
 
 def test_a_worker_takes_what_it_can_run(
