@@ -29,14 +29,14 @@ from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster
 from tests.placed_models import loss
 
-WIDTH, WIDE, BLOCKS = 32, 1024, 4
+WIDTH, WIDE, BLOCKS = 32, 4096, 4
 BATCH, STEPS = 4, 3
 ROOM = 0.75
 """Of what plain replicas need: half of the blocks have room, with what deals copy; all have not."""
 
 
 class Heavy(nn.Module):
-    """Blocks of 256 KiB each between two layers of nearly nothing."""
+    """Blocks of a megabyte each between two layers of nearly nothing."""
 
     def __init__(self) -> None:
         super().__init__()
