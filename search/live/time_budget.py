@@ -76,7 +76,8 @@ def with_fewer_proposals(
 ) -> Settings:
     """The settings, with fewer proposals a round where ranking them would take more than its share
     of the time until `until`, as a small ranking shows, which also loads what ranking needs."""
-
+    if settings.proposals <= FEWEST_PROPOSALS:
+        return settings
     context = RankingContext(domain, simulator)
 
     def ranking(proposals: int) -> float:

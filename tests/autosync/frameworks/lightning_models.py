@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-SAMPLES = 32
+SAMPLES = 16
 BATCH = 4
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import autosync
 from autosync.errors import AutosyncError
+from autosync.search.live import diagnosis
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.search.live.live_training import (
     Tiny,
@@ -28,7 +30,7 @@ from tests.search.live.live_training import (
 
 pytestmark = pytest.mark.timeout(600)
 
-ITERATIONS = 4
+ITERATIONS = 3
 SLEEP_SECONDS = 0.2
 
 
@@ -56,7 +58,8 @@ def _diagnosed(rank: int, world: int, how: str, predict: bool) -> dict[str, Any]
     step = step_on(batch_of(rank, 0))
     step(model, optimizer)
     before = fingerprint(model, optimizer) if how != "fsdp2" else _sharded_values(model)
-    found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS, predict=predict)
+    with patch.object(diagnosis, "PROPOSALS", 64):
+        found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS, predict=predict)
     after = fingerprint(model, optimizer) if how != "fsdp2" else _sharded_values(model)
     step(model, optimizer)  # training goes on
     return {"same": before == after, **json.loads(found.to_json())}

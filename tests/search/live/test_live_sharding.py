@@ -210,7 +210,7 @@ def of_three_batches(rank: int, world: int, space: SpaceName | None, out: Path) 
         optimizer,
         minutes=5,
         space=space,
-        settings=replace(SETTINGS, budget=3),
+        settings=SETTINGS,
         save=out / "best.json",
         trials=out / "trials.json",
     )
@@ -223,5 +223,5 @@ def test_a_step_may_have_several_batches(
 ) -> None:
     assert pair.run(of_three_batches, space, tmp_path) == [True, True]
     measured = from_json(EarlierTrials, (tmp_path / "trials.json").read_text())
-    assert (measured.accumulate, len(measured.trials)) == (3, 3)
+    assert (measured.accumulate, len(measured.trials)) == (3, SETTINGS.budget)
     assert load_bundle(tmp_path / "best.json").evidence.accumulate == 3

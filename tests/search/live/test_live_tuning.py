@@ -42,10 +42,10 @@ CLIPPED = 1e-3
 MINUTES = 5
 """For a tuning that is through with its few trials in seconds: it must not run out of time."""
 
-SHORT = Settings(warmup=1, iterations=3)
+SHORT = Settings(warmup=1, iterations=2)
 """Trials of few iterations."""
 
-TRIALS = 4
+TRIALS = 3
 
 Seen = list[dict[str, Any]]
 
@@ -96,7 +96,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         optimizer,
         minutes=MINUTES,
         others=[scaler],
-        settings=replace(SHORT, budget=TRIALS, proposals=100, repeats=2),
+        settings=replace(SHORT, budget=TRIALS, proposals=64, repeats=2),
         save=out / "best.json",
         trials=out / "trials.json",
         on_event=note,
@@ -130,7 +130,7 @@ def tuned_again(rank: int, model: nn.Module, out: Path) -> list[str]:
         plain,
         optimizer,
         minutes=MINUTES,
-        settings=replace(SHORT, budget=TRIALS - 1, proposals=100, repeats=1),
+        settings=replace(SHORT, budget=TRIALS - 1, proposals=64, repeats=1, probe=False),
         since=out / "trials.json",
         on_event=note,
     )
@@ -359,7 +359,7 @@ def several(rank: int, world: int) -> dict[str, Any]:
         optimizers,
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
-        settings=replace(SHORT, budget=4, proposals=64, repeats=1, probe=False),
+        settings=replace(SHORT, budget=3, proposals=64, repeats=1, probe=False),
         on_event=events,
     )
     by_ddp = DistributedDataParallel(twin, find_unused_parameters=True)
@@ -431,7 +431,7 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
         batches=stream,
         minutes=MINUTES,
         ddp_options={"find_unused_parameters": True},
-        settings=replace(SHORT, budget=2, proposals=64, repeats=1, probe=False),
+        settings=replace(SHORT, iterations=3, budget=2, proposals=64, repeats=1, probe=False),
         on_event=events,
     )
     first, recorded = seen[0], seen[1:5]

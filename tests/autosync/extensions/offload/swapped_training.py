@@ -84,12 +84,12 @@ def block() -> nn.Module:
 
 
 def blocks() -> nn.Module:
-    return nn.Sequential(*(block() for _ in range(4)))
+    return nn.Sequential(*(block() for _ in range(2)))
 
 
 def deep() -> nn.Module:
     """Many weights for what a batch of `DEEP_BATCH` makes of them, and twice as much state."""
-    middle = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(10)]
+    middle = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(5)]
     return nn.Sequential(nn.Linear(WIDTH, 64), *middle, nn.Linear(64, WIDTH))
 
 
@@ -102,7 +102,7 @@ def wide() -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks": blocks,
-    "attention": lambda: nn.Sequential(*(Attention() for _ in range(3))),
+    "attention": lambda: nn.Sequential(*(Attention() for _ in range(2))),
     "checkpointed": Checkpointed,
     "convolutions": Convolutions,
 }
@@ -228,33 +228,24 @@ def state_of(optimizer: Optimizer) -> list[Tensor]:
 Between = Callable[[nn.Module, Optimizer, int], None]
 
 
-def with_script(
-    between: Between,
-    behind: Between,
-    budget: int | None,
-    steps: int = 7,
-) -> tuple[list[Tensor], int]:
+def with_script(does: Between, budget: int | None) -> tuple[list[Tensor], int]:
     """Values and state afterwards, where a script does something between backward and step, and
-    behind it; and the least budget for that."""
+    behind it again; and the least budget for that."""
     model, optimizer = make("deep")
     with Arena(ROOMY):
         swapper = swapping(model, budget, optimizer)
-        for step in range(steps):
+        for step in range(7):
             optimizer.zero_grad()
             model(batch_of(step, DEEP_BATCH)).square().mean().backward()
-            between(model, optimizer, step)
+            does(model, optimizer, step)
             optimizer.step()
-            behind(model, optimizer, step)
+            does(model, optimizer, step)
         if swapper is not None:
             swapper.remove()
     values = [value.detach().clone() for value in model.parameters()]
     recorded = swapper.recorded if swapper is not None else None
     least = least_budget_bytes(recorded.moments) if recorded is not None else 0
     return values + state_of(optimizer), least
-
-
-def nothing(model: nn.Module, optimizer: Optimizer, step: int) -> None:
-    pass
 
 
 def evaluates(model: nn.Module, optimizer: Optimizer, step: int) -> None:

@@ -11,6 +11,7 @@ from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.attachment import HostSwapper
 from autosync.extensions.offload.schedule import least_budget_bytes
 from tests.autosync.extensions.offload.swapped_training import ROOMY, batch_of, make, same, swapping
+from tests.long_parameters import long_after
 
 Step = Callable[[nn.Module, torch.optim.Optimizer, int], None]
 
@@ -118,7 +119,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("with_state", long_after(1, [True, False]))
 def test_passes_of_other_kinds_train_to_the_bit(step: Step, with_state: bool) -> None:
     plain, _ = by_step(step, None, with_state)
     first, roomy = by_step(step, ROOMY, with_state)

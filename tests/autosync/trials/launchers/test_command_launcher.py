@@ -105,6 +105,12 @@ def second_node(pool: ProcessPool, namespaces: str) -> SecondNode:
 class TestCommandLauncher(PoolContract):
     """Behind `ip netns exec`."""
 
+    @pytest.mark.long  # workers start twice, and each loads torch
+    def test_a_lost_node_costs_its_trial_and_is_named(
+        self, pool: ProcessPool, second_node: SecondNode
+    ) -> None:
+        super().test_a_lost_node_costs_its_trial_and_is_named(pool, second_node)
+
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:

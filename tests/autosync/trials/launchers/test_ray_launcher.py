@@ -35,6 +35,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+REAL = pytest.mark.long
+"""Of tests on a real Ray cluster, whose nodes alone take as long as all other launchers' tests."""
+
 ROOT = Path(__file__).parents[4]
 HEAD, FIRST, SECOND = "127.0.0.2", "127.0.0.4", "127.0.0.3"
 """Rank 0 belongs on the node that was started last."""
@@ -95,6 +98,7 @@ def pool(ray_cluster: RayCluster) -> Iterator[ProcessPool]:
         yield opened
 
 
+@REAL
 def test_ranks_sit_on_the_hosts_of_the_file(pool: ProcessPool) -> None:
     """A worker's actor is a child of its node's raylet, which was told the node's address."""
     pool.warm_up()
@@ -108,6 +112,7 @@ def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@REAL
 def test_a_running_ray_cluster_becomes_a_cluster_file(ray_cluster: RayCluster) -> None:
     hosts = hosts_of_ray(ray_nodes(ray_cluster.address))
     assert {host.address for host in hosts} == {HEAD, FIRST, SECOND}
@@ -116,6 +121,7 @@ def test_a_running_ray_cluster_becomes_a_cluster_file(ray_cluster: RayCluster) -
     assert [node.devices[0].type for node in cluster.nodes] == ["cpu"] * 3
 
 
+@REAL
 def test_a_host_outside_the_ray_cluster_is_named(ray_cluster: RayCluster) -> None:
     with pytest.raises(InvalidInput, match=r"127\.0\.0\.9.*not in the Ray cluster"):
         launcher_at(ray_cluster).open(workload_at(FIRST, "127.0.0.9"))
@@ -176,5 +182,6 @@ def second_node(pool: ProcessPool, ray_cluster: RayCluster) -> SecondNode:
     return SecondNode(lose, f"rank 1 on host '{SECOND}'", ("refused", f"{SECOND}' has left"))
 
 
+@REAL
 class TestRayLauncher(PoolContract):
     """The node that is lost does not come back."""

@@ -207,7 +207,7 @@ def test_orders_of_a_recorded_step() -> None:
 
 
 ROOMY = 1 << 33
-ROWS = 2048
+ROWS = 512
 
 
 def wide() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -79,8 +79,8 @@ def test_a_namespace_that_is_not_there_is_named(preload: ForkServer, answers: An
         LocalPlace((), "lo", 0, ("/proc/self/ns/nowhere",), preload).start(0, (), answers)
 
 
-def test_nothing_is_left_of_a_closed_one(answers: Answers) -> None:
-    preload = ForkServer()
+def test_nothing_is_left_of_a_closed_one(preload: ForkServer, answers: Answers) -> None:
+    """The last one that needs it."""
     worker = started(preload, answers)
     worker.kill()
     process = preload._process

@@ -74,6 +74,7 @@ def test_a_stopped_worker_does_not_hold_up_its_launcher(pool: ProcessPool) -> No
     assert_gone(stopped)
 
 
+@pytest.mark.long
 def test_ranks_without_their_launcher_end() -> None:
     """Kill -9 of a process that holds a pool: its workers end too, a stopped one included."""
     script = (
