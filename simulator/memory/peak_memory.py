@@ -106,11 +106,15 @@ class DomainMemory:
         """
         fixed = self.domain.graph.size_bytes + part.held_bytes()
         kept = part.gradients_beside_buffers()
-        if self.domain.accumulate == 1:
-            return fixed, np.zeros((len(kept), 1)), kept
-        to_update = np.where(kept, self.gradient_bytes, 0.0).sum(axis=1)[:, None]
-        to_packing = np.where(kept, 0.0, self.gradient_bytes).sum(axis=1)[:, None]
-        return fixed + to_update, to_packing, np.zeros_like(kept)
+        earlier = kept & part.gradients_until_the_next()
+
+        def total(chosen: NDArray[np.bool_]) -> F64:
+            found: F64 = np.where(chosen, self.gradient_bytes, 0.0).sum(axis=1)[:, None]
+            return found
+
+        if self.domain.accumulate == 1:  # the next gradient takes the place of the earlier one
+            return fixed + total(earlier), np.zeros((len(kept), 1)), kept & ~earlier
+        return fixed + total(earlier) + total(kept), total(~kept), np.zeros_like(kept)
 
     def _living(self, kept: NDArray[np.bool_], shares: F64) -> F64:
         """Activations and gradients of one strategy in every moment of the curve, `(world, 2n)`.

@@ -54,6 +54,15 @@ class PlanMemory:
         )
         return result
 
+    def gradients_until_the_next(self) -> NDArray[np.bool_]:
+        """`(n, V)`: dense ones that lie in several buckets. This runtime gives one up when the next
+        backward pass has packed another."""
+        own = self.population.order != Order.DDP
+        result: NDArray[np.bool_] = (
+            own[:, None] & ~self.whole_in_a_bucket & ~self.domain.variables.sparse
+        )
+        return result
+
     def behind_backward_bytes(
         self, kept: NDArray[np.bool_], gradient_bytes: F64, step_bytes: float
     ) -> F64:

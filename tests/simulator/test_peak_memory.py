@@ -1,6 +1,7 @@
 """Memory by hand, and what does not fit."""
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -230,6 +231,21 @@ def test_moments_of_a_strategy_rise_to_its_peak() -> None:
     own = np.flatnonzero(population.engine == 0).tolist()
     for row, held in zip(own, memory.moment_bytes(plans, population, own), strict=True):
         assert held.max(axis=1) == pytest.approx(peaks[row])
+
+
+def test_gradients_of_cut_variables_are_there_until_the_next_are_packed() -> None:
+    domain = four()
+    group = count()
+    cut = strategy_of(domain, lambda v: AllReduce(next(group)), parts=2)
+    held = []
+    for several in (domain, replace(domain, accumulate=3)):
+        for strategy in (strategy_of(domain, lambda v: AllReduce(v)), cut):
+            (moments,) = memory_of(several).moment_bytes(*planned(several, strategy), [0])
+            held.append(moments[:, :-1] / 1e6)
+    whole, parts, added_up, added_up_parts = held
+    assert parts - whole == pytest.approx(np.full(whole.shape, 4.0))
+    assert added_up - whole == pytest.approx(np.full(whole.shape, 4.0))
+    assert added_up_parts - whole == pytest.approx(np.full(whole.shape, 8.0))
 
 
 def test_sharded_strategies_stand_among_the_others() -> None:

@@ -203,9 +203,6 @@ class Completion:
         used = [variable for variable in variables if variable.index not in unused]
         self._streams.wait_event(self._step_event)
         update_aliases(self._optimizer, used, self._settings)
-        for variable in used:  # the next backward pass makes another one
-            if variable.view is None and variable.packer is None:
-                variable.target = None
         self.updated(variables)
 
     def update_whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
