@@ -22,8 +22,6 @@ import torch.multiprocessing as mp
 from torch._C._distributed_c10d import TCPStore
 
 from autosync.runtime.device.model_tensors import UNVERIFIED
-from autosync.runtime.execution import message_queue, monitor
-from autosync.runtime.transport import value_agreement
 from autosync.trials.gpus import shared_gpu_environment
 from tests.autosync.runtime.place import GPU_WAYS, settle, way_here
 
@@ -35,9 +33,6 @@ in a kernel for ever, which no exception ends."""
 START_SECONDS = 90.0
 """How much longer the first function may take, which processes begin with: CUDA loads all kernels
 where ranks share a GPU."""
-LOOK_SECONDS = 0.1
-"""How often a rank that waits looks whether a peer has refused to continue: ten times as often as
-outside of the tests."""
 LEFT_BEHIND_SECONDS = 15.0
 """What ranks are given when another one has failed: they may wait for it."""
 
@@ -65,8 +60,6 @@ def _serve(
         warnings.simplefilter("error")
     if way == "nccl":
         warnings.filterwarnings("ignore", message=re.escape(UNVERIFIED))
-    for module in (monitor, message_queue, value_agreement):
-        module.LOOK_SECONDS = LOOK_SECONDS  # type: ignore[attr-defined]
     settle(way, rank, keep_groups)
     store = TCPStore("127.0.0.1", port, world, rank == 0)
     dist.init_process_group(

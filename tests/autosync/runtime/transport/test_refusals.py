@@ -2,7 +2,8 @@
 process lives on. What a script catches, and goes on from, ends nothing."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,11 +16,14 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 import autosync
+from autosync.runtime.execution import message_queue, monitor
+from autosync.runtime.execution.monitor import LOOK_SECONDS
+from autosync.runtime.transport import value_agreement
 from autosync.strategy import AllGather, AllReduce, Synchronizer
 from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import Case, data, make_optimizer
 from tests.autosync.runtime.distributing import PLANS, distributed, ended_alone
-from tests.autosync.runtime.ranks import LOOK_SECONDS, Ranks
+from tests.autosync.runtime.ranks import Ranks
 from tests.long_parameters import long_after
 
 LAST = 2
@@ -134,6 +138,16 @@ ERRORS: dict[Act, str] = {
 }
 
 
+@contextmanager
+def looking_often() -> Iterator[None]:
+    """A rank that waits looks ten times as often whether the other one has refused to go on. For
+    ranks that do stop: what a script catches, and goes on from behind such a look, ends it."""
+    with ExitStack() as patched:
+        for module in (monitor, message_queue, value_agreement):
+            patched.enter_context(patch.object(module, "LOOK_SECONDS", LOOK_SECONDS / 10))
+        yield
+
+
 def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, act: Act) -> str:
     """The words of the end."""
     model = Odd()
@@ -154,7 +168,8 @@ def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, act: Act)
             (act if is_odd else step)(model, optimizer)
         model.state_dict()
 
-    return ended_alone(model, rank == culprit, iterations)
+    with looking_often():
+        return ended_alone(model, rank == culprit, iterations)
 
 
 def by_either(pairs: Iterable[tuple[Any, str]]) -> list[Any]:
