@@ -89,9 +89,16 @@ class MachineLock:
 
 
 def shared_machine_lock() -> MachineLock:
-    """That of this machine, the same for all its users: TMPDIR may be each one's own."""
+    """That of this machine, the same for all its users: TMPDIR may be each one's own.
+
+    A container whose root is read-only has only /tmp, for all its processes alike.
+    """
     shared = Path("/run/lock")
-    everyone = shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH
+    everyone = (
+        shared.is_dir()
+        and shared.stat().st_mode & stat.S_IWOTH
+        and not os.statvfs(shared).f_flag & os.ST_RDONLY
+    )
     return MachineLock(shared if everyone else Path("/tmp"))
 
 

@@ -1,6 +1,7 @@
 """Pools of one machine measure one at a time; who waits can give up; the dead hold nothing."""
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -147,6 +148,21 @@ def test_all_users_share_the_files_of_this_machine() -> None:
     with lock.held():
         modes = {(lock.folder / name).stat().st_mode & 0o777 for name in (NEXT, MEASURING)}
     assert modes == {0o444}
+
+
+def test_a_container_whose_root_is_read_only_locks_in_tmp() -> None:
+    script = "mount --bind /run/lock /run/lock && mount -o remount,bind,ro /run/lock && exec "
+    say = "from autosync.trials.pool.machine_lock import shared_machine_lock as lock; "
+    say += "held = lock().held(); held.__enter__(); print(lock().folder)"
+    if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("needs mount namespaces")
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f"{script} {sys.executable} -c {shlex.quote(say)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout.strip(), ran.stderr) == ("/tmp", "")
 
 
 def run(pool: ProcessPool, key: str, into: list[TrialResult], timeout_seconds: float) -> None:
