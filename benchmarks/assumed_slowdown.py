@@ -9,7 +9,6 @@ seconds, its mean and the mean of its size. Last what choosing the share is wort
 judged with the share that is best on all others.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from scipy.stats import kendalltau
 from autosync.simulator.runtime_dataset import AT_RANDOM, MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.evaluation.measured_pool import merged_by_messages
+from benchmarks.output import option_parser, print_head, print_row
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 
@@ -50,23 +50,18 @@ def chosen_elsewhere(tau: NDArray[np.float64]) -> tuple[float, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("datasets/runtimes"))
     given = parser.parse_args()
     domains = [each for each in map(merged_by_messages, load_dataset(given.folder)) if len(each)]
     table = np.array(
         [[scores(each, share) for share in SHARES] for each in domains if len(each.picks)]
     )
-    print("| share | tau | without picks at random | excess | its size |")
-    print("|---|---|---|---|---|")
+    print_head("share", "tau", "without picks at random", "excess", "its size")
     for column, share in enumerate(SHARES):
         tau, chosen, excess = table[:, column].T
-        print(
-            f"| {share:g} | {tau.mean():.2f} | {chosen.mean():.2f} | {excess.mean():.1%} | "
-            f"{np.abs(excess).mean():.1%} |"
-        )
+        errors = f"{excess.mean():.1%}", f"{np.abs(excess).mean():.1%}"
+        print_row(f"{share:g}", f"{tau.mean():.2f}", f"{chosen.mean():.2f}", *errors)
     mean, shares = chosen_elsewhere(table[:, :, 0])
     print(f"chosen on the other domains: tau {mean:.2f}, shares {sorted(set(shares))}")
 

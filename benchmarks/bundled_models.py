@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from autosync.importing.training_step import compute_loss
 from autosync.models import BUNDLED, ModelSpec, spec_of
 from benchmarks.models import build, import_bundled
+from benchmarks.output import print_head, print_row
 
 
 def torch_flops(spec: ModelSpec, batch_size: int) -> int:
@@ -25,19 +26,17 @@ def torch_flops(spec: ModelSpec, batch_size: int) -> int:
 
 
 def main(names: list[str]) -> None:
-    print("| model | batch | operations | variables | import s | GFLOP | over torch's |")
-    print("|---|---|---|---|---|---|---|")
+    sizes = "model", "batch", "operations", "variables"
+    print_head(*sizes, "import s", "GFLOP", "over torch's")
     for spec in map(spec_of, names or list(BUNDLED)):
         start = time.perf_counter()
         graph = import_bundled(spec.name)
         seconds = time.perf_counter() - start
         flops = sum(each.forward_flops + each.backward_flops for each in graph.operations)
         total = torch_flops(spec, spec.batch_size)
-        print(
-            f"| {spec.name} | {spec.batch_size} | {len(graph.operations)} | {len(graph.variables)} "
-            f"| {seconds:.2f} | {flops / 1e9:.1f} | {flops / total - 1:.2%} |",
-            flush=True,
-        )
+        counts = len(graph.operations), len(graph.variables)
+        more = f"{flops / 1e9:.1f}", f"{flops / total - 1:.2%}"
+        print_row(spec.name, spec.batch_size, *counts, f"{seconds:.2f}", *more)
 
 
 if __name__ == "__main__":

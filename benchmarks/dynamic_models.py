@@ -4,7 +4,6 @@ batched by frontiers (autosync.extensions.dynamic), a vertex at a time, and by t
 python -m benchmarks.dynamic_models [--samples 16 64] [--cells 64 256] [--words 20] [--repeats 7]
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from autosync.extensions.dynamic.input_graphs import InputGraphs, chains
 from autosync.extensions.dynamic.lstm import ChildSumTreeLSTM, SequenceLSTM
+from benchmarks.output import option_parser
 from tests.autosync.extensions.dynamic.drawn_graphs import random_binary_trees
 from tests.autosync.extensions.dynamic.unbatched import evaluate_unbatched
 
@@ -75,7 +75,7 @@ def report(title: str, found: dict[str, float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--samples", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--cells", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--words", type=int, default=20, help="longest sentence is twice as long")

@@ -1,16 +1,20 @@
 """The emulated clusters that the runtime's benchmarks share, and what may be reached on them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.models import bundled
+from autosync.population import encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.limit import iteration_limit
+from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.process_pool import ProcessPool
+from benchmarks.measure import PairedRow, Report, Way, paired
 
 GBPS = 23.9
 """Payload of 25 Gbit Ethernet: TCP carries at most 95.6 % of the wire rate at an MTU of 1500."""
@@ -33,7 +37,6 @@ SCALES = {
     "resnet50": Scales(1 / 8, 16, 1.5),
     "vgg16": Scales(1 / 32, 4, 8),
     "bert_base": Scales(1 / 32, 4, 8),
-    "ncf_sparse": Scales(1 / 32, 4, 8),
 }
 """Messages of about 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a
 gradient that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 %
@@ -69,6 +72,37 @@ def domain_at(model: str, rho: float, on: Cluster | None = None) -> Domain:
 def ring_bound(domain: Domain) -> float:
     """No strategy with a ring's bytes iterates in less: `autosync.simulator.limit` over those."""
     return iteration_limit(domain, RING_BYTES).seconds
+
+
+def compare(
+    report: Report,
+    domain: Domain,
+    scales: Scales,
+    case: str,
+    ways: Sequence[Way],
+    rounds: int,
+    bound_seconds: float | None = None,
+    warmup: int = 2,
+    note: str = "",
+) -> list[PairedRow]:
+    """A table of the ways in turn, of three iterations each, on a testbed."""
+    with open_testbed(domain, scales) as pool:
+        report.note(f"{pool.description}{note}")
+        rows = paired(pool, domain, case, ways, rounds, 3, bound_seconds, warmup)
+    report.add(rows)
+    return rows
+
+
+def note_predictions(
+    report: Report, domain: Domain, ways: Sequence[Way], rows: Sequence[PairedRow]
+) -> None:
+    """Measured over predicted of each way, at the domain's costs."""
+    population = encode([way.strategy for way in ways], domain)
+    for row, seconds in zip(rows, TimelineSimulator().predict(domain, population), strict=True):
+        report.note(
+            f"{row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
+            f"{seconds * 1e3:.1f} ms, measured over predicted {row.step_seconds / seconds:.3f}"
+        )
 
 
 def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") -> ProcessPool:

@@ -4,7 +4,6 @@ is shown by the 10th and 90th percentile of the paired ratios.
 """
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -24,6 +23,7 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.machine import usable_cores
 from autosync.trials.pool.process_pool import ProcessPool
+from benchmarks.output import in_turn, option_parser, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ def paired(
     bundles = [make_bundle(way.strategy, domain) for way in ways]
     results: list[list[TrialResult]] = [[] for _ in ways]
     for number in range(rounds):
-        for step in range(len(ways)):
-            which = (number + step) % len(ways)
+        for which in in_turn(range(len(ways)), number):
             if results[which] and results[which][-1].error is not None:
                 continue
             key = f"{ways[which].mode}/{case}/{ways[which].name}/{number}"
@@ -181,21 +180,18 @@ class Report:
     def finish(self, path: Path | None) -> None:
         seconds = time.monotonic() - self.started
         print(f"\n  took {seconds:.0f} s")
-        if path is not None:
-            data = {
-                "benchmark": self.title,
-                "provenance": self.facts,
-                "notes": self.notes,
-                "rows": [asdict(row) for row in self.rows],
-                "took_seconds": round(seconds, 1),
-            }
-            path.write_text(json.dumps(data, indent=1) + "\n")
+        rows = [asdict(row) for row in self.rows]
+        data = {
+            "benchmark": self.title,
+            "provenance": self.facts,
+            "notes": self.notes,
+            "rows": rows,
+        }
+        write_json(path, {**data, "took_seconds": round(seconds, 1)})
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(description)
     parser.add_argument("--quick", action="store_true", help="fewer rounds: for function only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     given: argparse.Namespace = parser.parse_args()

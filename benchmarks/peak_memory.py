@@ -8,19 +8,16 @@ on four those that shard within nodes; on a GPU the ranks share it.
         [--designs NAME ...] [--accumulate N] [--device cuda] [--backend nccl] [--json FILE]
 """
 
-import argparse
 import gc
-import multiprocessing
 import os
-import socket
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -39,10 +36,12 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.sharded_strategy import held_units, sharded_by
 from autosync.strategy import Encoding, Strategy
 from autosync.torch_engine import FullyShard
+from autosync.trials.machine import usable_cores
 from autosync.trials.request_names import BackendName
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
-from benchmarks.gpu.ranks import machine_facts, on_ranks, write_json
+from benchmarks.gpu.ranks import gpu_options, machine_facts, on_ranks
 from benchmarks.models import build
+from benchmarks.output import write_json
 
 MODELS = (
     "resnet50:8", "vgg16:4", "densenet121:8", "bert_3l:16", "bert_6l:8", "bert_base:4",
@@ -76,23 +75,19 @@ STATE_TENSORS = {"sgd": 0, "adamw": 2}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_options(__doc__, "cpu", "gloo")
     parser.add_argument("--alone", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
     parser.add_argument("--strategies", default="bert_3l:8", metavar="MODEL:BATCH")
     parser.add_argument("--designs", nargs="*", metavar="NAME", help="these strategies alone")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per update")
     parser.add_argument("--optimizer", default="adamw", choices=tuple(STATE_TENSORS))
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--backend", default="gloo", choices=("gloo", "nccl"))
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     print(f"{'':32}{'measured MB':>12}{'predicted MB':>13}{'error':>8}")
     table = Table(options.json, {"device": options.device, "machine": machine_facts()})
-    measure = Measure(options.device, options.backend)
     for named in options.alone:
         model, batch = named.split(":")
         domain = domain_of(model, int(batch), options.optimizer, backend=options.backend)
-        table.add(named, measure.alone(domain), predicted_alone(domain))
+        table.add(named, measured(domain, None, options.device)[0], predicted_alone(domain))
     model, batch = options.strategies.split(":")
     of_two = [name for name in (*NAMES, *SHARDINGS) if name not in HYBRID]
     for designs, ranks in ((of_two, 1), (HYBRID, 2)):
@@ -102,8 +97,9 @@ def main() -> None:
             if options.designs is not None and name not in options.designs:
                 continue
             strategy = built(name, domain)
-            measured, told = measure.on_ranks(domain, strategy), predicted_on(domain, strategy)
-            for rank, both in enumerate(zip(measured, told, strict=True)):
+            found = measured(domain, strategy, options.device)
+            pairs = zip(found, predicted_on(domain, strategy), strict=True)
+            for rank, both in enumerate(pairs):
                 table.add(f"{options.strategies} {name}, rank {rank}", *both)
 
 
@@ -130,55 +126,49 @@ class Table:
         write_json(self.file, self.content)
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """Bytes at the peak of a step."""
-
-    device: str
-    backend: BackendName
-
-    def alone(self, domain: Domain) -> int:
-        if self.device == "cpu":
-            return measured_alone(domain)
-        found: list[int] = on_ranks(1, self.device, self.backend, run_on_gpu, domain, None)
-        return found[0]
-
-    def on_ranks(self, domain: Domain, strategy: Strategy) -> list[int]:
-        """Of each rank."""
-        if self.device == "cpu":
-            return measured_on_ranks(domain, strategy)
-        bundle = make_bundle(strategy, domain)
-        return on_ranks(domain.world_size, self.device, self.backend, run_on_gpu, domain, bundle)
+def measured(domain: Domain, strategy: Strategy | None, device: str) -> list[int]:
+    """Bytes at the peak of a step, of each rank; of the model alone without a strategy."""
+    bundle = None if strategy is None else make_bundle(strategy, domain)
+    ranks = 1 if bundle is None else domain.world_size
+    return on_ranks(ranks, device, domain.cluster.backend, peak_bytes, domain, bundle)
 
 
-def run_on_gpu(
+def peak_bytes(
     rank: int, world: int, device: torch.device, domain: Domain, bundle: Bundle | None
 ) -> int:
-    """The most that tensors hold of the GPU's memory in a step of this rank."""
+    """The most that tensors hold of the device's memory in a step of this rank."""
     os.environ["AUTOSYNC_HOST"] = f"host{domain.cluster.node_of_server()[rank]}"
-    job = Job(domain, device)
-    attached = TrialAttachment(job.model, lambda: None, lambda: None)
-    if bundle is not None:
-        attached = attached_to(job, bundle, ReusedGroups())
-    for _ in range(2):  # torch's DDP cuts its buckets anew after the first
-        job.step(attached.model)
-    attached.flush()
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    job.step(attached.model)
-    attached.flush()
-    torch.cuda.synchronize(device)
-    peak_bytes = torch.cuda.max_memory_allocated(device)
-    attached.detach()
-    return peak_bytes
+    on_gpu, groups = device.type == "cuda", ReusedGroups()
+    if bundle is None:
+        torch.set_num_threads(usable_cores())  # a model alone has all of them
+    recording: Any = nullcontext()
+    if not on_gpu:
+        recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with recording as profiled:
+        job = Job(domain, device)
+        attached = TrialAttachment(job.model, lambda: None, lambda: None)
+        if bundle is not None:
+            attached = attached_to(job, bundle, groups)
+        for _ in range(1 if bundle is None else 2):  # DDP cuts its buckets anew after the first
+            job.step(attached.model)
+        if on_gpu:
+            attached.flush()
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        with record_function(STEP):
+            job.step(attached.model)
+            attached.flush()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+            peak = torch.cuda.max_memory_allocated(device)
+        held = blocks_of_tensors()
+        attached.detach()
+    groups.close()
+    return peak if on_gpu else peak_in_step(profiled, held)
 
 
 def domain_of(
-    model: str,
-    batch: int,
-    optimizer: str,
-    ranks_per_node: int = 1,
-    backend: BackendName = "gloo",
+    model: str, batch: int, optimizer: str, ranks_per_node: int = 1, backend: BackendName = "gloo"
 ) -> Domain:
     """Two nodes, so that strategies can be made; alone, one of their CPUs is looked at."""
     graph = bundled(model, batch)
@@ -207,29 +197,8 @@ def optimizer_for(model: nn.Module, name: str) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 1e-4)
 
 
-def measured_alone(domain: Domain) -> int:
-    """In a process of its own: the allocator's count goes on from one profile to the next."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    process = context.Process(target=run_alone, args=(domain, answers))
-    process.start()
-    process.join()
-    found: int = answers.get()
-    return found
-
-
-def run_alone(domain: Domain, answers: Any) -> None:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        job = Job(domain)
-        job.step(job.model)
-        with record_function(STEP):
-            job.step(job.model)
-    answers.put(peak_in_step(profiled))
-
-
 class Job:
     def __init__(self, domain: Domain, device: torch.device | None = None) -> None:
-        """device: host memory by default."""
         torch.manual_seed(0)
         self.model, self.inputs, self.loss = build(domain.graph.name, domain.batch_size)
         if device is not None:
@@ -335,48 +304,6 @@ def _overlapped(new: Allocation, sizes: dict[int, int], addresses: list[int]) ->
     last = bisect_left(addresses, new.address + new.size_bytes)
     before = addresses[max(0, first - 1) : first]
     return [a for a in before if a + sizes[a] > new.address] + addresses[first:last]
-
-
-def measured_on_ranks(domain: Domain, strategy: Strategy) -> list[int]:
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    bundle = make_bundle(strategy, domain)
-    ranks = [
-        context.Process(target=run_rank, args=(rank, port, domain, bundle, answers))
-        for rank in range(domain.world_size)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-        if process.exitcode:
-            raise SystemExit(f"{strategy.name or 'a strategy'}: a rank ended with its error above")
-    found = dict(answers.get() for _ in ranks)
-    return [found[rank] for rank in range(domain.world_size)]
-
-
-def run_rank(rank: int, port: int, domain: Domain, bundle: Bundle, answers: Any) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["AUTOSYNC_HOST"] = f"host{domain.cluster.node_of_server()[rank]}"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=domain.world_size)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        job = Job(domain)
-        groups = ReusedGroups()
-        attached = attached_to(job, bundle, groups)
-        for _ in range(2):  # torch's DDP cuts its buckets anew after the first
-            job.step(attached.model)
-        with record_function(STEP):
-            job.step(attached.model)
-            attached.flush()
-        held = blocks_of_tensors()
-        attached.detach()
-    answers.put((rank, peak_in_step(profiled, held)))
-    groups.close()
-    dist.destroy_process_group()
 
 
 def attached_to(job: Job, bundle: Bundle, groups: ReusedGroups) -> TrialAttachment:

@@ -13,7 +13,6 @@ without picks and without the domain itself, and before each round it learns the
 far.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +57,7 @@ from autosync.simulator.runtime_dataset import MeasuredDomain, domain_of_rows
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.trials.contract import reporting_waits
+from benchmarks.output import option_parser
 
 F64 = NDArray[np.float64]
 P = ParamSpec("P")
@@ -80,7 +80,7 @@ class PickRound:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plan", type=Path, default=data_file("runtimes", "plan.yaml"))
     parser.add_argument("--domain", nargs="*", default=[])
@@ -245,13 +245,7 @@ def choose_round(
     promise = seconds * np.exp(-OPTIMISM * std)
     best = np.argsort(promise, kind="stable")[:SHORTLIST_SIZE]
     chosen += _selected(
-        BY_TRANSFERRED,
-        domain,
-        listed.take(best),
-        seconds[best],
-        promise[best],
-        each,
-        asked,
+        BY_TRANSFERRED, domain, listed.take(best), seconds[best], promise[best], each, asked
     )
     known |= digests_of_strategies(domain, [one.strategy for one in chosen])
 
@@ -262,10 +256,7 @@ def choose_round(
     guesses = timeline.predict(domain, population)
     return chosen + [
         CollectedStrategy(
-            AT_RANDOM,
-            decode(population, int(row), domain),
-            asked.number,
-            float(guesses[row]),
+            AT_RANDOM, decode(population, int(row), domain), asked.number, float(guesses[row])
         )
         for row in rows
     ]

@@ -9,7 +9,6 @@ Nothing is run, so this says what can be identified, not what the timeline leave
 python -m benchmarks.probe_identification [datasets/runtimes] [--noise 0.03] [--seeds 3]
 """
 
-import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from autosync.search.cluster_probe import MAX_ITERATIONS, probing_domain, probin
 from autosync.simulator.fitting.iteration_costs import fit_costs
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, read_trials
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from benchmarks.output import option_parser
 
 F64 = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ STARTUP_SPREAD = 0.3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a probe's iterations tell of costs.")
+    parser = option_parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("datasets/runtimes"))
     parser.add_argument("--noise", type=float, default=0.03, help="of an iteration, log seconds")
     parser.add_argument("--seeds", type=int, default=3)

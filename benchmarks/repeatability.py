@@ -8,7 +8,6 @@ python -m benchmarks.repeatability [--domain transformer-2x2 ...] [--strategies 
     [--protocol 1:2+5 --protocol 4:1+3]      k : warm-up + measured iterations
 """
 
-import argparse
 import random
 import time
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from autosync.search.collect.collection_plan import (
 from autosync.trials.contract import Pool, TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.trial_procedure import PASS_TOLERANCE
+from benchmarks.output import option_parser, print_head, print_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,13 @@ def report(target: CollectionTarget, protocol: PassProtocol, strategies: int, se
     apart = np.abs(one - two) / ((one + two) / 2)
     apart = apart[~np.isnan(apart)]
     middle, most = np.quantile(apart, (0.5, 0.75)) if len(apart) else (np.nan, np.nan)
-    print(
-        f"| {target.name} | {protocol} | {len(apart)} of {len(asked)} | {middle:.1%} | {most:.1%} "
-        f"| {np.mean(apart > PASS_TOLERANCE):.0%} | {took:.1f} s |",
-        flush=True,
-    )
+    quartiles = f"{middle:.1%}", f"{most:.1%}", f"{np.mean(apart > PASS_TOLERANCE):.0%}"
+    twice = f"{len(apart)} of {len(asked)}"
+    print_row(target.name, protocol, twice, *quartiles, f"{took:.1f} s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = option_parser(__doc__)
     parser.add_argument("--domain", action="append", metavar="NAME")
     parser.add_argument("--protocol", action="append", type=PassProtocol.parse, metavar="K:W+N")
     parser.add_argument("--strategies", type=int, default=12)
@@ -98,8 +96,8 @@ def main() -> None:
     given = parser.parse_args()
     names = tuple(given.domain or ("transformer-2x2",))
     plan = select_targets(load_plan(data_file("runtimes", "plan.yaml")), names)
-    print("| domain | pass | ran twice | median difference | third quartile | above 5 % | takes |")
-    print("|---|---|---|---|---|---|---|")
+    quartiles = "median difference", "third quartile"
+    print_head("domain", "pass", "ran twice", *quartiles, "above 5 %", "takes")
     for target in plan.domains:
         for protocol in given.protocol or DEFAULT:
             report(target, protocol, given.strategies, given.seed)

@@ -11,7 +11,6 @@ the second one tells something. One thread, as a rank of a trial has it. On a GP
 the share of a step in which no kernel runs (torch.profiler), which a roofline knows nothing of.
 """
 
-import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +26,9 @@ from autosync.importing import import_module
 from autosync.importing.several_examples import moved_examples
 from autosync.importing.training_step import loss_of, module_arguments
 from autosync.profiling import LOOKUPS, MATRIX_PRODUCTS, estimate_profile, measure_profile
-from benchmarks.gpu.ranks import machine_facts, write_json
+from benchmarks.gpu.ranks import machine_facts
 from benchmarks.models import build
+from benchmarks.output import option_parser, write_json
 
 MODELS = (
     "resnet50:2", "vgg16:1", "densenet121:2", "mobilenet_v2:2", "bert_3l:4", "transformer:2",
@@ -142,7 +142,7 @@ def print_errors(named: str, step: float, gaps: float | None, errors: Iterable[C
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
     parser.add_argument("--device", default="cpu", help="cpu, or a GPU as torch names it")
     parser.add_argument("--iterations", type=int, default=5)

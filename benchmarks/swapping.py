@@ -14,7 +14,6 @@ an arena of its own. They are predicted twice: from the operations that the firs
 from the imported graph with a profile measured on this machine.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from autosync.simulator.memory.peak_memory import DomainMemory, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from benchmarks.measure import provenance
 from benchmarks.models import build
+from benchmarks.output import option_parser
 from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
 
 OfBatch = Callable[[int], Domain]
@@ -51,7 +51,7 @@ SHARES = (0.0, 0.5, 0.25, 0.75)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--model", default="googlenet")
     parser.add_argument("--optimizer", default="sgd", choices=tuple(STATE_TENSORS))
     parser.add_argument("--batch", type=int, default=4)

@@ -3,7 +3,6 @@
 python -m benchmarks.testbed_accuracy [--rounds 3]
 """
 
-import argparse
 import statistics
 import time
 
@@ -11,6 +10,7 @@ from autosync.cluster import Cluster, Device, Node
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.self_check import check_testbed
 from autosync.trials.worker.replay_compute import Stretch, WaitedCompute, reduce_timer_slack
+from benchmarks.output import option_parser
 
 
 def cluster_of(rates: tuple[float, ...]) -> Cluster:
@@ -78,7 +78,7 @@ def timer_lateness() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = option_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     build_times(given.rounds)

@@ -12,7 +12,6 @@ can be made in parts; `--table` writes what is in that file as markdown into a p
 marks.
 """
 
-import argparse
 import importlib
 import json
 import logging
@@ -45,6 +44,7 @@ from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import assemble, collective
 from autosync.strategy import AllReduce, ReduceScatter, Schedule
 from benchmarks.emulated import cluster
+from benchmarks.output import option_parser
 from benchmarks.third_party_zoo import ThirdPartyModel, all_models
 from tests.autosync.runtime.ranks import Ranks, ranks
 
@@ -238,7 +238,7 @@ def write_table(results: Path, page: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--library")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("-o", "--output", type=Path)

@@ -4,7 +4,7 @@ takes to train them for a few steps."""
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -77,10 +77,6 @@ def plain_words(generator: torch.Generator) -> Batch:
     return {"input_ids": text, "labels": text}
 
 
-def long_sentences(generator: torch.Generator) -> Batch:
-    return sentences(generator, 32)
-
-
 def only_pictures(generator: torch.Generator) -> Batch:
     return {"pixel_values": images(generator)}
 
@@ -102,10 +98,6 @@ def speech(generator: torch.Generator) -> Batch:
 def spectrogram(generator: torch.Generator) -> Batch:
     features = torch.randn(BATCH, 16, 32, generator=generator)
     return {"input_features": features, "labels": words(generator)}
-
-
-def larger(generator: torch.Generator) -> Batch:
-    return labelled(generator, 64)
 
 
 def boxes(generator: torch.Generator) -> Batch:
@@ -185,7 +177,7 @@ def text_models() -> list[ThirdPartyModel]:
         _transformers("XLNet", "XLNetLMHeadModel", xlnet, ddp=UNUSED),
         _transformers(
             *("Longformer", "LongformerForMaskedLM", {**TEXT, "attention_window": 8}),
-            long_sentences,
+            partial(sentences, tokens=32),
             UNUSED,
         ),
         _transformers("GPT-2", "GPT2LMHeadModel", {**GPT2, "n_positions": 64}),
@@ -193,8 +185,7 @@ def text_models() -> list[ThirdPartyModel]:
         _transformers("Llama, eager attention", llama, DECODER | eager),
         _transformers("Llama, checkpointed", llama, DECODER, checkpoint={"use_reentrant": False}),
         _transformers(
-            *("Llama, checkpointed (reentrant)", llama, DECODER),
-            checkpoint={"use_reentrant": True},
+            *("Llama, checkpointed (reentrant)", llama, DECODER), checkpoint={"use_reentrant": True}
         ),
         _transformers("Mistral", "MistralForCausalLM", {**DECODER, "sliding_window": 8}),
         _transformers("Mixtral", mixtral, experts),
@@ -280,7 +271,7 @@ def vision_library_models() -> list[ThirdPartyModel]:
         _timm("resnet10t"),
         _timm("vit_tiny_patch16_224", tiny),
         _timm("convnext_atto", atto),
-        _timm("mobilenetv3_small_050", batch=larger),
+        _timm("mobilenetv3_small_050", batch=partial(labelled, pixels=64)),
         _timm("regnetx_002"),
     ]
 

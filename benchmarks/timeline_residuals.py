@@ -2,14 +2,12 @@
 
 Of every domain of a dataset: how the timeline ranks with the costs that were probed, and with those
 that its first trials correct (12 hand-designed strategies and 8 samples, drawn by seed; judged on
-all others). Then the excess by the predicted busy share of the busiest link, by the kinds of
-messages, by their number, and by whether they overlap the forward pass.
+all others). Then the excess by the predicted busy share of the busiest link.
 
 python -m benchmarks.timeline_residuals [datasets/runtimes] [--domain resnet50,example-4x1 ...]
     [--designs 12] [--samples 8] [--seeds 3]
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,26 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.population import decode
-from autosync.simulator.cost.message_classes import COST_KIND
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, read_trials
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, busiest_link_seconds
+from benchmarks.output import option_parser
 
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 BUSY_SHARES = (0.0, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, np.inf)
-MESSAGES = (1, 16, 64, 256, np.inf)
 FEWEST = 4
 """Strategies for a median."""
-SHARE_OF_A_KIND = 0.1
-"""Of a strategy's bytes, for the kind to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class Judged:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Excess of measured over predicted seconds.")
+    parser = option_parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("datasets/runtimes"))
     parser.add_argument("--domain", action="append", help="as model,cluster; all by default")
     parser.add_argument("--designs", type=int, default=12)
@@ -73,13 +67,10 @@ def main() -> None:
             _fitted(measured, sampled, seed, given.designs, given.samples)
             for seed in range(given.seeds)
         ]
-        for label, judged in (
-            ("probed", [before for before, _ in runs]),
-            ("recalibrated", [after for _, after in runs]),
-        ):
-            print(f"  {label:13s} {_scores(judged)}")
+        before, after = ([run[i] for run in runs] for i in range(2))
+        print(f"  probed        {_scores(before)}\n  recalibrated  {_scores(after)}")
         for name, group in _groups(measured):
-            _print_excess(name, group, [before for before, _ in runs], [after for _, after in runs])
+            _print_excess(name, group, before, after)
 
 
 def _sampled(folder: Path) -> dict[str, bool]:
@@ -139,28 +130,8 @@ def _scores(runs: list[Judged]) -> str:
 
 
 def _groups(measured: MeasuredDomain) -> Iterator[tuple[str, Bools]]:
-    """Named sets of strategies, by what they send and by their busiest link (as probed)."""
+    """Named sets of strategies, by how busy their busiest link is (as probed)."""
     plans = compile_plans_fast(measured.population, measured.domain)
-    count = len(measured.population)
-    strategy = np.repeat(np.arange(count), np.diff(plans.first))
-    kinds = np.array([COST_KIND[Op(operation)] for operation in plans.operation])
-    total = np.bincount(strategy, weights=plans.wire_bytes, minlength=count)
-    has = {
-        kind: np.bincount(strategy, weights=plans.wire_bytes * (kinds == kind), minlength=count)
-        > SHARE_OF_A_KIND * total
-        for kind in ("all_reduce", "all_to_all", "send_recv")
-    }
-    number = np.sum(list(has.values()), axis=0)
-    for kind, of_kind in has.items():
-        yield f"{kind} alone", of_kind & (number == 1)
-    yield "two kinds", number == 2
-    yield "three kinds", number == 3
-    messages = np.diff(plans.first)
-    for low, high in pairwise(MESSAGES):
-        yield f"{low:.0f} to {high:.0f} messages", (messages >= low) & (messages < high)
-    overlap = measured.population.overlap.astype(bool)
-    yield "overlapping forward", overlap
-    yield "not overlapping", ~overlap
     busy = busiest_link_seconds(plans, network_of(measured.domain.cluster, plans.teams))
     share = busy / TimelineSimulator().predict_plans(measured.domain, measured.population, plans)
     for low, high in pairwise(BUSY_SHARES):

@@ -7,24 +7,16 @@ predictions at these costs. In host memory torch's fully_shard runs nothing besi
 does on GPUs is predicted from torch's sources and was not measured.
 """
 
-from autosync.domain import Domain
-from autosync.population import encode
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.designs.design_table import torch_designs
 from autosync.search.space import Space
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Encoding
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed
-from benchmarks.measure import Report, Way, arguments, ddp_way, paired
+from benchmarks.emulated import SCALES, cluster, compare, domain_at, note_predictions
+from benchmarks.measure import Report, Way, arguments, ddp_way
 
 MODEL = "resnet50"
 SPACE = Space(encodings=(Encoding(), Encoding("bf16")))
-
-
-def ways_of(domain: Domain) -> list[Way]:
-    designs = torch_designs(domain, SPACE)
-    return [ddp_way(domain), *(Way(name, strategy) for name, strategy in designs)]
 
 
 def measure(report: Report, nodes: int, ranks_per_node: int, rounds: int) -> None:
@@ -32,18 +24,9 @@ def measure(report: Report, nodes: int, ranks_per_node: int, rounds: int) -> Non
     on = cluster(nodes, ranks_per_node)
     fit = probe_costs(TestbedLauncher(), on, scales.byte_scale, scales.time_scale, brief=True)
     domain = domain_at(MODEL, 1.0, fit.cluster)
-    ways = ways_of(domain)
-    population = encode([way.strategy for way in ways], domain)
-    predicted = TimelineSimulator().predict(domain, population)
-    with open_testbed(domain, scales) as pool:
-        report.note(pool.description)
-        rows = paired(pool, domain, f"{MODEL}, {nodes} x {ranks_per_node}", ways, rounds, 3)
-    report.add(rows)
-    for row, seconds in zip(rows, predicted, strict=True):
-        report.note(
-            f"{row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
-            f"{seconds * 1e3:.1f} ms, measured over predicted {row.step_seconds / seconds:.3f}"
-        )
+    ways = [ddp_way(domain), *(Way(*named) for named in torch_designs(domain, SPACE))]
+    case = f"{MODEL}, {nodes} x {ranks_per_node}"
+    note_predictions(report, domain, ways, compare(report, domain, scales, case, ways, rounds))
 
 
 def main() -> None:

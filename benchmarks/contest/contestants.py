@@ -96,12 +96,7 @@ class Ring:
     settings: ContestSettings
 
     def measured(
-        self,
-        kind: Kind,
-        competitor: str,
-        number: int,
-        contestant: Contestant,
-        passes: int,
+        self, kind: Kind, competitor: str, number: int, contestant: Contestant, passes: int
     ) -> ContestRow:
         """Run one trial, or raise OutOfTime before it; its row is stored."""
         self.settings.check_time()

@@ -6,11 +6,8 @@ Two iterations from the start of a forward pass: compute of one rank above, mess
 title states what both measured in the contest's records; nothing is measured anew.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
-
-import matplotlib
 
 from autosync.domain import Domain
 from autosync.population import encode
@@ -22,9 +19,7 @@ from benchmarks.contest.contest_records import ContestFile, facts_of
 from benchmarks.contest.domains import domain_named
 from benchmarks.contest.tables import result_of
 from benchmarks.contest.time_scales import AUTOSYNC, racers
-
-matplotlib.use("svg")
-from matplotlib import pyplot  # the backend is chosen first
+from benchmarks.output import option_parser, pyplot, save_svg
 
 PICTURE = Path("docs/pictures/ddp_and_answer.svg")
 PHASES = {"forward": "#7aa6c2", "backward": "#3b6e8f", "update": "#c9ced3"}
@@ -70,9 +65,7 @@ def draw_trace(axes: Any, trace: IterationTrace, label: str, title: str) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--domain", default="resnet50-4x1")
     parser.add_argument("-o", "--out", type=Path, default=PICTURE)
     given = parser.parse_args()
@@ -82,8 +75,9 @@ def main() -> None:
         raise SystemExit(f"{RECORDS} holds no finals of {given.domain}")
     found = racers(RECORDS, target, facts.domain)
     own = result.answers[AUTOSYNC, result.budget]
-    pyplot.rcParams.update({"font.size": 9, "svg.hashsalt": "autosync", "svg.fonttype": "none"})
-    figure, (upper, lower) = pyplot.subplots(2, 1, figsize=(9, 3.6), sharex=True)
+    plt = pyplot("autosync")
+    plt.rcParams.update({"font.size": 9, "svg.fonttype": "none"})
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(9, 3.6), sharex=True)
     for axes, role, label, seconds in (
         (upper, "ddp", "torch's DDP", result.ddp_seconds),
         (lower, AUTOSYNC, "AutoSync's answer", own.step_seconds),
@@ -101,7 +95,7 @@ def main() -> None:
     shown = {each.get_label(): each for each in upper.collections}
     figure.legend(shown.values(), shown.keys(), loc="upper right", ncols=4, frameon=False)
     figure.tight_layout()
-    figure.savefig(given.out, metadata={"Date": None})
+    save_svg(figure, given.out)
     print(given.out)
 
 

@@ -12,7 +12,6 @@ does not shrink with k is due to the schedule and its bytes; time that does is d
 Leave the machine alone meanwhile. What was measured is in FOLDER and is not measured again.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import Pool, TrialRequest, Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from benchmarks.contest import RECORDS
-from benchmarks.contest.competitors import COMPETITORS
 from benchmarks.contest.contest_records import (
     ContestFacts,
     ContestFile,
@@ -43,8 +41,9 @@ from benchmarks.contest.contest_records import (
 from benchmarks.contest.contestants import BASELINES, PLAN, Contestant
 from benchmarks.contest.domains import DOMAINS, domain_named
 from benchmarks.contest.live_contest import contestant_of
-from benchmarks.contest.tables import DDP, result_of
+from benchmarks.contest.tables import BY_NAME, DDP, result_of
 from benchmarks.measure import provenance
+from benchmarks.output import in_turn, option_parser
 
 SLOWER = (1.0, 2.0, 4.0)
 """Times a domain's own time scale."""
@@ -59,9 +58,8 @@ def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, C
     result = result_of(file, facts) if facts else None
     if result is None:
         return {}
-    by_name = {each.name: each for each in COMPETITORS}
     other, _ = result.best_baseline(result.budget)
-    found = {DDP: contestant_of(by_name[DDP], domain, 0.0)}
+    found = {DDP: contestant_of(BY_NAME[DDP], domain, 0.0)}
     own = result.answers[AUTOSYNC, result.budget].label
     rows = [row for row in file.rows if row.kind == "search" and row.label == own]
     strategies = {each.id: each for each in all_strategies(folder, given, domain, file)}
@@ -73,7 +71,7 @@ def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, C
     label = result.answers[other, result.budget].label
     sizes = [row.size_mib for row in file.of("search", other) if row.label == label]
     if other != DDP and sizes:
-        found[other] = contestant_of(by_name[other], domain, sizes[0])
+        found[other] = contestant_of(BY_NAME[other], domain, sizes[0])
     return found
 
 
@@ -82,12 +80,11 @@ def all_strategies(
 ) -> list[Strategy]:
     """What AutoSync's tunings brought to the finals, and what competitors build of the sizes that
     they tried."""
-    by_name = {each.name: each for each in COMPETITORS}
     ended = {row.key for row in file.rows if row.kind == "final"}
     return list(stored_strategies(folder, given.name).values()) + [
-        by_name[row.competitor].build(domain, row.size_mib)
+        BY_NAME[row.competitor].build(domain, row.size_mib)
         for row in file.rows
-        if row.kind == "search" and row.competitor in by_name and row.key in ended
+        if row.kind == "search" and row.competitor in BY_NAME and row.key in ended
     ]
 
 
@@ -122,8 +119,7 @@ def measure(
         workload = Workload(domain, "baselines", byte_scale, time_scale)
         with launcher.open(workload) as pool:
             for repeat in range(repeats):
-                roles = list(line)[repeat % len(line) :] + list(line)[: repeat % len(line)]
-                for role in roles:
+                for role in in_turn(list(line), repeat):
                     if (role, repeat) not in done:
                         row = run_one(pool, given, domain, role, line[role], time_scale, repeat)
                         scale_rows(folder).add(given.name, row)
@@ -242,9 +238,7 @@ def _line(each: ScaleResult) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("-o", "--out", type=Path, default=RECORDS, metavar="FOLDER")
     parser.add_argument("--domains", nargs="+", default=[d.name for d in DOMAINS], metavar="NAME")
     parser.add_argument("--slower", nargs="+", type=float, default=list(SLOWER), metavar="TIMES")

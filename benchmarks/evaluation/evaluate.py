@@ -8,7 +8,6 @@ before a domain's first trial, after 12 and after 20 (`pick_scores`); searches a
 hand-designed strategies (`replay`). Means over domains; README.md beside this says more.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +42,7 @@ from benchmarks.evaluation.process import (
 )
 from benchmarks.evaluation.published import published
 from benchmarks.evaluation.replay import LEAST_STRATEGIES, replay
+from benchmarks.output import option_parser, print_head
 
 SIMULATORS: dict[str, Predictors] = {
     "timeline": timeline,
@@ -192,7 +192,7 @@ def evaluate(
     """Print the table; a row stands there as soon as it is known."""
     replayed = ("replay's answer behind the best", "worst domain")
     columns = ("simulator", "other domains", "trials", *PICK_COLUMNS, *replayed)
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print_head(*columns)
     rows: list[list[DomainScores]] = []
     details: list[str] = []
     for name in names:
@@ -211,9 +211,7 @@ def evaluate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("datasets/runtimes"))
     parser.add_argument("--simulators", nargs="+", choices=SIMULATORS, default=list(QUICK))
     parser.add_argument("--domains", nargs="+", default=[], metavar="NAME")

@@ -52,12 +52,7 @@ def answers(trial_seconds: F64, label_seconds: F64) -> F64:
 
 
 def _next_trials(
-    pool: MeasuredPool,
-    predictor: Predictor,
-    rest: I64,
-    tried: I64,
-    seconds: F64,
-    count: int,
+    pool: MeasuredPool, predictor: Predictor, rest: I64, tried: I64, seconds: F64, count: int
 ) -> I64:
     features = pool.trials.features
     predicted, std = predictor(features, tried, seconds, rest)

@@ -9,7 +9,6 @@ fault be named rightly, no process and no testbed may outlive its launcher, and 
 without a fault must succeed. Exit status 1 where one of these does not hold.
 """
 
-import argparse
 import json
 import os
 import random
@@ -36,7 +35,8 @@ from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from benchmarks.faults.soak_launcher import LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
-from benchmarks.trial_overhead import made_up_domain
+from benchmarks.output import option_parser, write_json
+from tests.domains import chain_graph, domain_of, grid_cluster
 
 EXPECTED = {
     "killed": {"crashed"},
@@ -134,7 +134,7 @@ def drawn_keys(faults: int, seed: int, ranks: int, of_kinds: Sequence[str]) -> l
 def prepare(url: str, keys: list[str], seed: int, ranks: int) -> str:
     """A tuning whose proposals are the keys; its id."""
     rng = random.Random(seed)
-    domain = made_up_domain(ranks, length=8)
+    domain = domain_of(chain_graph(((200_000,),) * 8), grid_cluster(ranks, gbps=2.0))
     strategies = [design(domain) for design in DESIGNS]
     settings = Settings(warmup=1, iterations=3, timeout_seconds=TIMEOUT_SECONDS, probe=False)
     database = connect(url)
@@ -152,16 +152,9 @@ def prepare(url: str, keys: list[str], seed: int, ranks: int) -> str:
 
 def run_launcher(url: str, tuning_id: str, token: str, heard: Heard) -> str:
     """One launcher's life, until it is killed or done; the key that it had to do with last."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.faults.soak_launcher",
-        url,
-        tuning_id,
-        *heard.killed,
-    ]
+    command = [sys.executable, "-m", "benchmarks.faults.soak_launcher", url, tuning_id]
     launcher = subprocess.Popen(
-        command,
+        [*command, *heard.killed],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -255,9 +248,7 @@ def show(rows: list[FaultCounts]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--kind", choices=EXPECTED, action="append", help="only these faults")
     parser.add_argument("--seed", type=int, default=1)
@@ -271,8 +262,7 @@ def main() -> None:
     print(file=sys.stderr)
     show(rows)
     print(f"{given.faults} faults, seed {given.seed}, {time.monotonic() - begun:.0f} s")
-    if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_json(given.json, [asdict(row) for row in rows])
     sys.exit(0 if all(row.sound for row in rows) else 1)
 
 

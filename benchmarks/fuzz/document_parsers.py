@@ -1,7 +1,9 @@
 """Our own documents: clusters, graphs, strategies, domains, bundles, and what workers say."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from autosync.api.db.document_store import cluster_row, graph_row
 from autosync.api.engine.service_limits import ServiceLimits, check_cluster, check_graph
@@ -54,12 +56,10 @@ def file_of(data: bytes, name: str) -> Path:
 def read_cluster_file(data: bytes) -> None:
     cluster = load_cluster(file_of(data, "cluster.yaml"))
     check_cluster(cluster, LIMITS)
-    row = cluster_row(cluster)
-    used(row.id, cluster.bandwidth_bytes_per_second(), cluster.latency_seconds())
+    used(cluster_row(cluster).id, cluster.bandwidth_bytes_per_second(), cluster.latency_seconds())
 
 
-def read_graph(data: bytes) -> None:
-    graph = from_json(ModelGraph, data, source="graph")
+def use_submitted_graph(graph: ModelGraph) -> None:
     check_graph(graph, LIMITS)
     used(graph_row(graph).id)
     use_graph(graph)
@@ -69,35 +69,26 @@ def use_graph(graph: ModelGraph) -> None:
     """As a ranking begins, and as what is stored is read again."""
     again = from_json(ModelGraph, to_json(graph), source="graph")
     assert again == graph, "it does not come back as it was stored"
-    domain = Domain(graph, grid_cluster(), estimate_profile(graph, "v100"))
-    used(domain.id, domain.variables, domain.timing)
+    use_domain(Domain(graph, grid_cluster(), estimate_profile(graph, "v100")))
 
 
-def read_strategy(data: bytes) -> None:
-    strategy = from_json(Strategy, data, source="strategy")
-    used(strategy.id)
+def use_strategy(strategy: Strategy) -> None:
     verify(strategy, DOMAIN, allow_lossy=True, allow_inexact=True)
-    used(compile_plans(encode([strategy], DOMAIN), DOMAIN))
+    used(strategy.id, compile_plans(encode([strategy], DOMAIN), DOMAIN))
 
 
-def read_domain(data: bytes) -> None:
-    domain = from_json(Domain, data, source="domain")
+def use_domain(domain: Domain) -> None:
     check_cluster(domain.cluster, LIMITS)
     used(domain.id, domain.variables, domain.timing, domain.compute_seconds)
+
+
+def use_profile(profile: Profile) -> None:
+    used(Domain(DOMAIN.graph, DOMAIN.cluster, profile).timing, to_json(profile))
 
 
 def read_bundle_file(data: bytes) -> None:
     shipped = read_bundle(data)
     used(to_json(shipped), shipped.plan.id, shipped.strategy.id)
-
-
-def read_profile(data: bytes) -> None:
-    profile = from_json(Profile, data, source="profile")
-    used(Domain(DOMAIN.graph, DOMAIN.cluster, profile).timing, to_json(profile))
-
-
-def read_space(data: bytes) -> None:
-    used(to_json(from_json(Space, data, source="space")))
 
 
 def read_worker_line(data: bytes) -> None:
@@ -106,39 +97,47 @@ def read_worker_line(data: bytes) -> None:
         read_command(line)
 
 
-def read_collection(data: bytes) -> None:
-    load_plan(file_of(data, "plan.yaml"))
-
-
 DOMAIN = domain_of(chain_graph(sparse=(2,), factor_rows=8))
+T = TypeVar("T")
+
+
+def written(*documents: object) -> list[bytes]:
+    return [to_json(each).encode() for each in documents]
+
+
+def document_parser(
+    kind: type[T], documents: Sequence[T], use: Callable[[T], object]
+) -> FuzzedParser:
+    """Of documents of a class, by its name."""
+    name = kind.__name__.removeprefix("Model").lower()
+
+    def parse(data: bytes) -> None:
+        use(from_json(kind, data, source=name))
+
+    return FuzzedParser(name, "json", written(*documents), parse)
 
 
 def document_parsers() -> list[FuzzedParser]:
     built = (fitted(DOMAIN, Space(), DESIGNS[name]) for name in SUBMITTED)
     strategies = [strategy for strategy in built if strategy is not None]
-    bundles = [make_bundle(each, DOMAIN) for each in strategies[:3]]
+    bundles = written(*(make_bundle(each, DOMAIN) for each in strategies[:3]))
     clusters = [path.read_bytes() for path in sorted((DATASETS / "clusters").glob("*.yaml"))[:8]]
-    in_json = to_json(grid_cluster(3, 2)).encode()
-    graphs = [to_json(chain_graph()).encode(), to_json(DOMAIN.graph).encode()]
-    space = to_json(Space()).encode()
     return [
         FuzzedParser("cluster-yaml", "lines", clusters, read_cluster_file),
-        FuzzedParser("cluster-json", "json", [in_json], read_cluster_file),
-        FuzzedParser("graph", "json", graphs, read_graph),
-        FuzzedParser(
-            "strategy", "json", [to_json(each).encode() for each in strategies], read_strategy
-        ),
-        FuzzedParser("domain", "json", [to_json(DOMAIN).encode()], read_domain),
-        FuzzedParser(
-            "bundle",
-            "json",
-            [*(to_json(each).encode() for each in bundles), VERSION_1.read_bytes()],
-            read_bundle_file,
-        ),
-        FuzzedParser("profile", "json", [to_json(DOMAIN.profile).encode()], read_profile),
-        FuzzedParser("space", "json", [space], read_space),
+        FuzzedParser("cluster-json", "json", written(grid_cluster(3, 2)), read_cluster_file),
+        document_parser(ModelGraph, (chain_graph(), DOMAIN.graph), use_submitted_graph),
+        document_parser(Strategy, strategies, use_strategy),
+        document_parser(Domain, (DOMAIN,), use_domain),
+        FuzzedParser("bundle", "json", [*bundles, VERSION_1.read_bytes()], read_bundle_file),
+        document_parser(Profile, (DOMAIN.profile,), use_profile),
+        document_parser(Space, (Space(),), to_json),
         FuzzedParser("worker-line", "json", worker_lines(), read_worker_line),
-        FuzzedParser("collection-plan", "lines", [COLLECTION.read_bytes()], read_collection),
+        FuzzedParser(
+            "collection-plan",
+            "lines",
+            [COLLECTION.read_bytes()],
+            lambda data: load_plan(file_of(data, "plan.yaml")),
+        ),
     ]
 
 

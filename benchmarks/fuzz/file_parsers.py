@@ -114,12 +114,7 @@ def file_parsers() -> list[FuzzedParser]:
     strategies = [export_strategy(design(DOMAIN), DOMAIN) for design in designs]
     facts = json.dumps({"models": {"m": {"batch_size": 8}}, "clusters": {"cluster-A": asdict(T4)}})
     return [
-        FuzzedParser(
-            "autodist-resource-spec",
-            "lines",
-            [TWO_NODES.encode()],
-            read_specification,
-        ),
+        FuzzedParser("autodist-resource-spec", "lines", [TWO_NODES.encode()], read_specification),
         FuzzedParser("hostfile", "lines", [HOSTFILE], read_hosts),
         FuzzedParser("slurm-nodelist", "bytes", NODELISTS, read_nodelist),
         FuzzedParser("slurm-counts", "bytes", [b"4(x2),3", b"1,2,3"], read_counts),

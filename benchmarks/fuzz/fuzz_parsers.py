@@ -9,7 +9,6 @@ An input follows from the parser's name, the seed and its number. Every parser r
 its own, whose end is a finding, too.
 """
 
-import argparse
 import mmap
 import os
 import random
@@ -28,6 +27,7 @@ from benchmarks.fuzz.file_parsers import file_parsers
 from benchmarks.fuzz.fuzzed_parser import FuzzedParser, Tried, try_input, warm_up
 from benchmarks.fuzz.mutations import changed
 from benchmarks.fuzz.service_parsers import service_parsers
+from benchmarks.output import option_parser
 
 INPUTS = 2000
 MOST_MIB = 2048
@@ -140,7 +140,7 @@ def _wait(child: int, step: mmap.mmap) -> int:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    arguments = option_parser(__doc__)
     arguments.add_argument("--inputs", type=int, default=INPUTS, help="of each parser")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--parsers", default="", help="names, joined by commas; else all")

@@ -28,6 +28,7 @@ TEXTS = (
     "-",
     "\u202e",
 )
+SIGNS = ("*a", "&a", "!!python/object:os.system", *"[{]}:-#|", "1:30:00")
 DEEPEST = 1200
 MOST_BYTES = 200_000
 """What a change makes is cut to this size."""
@@ -92,21 +93,7 @@ def change_lines(data: bytes, rng: random.Random) -> bytes:
 
 
 def _odd_word(rng: random.Random) -> str:
-    signs = (
-        "*a",
-        "&a",
-        "!!python/object:os.system",
-        "[",
-        "{",
-        "]",
-        "}",
-        ":",
-        "-",
-        "#",
-        "|",
-        "1:30:00",
-    )
-    odd = rng.choice((*NUMBERS, *LARGE, *FLOATS, *TEXTS, *signs, "[" * DEEPEST))
+    odd = rng.choice((*NUMBERS, *LARGE, *FLOATS, *TEXTS, *SIGNS, "[" * DEEPEST))
     return str(odd) if not isinstance(odd, int) or abs(odd) < 10**300 else "9" * 400
 
 

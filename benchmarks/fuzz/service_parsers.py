@@ -5,6 +5,8 @@ import base64
 import json
 import shutil
 import string
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -18,7 +20,6 @@ from autosync.api.http.app import create_app
 from autosync.api.http.named_documents import ranked_domain, tuning_request
 from autosync.api.http.uploads import read_tuning
 from autosync.api.prediction_spec import RankSpec
-from autosync.api.spec import TuningSpec
 from autosync.api.views.paging import read_cursor, written_cursor
 from autosync.documents import from_json
 from autosync.simulator.learned.checkpoint import parse_card, restore
@@ -121,14 +122,8 @@ def service_parsers() -> list[FuzzedParser]:
     card, weights = checkpoint(Path(FOLDER.name), LearnedSimulator())
     parsed_card = parse_card(card)
 
-    def read_rank(data: bytes) -> None:
-        body = from_json(RankSpec, data, "body")
-        with database.reading() as session:
-            ranked_domain(session, body)
-
     def read_tuning_body(data: bytes) -> None:
-        body: TuningSpec = read_tuning(data)
-        tuning_request(database, body)
+        tuning_request(database, read_tuning(data))
 
     def read_card_beside(data: bytes) -> None:
         restore(parse_card(data), weights, "fuzzed")
@@ -136,8 +131,11 @@ def service_parsers() -> list[FuzzedParser]:
     def read_tensors(data: bytes) -> None:
         restore(parsed_card, data, "fuzzed")
 
+    def read_rank(data: bytes) -> None:
+        with database.reading() as session:
+            ranked_domain(session, from_json(RankSpec, data, "body"))
+
     rank = {key: TUNING[key] for key in ("graph", "cluster", "optimizer", "space", "proposals")}
-    tables = measured_tables()
     cursors = [written_cursor(1, 0.5, "é", 7).encode(), written_cursor(0, -1.0, "x", 0).encode()]
     return [
         FuzzedParser("rest-request", "json", requests(tuning), service.ask, share=0.2),
@@ -147,10 +145,7 @@ def service_parsers() -> list[FuzzedParser]:
         FuzzedParser("cursor-key", "json", [b'[1, 0.5, "name", 7]'], read_key),
         FuzzedParser("checkpoint-card", "json", [card], read_card_beside),
         FuzzedParser("checkpoint-tensors", "safetensors", [weights], read_tensors),
-        FuzzedParser("trials-table", "bytes", [tables["trials"]], read_trials_file, share=0.05),
-        FuzzedParser(
-            "strategies-table", "bytes", [tables["strategies"]], read_strategies_file, share=0.05
-        ),
+        *measured_tables(),
     ]
 
 
@@ -174,64 +169,57 @@ def requests(tuning: str) -> list[bytes]:
     basic = base64.b64encode(f"me:{TOKEN}".encode()).decode()
     browser = {"host": "testserver", "authorization": f"Basic {basic}", "accept": "text/html"}
     posted = {**right, "content-type": "application/json", "origin": "http://testserver"}
-    nothing = {**TUNING, "graph": "nothing"}
+    read = {
+        "/v1/graphs": "limit=3&cursor=W10",
+        "/v1/tunings": "limit=2&status=done&sort=newest",
+        f"/v1/tunings/{tuning}": "",
+        f"/v1/tunings/{tuning}/trials": "limit=5",
+        f"/v1/tunings/{tuning}/strategies": "limit=5",
+        f"/v1/tunings/{tuning}/bundle": "rank=1",
+        "/v1/runtimes.csv": "graph=ncf",
+        "/v1/schemas/Strategy": "",
+        "/v1/simulators/versions": "",
+    }
+    cluster = "name: a\nnodes:\n- {address: n1, devices: [{type: t4}], bandwidth_gbps: 9}\n"
+    in_yaml = {**posted, "content-type": "application/yaml"}
+    form = {**browser, "content-type": "application/x-www-form-urlencoded"}
+    written: dict[str, tuple[dict[str, str], Any]] = {
+        "/v1/tunings": (posted, {**TUNING, "graph": "nothing"}),
+        "/v1/rank": (posted, {"graph": "nothing"}),
+        "/v1/clusters": (in_yaml, cluster),
+        "/v1/graphs": (posted, {"name": "a"}),
+        "/tunings": (form, "graph=nothing&cluster=example-4x1&budget=4"),
+        f"/v1/tunings/{tuning}/cancel": (posted, ""),
+    }
     asked: list[dict[str, Any]] = [
-        {"path": "/v1/graphs", "query": "limit=3&cursor=W10"},
-        {"path": "/v1/tunings", "query": "limit=2&status=done&sort=newest"},
-        {"path": f"/v1/tunings/{tuning}"},
-        {"path": f"/v1/tunings/{tuning}/trials", "query": "limit=5"},
-        {"path": f"/v1/tunings/{tuning}/strategies", "query": "limit=5"},
-        {"path": f"/v1/tunings/{tuning}/bundle", "query": "rank=1"},
-        {"path": "/v1/runtimes.csv", "query": "graph=ncf"},
-        {"path": "/v1/schemas/Strategy"},
-        {"path": "/v1/simulators/versions"},
+        *({"path": path, "query": query} for path, query in read.items()),
         {"path": "/v1/limits", "headers": {"if-none-match": '"a", W/"b"', **right}},
         {"path": f"/tunings/{tuning}", "headers": browser},
         {"path": "/", "query": "page=1&q=ncf", "headers": browser},
-        {"path": "/v1/tunings", "method": "POST", "headers": posted, "body": nothing},
-        {"path": "/v1/rank", "method": "POST", "headers": posted, "body": {"graph": "nothing"}},
-        {
-            "path": "/v1/clusters",
-            "method": "POST",
-            "headers": {**posted, "content-type": "application/yaml"},
-            "body": "name: a\nnodes:\n- {address: n1, devices: [{type: t4}], bandwidth_gbps: 9}\n",
-        },
-        {"path": "/v1/graphs", "method": "POST", "headers": posted, "body": {"name": "a"}},
-        {
-            "path": "/tunings",
-            "method": "POST",
-            "headers": {**browser, "content-type": "application/x-www-form-urlencoded"},
-            "body": "graph=nothing&cluster=example-4x1&budget=4",
-        },
-        {"path": f"/v1/tunings/{tuning}/cancel", "method": "POST", "headers": posted},
+        *(
+            {"path": path, "method": "POST", "headers": headers, "body": body}
+            for path, (headers, body) in written.items()
+        ),
     ]
     return [json.dumps({"method": "GET", "headers": right, **each}).encode() for each in asked]
 
 
-def measured_tables() -> dict[str, bytes]:
-    """The two files of a measured dataset, in FOLDER."""
+def measured_tables() -> Iterator[FuzzedParser]:
+    """Of the two files of a measured dataset, in FOLDER."""
     folder = Path(FOLDER.name, "dataset")
     if not folder.exists():
         folder.mkdir()
         write_small(folder)
-    return {name: (folder / f"{name}.parquet").read_bytes() for name in ("trials", "strategies")}
+    for name in ("trials", "strategies"):
+        path = folder / f"{name}.parquet"
+        read = partial(read_dataset, path, path.read_bytes())
+        yield FuzzedParser(f"{name}-table", "bytes", [path.read_bytes()], read, share=0.05)
 
 
-def read_trials_file(data: bytes) -> None:
-    _read_dataset("trials", data)
-
-
-def read_strategies_file(data: bytes) -> None:
-    _read_dataset("strategies", data)
-
-
-def _read_dataset(name: str, data: bytes) -> None:
+def read_dataset(path: Path, whole: bytes, data: bytes) -> None:
     """With the other file as it was written."""
-    folder = Path(FOLDER.name, "dataset")
-    path = folder / f"{name}.parquet"
-    whole = path.read_bytes()
     try:
         path.write_bytes(data)
-        used(len(load_dataset(folder)))
+        used(len(load_dataset(path.parent)))
     finally:
         path.write_bytes(whole)

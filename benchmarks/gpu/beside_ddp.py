@@ -11,15 +11,12 @@ being idle before it; `processor` is the time of all threads of the process unti
 share a GPU, `step` is that of a GPU which computes for all of them.
 """
 
-import argparse
 import copy
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,10 +38,10 @@ from autosync.search.designs import known_designs
 from autosync.strategy import Schedule, Strategy
 from autosync.trials.request_names import BackendName
 from autosync.trials.session import ReusedGroups, TrialAttachment, attach
-from benchmarks.gpu.ranks import machine_facts, on_ranks, sharing_of, write_json
+from benchmarks.gpu.ranks import gpu_options, machine_facts, on_ranks, sharing_of
 from benchmarks.models import build
-from benchmarks.runtime.compiled_ddp import WAYS as COMPILED_DDP
-from benchmarks.runtime.compiled_ddp import CompiledDdp
+from benchmarks.output import in_turn, write_json
+from benchmarks.runtime.compiled_ddp import Training, compiled_trainings, not_attached
 
 MODELS = ("resnet50:32", "bert_3l:8")
 RUNTIME = "runtime, DDP's buckets"
@@ -94,26 +91,6 @@ def for_one(plan: Plan) -> Plan:
     return replace(plan, shares=(1.0,), teams=(((0,),),) * len(plan.teams), messages=messages)
 
 
-@dataclass(slots=True)
-class Training:
-    """One way's model and what an iteration does with it. setting: of torch's compiler."""
-
-    attached: TrialAttachment
-    optimizer: torch.optim.Optimizer
-    passes: Callable[[], None]
-    setting: CompiledDdp | None = None
-
-    def step(self) -> None:
-        with self.setting.in_force() if self.setting else nullcontext():
-            self.optimizer.zero_grad(set_to_none=True)
-            self.passes()
-            self.optimizer.step()
-
-    def warm_up(self) -> None:
-        for _ in range(WARMUP):
-            self.step()
-
-
 @dataclass(frozen=True, slots=True)
 class Round:
     """Of one way: milliseconds."""
@@ -157,39 +134,24 @@ def measured_ways(
     ways = ("alone", None), ("DDP", known_designs.ddp(domain)), (RUNTIME, own_buckets(domain))
     for name, strategy in ways:
         network, optimizer = copied()
-        attached = TrialAttachment(network, lambda: None, lambda: None)
+        attached = not_attached(network)
         if strategy is not None:
             bundle = for_ranks(make_bundle(strategy, domain), world)
             attached = attach(network, optimizer, bundle, 1.0, groups)
         eager = partial(eager_passes, attached, loss_on)
         trainings[name] = Training(attached, optimizer, eager)
-        trainings[name].warm_up()
+        trainings[name].train(WARMUP)
     left_out: dict[str, str] = {}
-    until = time.monotonic() + (compile_seconds or 0.0)
-    for setting in () if compile_seconds is None else COMPILED_DDP:
-        if lacking := setting.lacks():
-            left_out[setting.name] = f"this torch has no {lacking}"
-            continue
-        if not said_by_first(time.monotonic() < until, device):
-            left_out[setting.name] = "no time was left"
-            continue
-        network, optimizer = copied()
-        with setting.in_force():
-            ddp = wrap_in_ddp(network)
-            passes = setting.passes(ddp, loss_on)
-        attached = TrialAttachment(ddp, lambda: None, lambda: None)
-        training = Training(attached, optimizer, passes, setting)
-        try:
-            training.warm_up()
-        except RuntimeError as error:  # of the compiler, on every rank alike
-            left_out[setting.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-            continue
-        trainings[setting.name] = training
+    if compile_seconds is not None:
+        until = time.monotonic() + compile_seconds
+        compiled, left_out = compiled_trainings(
+            *(copied, wrap_in_ddp, loss_on, WARMUP),
+            lambda: said_by_first(time.monotonic() < until, device),
+        )
+        trainings |= compiled
     found: dict[str, list[Round]] = {name: [] for name in trainings}
     for turn in range(rounds):
-        names = list(trainings)
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in in_turn(list(trainings), turn):
             found[name].append(one_round(trainings[name], device, iterations))
     formed = {name: bucket_bytes(each) for name, each in trainings.items()}
     for each in trainings.values():
@@ -226,7 +188,7 @@ def one_round(training: Training, device: torch.device, iterations: int) -> Roun
     for _ in range(iterations // 2):
         finish(training, device)
         first, spent, begun = mark(device), time.process_time(), time.perf_counter()
-        training.step()
+        training.train()
         hosts.append(time.perf_counter() - begun)
         training.attached.flush()
         last = mark(device)
@@ -236,7 +198,7 @@ def one_round(training: Training, device: torch.device, iterations: int) -> Roun
             devices.append(first.elapsed_time(last))
     begun = time.perf_counter()
     for _ in range(iterations):
-        training.step()
+        training.train()
     finish(training, device)
     return Round(
         host_ms=1e3 * statistics.median(hosts),
@@ -306,15 +268,12 @@ def print_rows(rows: list[WayFigures]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_options(__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], choices=(1, 2))
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--backend", default="nccl", choices=("gloo", "nccl"))
     parser.add_argument("--compiled", type=float, metavar="SECONDS", help="DDP compiled, too")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=8, help="of a round, at least 2")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     written: dict[str, Any] = {
         "machine": machine_facts(),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.stages import DATABASE, Setting, Stage, stages_of, write_cluster
+from benchmarks.output import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_MINUTES = 13.0
@@ -225,8 +226,6 @@ def write_records(setting: Setting) -> None:
 
 
 def write_summary(setting: Setting, facts: dict[str, Any], outcomes: list[Outcome]) -> None:
-    from benchmarks.gpu.ranks import write_json
-
     content = {
         "machine": facts,
         "backend": setting.backend,

@@ -8,7 +8,6 @@ are the pages; `trace-WRAP-RANK.json.gz` is what torch.profiler exports of two i
 `autosync diagnose --trace`.
 """
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from autosync.importing.training_step import loss_of, module_arguments
 from autosync.interop.training_traces import STEP
 from benchmarks.gpu.ranks import on_ranks
 from benchmarks.models import build
+from benchmarks.output import option_parser
 
 WRAPS = ("fsdp2", "ddp")
 TRACED = 2
@@ -87,7 +87,7 @@ def wrapped(module: nn.Module, wrap: str) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("model", nargs="?", default="resnet50:32", metavar="MODEL:BATCH")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))

@@ -9,7 +9,6 @@ a communicator and of its messages comes from its log (NCCL_DEBUG=INFO). Where r
 they send by sockets. Ways that are not begun within `--seconds` are left out.
 """
 
-import argparse
 import os
 import re
 import statistics
@@ -28,7 +27,8 @@ from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.transport.base import Operation, Start
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.units import MIB
-from benchmarks.gpu.ranks import RankFailed, machine_facts, on_ranks, sharing_of, write_json
+from benchmarks.gpu.ranks import RankFailed, gpu_options, machine_facts, on_ranks, sharing_of
+from benchmarks.output import in_turn, write_json
 
 OWN = "NCCL's choice"
 WAYS = {
@@ -91,9 +91,7 @@ def measured(
         name: {size_mib: [] for size_mib in sizes_mib} for name in ways
     }
     for turn in range(rounds):
-        names = list(ways)
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in in_turn(list(ways), turn):
             for size_mib in sizes_mib:
                 found[name][size_mib].append(milliseconds(starts[name, size_mib], streams))
     groups.close()
@@ -162,14 +160,11 @@ def by_environment(ways: dict[str, NcclKnobs]) -> list[tuple[dict[str, str], dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = gpu_options(__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 25, 100])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--backend", default="nccl", choices=("gloo", "nccl"))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     until = time.monotonic() + given.seconds
     written: dict[str, Any] = {

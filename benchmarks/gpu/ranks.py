@@ -1,5 +1,6 @@
 """Ranks of one process group on this machine, for benchmarks; they may share its GPUs."""
 
+import argparse
 import json
 import os
 import socket
@@ -18,9 +19,21 @@ import torch.distributed as dist
 
 from autosync.trials.gpus import CudaMps, mps_running, shared_gpu_environment
 from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS, BackendName
+from benchmarks.output import option_parser
 
 OTHERS_SECONDS = 5.0
 """What ranks are given once another one has failed; they may wait in a kernel for ever."""
+
+
+def gpu_options(
+    description: str | None, device: str = "cuda", backend: str = "nccl"
+) -> argparse.ArgumentParser:
+    """Options of a benchmark of ranks on this machine, with their defaults."""
+    parser = option_parser(description)
+    parser.add_argument("--device", default=device, choices=("cpu", "cuda"))
+    parser.add_argument("--backend", default=backend, choices=("gloo", "nccl"))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser
 
 
 class RankFailed(Exception):
@@ -157,11 +170,3 @@ def sharing_of(world: int, device: str) -> str:
         return ""
     with CudaMps() as variables:
         return GPU_BY_MPS if mps_running({**os.environ, **variables}) else GPU_IN_TURNS
-
-
-def write_json(file: Path | None, content: Any) -> None:
-    """Whole at every time: a benchmark may be ended in the middle."""
-    if file is not None:
-        written = file.with_suffix(".partly")
-        written.write_text(json.dumps(content, indent=1))
-        written.replace(file)

@@ -28,6 +28,10 @@ class Setting:
         """Without a GPU only the steps are shown, so models are small."""
         return self.device == "cpu"
 
+    @property
+    def where(self) -> tuple[str, ...]:
+        return "--device", self.device, "--backend", self.backend
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -74,19 +78,12 @@ def nccl_tests(setting: Setting) -> Stage:
 
 def beside_ddp(setting: Setting) -> Stage:
     models = ("mobilenet_v2:1",) if setting.dry else ("resnet50:32", "bert_3l:8")
-    command = (
-        *(sys.executable, "-m", "benchmarks.gpu.beside_ddp", *models),
-        *("--device", setting.device, "--backend", setting.backend),
-        *("--rounds", "1" if setting.dry else "4"),
-        *("--iterations", "2" if setting.dry else "8"),
-        *("--json", str(setting.folder / "beside-ddp.json")),
-    )
+    rounds = ("--rounds", "1", "--iterations", "2") if setting.dry else ()
+    begin = (sys.executable, "-m", "benchmarks.gpu.beside_ddp", *setting.where, *rounds)
+    command = (*begin, *models, "--json", str(setting.folder / "beside-ddp.json"))
     compiled = (
-        *(sys.executable, "-m", "benchmarks.gpu.beside_ddp", models[-1], "--ranks", "2"),
+        *(*begin, models[-1], "--ranks", "2"),
         *("--compiled", "0" if setting.dry else "50"),  # minutes on a CPU
-        *("--device", setting.device, "--backend", setting.backend),
-        *("--rounds", "1" if setting.dry else "4"),
-        *("--iterations", "2" if setting.dry else "8"),
         *("--json", str(setting.folder / "beside-ddp-compiled.json")),
     )
     host = (
@@ -102,7 +99,7 @@ def diagnosis(setting: Setting) -> Stage:
     model = "mobilenet_v2:1" if setting.dry else "resnet50:32"
     command = (
         *(sys.executable, "-m", "benchmarks.gpu.diagnosed", model),
-        *("--device", setting.device, "--backend", setting.backend),
+        *setting.where,
         *("--folder", str(setting.folder)),
     )
     pages = tuple(f"diagnosis-{wrap}.json" for wrap in ("ddp", "fsdp2"))
@@ -114,7 +111,7 @@ def knobs(setting: Setting) -> Stage:
     command = (
         *(sys.executable, "-m", "benchmarks.gpu.knobs"),
         *("--seconds", "600" if setting.dry else "25"),
-        *("--device", setting.device, "--backend", setting.backend),
+        *setting.where,
         *("--mib", *(("1",) if setting.dry else ("1", "25", "100"))),
         *("--rounds", "2" if setting.dry else "10"),
         *("--json", str(setting.folder / "knobs.json")),
@@ -156,7 +153,7 @@ def memory(setting: Setting) -> Stage:
     command = (
         *(sys.executable, "-m", "benchmarks.peak_memory", "--alone", *alone),
         *("--strategies", under, "--designs", *designs),
-        *("--device", setting.device, "--backend", setting.backend),
+        *setting.where,
         *("--json", str(setting.folder / "memory.json")),
     )
     return Stage("memory", "predicted beside allocated memory", 55, (command,), ("memory.json",))

@@ -78,10 +78,7 @@ def mlp(widths: tuple[int, ...], last_relu: bool) -> nn.Sequential:
 
 
 def click_loss(
-    scores: torch.Tensor,
-    numbers: torch.Tensor,
-    categories: torch.Tensor,
-    clicked: torch.Tensor,
+    scores: torch.Tensor, numbers: torch.Tensor, categories: torch.Tensor, clicked: torch.Tensor
 ) -> torch.Tensor:
     return nn.functional.binary_cross_entropy_with_logits(scores, clicked)
 

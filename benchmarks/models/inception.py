@@ -6,12 +6,20 @@ from functools import partial
 from torch import nn
 
 from autosync.models.building_blocks import TrainingExample, classification_loss, images
-from benchmarks.models.convolution_blocks import Branches, ConvNorm, ImageClassifier
+from benchmarks.models.convolution_blocks import Branches, ConvNorm, ImageClassifier, Size
 
 IMAGE_SIZE = 299
 
 same = partial(ConvNorm, same=True)
 """A convolution that keeps the resolution."""
+
+
+def chain(channels: int, *layers: tuple[int, Size]) -> nn.Sequential:
+    """Convolutions that keep the resolution, of these channels and kernels."""
+    widths = (channels, *(width for width, _ in layers))
+    return nn.Sequential(
+        *(same(narrow, *layer) for narrow, layer in zip(widths, layers, strict=False))
+    )
 
 
 def averaged(channels_in: int, channels_out: int) -> nn.Module:
@@ -32,8 +40,8 @@ def v3_block35(channels: int, averages: int) -> Branches:
     """At 35x35 pixels."""
     return Branches(
         same(channels, 64, 1),
-        nn.Sequential(same(channels, 48, 1), same(48, 64, 5)),
-        nn.Sequential(same(channels, 64, 1), same(64, 96, 3), same(96, 96, 3)),
+        chain(channels, (48, 1), (64, 5)),
+        chain(channels, (64, 1), (96, 3), (96, 3)),
         averaged(channels, averages),
     )
 
@@ -42,15 +50,9 @@ def v3_block17(channels: int, width: int) -> Branches:
     """At 17x17 pixels; 7x7 convolutions in two factors."""
     return Branches(
         same(channels, 192, 1),
-        nn.Sequential(
-            same(channels, width, 1), same(width, width, (1, 7)), same(width, 192, (7, 1))
-        ),
-        nn.Sequential(
-            same(channels, width, 1),
-            same(width, width, (7, 1)),
-            same(width, width, (1, 7)),
-            same(width, width, (7, 1)),
-            same(width, 192, (1, 7)),
+        chain(channels, (width, 1), (width, (1, 7)), (192, (7, 1))),
+        chain(
+            channels, (width, 1), (width, (7, 1)), (width, (1, 7)), (width, (7, 1)), (192, (1, 7))
         ),
         averaged(channels, 192),
     )
@@ -61,7 +63,7 @@ def v3_block8(channels: int) -> Branches:
     return Branches(
         same(channels, 320, 1),
         nn.Sequential(same(channels, 384, 1), fanned(384, 384)),
-        nn.Sequential(same(channels, 448, 1), same(448, 384, 3), fanned(384, 384)),
+        nn.Sequential(*chain(channels, (448, 1), (384, 3)), fanned(384, 384)),
         averaged(channels, 192),
     )
 
@@ -81,17 +83,14 @@ def v3_features() -> nn.Sequential:
         v3_block35(288, 64),
         Branches(
             ConvNorm(288, 384, 3, 2),
-            nn.Sequential(same(288, 64, 1), same(64, 96, 3), ConvNorm(96, 96, 3, 2)),
+            nn.Sequential(*chain(288, (64, 1), (96, 3)), ConvNorm(96, 96, 3, 2)),
             nn.MaxPool2d(3, 2),
         ),
         *(v3_block17(768, width) for width in (128, 160, 160, 192)),
         Branches(
             nn.Sequential(same(768, 192, 1), ConvNorm(192, 320, 3, 2)),
             nn.Sequential(
-                same(768, 192, 1),
-                same(192, 192, (1, 7)),
-                same(192, 192, (7, 1)),
-                ConvNorm(192, 192, 3, 2),
+                *chain(768, (192, 1), (192, (1, 7)), (192, (7, 1))), ConvNorm(192, 192, 3, 2)
             ),
             nn.MaxPool2d(3, 2),
         ),
@@ -109,9 +108,7 @@ def v4_stem() -> nn.Sequential:
         Branches(nn.MaxPool2d(3, 2), ConvNorm(64, 96, 3, 2)),
         Branches(
             nn.Sequential(same(160, 64, 1), ConvNorm(64, 96, 3)),
-            nn.Sequential(
-                same(160, 64, 1), same(64, 64, (1, 7)), same(64, 64, (7, 1)), ConvNorm(64, 96, 3)
-            ),
+            nn.Sequential(*chain(160, (64, 1), (64, (1, 7)), (64, (7, 1))), ConvNorm(64, 96, 3)),
         ),
         Branches(ConvNorm(192, 192, 3, 2), nn.MaxPool2d(3, 2)),
     )
@@ -120,8 +117,8 @@ def v4_stem() -> nn.Sequential:
 def v4_block35() -> Branches:
     return Branches(
         same(384, 96, 1),
-        nn.Sequential(same(384, 64, 1), same(64, 96, 3)),
-        nn.Sequential(same(384, 64, 1), same(64, 96, 3), same(96, 96, 3)),
+        chain(384, (64, 1), (96, 3)),
+        chain(384, (64, 1), (96, 3), (96, 3)),
         averaged(384, 96),
     )
 
@@ -129,14 +126,8 @@ def v4_block35() -> Branches:
 def v4_block17() -> Branches:
     return Branches(
         same(1024, 384, 1),
-        nn.Sequential(same(1024, 192, 1), same(192, 224, (1, 7)), same(224, 256, (7, 1))),
-        nn.Sequential(
-            same(1024, 192, 1),
-            same(192, 192, (7, 1)),
-            same(192, 224, (1, 7)),
-            same(224, 224, (7, 1)),
-            same(224, 256, (1, 7)),
-        ),
+        chain(1024, (192, 1), (224, (1, 7)), (256, (7, 1))),
+        chain(1024, (192, 1), (192, (7, 1)), (224, (1, 7)), (224, (7, 1)), (256, (1, 7))),
         averaged(1024, 128),
     )
 
@@ -145,9 +136,7 @@ def v4_block8() -> Branches:
     return Branches(
         same(1536, 256, 1),
         nn.Sequential(same(1536, 384, 1), fanned(384, 256)),
-        nn.Sequential(
-            same(1536, 384, 1), same(384, 448, (3, 1)), same(448, 512, (1, 3)), fanned(512, 256)
-        ),
+        nn.Sequential(*chain(1536, (384, 1), (448, (3, 1)), (512, (1, 3))), fanned(512, 256)),
         averaged(1536, 256),
     )
 
@@ -159,17 +148,14 @@ def v4_features() -> nn.Sequential:
         *(v4_block35() for _ in range(4)),
         Branches(
             ConvNorm(384, 384, 3, 2),
-            nn.Sequential(same(384, 192, 1), same(192, 224, 3), ConvNorm(224, 256, 3, 2)),
+            nn.Sequential(*chain(384, (192, 1), (224, 3)), ConvNorm(224, 256, 3, 2)),
             nn.MaxPool2d(3, 2),
         ),
         *(v4_block17() for _ in range(7)),
         Branches(
             nn.Sequential(same(1024, 192, 1), ConvNorm(192, 192, 3, 2)),
             nn.Sequential(
-                same(1024, 256, 1),
-                same(256, 256, (1, 7)),
-                same(256, 320, (7, 1)),
-                ConvNorm(320, 320, 3, 2),
+                *chain(1024, (256, 1), (256, (1, 7)), (320, (7, 1))), ConvNorm(320, 320, 3, 2)
             ),
             nn.MaxPool2d(3, 2),
         ),

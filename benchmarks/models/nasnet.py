@@ -108,12 +108,7 @@ class ReductionCell(nn.Module):
         first = self.now5(now) + self.before7a(before)
         second = self.maximum(now) + self.before7b(before)
         third = self.half_mean(now) + self.before5(before)
-        parts = (
-            second,
-            third,
-            self.mean(first) + second,
-            self.last3(first) + self.maximum(now),
-        )
+        parts = (second, third, self.mean(first) + second, self.last3(first) + self.maximum(now))
         return torch.cat(parts, dim=1)
 
 

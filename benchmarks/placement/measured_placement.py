@@ -42,6 +42,7 @@ from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from autosync.trials.testbed import namespaces
+from benchmarks.output import option_parser, print_head, print_row
 
 WIDTH, WIDE, LAYERS = 128, 4096, 4
 BATCH = 16
@@ -189,7 +190,7 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -213,15 +214,13 @@ def main() -> None:
                 found[name].append(seconds)
     finally:
         namespaces.down(testbed)
-    print("| | measured ms | predicted ms | elements held |\n|---|---|---|---|")
+    print_head("", "measured ms", "predicted ms", "elements held")
     for (name, seconds_of), prediction in zip(found.items(), predicted, strict=True):
         low, middle, high = (1e3 * f(seconds_of) for f in (min, median, max))
         held = ", ".join(f"{each:,}" for each in elements[name])
         placed = " ".join(f"{each.module}@{each.ranks}" for each in modules_of(strategies[name]))
-        print(
-            f"| {name} {placed} | {middle:.1f} ({low:.1f} to {high:.1f}) | {prediction * 1e3:.1f} "
-            f"| {held} |"
-        )
+        spread = f"{middle:.1f} ({low:.1f} to {high:.1f})"
+        print_row(f"{name} {placed}", spread, f"{prediction * 1e3:.1f}", held)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ hand-designed strategy that modules can be placed in (the base), with equal numb
 it lacks. --missing: devices lack so much of the values, gradients and optimizer state of a replica.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +40,7 @@ from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Schedule, Strategy
+from benchmarks.output import option_parser, print_head
 
 MODELS = ("vgg19", "resnet200", "inception_v3", "mobilenet_v2", "transformer", "bert_large")
 UNEVEN = Space(uneven_shares=True)
@@ -144,9 +144,7 @@ def compare(domain: Domain, budget: int, seeds: int) -> tuple[list[str], dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--cluster", default="heterog-12-gpus")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--evaluations", type=int, default=256)
@@ -154,7 +152,7 @@ def main() -> None:
     parser.add_argument("--missing", type=float)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    print_head(*COLUMNS)
     for model in given.models:
         domain = domain_of(model, given.cluster, given.missing)
         row, spent = compare(domain, given.evaluations, given.seeds)

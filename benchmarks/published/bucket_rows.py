@@ -7,20 +7,20 @@ that of one GPU without DDP. The graph of ResNeXt-50 is ResNet-50's, which has a
 the same sizes but for grouped kernels; ResNeXt-101 is left out.
 """
 
-import csv
 from dataclasses import dataclass
 
 import numpy as np
 
-from autosync.bundled_data import data_file
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.population import encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs.known_designs import all_reduce_fused
 from autosync.simulator.cost.replication_constants import replication_slowdown, with_replication
-from autosync.simulator.ranking_accuracy import pairs_ranked
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.units import MIB
+from benchmarks.output import measurements, print_head, print_row
+from benchmarks.published.published_rows import TIE, errors, ranked
 from benchmarks.published.training_systems import cluster_of
 
 GRAPHS = {"resnet50": "resnet50", "resnet101": "resnet101", "resnext50_32x4d": "resnet50"}
@@ -30,8 +30,6 @@ METRICS = {
     "bucket_cap_mb=1": "iteration_p75",
 }
 """Of buckets of 1 MB no median was printed; quartiles were within 1 ms of medians elsewhere."""
-TIE = 0.02
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +41,13 @@ class BucketRow:
     bucket_mib: int
     seconds: float
 
+    @property
+    def cell(self) -> tuple[str, int]:
+        return self.model, self.gpus
+
 
 def read_bucket_rows() -> list[BucketRow]:
     """The medians of torch's benchmark; of one GPU, those without DDP."""
-    with data_file("measurements", "pytorch_ddp_v100_ib.csv").open(newline="") as file:
-        records = [row for row in csv.DictReader(file) if row["metric"] == METRICS[row["option"]]]
     return [
         BucketRow(
             row["model"],
@@ -55,8 +55,9 @@ def read_bucket_rows() -> list[BucketRow]:
             int(row["option"].partition("=")[2] or 0),
             float(row["value"]) / 1e3,
         )
-        for row in records
-        if row["model"] in GRAPHS and (row["method"] == "none" or int(row["workers"]) > 1)
+        for row in measurements("pytorch_ddp_v100_ib.csv")
+        if row["metric"] == METRICS[row["option"]] and row["model"] in GRAPHS
+        if row["method"] == "none" or int(row["workers"]) > 1
     ]
 
 
@@ -73,20 +74,13 @@ def main() -> None:
     rows = read_bucket_rows()
     alone = {row.model: row.seconds for row in rows if not row.bucket_mib}
     found = {row: predicted_seconds(row, alone[row.model]) for row in rows if row.bucket_mib}
-    print("| model | GPUs | bucket, MiB | measured ms | predicted ms | error |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print_head("model", "GPUs", "bucket, MiB", "measured ms", "predicted ms", "error")
     for row, seconds in found.items():
-        print(
-            f"| {row.model} | {row.gpus} | {row.bucket_mib} | {row.seconds * 1e3:.0f} | "
-            f"{seconds * 1e3:.1f} | {row.seconds / seconds - 1:+.1%} |"
-        )
-    right = count = 0.0
-    for cell in dict.fromkeys((row.model, row.gpus) for row in found):
-        mine = [row for row in found if (row.model, row.gpus) == cell]
-        predicted = np.array([found[row] for row in mine])
-        pairs = pairs_ranked(predicted, np.array([row.seconds for row in mine]), TIE)
-        right, count = right + pairs[0], count + pairs[1]
-    wrong = np.abs([row.seconds / seconds - 1 for row, seconds in found.items()])
+        measured, predicted_ms = f"{row.seconds * 1e3:.0f}", f"{seconds * 1e3:.1f}"
+        error = f"{row.seconds / seconds - 1:+.1%}"
+        print_row(row.model, row.gpus, row.bucket_mib, measured, predicted_ms, error)
+    rows, predicted = list(found), np.array(list(found.values()))
+    (right, count), wrong = ranked(rows, predicted), np.abs(errors(rows, predicted))
     print(
         f"\nmean error {wrong.mean():.1%}, worst decile {np.quantile(wrong, 0.9):.1%}; "
         f"{right:g} of {count:g} pairs beyond {TIE:.0%} ranked rightly"

@@ -1,6 +1,5 @@
 """The published sweeps of nccl-tests, each with the cluster that its columns describe."""
 
-import csv
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -8,12 +7,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.bundled_data import data_file
 from autosync.cluster import Cluster, Device, Node, Transport
 from autosync.cluster.link_rates import gpu_payload_gbps, nic_payload_gbps
 from autosync.nccl_knobs import NcclKnobs
 from autosync.simulator.backends.nccl import Forced
 from autosync.simulator.topology import Topology, topology_of
+from benchmarks.output import measurements
 
 F64 = NDArray[np.float64]
 
@@ -96,8 +95,7 @@ class Sweep:
 @cache
 def read_sweeps() -> tuple[Sweep, ...]:
     """The sweeps of datasets/measurements/collectives.csv, in its order."""
-    with data_file("measurements", "collectives.csv").open(newline="") as file:
-        records = list(csv.DictReader(file))
+    records = measurements("collectives.csv")
     names = dict.fromkeys(record["sweep_id"] for record in records)
     return tuple(_sweep([each for each in records if each["sweep_id"] == name]) for name in names)
 
@@ -139,9 +137,7 @@ def _what_is_missing(record: dict[str, str]) -> str:
 def read_statements() -> tuple[Sweep, ...]:
     """Bandwidths of one node that datasets/measurements/statements.csv states, as sweeps of one
     size."""
-    with data_file("measurements", "statements.csv").open(newline="") as file:
-        records = list(csv.DictReader(file))
-    found = (_statement(record) for record in records)
+    found = (_statement(record) for record in measurements("statements.csv"))
     return tuple(sweep for sweep in found if sweep is not None)
 
 
@@ -150,23 +146,35 @@ def _statement(record: dict[str, str]) -> Sweep | None:
     known = record["gpu"] in DEVICE_OF and record["nodes"] == "1" and "PCIe" not in record["system"]
     if not known or record["unit"] != "GB/s busbw" or "NVLink pairs" in record["system"]:
         return None
-    topology = topology_of_statement(record)
     ring = any(words in record["condition"] for words in ("disabled", "ring /"))
+    sweep = _of_one_size(
+        record,
+        f"{record['gpus_per_node']} GPUs, {record['condition']}",
+        topology_of_statement(record),
+        float(record["size_bytes"] or LARGEST_BYTES),
+        float(record["value"]),
+    )
+    return replace(sweep, forced=Forced("Ring" if ring else ""))
+
+
+def _of_one_size(
+    record: dict[str, str], what: str, topology: Topology, size_bytes: float, gbytes: float
+) -> Sweep:
+    """A row of statements.csv. gbytes: its bus bandwidth in GB/s."""
     sweep = Sweep(
-        name=f"{record['system']}, {record['gpus_per_node']} GPUs, {record['condition']}",
+        name=f"{record['system']}, {what}",
         system=record["system"],
         family=family_of(record["system"]),
         operation=record["op"],
         topology=topology,
-        forced=Forced("Ring" if ring else ""),
-        size_bytes=np.array([float(record["size_bytes"] or LARGEST_BYTES)]),
+        forced=Forced(),
+        size_bytes=np.array([size_bytes]),
         seconds=np.zeros(1),
         one_process=False,
         trust=record["trust"],
         why="",
     )
-    seconds = sweep.bus_factor * sweep.size_bytes / (float(record["value"]) * 1e9)
-    return replace(sweep, seconds=seconds)
+    return replace(sweep, seconds=sweep.bus_factor * sweep.size_bytes / (gbytes * 1e9))
 
 
 def family_of(system: str) -> str:
@@ -226,9 +234,11 @@ SET_A_PRIOR = "issues/209"
 def read_socket_rows() -> tuple[Sweep, ...]:
     """What collectives over TCP sockets at 25 to 100 Gbit/s reached, as sources state it, with
     their threads and sockets. `why` names those that set a prior, so that they cannot judge it."""
-    with data_file("measurements", "statements.csv").open(newline="") as file:
-        stated = [row for row in csv.DictReader(file) if row["transport"] == "TCP socket"]
-    found = [_socket_row(row) for row in stated if row["nodes"] and row["gpus_per_node"]]
+    found = [
+        _socket_row(row)
+        for row in measurements("statements.csv")
+        if row["transport"] == "TCP socket" and row["nodes"] and row["gpus_per_node"]
+    ]
     collapsed = next(sweep for sweep in read_sweeps() if sweep.name == COLLAPSED)
     whole = collapsed.size_bytes <= WHOLE_BYTES
     found.append(
@@ -250,27 +260,14 @@ def _socket_row(record: dict[str, str]) -> Sweep:
     sockets = re.search(r"NSOCKS_PERTHREAD=(\d+)|(\d+) socket", condition)
     assert threads
     assert sockets
-    knobs = NcclKnobs(
-        socket_threads=int(threads[1] or threads[2]),
-        sockets_per_thread=int(sockets[1] or sockets[2]),
-    )
+    each, per_thread = int(threads[1] or threads[2]), int(sockets[1] or sockets[2])
+    knobs = NcclKnobs(socket_threads=each, sockets_per_thread=per_thread)
     missing = {"sweep_id": record["system"], "gpu": record["gpu"] or "V100-32GB"}
     missing["nccl_version"] = record["nccl_version"].partition("ms")[0]  # a preview
     topology = topology_of(cluster_of({**record, **missing, "intra": "NVLink"}))
     ends = [float(each) for each in record["value"].split(" to ")]
     gbytes = sum(ends) / len(ends) / (8 if record["unit"].startswith("Gbit/s") else 1)
     is_prior = SET_A_PRIOR in record["source"] and record["gpus_per_node"] == "1"
-    sweep = Sweep(
-        name=f"{record['system']}, {condition}",
-        system=record["system"],
-        family=family_of(record["system"]),
-        operation=record["op"],
-        topology=replace(topology, nccl=knobs),
-        forced=Forced(),
-        size_bytes=np.array([SOCKET_BYTES]),
-        seconds=np.zeros(1),
-        one_process=False,
-        trust=record["trust"],
-        why="set a prior" if is_prior else "",
-    )
-    return replace(sweep, seconds=sweep.bus_factor * sweep.size_bytes / (gbytes * 1e9))
+    where = replace(topology, nccl=knobs)
+    sweep = _of_one_size(record, condition, where, SOCKET_BYTES, gbytes)
+    return replace(sweep, why="set a prior" if is_prior else "")

@@ -8,17 +8,15 @@ python -m benchmarks.published.collectives [--left-out system] [--rows] [--fit] 
 --plot: a figure of all sweeps by left-out constants, as SVG.
 """
 
-import argparse
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.bundled_data import data_file
 from autosync.simulator.backends.nccl import collective_times
 from autosync.simulator.backends.nccl.constants import constants, fitted_constants
+from benchmarks.output import measurements, option_parser, print_head, print_row, pyplot, save_svg
 from benchmarks.published.collective_fit import (
     Predicted,
     complete_sweeps,
@@ -43,14 +41,12 @@ LARGE_BYTES = 2.0**20
 
 def print_sweeps(found: tuple[Predicted, ...], rows: bool) -> None:
     """A line for every sweep: errors of 1 MiB and more; latency and peak, measured / predicted."""
-    print("| sweep | operation | nodes x GPUs | 1 MiB and more | worst | latency, us | GB/s |")
-    print("|---|---|---|---:|---:|---:|---:|")
+    columns = "1 MiB and more", "worst", "latency, us", "GB/s"
+    print_head("sweep", "operation", "nodes x GPUs", *columns)
     for each in found:
         sweep, topology = each.sweep, each.sweep.topology
-        print(
-            f"| {sweep.name} | {sweep.operation} | {topology.nodes} x {topology.gpus_per_node} "
-            f"{topology.gpu} | {' | '.join(_cells(each))} |"
-        )
+        where = f"{topology.nodes} x {topology.gpus_per_node} {topology.gpu}"
+        print_row(sweep.name, sweep.operation, where, *_cells(each))
         if rows:
             for size, measured, seconds in zip(
                 sweep.size_bytes, sweep.seconds, each.seconds, strict=True
@@ -101,22 +97,21 @@ def summary(found: tuple[Predicted, ...], scale: float) -> dict[str, tuple[float
 
 def print_summary(title: str, found: tuple[Predicted, ...], scale: float) -> None:
     print(f"\n{title}: {len(found)} sweeps and statements\n")
-    print("| | median | worst decile |\n|---|---:|---:|")
+    print_head("", "median", "worst decile")
     for name, (median, worst) in summary(found, scale).items():
-        print(f"| {name} | {median:.1%} | {worst:.1%} |")
+        print_row(name, f"{median:.1%}", f"{worst:.1%}")
 
 
 def algorithms_stated() -> list[tuple[str, str, str]]:
     """What ran where, the algorithm that NCCL chose as its source states it, and the predicted."""
     found = []
-    with data_file("measurements", "statements.csv").open(newline="") as file:
-        for record in csv.DictReader(file):
-            stated = record["condition"].partition("NCCL picks ")[2].rstrip(")")
-            if stated:
-                size_bytes = np.array([float(record["size_bytes"])])
-                times = collective_times(topology_of_statement(record), record["op"], size_bytes)
-                what = f"{record['system']}, {record['gpus_per_node']} GPUs"
-                found.append((what, stated, times.algorithm[0]))
+    for record in measurements("statements.csv"):
+        stated = record["condition"].partition("NCCL picks ")[2].rstrip(")")
+        if stated:
+            size_bytes = np.array([float(record["size_bytes"])])
+            times = collective_times(topology_of_statement(record), record["op"], size_bytes)
+            what = f"{record['system']}, {record['gpus_per_node']} GPUs"
+            found.append((what, stated, times.algorithm[0]))
     return found
 
 
@@ -132,13 +127,7 @@ def socket_errors() -> list[tuple[Sweep, F64, F64]]:
 
 def plot(found: tuple[Predicted, ...], path: Path) -> None:
     """Bus bandwidth of every row, measured against predicted, by transport."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    matplotlib.rcParams["svg.hashsalt"] = "autosync"
-    figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
+    figure, axes = pyplot("autosync").subplots(figsize=(6.4, 5.6), layout="constrained")
     names = dict.fromkeys(each.sweep.topology.network or "one node" for each in found)
     for name in names:
         rates: list[tuple[float, float]] = []
@@ -157,11 +146,11 @@ def plot(found: tuple[Predicted, ...], path: Path) -> None:
     axes.set_xlabel("predicted bus bandwidth, GB/s (constants without the row's system)")
     axes.set_ylabel("measured bus bandwidth, GB/s")
     axes.legend(fontsize="small")
-    figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--left-out", choices=("system",))
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--fit", action="store_true")

@@ -4,17 +4,16 @@ other numbers of nodes.
     python -m benchmarks.published.gloo_messages
 """
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autosync.bundled_data import data_file
 from autosync.cluster import Cluster, Device, Node
 from autosync.codes import Op
 from autosync.plan.plan_table import ALL_RANKS, cluster_teams
 from autosync.simulator.backends.gloo import SEGMENT_BYTES, WAITS_PER_SEGMENT
 from autosync.simulator.cost.network import network_of
+from benchmarks.output import measurements
 
 PAYLOAD_SHARE = 0.985
 """Of the instances' ports and of netem's limits, at AWS's MTU of 9001."""
@@ -40,19 +39,15 @@ class GlooMessage:
 
 def gloo_messages() -> list[GlooMessage]:
     """The rows of gloo's collectives."""
-    with data_file("measurements", "aws_p3_messages.csv").open() as file:
-        return [
-            GlooMessage(
-                row["method"],
-                int(row["bytes"]),
-                int(row["ranks"]),
-                float(row["delay_ms"]),
-                float(row["limit_gbps"] or 0.0),
-                float(row["milliseconds"]) / 1e3,
-            )
-            for row in csv.DictReader(file)
-            if row["backend"] == "gloo" and row["method"] in OPERATIONS
-        ]
+    return [
+        GlooMessage(
+            *(row["method"], int(row["bytes"]), int(row["ranks"]), float(row["delay_ms"])),
+            limit_gbps=float(row["limit_gbps"] or 0.0),
+            seconds=float(row["milliseconds"]) / 1e3,
+        )
+        for row in measurements("aws_p3_messages.csv")
+        if row["backend"] == "gloo" and row["method"] in OPERATIONS
+    ]
 
 
 def cluster_of(row: GlooMessage) -> Cluster:

@@ -40,29 +40,30 @@ class Prior(NamedTuple):
     why: str
 
 
+BOUND = {name: bounds[1] for name, bounds in PHYSICAL_BOUNDS.items()}
 PRIORS: dict[str, Prior] = {
     "intra_bandwidth_gbps": Prior(
         64.0,
         0.2,
-        PHYSICAL_BOUNDS["intra_bandwidth_gbps"][1],
+        BOUND["intra_bandwidth_gbps"],
         "half of what PCIe 3.0 x16 carries: without peer-to-peer every byte passes host memory",
     ),
     "hidden_share": Prior(
         0.04,
         0.5,
-        PHYSICAL_BOUNDS["hidden_share"][1],
+        BOUND["hidden_share"],
         "launch gaps and input copies of a step, beside which copies of gradients are free",
     ),
     "transfer_slowdown": Prior(
         1.5,
         0.5,
-        PHYSICAL_BOUNDS["transfer_slowdown"][1],
+        BOUND["transfer_slowdown"],
         "a collective's kernels wait for multiprocessors that compute holds",
     ),
     "straggler_share": Prior(
         0.006,
         0.0,
-        PHYSICAL_BOUNDS["straggler_share"][1],
+        BOUND["straggler_share"],
         "steps of one device vary by some 0.5 %; the rows say no more",
     ),
     "message_us": Prior(60.0, 0.7, 1000.0, "tens of microseconds to launch a collective"),
@@ -103,10 +104,7 @@ def constants_at(values: dict[str, float], calibrated: CalibratedRange) -> Const
         hop_seconds=seconds("hop_us"),
         networks={
             "10gbe": NetworkConstants(
-                "tcp",
-                10.0,
-                values["10gbe_payload_share"],
-                seconds("10gbe_hop_us"),
+                *("tcp", 10.0, values["10gbe_payload_share"], seconds("10gbe_hop_us")),
                 values["10gbe_server_gbps"],
             ),
             "ib100": NetworkConstants(
@@ -233,7 +231,10 @@ def left_out_predictions(rows: tuple[PublishedRow, ...], by: str) -> list[tuple[
         folds = np.array([place[each] % 12 for each in measurements])
         parts = [without(rows, (folds == fold).tolist()) for fold in range(12)]
         return [("Each row by a fit without it and its fold", np.nanmax(np.array(parts), axis=0))]
-    kinds = [_kind(row, by) for row in rows]
+    kinds = [
+        {"gpus": f"{row.gpus} GPUs", "model": row.model, "network": row.network_constants}[by]
+        for row in rows
+    ]
     return [
         (f"{kind} from the others", without(rows, [each == kind for each in kinds]))
         for kind in dict.fromkeys(kinds)
@@ -241,24 +242,9 @@ def left_out_predictions(rows: tuple[PublishedRow, ...], by: str) -> list[tuple[
     ]
 
 
-def _kind(row: PublishedRow, by: str) -> str:
-    """What is left out with a row; nothing where it is empty."""
-    match by:
-        case "gpus":
-            return f"{row.gpus} GPUs"
-        case "model":
-            return row.model
-        case _:
-            return row.network_constants or ""
-
-
 def without(rows: tuple[PublishedRow, ...], left_out: list[bool]) -> F64:
     """Those rows by a fit to the others."""
     values = fit([row for row, out in zip(rows, left_out, strict=True) if not out])
     constants = constants_at(values, NOT_KNOWN)
-    return np.array(
-        [
-            predicted_seconds(row, constants) if out else np.nan
-            for row, out in zip(rows, left_out, strict=True)
-        ]
-    )
+    pairs = zip(rows, left_out, strict=True)
+    return np.array([predicted_seconds(row, constants) if out else np.nan for row, out in pairs])

@@ -1,10 +1,8 @@
 """The published measurements of real GPU clusters, and what the timeline predicts for each."""
 
-import csv
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
 from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain, Profile
@@ -18,6 +16,7 @@ from autosync.simulator.cost.applied_constants import with_engine, with_replicat
 from autosync.simulator.cost.fitted_constants import Constants
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from benchmarks.output import measurements
 from benchmarks.published.published_clusters import with_network
 
 NETWORKS = {"10GbE with TCP/IP": "10gbe", "100GbIB with RDMA": "ib100"}
@@ -59,8 +58,7 @@ class PublishedRow:
 
 def read_rows(name: str = "ddl_benchmarks_2020.csv") -> list[PublishedRow]:
     """The rows of a table in datasets/measurements."""
-    with data_file("measurements", name).open(newline="") as file:
-        return [_row(record) for record in csv.DictReader(file)]
+    return [_row(record) for record in measurements(name)]
 
 
 def _row(record: dict[str, str]) -> PublishedRow:

@@ -7,13 +7,15 @@ one number of GPUs, of one model, of one network (half a minute a fit).
 --fit: fit the constants anew and write them, and the cluster files that carry them (two minutes).
 """
 
-import argparse
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosync.simulator.cost.fitted_constants import load_constants
 from autosync.simulator.ranking_accuracy import pairs_ranked
+from benchmarks.output import option_parser, print_head, print_row
 from benchmarks.published.published_fit import LEFT_OUT_BY, fit_and_write, left_out_predictions
 from benchmarks.published.published_measurements import (
     DEVICE,
@@ -29,12 +31,21 @@ TIE = 0.02
 """Pairs of methods that differ by less are ties, as the measurements' notes have it."""
 
 
-def errors(rows: list[PublishedRow], predicted: F64) -> F64:
+class Comparable(Protocol):
+    """A measured row; methods are compared within its cell."""
+
+    @property
+    def cell(self) -> tuple[str | int, ...]: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def errors(rows: Sequence[Comparable], predicted: F64) -> F64:
     """Relative errors of the throughput, `(rows,)`: measured seconds over predicted, less 1."""
     return np.array([row.seconds for row in rows]) / predicted - 1.0
 
 
-def ranked(rows: list[PublishedRow], predicted: F64) -> tuple[float, int]:
+def ranked(rows: Sequence[Comparable], predicted: F64) -> tuple[float, int]:
     """Pairs of methods within a cell that are ranked rightly, and pairs in all, without ties."""
     right, count = 0.0, 0
     for cell in dict.fromkeys(row.cell for row in rows):
@@ -47,14 +58,11 @@ def ranked(rows: list[PublishedRow], predicted: F64) -> tuple[float, int]:
 
 def print_rows(rows: list[PublishedRow], predicted: F64) -> None:
     """Every row: throughput measured and predicted, and the error."""
-    print("| model | network | GPUs | method | measured/s | predicted/s | error |")
-    print("|---|---|---:|---|---:|---:|---:|")
+    print_head("model", "network", "GPUs", "method", "measured/s", "predicted/s", "error")
     for row, seconds, error in zip(rows, predicted, errors(rows, predicted), strict=True):
         samples = row.batch_size * row.gpus
-        print(
-            f"| {row.model} | {row.network} | {row.gpus} | {row.method} | "
-            f"{samples / row.seconds:.0f} | {samples / seconds:.0f} | {error:+.1%} |"
-        )
+        rates = f"{samples / row.seconds:.0f}", f"{samples / seconds:.0f}"
+        print_row(row.model, row.network, row.gpus, row.method, *rates, f"{error:+.1%}")
 
 
 def print_summary(title: str, rows: list[PublishedRow], predicted: F64) -> None:
@@ -64,13 +72,11 @@ def print_summary(title: str, rows: list[PublishedRow], predicted: F64) -> None:
     networks = [network for network in NETWORKS if any(row.network == network for row in rows)]
     print(f"\n{title}: mean absolute error {wrong.mean():.1%}, worst {wrong.max():.1%};", end=" ")
     print(f"{right:g} of {count} pairs of methods ranked rightly ({right / count:.3f})\n")
-    print(f"| method | {' | '.join(networks)} | both |")
-    print(f"|---|{'---:|' * (len(networks) + 1)}")
+    print_head("method", *networks, "both")
     for method in (*dict.fromkeys(row.method for row in rows), "all"):
         of_method = np.array([method in (row.method, "all") for row in rows])
         means = [wrong[of_method & [row.network == net for row in rows]].mean() for net in networks]
-        cells = [f"{mean:.1%}" for mean in (*means, wrong[of_method].mean())]
-        print(f"| {method} | {' | '.join(cells)} |")
+        print_row(method, *(f"{mean:.1%}" for mean in (*means, wrong[of_method].mean())))
 
 
 def misranked(rows: list[PublishedRow], predicted: F64) -> list[tuple[PublishedRow, PublishedRow]]:
@@ -85,7 +91,7 @@ def misranked(rows: list[PublishedRow], predicted: F64) -> list[tuple[PublishedR
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--left-out", nargs="+", default=(), choices=LEFT_OUT_BY)
     parser.add_argument("--fit", action="store_true")
     given = parser.parse_args()

@@ -2,7 +2,7 @@
 systems that were left out of the fit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,6 @@ def _nodes(gpus: F64, each: F64) -> F64:
 
 FORMS: dict[str, tuple[int, Form]] = {
     "nothing": (0, lambda p, gpus, each: np.zeros_like(gpus)),
-    "slowest of normal deviates": (
-        1, lambda p, gpus, each: p[0] * np.sqrt(2.0 * np.log(np.maximum(gpus, 1.0)))
-    ),
-    "doublings of GPUs": (1, lambda p, gpus, each: p[0] * np.log2(gpus)),
     "several, doublings of nodes": (
         2, lambda p, gpus, each: p[0] * _several(gpus) + p[1] * np.log2(_nodes(gpus, each))
     ),
@@ -44,13 +40,7 @@ class FitRows:
     group: NDArray[np.str_]
 
     def take(self, chosen: NDArray[np.bool_]) -> "FitRows":
-        return FitRows(
-            self.gpus[chosen],
-            self.base_gpus[chosen],
-            self.gpus_per_node[chosen],
-            self.errors[chosen],
-            self.group[chosen],
-        )
+        return FitRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
 
 def errors_at(rows: FitRows, form: str, parameters: F64) -> F64:

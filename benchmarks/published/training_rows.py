@@ -8,7 +8,6 @@ well. --left-out: what replication adds to compute, in several forms, fitted wit
 system, model or number of GPUs at a time.
 """
 
-import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import log1p
@@ -29,6 +28,7 @@ from autosync.simulator.cost.replication_constants import (
 from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
+from benchmarks.output import option_parser
 from benchmarks.published.training_fit import FORMS, FitRows, fitted, left_out_errors
 from benchmarks.published.training_systems import (
     TrainingRow,
@@ -162,7 +162,7 @@ def print_errors(title: str, found: list[PredictedRow]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--series", default="", help="of which systems, models or engines")
     parser.add_argument("--left-out", nargs="+", default=(), choices=("system", "model", "gpus"))

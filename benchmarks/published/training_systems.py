@@ -1,14 +1,13 @@
 """Published training runs: their clusters, models and strategies as this project states them."""
 
-import csv
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
-from autosync.bundled_data import data_file
 from autosync.cluster import Cluster, Device, Node
 from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.models import bundled
+from benchmarks.output import measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,10 @@ SYSTEMS = {
     "DGX-2H": System("v100", 16, 8, 100.0, "infiniband", 1032.0),
     "MosaicML platform A100-80GB": System("a100-80gb", 8, 8, 200.0, "roce", 1880.0),
     "MosaicML platform A100-40GB": System("a100", 8, 8, 200.0, "roce", 1880.0),
+    "8 H100 a node": System("h100", 8, 8, 400.0, "infiniband", 2808.0),
 }
-"""By the beginning of a row's system. MosaicML: 1,600 Gbit/s a node, RoCE (its table's title)."""
+"""By the beginning of a row's system. MosaicML: 1,600 Gbit/s a node, RoCE (its table's title). Of
+H100 there are no rows; `search.gpu_scale` has them."""
 
 CUBE_MESH = {2: 1 / 3, 4: 2 / 3}
 """Of its six NVLinks a V100 of a DGX-1 has two to its nearest neighbour, and four to the three GPUs
@@ -93,9 +94,7 @@ PURE_16_BIT = {"bf16": "bfloat16"}
 
 def read_training_rows(name: str = "training.csv") -> list[TrainingRow]:
     """Rows of systems and models that this module knows, with a stated batch."""
-    with data_file("measurements", name).open(newline="") as file:
-        records = list(csv.DictReader(file))
-    found = [_row(record) for record in records if _known(record)]
+    found = [_row(record) for record in measurements(name) if _known(record)]
     return [row for row in found if row is not None]
 
 

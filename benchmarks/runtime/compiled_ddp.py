@@ -7,7 +7,7 @@ collectives beside compute, or bucket and schedule them by their estimated times
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,12 @@ import torch._dynamo.config
 import torch._inductor.config
 from torch import Tensor, nn
 
+from autosync.trials.session import TrialAttachment
+
 OVERLAP = "aten_distributed_optimizations"
 REORDERING = ("reorder_compute_for_overlap", "sink_waits", "raise_comms")
 """Passes of inductor: its default up to torch 2.8."""
-COMPILED_AUTOGRAD: dict[str, object] = {
-    "optimize_ddp": "python_reducer",
-    "compiled_autograd": True,
-}
+COMPILED_AUTOGRAD: dict[str, object] = {"optimize_ddp": "python_reducer", "compiled_autograd": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,59 @@ WAYS = (
         },
     ),
 )
+
+
+@dataclass(slots=True)
+class Training:
+    """One way's model and what an iteration does with it. setting: of torch's compiler."""
+
+    attached: TrialAttachment
+    optimizer: torch.optim.Optimizer
+    passes: Callable[[], None]
+    setting: CompiledDdp | None = None
+
+    def train(self, iterations: int = 1) -> None:
+        with self.setting.in_force() if self.setting else nullcontext():
+            for _ in range(iterations):
+                self.optimizer.zero_grad(set_to_none=True)
+                self.passes()
+                self.optimizer.step()
+
+
+def not_attached(network: nn.Module) -> TrialAttachment:
+    """Of what detaches by itself."""
+    return TrialAttachment(network, lambda: None, lambda: None)
+
+
+def compiled_trainings(
+    made: Callable[[], tuple[nn.Module, torch.optim.Optimizer]],
+    in_ddp: Callable[[nn.Module], nn.Module],
+    loss: Callable[[nn.Module], Tensor],
+    iterations: int,
+    may_begin: Callable[[], bool] = lambda: True,
+) -> tuple[dict[str, Training], dict[str, str]]:
+    """Each of WAYS after its first iterations, and why others are left out."""
+    found: dict[str, Training] = {}
+    left_out: dict[str, str] = {}
+    for setting in WAYS:
+        if lacking := setting.lacks():
+            left_out[setting.name] = f"this torch has no {lacking}"
+            continue
+        if not may_begin():
+            left_out[setting.name] = "no time was left"
+            continue
+        model, optimizer = made()
+        with setting.in_force():
+            ddp = in_ddp(model)
+            passes = setting.passes(ddp, loss)
+        training = Training(not_attached(ddp), optimizer, passes, setting)
+        try:
+            training.train(iterations)
+        except RuntimeError as error:  # of the compiler, on every rank alike
+            left_out[setting.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+        found[setting.name] = training
+    return found, left_out
 
 
 def _exists(name: str) -> bool:

@@ -9,13 +9,9 @@ every round; the spread is the middle half of the rounds' ratios to eager DDP. L
 there is little to hide, so what is shown is what the compiler gains and what cutting costs.
 """
 
-import argparse
 import statistics
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -26,10 +22,11 @@ from autosync.bundle import Bundle, make_bundle
 from autosync.extensions.compilation.document import CompiledRegions
 from autosync.runtime.distributed import detach, distribute
 from autosync.search.designs.known_designs import all_reduce_fused
+from autosync.trials.session import TrialAttachment
 from autosync.units import MIB
 from benchmarks.gpu.ranks import on_ranks
-from benchmarks.runtime.compiled_ddp import WAYS as COMPILED_DDP
-from benchmarks.runtime.compiled_ddp import CompiledDdp
+from benchmarks.output import in_turn, option_parser
+from benchmarks.runtime.compiled_ddp import Training, compiled_trainings, not_attached
 from tests.autosync.runtime.cases import domain
 
 BATCH, WORDS = 4, 32
@@ -39,7 +36,6 @@ COMPILING = 3
 """Iterations before the first round, in which the compiler works."""
 
 EAGER_DDP = "DDP, eager"
-PLAN = "plan"
 
 
 class Block(nn.Module):
@@ -83,31 +79,15 @@ def shipped(model: nn.Module, blocks: int, size: int) -> Bundle:
     return make_bundle(strategy, where)
 
 
-@dataclass(slots=True)
-class Training:
-    """What one way trains with. setting: of torch's compiler, where DDP is compiled."""
+def distributed(network: nn.Module) -> TrialAttachment:
+    def let_go() -> None:
+        detach(network)
 
-    network: nn.Module
-    optimizer: torch.optim.Optimizer
-    passes: Callable[[], None]
-    setting: CompiledDdp | None = None
-
-    def train(self, iterations: int) -> float:
-        """Milliseconds an iteration."""
-        dist.barrier()
-        begun = time.perf_counter()
-        with self.setting.in_force() if self.setting else nullcontext():
-            for _ in range(iterations):
-                self.optimizer.zero_grad()
-                self.passes()
-                self.optimizer.step()
-        return 1e3 * (time.perf_counter() - begun) / iterations
+    return TrialAttachment(network, let_go, let_go)
 
 
 def trainings(blocks: int, width: int, inputs: Tensor) -> tuple[dict[str, Training], list[str]]:
-    """Of each way, and what is left out and why."""
-    found: dict[str, Training] = {}
-    left_out = []
+    """Of each way after its first iterations, and what is left out and why."""
 
     def loss(network: nn.Module) -> Tensor:
         value: Tensor = network(inputs).square().mean()
@@ -122,25 +102,21 @@ def trainings(blocks: int, width: int, inputs: Tensor) -> tuple[dict[str, Traini
         limit = max(1.0, size_bytes / BUCKETS / MIB)  # DDPOptimizer's first bucket has 1 MiB
         return DistributedDataParallel(model, bucket_cap_mb=limit, gradient_as_bucket_view=True)
 
-    def plain(network: nn.Module, optimizer: torch.optim.Optimizer) -> Training:
-        return Training(network, optimizer, lambda: loss(network).backward())
+    def plain(attached: TrialAttachment, optimizer: torch.optim.Optimizer) -> Training:
+        training = Training(attached, optimizer, lambda: loss(attached.model).backward())
+        training.train(COMPILING)
+        return training
 
     model, optimizer = made()
-    found[EAGER_DDP] = plain(in_ddp(model), optimizer)
-    for setting in COMPILED_DDP:
-        if lacking := setting.lacks():
-            left_out.append(f"{setting.name}: this torch has no {lacking}")
-            continue
-        model, optimizer = made()
-        with setting.in_force():
-            network = in_ddp(model)
-            passes = setting.passes(network, loss)
-        found[setting.name] = Training(network, optimizer, passes, setting)
+    found = {EAGER_DDP: plain(not_attached(in_ddp(model)), optimizer)}
+    compiled, left_out = compiled_trainings(made, in_ddp, loss, COMPILING)
+    found |= compiled
     for size in (0, *region_sizes(blocks)):
         model, optimizer = made()
-        name = f"{PLAN}, regions of {size}" if size else f"{PLAN}, eager"
-        found[name] = plain(*distribute(model, optimizer, shipped(model, blocks, size)))
-    return found, left_out
+        network, optimizer = distribute(model, optimizer, shipped(model, blocks, size))
+        name = f"plan, regions of {size}" if size else "plan, eager"
+        found[name] = plain(distributed(network), optimizer)
+    return found, [f"{name}: {why}" for name, why in left_out.items()]
 
 
 def measure(
@@ -150,22 +126,15 @@ def measure(
     warnings.simplefilter("ignore")  # the compiler's own
     inputs = torch.randn(BATCH, WORDS, width, device=device)
     made, left_out = trainings(blocks, width, inputs)
-    for name in list(made):
-        try:
-            made[name].train(COMPILING)
-        except RuntimeError as error:  # of the compiler, on every rank alike
-            if made.pop(name).setting is None:
-                raise
-            left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
     found: dict[str, list[float]] = {name: [] for name in made}
     for number in range(rounds):
-        names = list(made)
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            found[name].append(made[name].train(ITERATIONS))
-    for name, training in made.items():
-        if name.startswith(PLAN):
-            detach(training.network)
+        for name in in_turn(list(made), number):
+            dist.barrier()
+            begun = time.perf_counter()
+            made[name].train(ITERATIONS)
+            found[name].append(1e3 * (time.perf_counter() - begun) / ITERATIONS)
+    for training in made.values():
+        training.attached.detach()
     return found, left_out
 
 
@@ -181,7 +150,7 @@ def report(found: dict[str, list[float]], left_out: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=15)

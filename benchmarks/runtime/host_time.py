@@ -9,28 +9,25 @@ of the whole process. The ways take turns in every repeat; the spread is the mid
 repeats. On a GPU NCCL carries the messages, and several ranks share it.
 """
 
-import argparse
-import multiprocessing
 import os
-import socket
 import statistics
 import time
 import warnings
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from autosync.plan import compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.attachment import attach, attachment_of
 from autosync.search.designs.known_designs import all_reduce_fused
-from autosync.trials.gpus import shared_gpu_environment
+from autosync.trials.request_names import BackendName
 from autosync.units import MIB
+from benchmarks.gpu.ranks import on_ranks
+from benchmarks.output import option_parser
 from tests.autosync.runtime.cases import domain
 
 PARAMETERS = (161, 400)
@@ -94,7 +91,16 @@ def cost_of(network: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor
     )
 
 
-def measure(device: torch.device, count: int, repeats: int) -> dict[str, list[Cost]]:
+def measure(
+    rank: int, world: int, device: torch.device, repeats: int
+) -> dict[int, dict[str, list[Cost]]]:
+    """By the number of parameters and the way."""
+    warnings.simplefilter("ignore")
+    os.environ.pop("AUTOSYNC_HOST", None)  # the ranks are of one host
+    return {count: costs_of(device, count, repeats) for count in PARAMETERS}
+
+
+def costs_of(device: torch.device, count: int, repeats: int) -> dict[str, list[Cost]]:
     networks = {way: made(way, count, device) for way in WAYS}
     inputs = torch.ones(1, WIDTH, device=device)
     found: dict[str, list[Cost]] = {way: [] for way in WAYS}
@@ -110,70 +116,33 @@ def measure(device: torch.device, count: int, repeats: int) -> dict[str, list[Co
     return found
 
 
-def middle(values: list[float]) -> tuple[float, float, float]:
-    """Median and quartiles."""
-    low, _, high = statistics.quantiles(values, n=4)
-    return statistics.median(values), low, high
-
-
 def report(count: int, found: dict[str, list[Cost]]) -> None:
     print(f"\n{count} parameters, {BUCKETS} messages; microseconds of CPU time beside none at all")
     print(
         f"{'':12}{'main thread':>12}{'quartiles':>16}{'a parameter':>12}{'process':>10}{'/ DDP':>8}"
     )
-    over: dict[str, list[float]] = {}
+    of_ddp = 0.0
     for way in WAYS[1:]:
         pairs = list(zip(found[way], found[WAYS[0]], strict=True))
-        over[way] = [1e6 * (a.thread_seconds - b.thread_seconds) for a, b in pairs]
+        thread = [1e6 * (a.thread_seconds - b.thread_seconds) for a, b in pairs]
         process = [1e6 * (a.process_seconds - b.process_seconds) for a, b in pairs]
-        mid, low, high = middle(over[way])
-        ratio = mid / statistics.median(over[WAYS[1]])
+        low, mid, high = statistics.quantiles(thread, n=4)
+        of_ddp = of_ddp or mid
         print(
             f"{way:12}{mid:12.0f}{f'{low:.0f} to {high:.0f}':>16}{mid / count:12.2f}"
-            f"{statistics.median(process):10.0f}{ratio:8.2f}"
+            f"{statistics.median(process):10.0f}{mid / of_ddp:8.2f}"
         )
 
 
-def serve(rank: int, world: int, port: int, given: argparse.Namespace) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    device = torch.device(given.device)
-    if device.type == "cuda" and world > 1:  # NCCL takes ranks of one GPU where their hosts differ
-        os.environ.update(shared_gpu_environment(rank))
-    if device.type == "cuda":
-        torch.cuda.set_device(0)
-    store = TCPStore("127.0.0.1", port, world, rank == 0)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    for count in PARAMETERS:
-        found = measure(device, count, given.repeats)
-        if rank == 0:
-            report(count, found)
-    dist.barrier()
-    os._exit(0)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
     given = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    ranks = [
-        context.Process(target=serve, args=(rank, given.ranks, port, given))
-        for rank in range(given.ranks)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
+    backend: BackendName = "nccl" if given.device == "cuda" else "gloo"
+    for found in on_ranks(given.ranks, given.device, backend, measure, given.repeats)[0].items():
+        report(*found)
 
 
 if __name__ == "__main__":

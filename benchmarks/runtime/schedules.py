@@ -10,10 +10,10 @@ gradient's readiness and its next use. The goal is 95 % of it.
 from autosync.domain import Domain
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import assemble, collective
-from autosync.strategy import AllReduce, ReduceScatter, Schedule, Strategy
+from autosync.strategy import AllReduce, ReduceScatter, Schedule, Synchronizer
 from autosync.units import MIB
-from benchmarks.emulated import SCALES, domain_at, open_testbed, ring_bound, ring_seconds
-from benchmarks.measure import Report, Way, arguments, ddp_way, paired
+from benchmarks.emulated import SCALES, compare, domain_at, ring_bound, ring_seconds
+from benchmarks.measure import Report, Way, arguments, ddp_way
 
 MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base"}
 
@@ -23,39 +23,30 @@ GROUP_BYTES = MIB
 long anyway."""
 
 
-def sliced(slice_mib: float) -> Schedule:
-    return Schedule("priority", slice_bytes=int(slice_mib * MIB), overlap_forward=True)
-
-
-def priority(domain: Domain, slice_mib: float) -> Strategy:
-    choices = collective(domain, AllReduce(0))
-    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=GROUP_BYTES)
-
-
-def halves(domain: Domain, slice_mib: float) -> Strategy:
-    """DeAR in slices, nearest next use first."""
-    choices = collective(domain, ReduceScatter(0))
-    return assemble(domain, choices, schedule=sliced(slice_mib), limit_bytes=GROUP_BYTES)
+def sliced_way(name: str, domain: Domain, kind: Synchronizer, slice_mib: float) -> Way:
+    """Nearest next use first."""
+    schedule = Schedule("priority", slice_bytes=int(slice_mib * MIB), overlap_forward=True)
+    choices = collective(domain, kind)
+    strategy = assemble(domain, choices, schedule=schedule, limit_bytes=GROUP_BYTES)
+    return Way(f"{name}, {slice_mib:g} MiB slices", strategy)
 
 
 def measure(report: Report, model: str, rho: float, rounds: int) -> None:
     domain, scales = domain_at(model, rho), SCALES[model]
     bound = ring_bound(domain)
-    size = scales.slice_mib
     ways = [
         ddp_way(domain),
-        Way(f"priority, {size:g} MiB slices", priority(domain, size)),
-        Way(f"reduce-scatter, {size:g} MiB slices", halves(domain, size)),
+        sliced_way("priority", domain, AllReduce(0), scales.slice_mib),
+        sliced_way("reduce-scatter", domain, ReduceScatter(0), scales.slice_mib),
         Way("reduce-scatter, 25 MiB (DeAR)", known_designs.dear(domain)),
     ]
-    with open_testbed(domain, scales) as pool:
-        ring = ring_seconds(domain.graph.size_bytes, domain.world_size)
-        report.note(
-            f"{pool.description}; compute {domain.profile.compute_seconds * 1e3:.1f} ms, "
-            f"ring {ring * 1e3:.1f} ms, bound {bound * 1e3:.1f} ms"
-        )
-        case = f"{MODELS[model]}, rho = {rho:g}, 4 nodes"
-        report.add(paired(pool, domain, case, ways, rounds, 3, bound, warmup=1))
+    ring = ring_seconds(domain.graph.size_bytes, domain.world_size)
+    note = (
+        f"; compute {domain.profile.compute_seconds * 1e3:.1f} ms, "
+        f"ring {ring * 1e3:.1f} ms, bound {bound * 1e3:.1f} ms"
+    )
+    case = f"{MODELS[model]}, rho = {rho:g}, 4 nodes"
+    compare(report, domain, scales, case, ways, rounds, bound, warmup=1, note=note)
 
 
 def main() -> None:

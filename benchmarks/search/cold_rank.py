@@ -7,7 +7,6 @@ waits for at the shell. Beside it stand the seconds of all cores, which other lo
 changes less.
 """
 
-import argparse
 import os
 import resource
 import subprocess
@@ -19,6 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 from autosync.api.db import migrate
+from benchmarks.output import option_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ class Taken(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--proposals", type=int, help="by default the command's own")
     given = parser.parse_args()

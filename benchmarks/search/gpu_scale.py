@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
 from autosync.search.loop.ranking import CHUNK
+from benchmarks.output import option_parser, print_head, print_row, pyplot, save_svg
+from benchmarks.published.training_systems import cluster_of
 from benchmarks.search.ranking_cost import rank_chunk
 
 GPUS = (8, 64, 256, 1024, 4096, 16_384)
@@ -31,22 +32,7 @@ STAGES = ("sample", "compile", "timeline")
 
 
 def domain_of(model: str, gpus: int) -> Domain:
-    nodes = tuple(
-        Node(
-            f"10.{i // 62500}.{i // 250 % 250}.{i % 250 + 1}",
-            (Device("h100", 8),),
-            bandwidth_gbps=8 * 400 * 0.97,
-            intra_bandwidth_gbps=2808.0,
-            latency_us=5.0,
-            nvswitch=True,
-            nics=8,
-            nic_gbps=400.0,
-            rails=True,
-        )
-        for i in range(gpus // 8)
-    )
-    cluster = Cluster(f"{gpus} H100", nodes, "nccl", transport="infiniband")
-    graph = bundled(model)
+    graph, cluster = bundled(model), cluster_of("8 H100 a node", gpus)
     return Domain(graph, cluster, estimate_profile(graph, "h100"))
 
 
@@ -84,13 +70,7 @@ def row_of(model: str, gpus: int, given: argparse.Namespace) -> dict[str, Any]:
 
 def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
     """Core-seconds, which others on the machine change little, and memory by GPUs."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "gpu scale"
-    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
+    figure, axes = pyplot("gpu scale").subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
     for model, found in rows.items():
         gpus = [row["gpus"] for row in found]
         spent = [sum(row[stage] for stage in STAGES) for row in found]
@@ -100,13 +80,11 @@ def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel="GPUs", ylabel=label)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
-    figure.savefig(file, metadata={"Date": None})
+    save_svg(figure, file)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("models", nargs="*", default=["resnet50", "bert_base"])
     parser.add_argument("--gpus", type=int, nargs="*", default=GPUS)
     parser.add_argument("--proposals", type=int, default=30_000)
@@ -117,19 +95,15 @@ def main() -> None:
     if given.only:
         print(json.dumps(measured(given.models[0], given.only, given.proposals, given.threads)))
         return
-    print("| model | GPUs | first, s | wall, s | sample | compile | timeline | MB |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print_head("model", "GPUs", "first, s", "wall, s", *STAGES, "MB")
     rows: dict[str, list[dict[str, Any]]] = {}
     for model in given.models:
         for gpus in given.gpus:
             row = row_of(model, gpus, given)
             rows.setdefault(model, []).append(row)
-            stages = " | ".join(f"{row[stage]:.1f}" for stage in STAGES)
-            print(
-                f"| {model} | {gpus} | {row['first']:.2f} | {row['wall']:.1f} | {stages} | "
-                f"{row['mb']:.0f} |",
-                flush=True,
-            )
+            stages = [f"{row[stage]:.1f}" for stage in STAGES]
+            once = f"{row['first']:.2f}", f"{row['wall']:.1f}"
+            print_row(model, gpus, *once, *stages, f"{row['mb']:.0f}")
     if given.output:
         draw(rows, given.output)
 

@@ -4,7 +4,6 @@ domains of the measured dataset, with the sampler's constraints switched on and 
 python -m benchmarks.search.proposers [--samples 2048] [--domains resnet50-4x1 ...]
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ from autosync.search.space import Space
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
+from benchmarks.output import option_parser
 
 BASELINES = ("ps_load_balanced", "horovod")
 """A sample hits where it beats the better one (thesis, figure 8.2)."""
@@ -88,7 +88,7 @@ def report(name: str, domain: Domain, samples: int, seeds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--samples", type=int, default=2048)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--domains", nargs="*")

@@ -9,7 +9,6 @@ of the tenth, and of the mean of the ten. `apart` is by how much these three dif
 designs, all proposals by the timeline, the best of them by the simulator.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -23,6 +22,7 @@ from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
+from benchmarks.output import option_parser
 
 DOMAINS = (
     ("resnet50", "example-4x1"),
@@ -38,7 +38,7 @@ F64 = NDArray[np.float64]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--proposals", type=int, nargs="+", default=[MANY, 16_384, 8_192, 4_096])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--simulator", default="learned")

@@ -5,7 +5,6 @@ python -m benchmarks.search.ranking_cost [bert_base bert_large ...] [--proposals
     [--threads 2]
 """
 
-import argparse
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from autosync.search.space import Space
 from autosync.simulator.analytic import analytic_seconds
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, simulate
+from benchmarks.output import option_parser
 
 CHILDREN = 8192
 KEPT = 256
@@ -102,7 +102,7 @@ def report_edits(domain: Domain, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("models", nargs="*", default=["bert_base", "bert_large"])
     parser.add_argument("--proposals", type=int, default=30_000)
     parser.add_argument("--threads", type=int, default=2)

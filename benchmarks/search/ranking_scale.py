@@ -13,7 +13,6 @@ The model is a chain of variables of mixed sizes, 400 MB in all; nodes have 8 de
 and 600 inside. Compute is a ring all-reduce at line rate over 1.5.
 """
 
-import argparse
 import resource
 import time
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from autosync.search.designs import known_designs
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from benchmarks.measure import provenance
+from benchmarks.output import option_parser, print_head, print_row, pyplot, save_svg
 from benchmarks.search.ranking_cost import rank_chunk
 
 MODEL_BYTES = 400e6
@@ -130,34 +130,15 @@ def measured_row(name: str, domain: Domain, proposals: int) -> ScaleRow:
     timeline = TimelineSimulator()
     ddp = float(timeline.predict(domain, encode([known_designs.ddp(domain)], domain))[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return ScaleRow(
-        name,
-        domain.world_size,
-        len(domain.graph.variables),
-        proposals,
-        first,
-        spent,
-        limit / best,
-        ddp / best,
-        peak,
-    )
+    size = name, domain.world_size, len(domain.graph.variables), proposals
+    return ScaleRow(*size, first, spent, limit / best, ddp / best, peak)
 
 
-def print_head() -> None:
-    print(
-        "| | devices | variables | first, s | sample, s | compile, s | timeline, s | "
-        "of the limit | times DDP | peak, GB |"
-    )
-    print("|---" * 10 + "|")
-
-
-def print_row(row: ScaleRow) -> None:
-    stages = " | ".join(f"{row.seconds[stage]:.2f}" for stage in STAGES)
-    print(
-        f"| {row.name} | {row.devices} | {row.variables} | {row.first_seconds:.1f} | {stages} "
-        f"| {row.of_limit:.1%} | {row.over_ddp:.2f} | {row.peak_gb:.2f} |",
-        flush=True,
-    )
+def print_scale(row: ScaleRow) -> None:
+    stages = [f"{row.seconds[stage]:.2f}" for stage in STAGES]
+    sizes = row.name, row.devices, row.variables, f"{row.first_seconds:.1f}"
+    best = f"{row.of_limit:.1%}", f"{row.over_ddp:.2f}", f"{row.peak_gb:.2f}"
+    print_row(*sizes, *stages, *best)
 
 
 COLOURS = {"first": "#6b7280", "sample": "#16a34a", "compile": "#d97706", "timeline": "#2563eb"}
@@ -165,22 +146,10 @@ COLOURS = {"first": "#6b7280", "sample": "#16a34a", "compile": "#d97706", "timel
 
 def draw(panels: dict[str, tuple[str, list[ScaleRow]]], file: Path) -> None:
     """Above what ranking costs, below how near the best proposal is to the limit, by size."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "ranking scale"
-    size = (4.2 * len(panels), 6.0)
-    figure, axes = plt.subplots(
-        2,
-        len(panels),
-        sharex="col",
-        squeeze=False,
-        height_ratios=(3, 2),
-        figsize=size,
-        layout="constrained",
-    )
+    figure, axes = pyplot("ranking scale").subplots(
+        *(2, len(panels)), sharex="col", squeeze=False, height_ratios=(3, 2),
+        figsize=(4.2 * len(panels), 6.0), layout="constrained",
+    )  # fmt: skip
     for (cost, quality), (title, (field, rows)) in zip(axes.T, panels.items(), strict=True):
         sizes = [getattr(row, field) for row in rows]
         for stage, colour in COLOURS.items():
@@ -196,13 +165,11 @@ def draw(panels: dict[str, tuple[str, list[ScaleRow]]], file: Path) -> None:
     axes[0, 0].set_ylabel(f"core-seconds, {proposals} proposals")
     axes[1, 0].set_ylabel("limit over best proposal")
     axes[0, 0].legend(fontsize=8)
-    figure.savefig(file, metadata={"Date": None})
+    save_svg(figure, file)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = option_parser(__doc__)
     parser.add_argument("--proposals", type=int, default=256)
     parser.add_argument("--devices", type=int, nargs="*", default=DEVICES)
     parser.add_argument("--variables", type=int, nargs="*", default=VARIABLES)
@@ -211,20 +178,21 @@ def main() -> None:
     given: Any = parser.parse_args()
     measured_row("", chain_domain(8, 50), 8)  # compiles, or loads what was compiled
     print(", ".join(f"{name} {value}" for name, value in provenance().items()))
-    print_head()
+    stages = [f"{stage}, s" for stage in ("first", *STAGES)]
+    print_head("", "devices", "variables", *stages, "of the limit", "times DDP", "peak, GB")
     by_devices, by_variables = [], []
     for variables in given.variables:
         domain = chain_domain(USUAL_DEVICES, variables)
         by_variables.append(measured_row(f"{variables} variables", domain, given.proposals))
-        print_row(by_variables[-1])
+        print_scale(by_variables[-1])
     for name, preset in PAPER_CLUSTERS.items() if not given.no_papers else ():
         for model in PAPER_MODELS:
             domain = at_rho(bundled(model), load_cluster(preset))
-            print_row(measured_row(f"{name}, {model}", domain, given.proposals))
+            print_scale(measured_row(f"{name}, {model}", domain, given.proposals))
     for devices in given.devices:  # last: the peak is of all rows so far
         domain = chain_domain(devices, USUAL_VARIABLES)
         by_devices.append(measured_row(f"{devices} devices", domain, given.proposals))
-        print_row(by_devices[-1])
+        print_scale(by_devices[-1])
     if given.output:
         panels = {
             f"devices ({USUAL_VARIABLES} variables)": ("devices", by_devices),

@@ -13,7 +13,6 @@ and under claims that only grow, with the same ranking and the same answer. Prin
 exit status 1 where something is wrong.
 """
 
-import argparse
 import logging
 import os
 import random
@@ -39,6 +38,7 @@ from autosync.api.views.rankings import ranked_strategies
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Proposal
 from autosync.trials.contract import TrialRequest
+from benchmarks.output import option_parser
 from tests.api.sample import candidates, proposal
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
@@ -87,7 +87,7 @@ class KillCount:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--db", help="an empty database; by default a SQLite file")
     parser.add_argument("--workers", type=int, default=3)

@@ -8,7 +8,6 @@ dashboard does; an eager one at once after each answer, so that the service is a
 database is made anew, in a temporary folder unless --db names an empty one.
 """
 
-import argparse
 import asyncio
 import os
 import random
@@ -25,6 +24,7 @@ from sqlalchemy import insert
 
 from autosync.api.db import Database, connect, migrate
 from autosync.api.db.tables import EventRow
+from benchmarks.output import option_parser
 from benchmarks.service.load_client import Answer, Followers, read_for
 from benchmarks.service.synthetic_trials import fill
 from tests.api.http.serving import Service, served
@@ -39,7 +39,7 @@ STREAMED = ("csv", "jsonl", "parquet")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = option_parser(__doc__)
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=20.0)

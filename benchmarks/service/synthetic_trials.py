@@ -15,12 +15,7 @@ import numpy as np
 from sqlalchemy import insert
 
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import (
-    cluster_row,
-    insert_rows,
-    store_domain,
-    store_strategy,
-)
+from autosync.api.db.document_store import cluster_row, insert_rows, store_domain, store_strategy
 from autosync.api.db.tables import (
     EventRow,
     ProposalRow,

@@ -28,6 +28,7 @@ from autosync.extensions.staleness.clocked import ClockedAttachment
 from autosync.extensions.staleness.document import late_by
 from autosync.runtime.attached_models import ATTACHED
 from benchmarks.measure import provenance
+from benchmarks.output import option_parser, pyplot, save_svg
 from benchmarks.staleness.learning_tasks import TASKS
 from tests.autosync.runtime.cases import Case, domain, strategy
 from tests.autosync.runtime.ranks import Ranks, ranks
@@ -191,14 +192,10 @@ def line(row: SettingSummary) -> str:
 
 def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
     """Loss against iterations, without stragglers, above loss against seconds, with them."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "staleness"
     size = (3.4 * len(tables), 5.6)
-    figure, panels = plt.subplots(2, len(tables), figsize=size, layout="constrained", squeeze=False)
+    figure, panels = pyplot("staleness").subplots(
+        2, len(tables), figsize=size, layout="constrained", squeeze=False
+    )
     for column, (task, rows) in enumerate(tables.items()):
         levels = sorted({row.setting.staleness for row in rows})
         panels[0, column].set_title(task)
@@ -219,11 +216,11 @@ def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
     panels[0, 0].set_ylabel("loss")
     panels[1, 0].set_ylabel("loss")
     panels[0, 0].legend(fontsize="small")
-    figure.savefig(file, metadata={"Date": None})
+    save_svg(figure, file)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4, 16])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=300)

@@ -106,11 +106,7 @@ TASKS: Mapping[str, LearningTask] = {
         LearningTask("MLP, SGD", network, descent(0.1), classified, classification_loss),
         LearningTask("MLP, momentum", network, descent(0.02, 0.9), classified, classification_loss),
         LearningTask(
-            "factorization, SGD",
-            Factorization,
-            descent(0.005),
-            factorized,
-            factorization_loss,
+            "factorization, SGD", Factorization, descent(0.005), factorized, factorization_loss
         ),
     )
 }

@@ -9,44 +9,29 @@ compute is the limit of a plan that lags far enough, above 1 the links are. Nobo
 
 from autosync.allowed import Allowed
 from autosync.cluster import Cluster
-from autosync.domain import Domain
 from autosync.extensions.staleness.document import late_by
 from autosync.extensions.staleness.proposals import clocked_servers
-from autosync.population import encode
 from autosync.search.cluster_probe import probe_costs
 from autosync.simulator.limit import iteration_limit
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
-from benchmarks.emulated import Scales, cluster, domain_at, open_testbed
-from benchmarks.measure import Report, Way, arguments, ddp_way, paired
+from benchmarks.emulated import Scales, cluster, compare, domain_at, note_predictions
+from benchmarks.measure import Report, Way, arguments, ddp_way
 
 MODEL = "resnet50"
 SCALES = Scales(1 / 16, 16, 4)
 STALENESS = (0, 1, 4)
 
 
-def ways_of(domain: Domain) -> list[Way]:
-    servers = clocked_servers(domain)
-    late = [Way(f"servers, s = {s}", servers.carrying(*late_by(s))) for s in STALENESS]
-    return [ddp_way(domain), *late]
-
-
 def measure(report: Report, on: Cluster, rho: float, rounds: int) -> None:
     domain = domain_at(MODEL, rho, on)
-    ways = ways_of(domain)
-    predicted = TimelineSimulator().predict(domain, encode([way.strategy for way in ways], domain))
-    allowed = Allowed(staleness=STALENESS, factors=False)
-    bound = iteration_limit(domain, allowed).seconds
-    with open_testbed(domain, SCALES) as pool:
-        report.note(pool.description)
-        case = f"{MODEL}, rho = {rho:g}, 4 nodes"
-        rows = paired(pool, domain, case, ways, rounds, 3, bound)
-    report.add(rows)
-    for row, seconds in zip(rows, predicted, strict=True):
-        report.note(
-            f"{row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
-            f"{seconds * 1e3:.1f} ms, measured over predicted {row.step_seconds / seconds:.3f}"
-        )
+    servers = clocked_servers(domain)
+    late = [Way(f"servers, s = {s}", servers.carrying(*late_by(s))) for s in STALENESS]
+    ways = [ddp_way(domain), *late]
+    bound = iteration_limit(domain, Allowed(staleness=STALENESS, factors=False)).seconds
+    case = f"{MODEL}, rho = {rho:g}, 4 nodes"
+    note_predictions(
+        report, domain, ways, compare(report, domain, SCALES, case, ways, rounds, bound)
+    )
 
 
 def main() -> None:
