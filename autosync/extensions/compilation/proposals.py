@@ -8,7 +8,7 @@ from autosync.extensions.compilation.document import CompiledRegions
 from autosync.extensions.compilation.verification import verify
 from autosync.graph import ModelGraph
 from autosync.search.extension_proposals import ProposalRequest, Proposer
-from autosync.search.loop.carried_candidates import carried_candidates
+from autosync.search.loop.predicted_candidates import carried_candidates
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.strategy import Strategy

@@ -10,7 +10,7 @@ from autosync.domain import Domain
 from autosync.extensions.nccl.verification import check_strategy
 from autosync.nccl_knobs import NcclKnobs, NcclRange
 from autosync.search.extension_proposals import ProposalRequest, Proposer
-from autosync.search.loop.carried_candidates import carried_candidates
+from autosync.search.loop.predicted_candidates import carried_candidates
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.simulator.backends.nccl import Forced, collective_times
