@@ -10,7 +10,7 @@ from traceback import walk_tb
 from autosync.errors import NotSupported
 
 OF_TUNE = (
-    *("numba", "scipy", "sklearn", "pandas", "pyarrow", "safetensors", "threadpoolctl"),
+    *("numba", "scipy", "pandas", "pyarrow", "safetensors", "threadpoolctl"),
     *("torch_geometric", "typer", "rich"),
 )
 OF_SERVICE = (

@@ -145,14 +145,19 @@ def _exchanged(order: NDArray[np.int16], rates: NDArray[np.float64]) -> NDArray[
     return best
 
 
+def factor_bytes(domain: Domain) -> NDArray[np.float64]:
+    """Bytes of one replica's two factors of each variable, K(M+N) elements, `(variables,)`."""
+    table = domain.variables
+    rows = table.dims[:, 0]
+    size_bytes = table.factor_rows * (rows + table.elements // rows) * table.item_bytes
+    return size_bytes.astype(np.float64)
+
+
 def factor_costs(domain: Domain) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Two `(variables,)` arrays: bytes one rank sends for a variable by factors, and by a ring.
 
-    Factors: K(M+N) elements to each of P-1 others; a ring: 2(P-1)/P MN (Poseidon, table 3.4).
+    Factors go to each of P-1 others; a ring: 2(P-1)/P MN (Poseidon, table 3.4).
     """
-    table, world = domain.variables, domain.world_size
-    rows = table.dims[:, 0]
-    columns = table.elements // rows
-    factors = table.factor_rows * (rows + columns) * table.item_bytes * (world - 1.0)
-    ring = 2.0 * (world - 1) / world * table.size_bytes
-    return factors.astype(np.float64), ring.astype(np.float64)
+    world = domain.world_size
+    ring = 2.0 * (world - 1) / world * domain.variables.size_bytes
+    return factor_bytes(domain) * (world - 1.0), ring.astype(np.float64)

@@ -1,6 +1,7 @@
 """What the search asks of the extensions of strategies (`autosync.extensions`)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,6 +36,24 @@ class Drawn(NamedTuple):
 
     entries: tuple[Entries, ...] = ((),)
     owned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalRequest:
+    """What a proposer makes candidates of.
+
+    bases: the most promising first; some may carry entries. tried: not proposed again. store:
+    of a tuning's trials. stop: ends it before it has looked at everything.
+    """
+
+    domain: Domain
+    space: Space
+    simulator: "Simulator"
+    bases: Sequence[Strategy]
+    settings: "Settings"
+    tried: Sequence[Strategy] = ()
+    store: "Store | None" = None
+    stop: Stop = no_stop
 
 
 class Proposer:
@@ -75,23 +94,9 @@ class Proposer:
         first."""
         return []
 
-    def candidates(
-        self,
-        domain: Domain,
-        space: Space,
-        simulator: "Simulator",
-        bases: Sequence[Strategy],
-        settings: "Settings",
-        *,
-        tried: Sequence[Strategy] = (),
-        store: "Store | None" = None,
-        stop: Stop = no_stop,
-    ) -> "list[Candidate]":
-        """Strategies made of others, that fit the devices' memory, the fastest by prediction first.
-
-        bases: the most promising first; some may carry entries. tried: not proposed again. store:
-        of a tuning's trials. stop: ends it before it has looked at everything.
-        """
+    def candidates(self, request: ProposalRequest) -> "list[Candidate]":
+        """Strategies made of the request's bases, that fit the devices' memory, the fastest by
+        prediction first."""
         return []
 
 
@@ -117,25 +122,9 @@ def retries(
     return [one for each in proposers() for one in each.retries(domain, space, simulator, store)]
 
 
-def extension_candidates(
-    domain: Domain,
-    space: Space,
-    simulator: "Simulator",
-    bases: Sequence[Strategy],
-    settings: "Settings",
-    *,
-    tried: Sequence[Strategy] = (),
-    store: "Store | None" = None,
-    stop: Stop = no_stop,
-) -> "list[Candidate]":
+def extension_candidates(request: ProposalRequest) -> "list[Candidate]":
     """See `Proposer.candidates`; of all extensions."""
-    return [
-        one
-        for each in proposers()
-        for one in each.candidates(
-            domain, space, simulator, bases, settings, tried=tried, store=store, stop=stop
-        )
-    ]
+    return [one for each in proposers() for one in each.candidates(request)]
 
 
 def drawn_extensions(domain: Domain, space: Space) -> Drawn:

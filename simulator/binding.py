@@ -12,7 +12,6 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.extension_prediction import restated_domain, slowdown
-from autosync.simulator.timeline.sharded_timeline import play_sharded
 from autosync.simulator.timeline.timeline_arrays import ComputeArrays, CostArrays
 from autosync.simulator.timeline.timeline_simulator import TimelineInputs, timeline_inputs
 from autosync.torch_engine import FullyShard
@@ -62,13 +61,10 @@ class AssumedIteration:
         if self.engine is None:
             passes = slowest * (inputs.compute.forward + inputs.compute.backward)
             return float(inputs.play(np.array([slowest])).seconds[0]) + before * passes
-        played = (
-            self.plans, self.index, inputs.network, inputs.costs, inputs.compute, slowest,
-            self.engine,
-        )  # fmt: skip
-        seconds = play_sharded(*played).step_seconds
+        played = self.plans, self.index, slowest, self.engine
+        seconds = inputs.play_sharded(*played).step_seconds
         if before:
-            seconds += before * play_sharded(*played, before_last=True).step_seconds
+            seconds += before * inputs.play_sharded(*played, before_last=True).step_seconds
         return seconds
 
     @property

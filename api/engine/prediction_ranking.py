@@ -51,7 +51,7 @@ def best_by_prediction(
         InvalidInput: no strategy fits the devices' memory; says what would make one fit.
     """
     from autosync.search.designs.design_table import check_any_fits
-    from autosync.search.extension_proposals import extension_candidates
+    from autosync.search.extension_proposals import ProposalRequest, extension_candidates
     from autosync.search.loop.design_candidates import known_designs
     from autosync.search.loop.ranking import ranking_context
     from autosync.search.loop.settings import Settings
@@ -76,7 +76,8 @@ def best_by_prediction(
             )
             known = known_designs(domain, space, predictor)
             bases = [each.strategy for each in known]
-            known += extension_candidates(domain, space, predictor, bases, settings, stop=stop)
+            request = ProposalRequest(domain, space, predictor, bases, settings, stop=stop)
+            known += extension_candidates(request)
             ranked = result_of(ranking)
         finally:
             threads.shutdown(wait=False)

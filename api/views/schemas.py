@@ -169,17 +169,23 @@ class StoredDocument(ResponseModel):
     location: str
 
 
-class PredictedStrategy(BaseModel):
-    """low_seconds, high_seconds, binding: as of `GivenPrediction`. predicted_speedup: DDP's
-    predicted time by this one's. predicted_peak_bytes: of the rank that needs most memory."""
+class PredictedInterval(ResponseModel):
+    """low_seconds, high_seconds: between which nine of ten measurements are expected. binding: what
+    shortens the iteration most where it is faster: compute, startups of messages or a link."""
+
+    low_seconds: float
+    high_seconds: float
+    binding: str
+
+
+class PredictedStrategy(PredictedInterval):
+    """predicted_speedup: DDP's predicted time by this one's. predicted_peak_bytes: of the rank that
+    needs most memory."""
 
     rank: int
     words: str
     origin: str
     predicted_seconds: float
-    low_seconds: float
-    high_seconds: float
-    binding: str
     predicted_speedup: float
     predicted_peak_bytes: int
     strategy_id: str
@@ -203,22 +209,17 @@ class PredictedStrategies(BaseModel):
     items: list[PredictedStrategy]
 
 
-class GivenPrediction(BaseModel):
-    """Of one strategy. samples_per_second: over all devices. low_seconds, high_seconds: between
-    which nine of ten measurements are expected. percent_of_limit: 100 cannot be beaten.
-    binding: what shortens the iteration most where it is faster: compute, startups of messages or
-    a link. engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the
+class GivenPrediction(PredictedInterval):
+    """Of one strategy. samples_per_second: over all devices. percent_of_limit: 100 cannot be
+    beaten. engine_seconds: what its engine spends on each message. predicted_peak_bytes: of the
     rank that needs most. fits: whether every device has what its rank needs. warnings: why the
     interval is wide."""
 
     strategy: str
     predicted_seconds: float
-    low_seconds: float
-    high_seconds: float
     samples_per_second: float
     limit_seconds: float
     percent_of_limit: float
-    binding: str
     engine_seconds: float
     constants: str | None
     predicted_peak_bytes: int
@@ -236,17 +237,14 @@ class GivenPredictions(BaseModel):
     items: list[GivenPrediction]
 
 
-class ComparedCluster(BaseModel):
-    """A cluster with its best strategy by prediction; low_seconds, high_seconds, binding, warnings:
-    as of `GivenPrediction`; samples_per_second: over all devices.
-    cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given."""
+class ComparedCluster(PredictedInterval):
+    """A cluster with its best strategy by prediction. samples_per_second: over all devices.
+    cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given.
+    warnings: as of `GivenPrediction`."""
 
     cluster: str
     world_size: int
     predicted_seconds: float
-    low_seconds: float
-    high_seconds: float
-    binding: str
     ddp_seconds: float
     words: str
     samples_per_second: float
@@ -262,19 +260,16 @@ class ComparedClusters(BaseModel):
     items: list[ComparedCluster]
 
 
-class ScaledPoint(ResponseModel):
-    """Of one number of nodes. low_seconds, high_seconds, binding: as of `GivenPrediction`.
-    samples_per_second: over all ranks. efficiency: of what the ranks would reach without waiting
-    for messages. usd_per_hour, samples_per_dollar: null where the cluster states no price."""
+class ScaledPoint(PredictedInterval):
+    """Of one number of nodes. samples_per_second: over all ranks. efficiency: of what the ranks
+    would reach without waiting for messages. usd_per_hour, samples_per_dollar: null where the
+    cluster states no price."""
 
     nodes: int
     ranks: int
     step_seconds: float
-    low_seconds: float
-    high_seconds: float
     samples_per_second: float
     efficiency: float
-    binding: str
     usd_per_hour: float | None
     samples_per_dollar: float | None
 

@@ -10,13 +10,12 @@ from autosync.domain import Domain
 from autosync.search.designs.building_blocks import OrderedMessage, strategy_of
 from autosync.search.designs.known_designs import cheap_factors
 from autosync.search.designs.wire_estimates import (
-    factor_bytes,
     ready_seconds,
     startup_seconds,
     tail_seconds,
     wire_seconds,
 )
-from autosync.search.domain_facts import sent_bytes
+from autosync.search.domain_facts import factor_bytes, sent_bytes
 from autosync.simulator.preemptive_schedule import (
     Run,
     least_end,

@@ -47,15 +47,6 @@ def slowest_factor(domain: Domain) -> float:
     return float(compute_factors(domain, even_replicas(domain.world_size)).max())
 
 
-def factor_bytes(domain: Domain) -> F64:
-    """What one replica sends for each variable by its sufficient factors, `(variables,)`."""
-    table = domain.variables
-    rows = table.dims[:, 0]
-    return (table.factor_rows * (rows + table.elements // rows) * table.item_bytes).astype(
-        np.float64
-    )
-
-
 def wire_seconds(domain: Domain, synchronizer: Synchronizer, size_bytes: F64) -> F64:
     """How long messages of these sizes keep the wire from others, `(messages,)`: all-reduces along
     a ring or hierarchical, gathered rows or factors.

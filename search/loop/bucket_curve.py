@@ -27,6 +27,7 @@ from autosync.search.loop.fusion_tuning import (
     speeds_over_sizes,
 )
 from autosync.search.loop.outcome import DDP, is_ddp
+from autosync.search.loop.predicted_candidates import predicted_candidates
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.simulator.simulator_contract import Simulator
@@ -72,18 +73,10 @@ def bucket_candidates(
 def _candidates(
     domain: Domain, simulator: Simulator, strategies: list[Strategy], origin: str
 ) -> list[Candidate]:
-    if not strategies:
-        return []
-    scores = simulator.predict(domain, encode(strategies, domain))
-    return [
-        Candidate(
-            replace(strategy, name=DDP) if is_ddp(strategy) else strategy,
-            float(score),
-            simulator.name,
-            DDP if is_ddp(strategy) else origin,
-        )
-        for strategy, score in zip(strategies, scores, strict=True)
+    named = [
+        (DDP, replace(each, name=DDP)) if is_ddp(each) else (origin, each) for each in strategies
     ]
+    return predicted_candidates(domain, simulator, named)
 
 
 def _first_rungs(domain: Domain, most: int) -> list[Strategy]:

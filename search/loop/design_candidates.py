@@ -14,6 +14,7 @@ from autosync.search.edits.local_search import refined
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import designs_again
 from autosync.search.loop.outcome import DDP
+from autosync.search.loop.predicted_candidates import predicted_candidates
 from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
@@ -79,11 +80,7 @@ def with_refined(
         return designs
     places = np.argsort(TimelineSimulator().predict(domain, encode(raced, domain)))[:REFINED]
     better = [refined(raced[place], domain, space, seed) for place in places]
-    scores = simulator.predict(domain, encode(better, domain))
-    found = [
-        Candidate(strategy, float(score), simulator.name, strategy.name)
-        for strategy, score in zip(better, scores, strict=True)
-    ]
+    found = predicted_candidates(domain, simulator, [(each.name, each) for each in better])
     joined = [*designs, *found]
     joined.sort(key=lambda each: (each.origin != DDP, each.predicted_seconds))
     known = digests_of_strategies(domain, tried)

@@ -21,6 +21,7 @@ from autosync.search.designs import known_designs
 from autosync.search.designs.design_table import lies_in
 from autosync.search.loop.earlier_document import EarlierTrial, EarlierTrials
 from autosync.search.loop.outcome import DDP, MeasuredRow, is_ddp
+from autosync.search.loop.predicted_candidates import predicted_candidates
 from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
@@ -151,18 +152,7 @@ def canaries(
     chosen = [*fastest, *rest[len(rest) // 2 :][:1]]
     named = [(DDP, replace(known_designs.ddp(domain), name=DDP))]
     named += [(trial.origin, trial.strategy) for trial in chosen]
-    return _candidates(domain, simulator, named[:most])
-
-
-def _candidates(
-    domain: Domain, simulator: Simulator, named: Sequence[tuple[str, Strategy]]
-) -> list[Candidate]:
-    """named: origins with their strategies."""
-    scores = simulator.predict(domain, encode([strategy for _, strategy in named], domain))
-    return [
-        Candidate(strategy, float(score), simulator.name, origin)
-        for (origin, strategy), score in zip(named, scores, strict=True)
-    ]
+    return predicted_candidates(domain, simulator, named[:most])
 
 
 def designs_again(
@@ -175,7 +165,7 @@ def designs_again(
     """Hand-designed strategies and those measured before, without those tried again already, the
     most promising first: what was slow then may be fast now."""
     named = [(trial.origin, trial.strategy) for trial in earlier.trials]
-    candidates = [*designs, *_candidates(domain, simulator, named)]
+    candidates = [*designs, *predicted_candidates(domain, simulator, named)]
     candidates.sort(key=lambda each: each.predicted_seconds)
     population = encode([each.strategy for each in candidates], domain)
     return [

@@ -13,6 +13,7 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import fitted
 from autosync.search.designs.known_designs import all_reduce_fused, dear_fused
+from autosync.search.loop.predicted_candidates import predicted_candidates
 from autosync.search.loop.tuning_store import Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.memory.memory_check import fitting_rows
@@ -43,8 +44,12 @@ FIRST_SPREAD, LEAST_SPREAD = 0.1, 0.01
 """Standard deviation of the logarithm of a family's speeds: before two are measured, and at least,
 for a quiet trial repeats within 1 %."""
 
-LENGTHS = 9
-"""Length scales of the Gaussian process that are compared."""
+LENGTHS_OCTAVES = np.geomspace(0.5, 7.0, 11)[1:-1]
+"""Length scales of the Gaussian process that are compared: from half an octave, in which few
+borders of messages move, to the whole range."""
+
+NOISE = 0.01
+"""Variance of a trial's noise, over that of a family's speeds."""
 
 MOST_STDS = 2.0
 """A size is tried if it could beat everything measured within so many standard deviations."""
@@ -79,8 +84,7 @@ def tuned_fusion(
         return []
     name = f"{choice.family}_{choice.fused.size_bytes / MIB:.3g}mb"
     strategy = replace(choice.fused.strategy, name=name)
-    score = float(simulator.predict(domain, encode([strategy], domain))[0])
-    return [Candidate(strategy, score, simulator.name, f"{choice.family}_tuned")]
+    return predicted_candidates(domain, simulator, [(f"{choice.family}_tuned", strategy)])
 
 
 def next_fusion(
@@ -116,10 +120,17 @@ def next_fusion(
     return max(found, key=lambda each: each.speed + each.std, default=None)
 
 
-@lru_cache(maxsize=16)
 def fused_strategies(domain: Domain, space: Space, family: str) -> tuple[FusedStrategy, ...]:
     """The family's different strategies that run on the domain, fit its devices' memory and lie in
-    the space, by the smallest size of each; a designed size stands for its own."""
+    the space, by the smallest size of each; a designed size stands for its own. They do not depend
+    on what messages cost, which trials correct every round."""
+    stated = replace(domain, cluster=domain.cluster.without_measured_costs())
+    return built_strategies(stated, space, family)
+
+
+@lru_cache(maxsize=16)
+def built_strategies(domain: Domain, space: Space, family: str) -> tuple[FusedStrategy, ...]:
+    """`fused_strategies` of a domain without measured costs."""
     sizes = np.geomspace(MIB, 100 * MIB, SIZES).astype(np.int64).tolist()
     found: dict[str, FusedStrategy] = {}
     for size_bytes in (*DESIGNED_BYTES, *sizes):
@@ -138,34 +149,36 @@ def _fused(domain: Domain, space: Space, family: str, size_bytes: int) -> Strate
 
 
 def speeds_over_sizes(sizes: F64, speeds: F64, asked: F64) -> tuple[F64, F64]:
-    """Mean and standard deviation of the speed at sizes `asked`, `(asked,)`, given measured ones.
+    """Mean and standard deviation of the speed at sizes `asked`, `(asked,)` each, given measured
+    ones.
 
-    A Gaussian process over the logarithm of the size. Its length scale is between half an octave,
-    in which few borders of messages move, and the whole range; its noise is that of a trial.
+    A Gaussian process over the logarithm of the size (Rasmussen and Williams, algorithm 2.1), with
+    the most likely of its length scales.
     """
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import Matern, WhiteKernel
-
-    scale = _spread(speeds)
-    kernel = Matern(length_scale=2.0, length_scale_bounds=(0.5, 7.0), nu=2.5) + WhiteKernel(
-        noise_level=0.01, noise_level_bounds="fixed"
-    )
-    process = GaussianProcessRegressor(kernel, optimizer=_within_bounds, random_state=0)
-    process.fit(np.log2(sizes)[:, None], (speeds - speeds.mean()) / scale)
-    mean, std = process.predict(np.log2(asked)[:, None], return_std=True)
+    scale, at = _spread(speeds), np.log2(sizes)
+    standard: F64 = (speeds - speeds.mean()) / scale
+    apart, noise = at[:, None] - at, NOISE * np.eye(len(at))
+    factors = [np.linalg.cholesky(_matern(apart / length) + noise) for length in LENGTHS_OCTAVES]
+    likely = [_log_likelihood(factor, standard) for factor in factors]
+    chosen = int(np.argmax(likely))  # of few trials the likelihood often grows up to a bound
+    factor, length = factors[chosen], LENGTHS_OCTAVES[chosen]
+    cross = np.linalg.solve(factor, _matern((at[:, None] - np.log2(asked)) / length))
+    mean = np.linalg.solve(factor, standard) @ cross
+    std = np.sqrt(1.0 + NOISE - (cross**2).sum(axis=0))
     return mean * scale + speeds.mean(), std * scale
 
 
-def _within_bounds(
-    loss: Callable[..., float], start: F64, bounds: NDArray[np.float64]
-) -> tuple[F64, float]:
-    """The best of a few length scales inside the bounds: with a handful of trials the optimum is
-    often at a bound. start: not used. loss, bounds: of the logarithm of the length scale.
-    """
-    inside = np.linspace(bounds[0, 0], bounds[0, 1], LENGTHS + 2)[1:-1]
-    losses = [float(loss(np.array([each]), eval_gradient=False)) for each in inside]
-    best = int(np.argmin(losses))
-    return inside[best : best + 1], losses[best]
+def _matern(distance: F64) -> F64:
+    """The kernel with nu 5/2, of distances over the length scale."""
+    scaled = np.sqrt(5.0) * np.abs(distance)
+    result: F64 = (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+    return result
+
+
+def _log_likelihood(factor: NDArray[np.floating], values: F64) -> float:
+    """Up to a constant. factor `(n, n)`: the Cholesky factor of the covariance of values `(n,)`."""
+    whitened = np.linalg.solve(factor, values)
+    return float(-0.5 * whitened @ whitened - np.log(np.diag(factor)).sum())
 
 
 def speed_improvement(mean: F64, std: F64, measured: F64) -> F64:

@@ -8,7 +8,7 @@ measured, their neighbours) has its share of a round's trials (`sources`).
 from collections.abc import Sequence
 
 from autosync.domain import Domain
-from autosync.search.extension_proposals import extension_candidates, retries
+from autosync.search.extension_proposals import ProposalRequest, extension_candidates, retries
 from autosync.search.loop.bucket_curve import bucket_candidates
 from autosync.search.loop.design_candidates import earned_designs, known_designs, with_refined
 from autosync.search.loop.earlier_document import EarlierTrials
@@ -102,8 +102,8 @@ def _first_designs(
         designs = designs_again(domain, simulator, earlier, designs, tried)
     designs = with_refined(domain, space, simulator, designs, settings.seed, tried)
     bases = [each.strategy for each in designs]
-    found = extension_candidates(domain, space, simulator, bases, settings, tried=tried)
-    if not (found := found[: int(EXTENDED_SHARE * slots)]):
+    request = ProposalRequest(domain, space, simulator, bases, settings, tried=tried)
+    if not (found := extension_candidates(request)[: int(EXTENDED_SHARE * slots)]):
         return designs[:slots]
     joined = [*designs[: slots - len(found)], *found]
     return sorted(joined, key=lambda each: (each.origin != DDP, each.predicted_seconds))
@@ -123,7 +123,7 @@ def _extended(
     if not fastest:
         return []
     tried = [each.candidate for each in store.proposals()]
-    found = extension_candidates(
+    request = ProposalRequest(
         domain,
         space,
         simulator,
@@ -132,7 +132,7 @@ def _extended(
         tried=[each.strategy for each in (*tried, *chosen)],
         store=store,
     )
-    return found[: int(EXTENDED_SHARE * (slots - len(chosen)))]
+    return extension_candidates(request)[: int(EXTENDED_SHARE * (slots - len(chosen)))]
 
 
 def proposals_of(chosen: Sequence[Candidate], number: int) -> list[Proposal]:

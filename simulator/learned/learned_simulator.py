@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
+from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.extension_prediction import restated_strategies
 from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
 from autosync.simulator.learned.features.strategy_features import (
@@ -152,10 +153,17 @@ def _with_one_batch(domain: Domain) -> Domain:
 
 
 def _before_seconds(domain: Domain, population: Population) -> F64:
-    """Of the batches before the last of an update, `(strategies,)`."""
+    """Of the batches before the last of an update, `(strategies,)`. They are compute alone, for
+    which no plan is compiled, but under `fully_shard` and where extensions lengthen it."""
     if domain.accumulate == 1:
         return np.zeros(len(population))
-    return before_seconds(compile_plans_fast(population, domain), population, domain)
+    factors = slowest_factors(domain, population.layouts)[population.layout]
+    found: F64 = (domain.accumulate - 1) * factors * domain.profile.compute_seconds
+    told = np.flatnonzero((population.engine > 0) | (population.extension > 0))
+    if len(told):
+        part = population.take(told)
+        found[told] = before_seconds(compile_plans_fast(part, domain), part, domain)
+    return found
 
 
 def _foreign(population: Population) -> NDArray[np.bool_]:

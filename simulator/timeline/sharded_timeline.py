@@ -51,35 +51,11 @@ class ShardedIteration:
         return self.spans[-1][2]
 
 
-def play_sharded(
-    plans: PlanTable,
-    index: int,
-    network: Network,
-    costs: CostArrays,
-    compute: ComputeArrays,
-    factor: float,
-    engine: FullyShard,
-    before_last: bool = False,
-) -> ShardedIteration:
-    """Strategy `index` of compiled plans, under `fully_shard`, with one batch. costs: of the
-    network's classes. factor: of the slowest rank. before_last: a batch of an update that has
-    several, without the update: it reduces and gathers what is not kept between batches."""
-    kept = engine.kept_between_batches if before_last else ""
-    player = _Player(plans, index, network, costs, compute, factor)
-    player.backward(reduces=not kept)
-    if not before_last:
-        player.update(_update_seconds(plans, index, compute) / engine.shard_ranks)
-    player.forward(engine.forward_prefetch, gathers=kept != "values")
-    return player.played
+class ShardedPlayer:
+    """Strategy `index` of compiled plans: the slowest rank's clock, and the communicators' queues.
 
-
-def _update_seconds(plans: PlanTable, index: int, compute: ComputeArrays) -> float:
-    rows = slice(int(plans.first[index]), int(plans.first[index + 1]))
-    return float(compute.update[np.unique(plans.bucket[rows])].sum())
-
-
-class _Player:
-    """The slowest rank's clock, and the communicators' queues."""
+    costs: of the network's classes. factor: of the slowest rank.
+    """
 
     def __init__(
         self,
@@ -95,6 +71,7 @@ class _Player:
             name: getattr(plans, name)[first:stop].astype(np.int64)
             for name in ("operation", "ranks", "wire_bytes", "ready", "after", "gate", "before")
         }
+        self.whole_update_seconds = float(compute.update[np.unique(plans.bucket[first:stop])].sum())
         self.costs, self.compute, self.factor = costs, compute, factor
         self.blocking = costs.in_order  # in host memory
         self.message_class = _classes(self.rows, network, self.blocking)
@@ -109,7 +86,18 @@ class _Player:
         self.flown: dict[str, list[tuple[float, float, int]]] = {name: [] for name in QUEUES}
         self.in_backward = True
 
-    def backward(self, reduces: bool = True) -> None:
+    def play(self, engine: FullyShard, before_last: bool) -> ShardedIteration:
+        """One batch. before_last: of an update that has several, without the update: it reduces
+        and gathers what is not kept between batches."""
+        kept = engine.kept_between_batches if before_last else ""
+        self._backward(reduces=not kept)
+        if not before_last:
+            self._spend("update", self.now + self.whole_update_seconds / engine.shard_ranks)
+            self.played.forward_start = self.now
+        self._forward(engine.forward_prefetch, gathers=kept != "values")
+        return self.played
+
+    def _backward(self, reduces: bool) -> None:
         """Gathers, compute and, where the batch has them, reductions, boundary by boundary."""
         before, ready, after = (self.rows[name] for name in ("before", "ready", "after"))
         messages = range(len(before))
@@ -144,11 +132,7 @@ class _Player:
             self._wait(message)
         self.in_backward = False
 
-    def update(self, seconds: float) -> None:
-        self._spend("update", self.now + seconds)
-        self.played.forward_start = self.now
-
-    def forward(self, prefetch: int, gathers: bool = True) -> None:
+    def _forward(self, prefetch: int, gathers: bool) -> None:
         """A unit computes when its values are there; they are asked for some units ahead: each
         gather waits for the copies of the unit `prefetch + 1` before it. gathers: False where the
         batch before has left the values there."""

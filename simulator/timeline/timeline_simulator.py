@@ -31,7 +31,11 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import play
 from autosync.simulator.timeline.message_issue import CHANNELS
-from autosync.simulator.timeline.sharded_timeline import Span, play_sharded
+from autosync.simulator.timeline.sharded_timeline import (
+    ShardedIteration,
+    ShardedPlayer,
+    Span,
+)
 from autosync.simulator.timeline.timeline_arrays import (
     ComputeArrays,
     CostArrays,
@@ -75,10 +79,7 @@ def simulate(plans: PlanTable, population: Population, domain: Domain) -> NDArra
     periods = inputs.play(factors).seconds
     for index in np.flatnonzero(population.engine).tolist():
         engine, factor = _engine(population, index), float(factors[index])
-        own = play_sharded(
-            plans, index, inputs.network, inputs.costs, inputs.compute, factor, engine
-        )
-        periods[index] = own.step_seconds
+        periods[index] = inputs.play_sharded(plans, index, factor, engine).step_seconds
     for index in np.flatnonzero(restated_strategies(population)).tolist():
         periods[index] = play_one(plans, population, domain, index).step_seconds
     if not np.isfinite(periods).all():
@@ -115,10 +116,7 @@ def before_seconds(plans: PlanTable, population: Population, domain: Domain) -> 
     for index in sharded:
         assert inputs is not None
         engine, factor = _engine(population, index), float(factors[index])
-        batch = play_sharded(
-            plans, index, inputs.network, inputs.costs, inputs.compute, factor, engine,
-            before_last=True,
-        )  # fmt: skip
+        batch = inputs.play_sharded(plans, index, factor, engine, before_last=True)
         found[index] = (domain.accumulate - 1) * batch.step_seconds
     return found
 
@@ -150,9 +148,7 @@ def play_one(plans: PlanTable, population: Population, domain: Domain, index: in
     factors = factors * slowdown(domain, population, plans, index)
     if population.engine[index]:
         engine, factor = _engine(population, index), float(factors[0])
-        own = play_sharded(
-            plans, index, inputs.network, inputs.costs, inputs.compute, factor, engine
-        )
+        own = inputs.play_sharded(plans, index, factor, engine)
         times_of = own.issued, own.on_wire, own.arrived, own.arrived
         return Played(own.step_seconds, *times_of, tuple(own.spans), own.forward_start)
     times, own_rows = inputs.play(factors), slice(begin, stop)
@@ -225,6 +221,19 @@ class TimelineInputs:
         parts = self.messages, self.costs, self.compute, self.in_flight
         play(*parts, chosen, factors, start, flowing, done, seconds)
         return TimelineTimes(seconds, start, flowing, done)
+
+    def play_sharded(
+        self,
+        plans: PlanTable,
+        index: int,
+        factor: float,
+        engine: FullyShard,
+        before_last: bool = False,
+    ) -> ShardedIteration:
+        """Play strategy `index` of the plans under `fully_shard`, with one batch. factor: of the
+        slowest rank. before_last: see `ShardedPlayer.play`."""
+        player = ShardedPlayer(plans, index, self.network, self.costs, self.compute, factor)
+        return player.play(engine, before_last)
 
 
 def timeline_inputs(plans: PlanTable, domain: Domain) -> TimelineInputs:

@@ -11,12 +11,14 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.models import bundled
+from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.search.designs.design_table import DESIGNS, hand_designed
 from autosync.search.designs.known_designs import ddp
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
+from autosync.simulator.learned import learned_simulator
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import most_peak_bytes
@@ -133,6 +135,25 @@ def test_what_is_learned_is_about_the_last_batch() -> None:
     assert seconds == pytest.approx(before + predicted)
     assert less == pytest.approx(std * predicted / seconds)
     assert not np.allclose(predicted, last)
+
+
+def test_batches_before_the_last_want_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where they wait for messages."""
+    compiled: list[int] = []
+
+    def counted(population: Population, domain: Domain) -> PlanTable:
+        compiled.append(len(population))
+        return compile_plans_fast(population, domain)
+
+    monkeypatch.setattr(learned_simulator, "compile_plans_fast", counted)
+    four = with_batches(LAYERED, 4)
+    mixed = [ddp(four), DESIGNS["dear"](four), fully_sharded(four, four.world_size)]
+    for strategies, again in ((mixed[:2], []), (mixed, [1])):
+        compiled.clear()
+        population = encode(strategies, four)
+        seconds = LearnedSimulator().predict(four, population)
+        assert compiled == again
+        assert seconds.tolist() == TimelineSimulator().predict(four, population).tolist()
 
 
 def test_trials_whose_compute_was_not_as_predicted_teach_nothing() -> None:

@@ -3,18 +3,14 @@ it: one, two, four, ... blocks together, up to half of them, and all."""
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 
-from autosync.domain import Domain
 from autosync.extensions.compilation.document import CompiledRegions
 from autosync.extensions.compilation.verification import verify
 from autosync.graph import ModelGraph
-from autosync.search.extension_proposals import Proposer, Stop, no_stop
-from autosync.search.loop.carried_candidates import carried_candidates
-from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Candidate, Store
+from autosync.search.extension_proposals import ProposalRequest, Proposer
+from autosync.search.loop.predicted_candidates import carried_candidates
+from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
-from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 
 NUMBERED = re.compile(r"^(?P<list>(?:\w+\.)*?)(?P<place>\d+)\.(?P<rest>.+)$")
@@ -28,28 +24,17 @@ class CompilationProposer(Proposer):
     def lies_in(self, strategy: Strategy, space: Space) -> bool:
         return space.compiled_regions or strategy.extension(CompiledRegions) is None
 
-    def candidates(
-        self,
-        domain: Domain,
-        space: Space,
-        simulator: Simulator,
-        bases: Sequence[Strategy],
-        settings: Settings,
-        *,
-        tried: Sequence[Strategy] = (),
-        store: Store | None = None,
-        stop: Stop = no_stop,
-    ) -> list[Candidate]:
+    def candidates(self, request: ProposalRequest) -> list[Candidate]:
         """None before the first round: an eager strategy is measured first."""
-        if not space.compiled_regions or store is None:
+        if not request.space.compiled_regions or request.store is None:
             return []
-        fastest = [each for each in bases if not each.extensions and not each.run_by_torch][:BASES]
-        regions = regions_to_try(domain.graph)
+        fastest = [each for each in request.bases if not (each.extensions or each.run_by_torch)]
+        regions = regions_to_try(request.domain.graph)
 
         def check(strategy: Strategy) -> None:
-            verify(strategy, domain, allow_inexact=False)
+            verify(strategy, request.domain, allow_inexact=False)
 
-        return carried_candidates(domain, simulator, fastest, regions, check, tried, ORIGIN)
+        return carried_candidates(request, fastest[:BASES], regions, check, ORIGIN)
 
 
 def regions_to_try(graph: ModelGraph) -> list[CompiledRegions]:

@@ -4,22 +4,18 @@ NCCL's own choices are among what is predicted, so a forced one is never predict
 tell. They come last, since each starts the ranks anew.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from autosync.domain import Domain
 from autosync.extensions.nccl.verification import check_strategy
 from autosync.nccl_knobs import NcclKnobs, NcclRange
-from autosync.search.extension_proposals import Proposer, Stop, no_stop
-from autosync.search.loop.carried_candidates import carried_candidates
-from autosync.search.loop.settings import Settings
-from autosync.search.loop.tuning_store import Candidate, Store
+from autosync.search.extension_proposals import ProposalRequest, Proposer
+from autosync.search.loop.predicted_candidates import carried_candidates
+from autosync.search.loop.tuning_store import Candidate
 from autosync.search.space import Space
 from autosync.simulator.backends.nccl import Forced, collective_times
 from autosync.simulator.backends.nccl.algorithms import candidates
 from autosync.simulator.cost.collective_costs import has_collective_model
-from autosync.simulator.simulator_contract import Simulator
 from autosync.simulator.topology import Topology, topology_of
 from autosync.strategy import Strategy
 
@@ -40,25 +36,16 @@ class NcclProposer(Proposer):
     def lies_in(self, strategy: Strategy, space: Space) -> bool:
         return space.nccl_knobs or strategy.extension(NcclKnobs) is None
 
-    def candidates(
-        self,
-        domain: Domain,
-        space: Space,
-        simulator: Simulator,
-        bases: Sequence[Strategy],
-        settings: Settings,
-        *,
-        tried: Sequence[Strategy] = (),
-        store: Store | None = None,
-        stop: Stop = no_stop,
-    ) -> list[Candidate]:
+    def candidates(self, request: ProposalRequest) -> list[Candidate]:
         """None before half of the budget is spent."""
-        is_late = store is not None and len(store.trials()) >= SHARE_OF_BUDGET * settings.budget
-        if not (space.nccl_knobs and is_late and has_collective_model(domain.cluster)):
+        domain, store = request.domain, request.store
+        least = SHARE_OF_BUDGET * request.settings.budget
+        is_late = store is not None and len(store.trials()) >= least
+        if not (request.space.nccl_knobs and is_late and has_collective_model(domain.cluster)):
             return []
-        fastest = [each for each in bases if not each.extensions][:BASES]
+        fastest = [each for each in request.bases if not each.extensions][:BASES]
         knobs = knobs_to_try(domain)
-        return carried_candidates(domain, simulator, fastest, knobs, check_strategy, tried, ORIGIN)
+        return carried_candidates(request, fastest, knobs, check_strategy, ORIGIN)
 
 
 def knobs_to_try(domain: Domain) -> list[NcclKnobs]:

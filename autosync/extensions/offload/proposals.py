@@ -14,6 +14,7 @@ from autosync.extensions.offload.prediction import swap_budget_bytes
 from autosync.extensions.offload.verification import check_strategy
 from autosync.population import encode
 from autosync.search.extension_proposals import Named, Proposer
+from autosync.search.loop.predicted_candidates import predicted_candidates
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Store
 from autosync.search.space import Space
 from autosync.simulator.extension_prediction import slowdowns
@@ -67,13 +68,8 @@ class OffloadProposer(Proposer):
             tried = {strategy.id for _, strategy in forms} & known
             if left and tried <= failed:
                 found.append(left[0])
-        if not found:
-            return []
-        scores = simulator.predict(domain, encode([strategy for _, strategy in found], domain))
-        candidates = [
-            Candidate(replace(strategy, name=name), float(score), simulator.name, name)
-            for (name, strategy), score in zip(found, scores, strict=True)
-        ]
+        due = [(name, replace(strategy, name=name)) for name, strategy in found]
+        candidates = predicted_candidates(domain, simulator, due)
         return sorted(candidates, key=lambda each: each.predicted_seconds)
 
 

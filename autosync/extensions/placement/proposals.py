@@ -29,7 +29,7 @@ from autosync.population import encode
 from autosync.search.designs.building_blocks import ordered
 from autosync.search.designs.design_table import hand_designed, lies_in
 from autosync.search.domain_facts import rank_speeds
-from autosync.search.extension_proposals import Proposer, Stop, no_stop
+from autosync.search.extension_proposals import ProposalRequest, Proposer, Stop, no_stop
 from autosync.search.loop.ranking import coarse_of
 from autosync.search.loop.selection import distinct_rows
 from autosync.search.loop.settings import Settings
@@ -125,33 +125,24 @@ class PlacementProposer(Proposer):
 
     def can_fit(self, domain: Domain, space: Space, stop: Stop) -> bool:
         simulator = TimelineSimulator()
-        return bool(self.candidates(domain, space, simulator, (), Settings(), stop=stop))
+        request = ProposalRequest(domain, space, simulator, (), Settings(), stop=stop)
+        return bool(self.candidates(request))
 
-    def candidates(
-        self,
-        domain: Domain,
-        space: Space,
-        simulator: Simulator,
-        bases: Sequence[Strategy],
-        settings: Settings,
-        *,
-        tried: Sequence[Strategy] = (),
-        store: Store | None = None,
-        stop: Stop = no_stop,
-    ) -> list[Candidate]:
+    def candidates(self, request: ProposalRequest) -> list[Candidate]:
         """None with the messages of another or of one that was tried.
 
         bases: those with a placement lend it to those without. Where there are none, since no
         strategy fits, designs that do not fit; there the policy is asked, too: elsewhere it found
         nothing that the greedy proposer and the sampler do not (docs/placement.md).
         """
+        domain, space, settings = request.domain, request.space, request.settings
         if not can_be_placed(domain, space):
             return []
-        refused = refused_modules(store) if store is not None else set()
+        refused = refused_modules(request.store) if request.store is not None else set()
         left_alone = {*refused, *(pin.variable for pin in space.pins)}
-        evaluator = PlacementEvaluator(domain, coarse_of(simulator), stop)
-        plain = [base for base in bases if may_be_placed(base)]
-        placements = [modules for base in bases if (modules := modules_of(base))]
+        evaluator = PlacementEvaluator(domain, coarse_of(request.simulator), request.stop)
+        plain = [base for base in request.bases if may_be_placed(base)]
+        placements = [modules for base in request.bases if (modules := modules_of(base))]
         chosen = unlike_shares(plain or _designs(domain, space, evaluator))
         budget = max(1, min(EVALUATIONS, settings.proposals // 10))
         found: list[tuple[Origin, Strategy]] = [
@@ -164,13 +155,13 @@ class PlacementProposer(Proposer):
             for modules in placements[:BASES]
         ]
         learns = not plain and not left_alone and find_spec("torch_geometric") is not None
-        if learns and chosen and not stop():
+        if learns and chosen and not request.stop():
             from autosync.extensions.placement.policy import PolicySettings, learned_placement
 
             of_policy = PolicySettings(seed=settings.seed)
             learned = learned_placement(evaluator, chosen[0], budget, of_policy)
             found.append(("placed_by_policy", learned.strategy))
-        return _distinct(domain, space, simulator, found, tried)
+        return _distinct(request, found)
 
 
 PROPOSER = PlacementProposer()
@@ -217,19 +208,16 @@ def _designs(domain: Domain, space: Space, evaluator: PlacementEvaluator) -> lis
 
 
 def _distinct(
-    domain: Domain,
-    space: Space,
-    simulator: Simulator,
-    found: Sequence[tuple[Origin, Strategy]],
-    tried: Sequence[Strategy],
+    request: ProposalRequest, found: Sequence[tuple[Origin, Strategy]]
 ) -> list[Candidate]:
-    sound = [(origin, each) for origin, each in found if _is_sound(each, domain, space)]
+    domain, simulator = request.domain, request.simulator
+    sound = [(origin, each) for origin, each in found if _is_sound(each, domain, request.space)]
     if not sound:
         return []
     population = encode([each for _, each in sound], domain)
     scores = simulator.predict(domain, population)
     fitting = set(fitting_rows(domain, population).tolist())
-    rows = distinct_rows(domain, population, digests_of_strategies(domain, tried))
+    rows = distinct_rows(domain, population, digests_of_strategies(domain, request.tried))
     candidates = [
         Candidate(
             replace(sound[row][1], name=""), float(scores[row]), simulator.name, sound[row][0]

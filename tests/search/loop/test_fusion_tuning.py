@@ -3,11 +3,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
-from autosync.cluster import Device
+from autosync.cluster import Device, MessageCost
 from autosync.domain import Domain
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.loop.fusion_tuning import (
+    FAMILIES,
+    FIRST_SPREAD,
+    LEAST_SPREAD,
+    LENGTHS_OCTAVES,
+    NOISE,
+    built_strategies,
     fused_strategies,
     next_fusion,
     speed_improvement,
@@ -94,6 +103,43 @@ def test_the_process_follows_its_trials_and_doubts_elsewhere() -> None:
     mean, std = speeds_over_sizes(sizes, speeds, np.array([1.0, 4.0, 16.0, 100.0]) * MIB)
     np.testing.assert_allclose(mean[:3], speeds, atol=0.03)
     assert std[3] > 2 * std[:3].max()
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3, 7, 24])
+def test_the_process_is_that_of_scikit_learn(trials: int) -> None:
+    rng = np.random.default_rng(trials)
+    sizes = np.sort(rng.uniform(1, 100, trials)) * MIB
+    speeds = 0.3 * np.sin(np.log2(sizes)) + rng.normal(0.0, 0.02, trials)
+    asked = np.geomspace(1.0, 100.0, 32) * MIB
+    spread = max(float(speeds.std()), LEAST_SPREAD) if trials > 1 else FIRST_SPREAD
+
+    def likelihood(process: GaussianProcessRegressor) -> float:
+        return float(process.log_marginal_likelihood_value_)
+
+    processes = [
+        GaussianProcessRegressor(Matern(each, "fixed", nu=2.5) + WhiteKernel(NOISE, "fixed"))
+        for each in LENGTHS_OCTAVES
+    ]
+    standard = (speeds - speeds.mean()) / spread
+    best = max((each.fit(np.log2(sizes)[:, None], standard) for each in processes), key=likelihood)
+    mean, std = best.predict(np.log2(asked)[:, None], return_std=True)
+    own_mean, own_std = speeds_over_sizes(sizes, speeds, asked)
+    np.testing.assert_allclose(own_mean, mean * spread + speeds.mean(), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(own_std, std * spread, rtol=1e-6)
+
+
+def test_sizes_are_built_once_though_every_round_corrects_costs() -> None:
+    built_strategies.cache_clear()
+    rounds = 5
+    for number in range(rounds):
+        costs = (MessageCost("all_reduce", 1e-3 * (1 + number)),)
+        cluster = replace(DOMAIN.cluster, costs=costs, overlap_slowdown=0.1 * number)
+        calibrated = replace(DOMAIN, cluster=cluster)
+        for family in FAMILIES:
+            fused = fused_strategies(calibrated, SPACE, family)
+            assert fused == built_strategies.__wrapped__(calibrated, SPACE, family)
+    cache = built_strategies.cache_info()
+    assert (cache.misses, cache.hits) == (len(FAMILIES), (rounds - 1) * len(FAMILIES))
 
 
 def test_a_tuning_spends_trials_on_a_buffer_that_could_win() -> None:

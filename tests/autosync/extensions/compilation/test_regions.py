@@ -13,6 +13,7 @@ from autosync.extensions.compilation.proposals import PROPOSER, regions_to_try, 
 from autosync.extensions.compilation.verification import check_strategy
 from autosync.extensions.offload.document import Offload
 from autosync.population import encode
+from autosync.search.extension_proposals import ProposalRequest
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
@@ -83,13 +84,15 @@ def test_regions_are_of_one_block_of_two_and_of_all() -> None:
 
 def test_regions_are_proposed_where_allowed_once_something_was_measured() -> None:
     bases = [by_itself(), by_itself(PAIRS)]
-    arguments = DOMAIN, Space(compiled_regions=True), TimelineSimulator(), bases, Settings()
-    assert PROPOSER.candidates(*arguments) == []
-    found = PROPOSER.candidates(*arguments, store=MemoryStore(), tried=bases)
+    allowed = Space(compiled_regions=True)
+    request = ProposalRequest(
+        DOMAIN, allowed, TimelineSimulator(), bases, Settings(), bases, MemoryStore()
+    )
+    assert PROPOSER.candidates(replace(request, store=None)) == []
+    found = PROPOSER.candidates(request)
     tried = {candidate.strategy.extension(CompiledRegions) for candidate in found}
     assert tried == {*regions_to_try(DOMAIN.graph)} - {PAIRS}
-    plain = DOMAIN, Space(), *arguments[2:]
-    assert PROPOSER.candidates(*plain, store=MemoryStore()) == []
+    assert PROPOSER.candidates(replace(request, space=Space())) == []
 
 
 def test_regions_are_lists_of_names_in_json() -> None:

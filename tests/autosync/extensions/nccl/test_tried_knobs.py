@@ -15,6 +15,7 @@ from autosync.nccl_knobs import (
     environment_of,
     tuner_configuration,
 )
+from autosync.search.extension_proposals import ProposalRequest
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, MemoryStore
 from autosync.search.space import Space
@@ -41,9 +42,10 @@ def proposed(space: Space, trials: int, domain: Domain = DOMAIN) -> list[Candida
         key = f"search/0/{number}"
         store.record(TrialResult(key, (0.1,), 0.1, 0.0, None, "scripted", 1.0, 1.0))
     bases = [BASE, BASE.carrying(NcclKnobs(max_ctas=1))]
-    return PROPOSER.candidates(
+    request = ProposalRequest(
         domain, space, TimelineSimulator(), bases, Settings(budget=8), store=store
     )
+    return PROPOSER.candidates(request)
 
 
 def test_knobs_are_tried_last_and_where_they_are_allowed() -> None:

@@ -1,6 +1,7 @@
 """Placements as proposals of the tuning loop: only where they are allowed, and no more than their
 share of a round."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,10 +25,11 @@ from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
 from autosync.search.designs.design_table import check_any_fits
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear
+from autosync.search.extension_proposals import ProposalRequest
 from autosync.search.loop.proposing import EXTENDED_SHARE, ROUND_TRIALS
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune
-from autosync.search.loop.tuning_store import MemoryStore
+from autosync.search.loop.tuning_store import Candidate, MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import FEWEST_TRIALS, recalibrated
 from autosync.simulator.message_digests import digests_of_strategies
@@ -99,14 +101,17 @@ def test_slow_links_are_answered_by_a_placement() -> None:
     assert origins == {"placed"}
 
 
+def proposed(
+    bases: Sequence[Strategy], space: Space = ALLOWED, tried: Sequence[Strategy] = ()
+) -> list[Candidate]:
+    request = ProposalRequest(SLOW, space, TimelineSimulator(), bases, SETTINGS, tried=tried)
+    return PROPOSER.candidates(request)
+
+
 def test_a_later_round_tries_measured_placements_in_others() -> None:
-    first = PROPOSER.candidates(
-        SLOW, ALLOWED, TimelineSimulator(), [all_reduce_5mb(SLOW)], SETTINGS
-    )
+    first = proposed([all_reduce_5mb(SLOW)])
     fastest = [first[0].strategy, dear(SLOW), all_reduce_5mb(SLOW)]
-    again = PROPOSER.candidates(
-        SLOW, ALLOWED, TimelineSimulator(), fastest, SETTINGS, tried=fastest
-    )
+    again = proposed(fastest, tried=fastest)
     assert again
     tried = digests_of_strategies(SLOW, fastest)
     assert not tried & digests_of_strategies(SLOW, [each.strategy for each in again])
@@ -127,7 +132,7 @@ def test_the_policy_proposes_where_nothing_fits(
 
     monkeypatch.setattr(policy, "learned_placement", learned)
     bases = [all_reduce_5mb(SLOW)] if fits else []
-    found = PROPOSER.candidates(SLOW, ALLOWED, TimelineSimulator(), bases, SETTINGS)
+    found = proposed(bases)
     seconds = [each.predicted_seconds for each in found]
     assert seconds == sorted(seconds)
     assert all(modules_of(each.strategy) for each in found)
@@ -141,7 +146,7 @@ def test_nothing_is_placed_on_backends_and_spaces_that_cannot() -> None:
     assert not can_be_placed(SLOW, replace(ALLOWED, all_reduce=False))
     assert not can_be_placed(SLOW, Space())
     bases = [all_reduce_5mb(SLOW)]
-    assert not PROPOSER.candidates(SLOW, Space(), TimelineSimulator(), bases, SETTINGS)
+    assert not proposed(bases, Space())
     assert not may_be_placed(ddp(SLOW))
     assert not may_be_placed(all_reduce_5mb(SLOW).carrying(Staleness(1)))
     assert may_be_placed(all_reduce_5mb(SLOW))
@@ -150,13 +155,7 @@ def test_nothing_is_placed_on_backends_and_spaces_that_cannot() -> None:
 def test_pinned_variables_stay_where_they_are() -> None:
     kept = all_reduce_5mb(SLOW).choices[1]
     pin = VariableChoice(kept.variable, kept.partition, kept.shards)
-    found = PROPOSER.candidates(
-        SLOW,
-        replace(ALLOWED, pins=(pin,)),
-        TimelineSimulator(),
-        [all_reduce_5mb(SLOW)],
-        SETTINGS,
-    )
+    found = proposed([all_reduce_5mb(SLOW)], replace(ALLOWED, pins=(pin,)))
     assert found
     for each in found:
         assert not any(placed.holds(kept.variable) for placed in modules_of(each.strategy))
@@ -211,7 +210,7 @@ def test_a_model_that_fits_only_when_placed_can_be_tuned() -> None:
 
 def test_trials_of_placements_do_not_move_the_costs_of_the_timeline() -> None:
     base = all_reduce_5mb(SLOW)
-    found = PROPOSER.candidates(SLOW, ALLOWED, TimelineSimulator(), [base], SETTINGS)
+    found = proposed([base])
     tried = encode([found[0].strategy] * FEWEST_TRIALS, SLOW)
     seconds = np.full(len(tried), 3 * found[0].predicted_seconds)
     assert recalibrated(SLOW, tried, seconds) is SLOW
