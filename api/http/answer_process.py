@@ -7,6 +7,7 @@ sends a `Setup` and then requests, and kills it where one takes too long.
 
 import asyncio
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -81,6 +82,7 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     _belong_to(int(sys.argv[2]))
     let_threads_begin()
+    gc.disable()  # it would look through modules again and again while they are loaded
     from autosync.api.db.database import connect
     from autosync.api.db.document_store import keep_parsed
     from autosync.api.http.app import application
@@ -93,6 +95,8 @@ def main() -> None:
         from autosync.api.engine.prediction_ranking import load_kernels
 
         load_kernels()
+    gc.freeze()
+    gc.enable()
     connection.send(READY)
     with asyncio.Runner() as runner:
         while True:
