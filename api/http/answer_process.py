@@ -6,11 +6,8 @@ sends a `Setup` and then requests, and kills it where one takes too long.
 """
 
 import asyncio
-import ctypes
 import gc
-import os
 import resource
-import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +16,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from autosync.api.engine.child_process import belong_to
 from autosync.errors import InvalidInput
 from autosync.units import MIB
 
@@ -39,7 +37,6 @@ KEPT_MIB = 512
 """A process that holds more than this after an answer ends; the next one starts with little."""
 KEPT_DOCUMENT_BYTES = 64 * MIB
 """Of stored documents, as text, whose parsed form is kept for the next request."""
-PR_SET_PDEATHSIG = 1
 DATA_FIELD = 5
 """Of /proc/self/statm (proc(5)): pages of data and stack."""
 
@@ -80,7 +77,8 @@ class ForwardedAnswer:
 
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
-    _belong_to(int(sys.argv[2]))
+    belong_to(int(sys.argv[2]), NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     let_threads_begin()
     gc.disable()  # it would look through modules again and again while they are loaded
     from autosync.api.db.database import connect
@@ -109,16 +107,6 @@ def main() -> None:
             connection.send(answer)
             if answer.last:
                 return
-
-
-def _belong_to(service: int) -> None:
-    """Who is killed takes this process along; Ctrl-C reaches the service, which ends it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != service:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def let_threads_begin() -> None:
