@@ -159,7 +159,7 @@ def fail(database: Database, held: Claim, error: str) -> None:
 def end_cancelled(database: Database, held: Claim) -> None:
     """Raises LeaseLost."""
     with database.writing() as session:
-        end(session, held, "cancelled", message="cancelled")
+        end(session, held, "cancelled")
 
 
 def report(database: Database, held: Claim, message: str) -> None:

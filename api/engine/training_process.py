@@ -1,6 +1,5 @@
 """The process that trains a simulator: it stands still while trials run on this machine."""
 
-import ctypes
 import logging
 import os
 import signal
@@ -11,6 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from autosync.api.engine.child_process import belong_to
 from autosync.cancellation import check_cancelled
 from autosync.errors import AutosyncError
 from autosync.trials.pool.machine_lock import MachineLock
@@ -21,7 +21,6 @@ Answer = TypeVar("Answer")
 POLL_SECONDS = 0.05
 """Between two looks whether anything is measured: less than what a trial warms up for."""
 LEAST_PRIORITY = 19
-PR_SET_PDEATHSIG = 1
 log = logging.getLogger(__name__)
 
 
@@ -82,12 +81,8 @@ def _signal(process: BaseProcess, number: signal.Signals) -> None:
 
 
 def _run(work: Callable[[Say], object], sending: Connection, parent: int) -> None:
-    """In the process. Who is killed takes it along, stopped or not."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: this one's parent ends it
-    os.nice(LEAST_PRIORITY)
+    """In the process, which may stand still when its parent ends."""
+    belong_to(parent, LEAST_PRIORITY)
     try:
         sending.send(("answer", work(lambda text: sending.send(("said", text)))))
     except AutosyncError as error:

@@ -1,7 +1,7 @@
 """The answer of a tuning: from what was found to the row that has it, with the bundle that is
 shipped."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -57,20 +57,9 @@ def answer_of(request: TuningRequest, outcome: Outcome, ran_on: str = "") -> Tun
 
 def outcome_row(tuning_id: str, answer: TuningAnswer) -> OutcomeRow:
     """Its strategy was proposed, so the database has it."""
-    return OutcomeRow(
-        tuning_id=tuning_id,
-        strategy_hash=answer.strategy_hash,
-        best_seconds=answer.best_seconds,
-        ddp_seconds=answer.ddp_seconds,
-        baseline=answer.baseline,
-        speedup=answer.speedup,
-        speedup_low=answer.speedup_low,
-        speedup_high=answer.speedup_high,
-        repeats=answer.repeats,
-        keep_ddp=answer.keep_ddp,
-        limit_seconds=answer.limit_seconds,
-        bundle=to_json(answer.bundle),
-    )
+    columns = {each.name: getattr(answer, each.name) for each in fields(answer)}
+    columns["bundle"] = to_json(answer.bundle)
+    return OutcomeRow(tuning_id=tuning_id, strategy_hash=answer.strategy_hash, **columns)
 
 
 def measured_on(launcher: str, byte_scale: float, time_scale: float) -> str:

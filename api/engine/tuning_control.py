@@ -101,11 +101,6 @@ def write_notes(
         tuning.archived = tuning.archived if archived is None else archived
 
 
-def archive(database: Database, tuning_id: str, archived: bool) -> None:
-    """As `write_notes`."""
-    write_notes(database, tuning_id, archived=archived)
-
-
 def _checked_tags(tags: str) -> list[str]:
     words = list(dict.fromkeys(tags.replace(",", " ").split()))
     if len(words) > MOST_TAGS:

@@ -6,10 +6,8 @@ sends a `Setup` and then requests, and kills it where one takes too long.
 """
 
 import asyncio
-import ctypes
-import os
+import gc
 import resource
-import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from autosync.api.engine.child_process import belong_to
 from autosync.errors import InvalidInput
 from autosync.units import MIB
 
@@ -38,7 +37,6 @@ KEPT_MIB = 512
 """A process that holds more than this after an answer ends; the next one starts with little."""
 KEPT_DOCUMENT_BYTES = 64 * MIB
 """Of stored documents, as text, whose parsed form is kept for the next request."""
-PR_SET_PDEATHSIG = 1
 DATA_FIELD = 5
 """Of /proc/self/statm (proc(5)): pages of data and stack."""
 
@@ -79,8 +77,10 @@ class ForwardedAnswer:
 
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
-    _belong_to(int(sys.argv[2]))
+    belong_to(int(sys.argv[2]), NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     let_threads_begin()
+    gc.disable()  # it would look through modules again and again while they are loaded
     from autosync.api.db.database import connect
     from autosync.api.db.document_store import keep_parsed
     from autosync.api.http.app import application
@@ -93,6 +93,8 @@ def main() -> None:
         from autosync.api.engine.prediction_ranking import load_kernels
 
         load_kernels()
+    gc.freeze()
+    gc.enable()
     connection.send(READY)
     with asyncio.Runner() as runner:
         while True:
@@ -105,16 +107,6 @@ def main() -> None:
             connection.send(answer)
             if answer.last:
                 return
-
-
-def _belong_to(service: int) -> None:
-    """Who is killed takes this process along; Ctrl-C reaches the service, which ends it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != service:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def let_threads_begin() -> None:

@@ -13,18 +13,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
-from threading import Event, Lock
 from typing import Any, Literal
 
 from autosync.api.db.database import Database
 from autosync.api.engine.service_limits import ServiceLimits, TryLater, how_to_raise
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.answer_process import (
-    READY,
     ForwardedAnswer,
     ForwardedRequest,
     Setup,
@@ -54,7 +52,6 @@ IDLE_SECONDS = 120.0
 CHILD = "from autosync.api.http.answer_process import main; main()"
 CLIENT_LEFT = 499
 """Of the answer that nobody reads; only the log and the metrics see it."""
-UNREAD = ForwardedAnswer(CLIENT_LEFT, [], b"")
 OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
 """How compiled code ends where memory does, and the kernel where the machine's does."""
 
@@ -85,7 +82,7 @@ def bounds_of(lane: Lane, limits: ServiceLimits) -> Bounds:
 
 
 class AnswerProcesses:
-    """Of one service. `answer` is called on the event loop; `close` kills all that run.
+    """Of one service. Its methods are called on the event loop; `close` ends all that run.
 
     access: what the service lets in; its tokens stay here.
     """
@@ -96,9 +93,8 @@ class AnswerProcesses:
         self.limits = limits
         self._turns = _Turns()
         self._idle: dict[Lane, list[_Process]] = {"reading": [], "predicting": []}
-        self._started: set[_Process] = set()
-        # the kernel takes a process along with the thread that started it: these threads stay
-        self._threads = ThreadPoolExecutor(sum(PROCESSES.values()), "answers")
+        self._started: list[_Process] = []
+        self._closed = False
         url = database.engine.url.render_as_string(hide_password=False)
         self._setup = Setup(url, replace(access, token=None), limits, root_path, kernels=False)
 
@@ -113,64 +109,62 @@ class AnswerProcesses:
             TryLater: too many requests of the client, or of all, are being answered.
         """
         bounds = bounds_of(lane, self.limits)
-        asked = ForwardedRequest(
+        request = ForwardedRequest(
             scope, body, bounds.memory_limit, bounds.memory_mib, bounds.cpu_seconds
         )
         async with self._turns.turn(lane, client, len(body)):
             process = self._process_of(lane)
-            loop = asyncio.get_running_loop()
-            left = Event()
-            answering = loop.run_in_executor(self._threads, process.ask, asked, bounds, left)
+            asked = process.ask(request, bounds)
+            answering = asyncio.wrap_future(asked)
             try:
                 return await asyncio.shield(answering)
             except asyncio.CancelledError:  # the client has left
-                left.set()
-                answering.add_done_callback(asyncio.Future.exception)  # nobody reads it
-                if process.is_ready:
-                    process.kill()
+                if not asked.cancel():  # it has begun
+                    process.end()
+                    answering.add_done_callback(asyncio.Future.exception)  # nobody reads it
                     await asyncio.wait([answering])
-                raise  # what compiles kernels goes on: they would be compiled again
+                raise
             finally:
                 self._keep(lane, process)
 
     def prepare(self, lane: Lane) -> None:
-        """Start a process of the lane for who is about to ask, where none waits. Called on the
-        event loop; a request that comes before the process is ready waits for it."""
-        started = sum(process.lane == lane for process in self._started)
-        if not self._idle[lane] and started < PROCESSES[lane]:
-            process = self._process_of(lane)
-            asyncio.get_running_loop().run_in_executor(self._threads, process.prepare)
-            self._keep(lane, process)
+        """Start a process of the lane for who is about to ask, where none waits. A request that
+        comes before the process is ready waits for it."""
+        living = sum(process.lane == lane and process.lives for process in self._started)
+        if not self._idle[lane] and living < PROCESSES[lane]:
+            self._keep(lane, self._process_of(lane))
 
     def close(self) -> None:
-        """Kill what still answers, and what waits for requests."""
-        for process in tuple(self._started):
-            process.kill()  # who asks it waits for its end
+        """Kill what still answers, and what waits for requests; returns when all have ended."""
+        self._closed = True
         for lane in self._idle.values():
             for process in lane:
                 process.idle_until.cancel()
-                process.end()
-        self._threads.shutdown(wait=False)
+            lane.clear()
+        wait([process.end() for process in self._started])
 
     def pids(self) -> list[int]:
         """Of the processes that live."""
         return [each.pid for each in self._started if each.pid is not None and each.lives]
 
     def _process_of(self, lane: Lane) -> "_Process":
+        if self._closed:
+            raise _ending()
         idle = self._idle[lane]
         while idle:
             process = idle.pop()
             process.idle_until.cancel()
             if not process.has_ended:  # the kernel may have ended it meanwhile
                 return process
-            self._started.discard(process)
+            process.end()
         process = _Process(lane, replace(self._setup, kernels=lane == "predicting"))
-        self._started.add(process)
+        self._started = [each for each in self._started if not each.is_over] + [process]
+        process.start()
         return process
 
     def _keep(self, lane: Lane, process: "_Process") -> None:
         if not process.lives:
-            self._started.discard(process)
+            process.end()
             return
         loop = asyncio.get_running_loop()
         process.idle_until = loop.call_later(IDLE_SECONDS, self._end, lane, process)
@@ -178,8 +172,7 @@ class AnswerProcesses:
 
     def _end(self, lane: Lane, process: "_Process") -> None:
         self._idle[lane].remove(process)
-        self._started.discard(process)
-        asyncio.get_running_loop().run_in_executor(self._threads, process.end)
+        process.end()
 
 
 class _Turns:
@@ -229,75 +222,75 @@ def _busy(lane: Lane, own: bool) -> TryLater:
     )
 
 
+def _ending() -> TryLater:
+    return TryLater(
+        "the service is ending.",
+        thing="service",
+        remedy="Send it again when the service runs.",
+        retry_seconds=RETRY_SECONDS,
+    )
+
+
 @dataclass(eq=False, slots=True)
 class _Process:
-    """Started by its first request, or before it. Used by one thread at a time; any may `kill`."""
+    """One thread starts it, asks it and waits for its end. The kernel ends a process with the
+    thread that started it, so the thread lives as long. Methods are called on the event loop, and
+    do not wait; those with an underscore run in the thread, one after another."""
 
     lane: Lane
     setup: Setup
-    pid: int | None = None
-    killed: bool = False
     lives: bool = True
     is_ready: bool = False
     idle_until: Any = None
-    _process: Any = field(default=None, repr=False)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "answers"))
+    _process: "subprocess.Popen[bytes] | None" = None
     _connection: Any = field(default=None, repr=False)
-    _starting: Lock = field(default_factory=Lock, repr=False)
+    _failure: Exception | None = None
+    _ended: "Future[None] | None" = None
 
-    def ask(self, asked: ForwardedRequest, bounds: Bounds, left: Event) -> ForwardedAnswer:
-        """Raises as `AnswerProcesses.answer`; after an error the process has ended. left: set where
-        nobody waits any longer, after which nothing is asked."""
-        answered = False
-        try:
-            self._start()
-            if left.is_set():
-                answered = True
-                return UNREAD
-            self._connection.send_bytes(pickle.dumps(asked))
-            answer: ForwardedAnswer = self._received(bounds.wall_seconds)
-            answered = not answer.last
-            return answer
-        except TimeoutError:
-            raise _too_slow(bounds) from None
-        except (EOFError, OSError):
-            raise self._why_ended(bounds) from None
-        finally:
-            if not answered:
-                self.end()
+    def start(self) -> None:
+        """It ends where it cannot be started; the next `ask` then says why."""
+        self._thread.submit(self._start)
 
-    def prepare(self) -> None:
-        """Start it ahead of its first request; one that cannot be started has ended."""
-        try:
-            self._start()
-        except (EOFError, OSError, RuntimeError):
-            self.end()
+    def ask(self, request: ForwardedRequest, bounds: Bounds) -> "Future[ForwardedAnswer]":
+        """Raises as `AnswerProcesses.answer`; after an error the process has ended. A request that
+        is cancelled before the process is ready never reaches it."""
+        return self._thread.submit(self._ask, request, bounds)
+
+    def end(self) -> "Future[None]":
+        """Kill it. Done when it has ended: to free gigabytes takes a while."""
+        if self._ended is None:
+            self._ended = self._thread.submit(self._wait)
+            self._thread.shutdown(wait=False)  # after that
+        self.lives = False
+        if self._process is not None:
+            self._process.kill()
+        return self._ended
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        return self.killed or (self._process is not None and self._process.poll() is not None)
+        return not self.lives or (self._process is not None and self._process.poll() is not None)
 
-    def kill(self) -> None:
-        """Does not wait for its end: to free gigabytes takes a while."""
-        self.killed, self.lives = True, False
-        if self._process is not None:
-            self._process.kill()
-
-    def end(self) -> None:
-        self.kill()
-        if self._process is not None:
-            self._process.wait()
-            self._connection.close()
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been waited for, and its thread ends."""
+        return self._ended is not None and self._ended.done()
 
     def _start(self) -> None:
-        """Returns once it is ready; nothing to do where it is.
-
-        Raises:
-            EOFError, OSError: it has ended. RuntimeError: it is not ready in time.
-        """
-        with self._starting:
-            if self._process is None:
+        try:
+            if self.lives:
                 self._begin()
-                self._await_ready()
+                self._received(KERNEL_SECONDS if self.setup.kernels else START_SECONDS)
+                self.is_ready = True
+        except (EOFError, OSError) as error:  # also of its time
+            self._failure = error
+        finally:
+            if not self.is_ready:
+                self._wait()
 
     def _begin(self) -> None:
         self._connection, theirs = Pipe()
@@ -311,33 +304,44 @@ class _Process:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C reaches the service, which kills it
             )
-        self.pid = self._process.pid
-        if self.killed:
+        if not self.lives:  # `end` may have come before there was a process to kill
             raise EOFError
         self._connection.send_bytes(pickle.dumps(self.setup))
 
-    def _await_ready(self) -> None:
-        seconds = KERNEL_SECONDS if self.setup.kernels else START_SECONDS
+    def _ask(self, request: ForwardedRequest, bounds: Bounds) -> ForwardedAnswer:
+        answered = False
         try:
-            ready = self._received(seconds)
+            if not self.lives:
+                raise EOFError
+            self._connection.send_bytes(pickle.dumps(request))
+            answer: ForwardedAnswer = self._received(bounds.wall_seconds)
+            answered = not answer.last
+            return answer
         except TimeoutError:
-            raise RuntimeError(f"a process has not started within {seconds:g} s") from None
-        assert ready == READY
-        self.is_ready = True
+            raise _too_slow(bounds) from None
+        except (EOFError, OSError):
+            raise self._why_ended(bounds) from self._failure
+        finally:
+            if not answered:
+                self._wait()
 
     def _received(self, seconds: float) -> Any:
         if not self._connection.poll(seconds):
             raise TimeoutError
         return self._connection.recv()
 
+    def _wait(self) -> None:
+        self.lives = False
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._connection.close()
+
     def _why_ended(self, bounds: Bounds) -> Exception:
-        if self.killed:
-            return TryLater(
-                "the service is ending.",
-                thing="service",
-                remedy="Send it again when the service runs.",
-                retry_seconds=RETRY_SECONDS,
-            )
+        if self._ended is not None:
+            return _ending()
+        if self._process is None or not self.is_ready:
+            return RuntimeError("a process that answers requests did not start")
         status = self._process.wait()
         if status == -signal.SIGXCPU:
             return _too_slow(bounds)

@@ -89,7 +89,9 @@ def create_app(
     root_path: below which browsers see it, such as `/autosync`.
     """
     access, limits = access or Access(), limits or ServiceLimits()
-    processes = AnswerProcesses(database, access, limits, root_path)
+    processes = None
+    if limits != UNLIMITED:
+        processes = AnswerProcesses(database, access, limits, root_path)
     health_database = database.apart(HEALTH_CONNECTIONS)
 
     @asynccontextmanager
@@ -98,7 +100,8 @@ def create_app(
         await run_in_threadpool(warm_up, database, root_path)
         yield
         app.state.feed.close()
-        processes.close()
+        if processes is not None:
+            processes.close()
         health_database.close()
         database.close()
 
@@ -107,7 +110,7 @@ def create_app(
     app.state.processes = processes
     app.state.health_database = health_database
     app.state.health_readers = asyncio.Semaphore(HEALTH_CONNECTIONS)
-    if limits != UNLIMITED:
+    if processes is not None:
         routes = [route for router in (*API, *PAGES) for route in router.routes]
         app.add_middleware(HeavyRequests, routes=routes, database=database, processes=processes)
     app.add_middleware(HeadRequests)
@@ -129,6 +132,7 @@ def application(
     app.state.authentication = Authentication(database, access, limits)
     app.state.database = database
     app.state.limits = limits
+    app.state.processes = None
     app.state.feed = EventFeed(database)
     app.state.metrics = RequestMetrics()
     app.state.readers = asyncio.Semaphore(READERS)

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Path, Query, Request, params
@@ -16,7 +16,7 @@ from autosync.api.db.database import Database
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.access.access_rules import Caller
 from autosync.api.http.event_stream import EventFeed
-from autosync.api.views.paging import LONGEST_CURSOR
+from autosync.api.views.paging import LONGEST_CURSOR, SortKey
 from autosync.errors import InvalidInput
 
 
@@ -145,4 +145,14 @@ Cursor = Annotated[
     str | None,
     Query(max_length=LONGEST_CURSOR, description="`next` of the page before; none for the first."),
 ]
+
+
+def sort_of(keys: Mapping[str, SortKey]) -> Any:
+    """A query parameter that is one of these keys, with `-` for the largest first (`sorted_page`
+    refuses others)."""
+    names = [sign + name for name in keys for sign in ("-", "")]
+    words = "With - the largest first; those without a value come last."
+    return Query(description=words, json_schema_extra={"enum": names})
+
+
 LastEvent = Annotated[int, Header(alias="Last-Event-ID", ge=0, lt=2**53)]

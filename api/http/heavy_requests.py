@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autosync.api.db.database import Database
 from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, TuningRow
-from autosync.api.http.access.guard import authorized, methods_of, refusal_for
+from autosync.api.http.access.guard import authorized, check_scope, methods_of, refusal_for
 from autosync.api.http.answer_processes import CLIENT_LEFT, AnswerProcesses, Lane
 from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.errors import AutosyncError
@@ -201,8 +201,6 @@ PREDICTING = (
     *(("GET", f"/predict/{part}") for part in ("strategies", "scale", "collectives")),
 )
 """Always heavy."""
-PREPARING = ("/predict", "/predict/answer")
-"""Pages whose reader asks for a prediction next: its process starts meanwhile."""
 FORWARDED = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server"),
@@ -240,21 +238,20 @@ class HeavyRequests:
         self.processes = processes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in PREPARING:
-            self.processes.prepare("predicting")
         if scope["type"] != "http" or (found := self._matching(scope)) is None:
             return await self.app(scope, receive, send)
         lane, load_of, matched = found
+        scope["route"] = matched["route"]  # for the metrics
         request = Request({**scope, **matched}, receive)
         answer: Response | None = None
         try:
+            check_scope(request)
             body = await request.body()
             if load_of is not None:
                 given = {**request.query_params, **request.path_params}
                 load = await run_in_threadpool(load_of, self.database, given, body)
             if load_of is None or load.is_heavy:
-                scope["route"] = matched["route"]  # for the metrics
-                await authorized(request)
+                await authorized(request)  # of a form it reads the body
                 answer = await self._answered_apart(request, lane, body)
         except ClientDisconnect:
             return

@@ -118,13 +118,8 @@ def ranked_strategies(
         query = query.limit(limit + 1)
     rows = session.execute(query).all()
     shown, following = one_page(rows, limit, lambda row: (ahead + len(rows) - 1, *_key(row[0])))
-    return RankedStrategies(
-        tuning_id=tuning_id,
-        byte_scale=tuning.byte_scale,
-        time_scale=tuning.time_scale,
-        items=_ranked(session, tuning_id, shown, range(ahead + 1, ahead + 1 + len(shown))),
-        next=following,
-    )
+    ranks = range(ahead + 1, ahead + 1 + len(shown))
+    return _page(session, tuning, shown, ranks, following)
 
 
 def found_strategies(
@@ -155,11 +150,21 @@ def found_strategies(
         cursor,
     )
     found = [row[:2] for row in rows]
+    return _page(session, tuning, found, _ranks(session, tuning_id, found), following)
+
+
+def _page(
+    session: Session,
+    tuning: TuningRow,
+    rows: Sequence[Any],
+    ranks: Sequence[int],
+    following: str | None,
+) -> RankedStrategies:
     return RankedStrategies(
-        tuning_id=tuning_id,
+        tuning_id=tuning.id,
         byte_scale=tuning.byte_scale,
         time_scale=tuning.time_scale,
-        items=_ranked(session, tuning_id, found, _ranks(session, tuning_id, found)),
+        items=_ranked(session, tuning.id, rows, ranks),
         next=following,
     )
 

@@ -58,7 +58,6 @@ TRIAL_SORTS = {
     "predicted_seconds": SortKey(ProposalRow.predicted_seconds),
     "spread": SortKey(TrialRow.spread, nullable=True),
 }
-PHASES = ("search", "confirm")
 
 
 @dataclass(frozen=True, slots=True)

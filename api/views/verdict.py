@@ -23,8 +23,9 @@ STATE_WORDS = {"paused": "is paused", "failed": "failed", "cancelled": "was canc
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """sentence: what came of it, or how far it is. certainty: how sure that is, by the interval.
-    where: it was measured; all but the first may be empty."""
+    """sentence: what came of it, or how far it is. certainty: how sure that is, by the interval;
+    of a tuning that ended with nothing to compare, what it did last. where: it was measured; all
+    but the first may be empty."""
 
     sentence: str
     certainty: str = ""
@@ -47,9 +48,11 @@ def headline(
     if tuning.best_seconds is None or ddp_seconds is None:
         done = ended or "is being tuned"
         nothing = f"{done}, nothing to compare yet"
+        last = ""
         if tuning.state in ("failed", "cancelled"):
             nothing = f"{done} before anything could be compared"
-        return Headline(f"{what} {nothing}", where=where)
+            last = f"Before its end: {tuning.progress.message}." if tuning.progress.message else ""
+        return Headline(f"{what} {nothing}", last, where)
     ratio = ddp_seconds / tuning.best_seconds
     faster = f"{ratio:.2f} times as fast as torch's DDP" if ratio > 1 else "nothing beats DDP"
     return Headline(

@@ -193,7 +193,8 @@ def _print_head(tuning: "Tuning") -> None:
         f"Tuning {tuning.id}; ranked by {escape(tuning.simulator)}, measured by launcher "
         f"{tuning.launcher}; {progress.ranked} proposals ranked, {progress.trials} trials"
     )
-    if tuning.state not in ENDED and progress.message:
-        out.print(f"Now: {progress.phase}: {escape(progress.message)}")
+    if tuning.result is None and progress.message:
+        when = "Before its end" if tuning.state in ENDED else "Now"
+        out.print(f"{when}: {progress.phase}: {escape(progress.message)}")
     if tuning.error:
         out.print(f"[red]{escape(tuning.error)}[/]")

@@ -69,8 +69,20 @@ def methods_of(route: APIRoute) -> set[str]:
 async def authorized(request: Request) -> None:
     """
     Raises:
-        NotAllowed: the caller's scope is below the route's; or what is sent by the dashboard, or
-            with a browser's cookie, lacks the token of a form.
+        NotAllowed: as `check_scope`; or what is sent by the dashboard, or with a browser's cookie,
+            lacks the token of a form.
+    """
+    check_scope(request)
+    caller: Caller = request.state.caller
+    by_browser = caller.way == "browser" or not is_for_programs(request)
+    if by_browser and request.method not in SAFE_METHODS:
+        await check_form_token(request)
+
+
+def check_scope(request: Request) -> None:
+    """
+    Raises:
+        NotAllowed: the caller's scope is below the route's.
     """
     caller: Caller = request.state.caller
     needed = scope_of(request.scope["route"])
@@ -81,9 +93,6 @@ async def authorized(request: Request) -> None:
             value=caller.scope,
             remedy=f"Ask whoever runs the service for a key of scope {needed}.",
         )
-    by_browser = caller.way == "browser" or not is_for_programs(request)
-    if by_browser and request.method not in SAFE_METHODS:
-        await check_form_token(request)
 
 
 LOGIN = "/login"

@@ -1,6 +1,6 @@
 """Graphs and clusters, and the schemas of all documents."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -13,6 +13,7 @@ from autosync.api.http.dependencies import (
     Limit,
     LimitsDep,
     Reading,
+    sort_of,
 )
 from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import (
@@ -30,9 +31,8 @@ from autosync.cluster.collective_curve import CollectiveOperation
 from autosync.interop.nccl_tests import Stated
 
 router = APIRouter(prefix="/v1", tags=["documents"])
-SORT = Query(description="With - the largest first.")
-GraphSort = Annotated[Literal["-created", "created", "-parameters", "parameters"], SORT]
-ClusterSort = Annotated[Literal["-created", "created", "-world_size", "world_size"], SORT]
+GraphSort = Annotated[str, sort_of(documents.GRAPH_SORTS)]
+ClusterSort = Annotated[str, sort_of(documents.CLUSTER_SORTS)]
 STORED: dict[int | str, dict[str, Any]] = {
     200: {"model": StoredDocument, "description": "It was here already."},
     **refusals(413),

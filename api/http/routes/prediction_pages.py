@@ -85,12 +85,21 @@ class AskedJob:
 Asked = Annotated[AskedJob, Depends()]
 
 
-@router.get("")
+async def prepare(request: Request) -> None:
+    """Start the process that its reader will ask for a prediction, where there are such."""
+    if request.app.state.processes is not None:
+        request.app.state.processes.prepare("predicting")
+
+
+ASKED_NEXT = [Depends(prepare)]
+
+
+@router.get("", dependencies=ASKED_NEXT)
 def prediction_form(request: Request, session: Reading, asked: Asked) -> Response:
     return show(request, "predict/predict.html", _form(session, asked))
 
 
-@router.get("/answer")
+@router.get("/answer", dependencies=ASKED_NEXT)
 def prediction_page(request: Request, session: Reading, asked: Asked) -> Response:
     """The form, and a place for each part; refused where a field is wrong."""
     shown = _form(session, asked)

@@ -7,6 +7,7 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from autosync.api.engine import job_queue, tuning_control
+from autosync.api.engine.phases import TRIALS
 from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import documents, reports, service
@@ -17,6 +18,7 @@ from autosync.api.views.rankings import (
     WHOLE_RANKING,
     RankingFilter,
     baseline_strategy,
+    ddp_strategy,
     found_strategies,
     measured_ddp_seconds,
     ranked_count,
@@ -104,10 +106,10 @@ def why_fragment(
 ) -> Response:
     """What differs from DDP: of the fastest other strategy, which is the answer where there is a
     faster one, or of any strategy."""
-    from autosync.api.views.dashboard.strategy_accounts import best_other_than_ddp, ddp_id
+    from autosync.api.views.dashboard.strategy_accounts import best_other_than_ddp
 
     tuning = reports.tuning(session, tuning_id)
-    if ddp_id(session, tuning_id) is None:  # the first that a tuning proposes
+    if ddp_strategy(session, tuning_id) is None:  # the first that a tuning proposes
         return show(request, "tuning/why_later.html", {"tuning": tuning})
     answer = tuning.result.strategy_id if tuning.result and not tuning.result.keep_ddp else None
     chosen = strategy or answer or best_other_than_ddp(session, tuning_id)
@@ -171,7 +173,7 @@ def trials_page(
         "asked": asked,
         "narrows": any((text, phase, failed)),
         "orders": TRIAL_ORDERS,
-        "phases": reports.PHASES,
+        "phases": TRIALS,
         "labels": strategy_labels(session, [each.strategy_id for each in trials.items]),
     }
     return show(request, "tuning/trials.html", shown)
@@ -209,13 +211,6 @@ def resume(tuning_id: Id, database: DatabaseDep) -> Response:
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
-@router.post("/retry")
-def retry(tuning_id: Id, database: DatabaseDep) -> Response:
-    """What it measured stays."""
-    tuning_control.resume(database, tuning_id)
-    return RedirectResponse(f"/tunings/{tuning_id}", 303)
-
-
 @router.post("/notes")
 def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Text = "") -> Response:
     tuning_control.write_notes(database, tuning_id, tags, note)
@@ -226,7 +221,7 @@ def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Tex
 def archive(
     tuning_id: Id, database: DatabaseDep, archived: Annotated[bool, Form()] = False
 ) -> Response:
-    tuning_control.archive(database, tuning_id, archived)
+    tuning_control.write_notes(database, tuning_id, archived=archived)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
@@ -297,9 +292,8 @@ def _with_baseline(
 
 def _why(session: Session, tuning_id: str, strategy_id: str | None) -> dict[str, Any]:
     """The strategy beside DDP; DDP alone where no other is given."""
-    from autosync.api.views.dashboard.strategy_accounts import ddp_id  # loads numba
-
-    return _compared(session, tuning_id, [strategy_id, ddp_id(session, tuning_id)])
+    ddp = ddp_strategy(session, tuning_id)
+    return _compared(session, tuning_id, [strategy_id, ddp.strategy_id if ddp else None])
 
 
 def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) -> dict[str, Any]:

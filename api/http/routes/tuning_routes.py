@@ -1,6 +1,6 @@
 """Tunings: start, follow, steer, read."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -18,6 +18,7 @@ from autosync.api.http.dependencies import (
     Limit,
     LimitsDep,
     Reading,
+    sort_of,
 )
 from autosync.api.http.entity_tags import UNCHANGED, SeenTags, tagged, tagged_once_ended
 from autosync.api.http.event_stream import events_page, stream
@@ -49,33 +50,8 @@ from autosync.exports.settings import FrameworkName
 StrategyId = Annotated[
     str | None, Query(max_length=200, description="One of this tuning; by default its answer.")
 ]
-TuningSort = Literal[
-    "-created",
-    "created",
-    "-finished",
-    "finished",
-    "-best_seconds",
-    "best_seconds",
-    "-speedup",
-    "speedup",
-    "-model",
-    "model",
-    "-cluster",
-    "cluster",
-    "-state",
-    "state",
-]
-TrialSort = Literal[
-    "position",
-    "-position",
-    "step_seconds",
-    "-step_seconds",
-    "predicted_seconds",
-    "-predicted_seconds",
-    "spread",
-    "-spread",
-]
-SORT = "With - the largest first; those without a value come last."
+TuningSort = Annotated[str, sort_of(reports.TUNING_SORTS)]
+TrialSort = Annotated[str, sort_of(reports.TRIAL_SORTS)]
 
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
 BUNDLE = {**document_answer("Bundle", "best.json"), **UNCHANGED, **refusals(404, 409)}
@@ -143,7 +119,7 @@ def get_tunings(
         str | None,
         Query(pattern="^[0-9a-f]{32}$", description="Only those with a timeline of this strategy."),
     ] = None,
-    sort: Annotated[TuningSort, Query(description=SORT)] = "-created",
+    sort: TuningSort = "-created",
     seen: SeenTags = None,
 ) -> Response:
     """The newest first, unless they are sorted otherwise. A cursor is good for one sort."""
@@ -206,7 +182,7 @@ def get_trials(
     request: Request,
     limit: Limit = 100,
     cursor: Cursor = None,
-    sort: Annotated[TrialSort, Query(description=SORT)] = "position",
+    sort: TrialSort = "position",
     seen: SeenTags = None,
 ) -> Response:
     """Finished trials, oldest first unless they are sorted otherwise; later ones only come

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.document_store import load_domain
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
+from autosync.api.db.tables import TrialRow, TuningRow
 from autosync.api.views import timeline_views
 from autosync.api.views.dashboard.strategy_labels import (
     ORDERS,
@@ -28,7 +28,7 @@ from autosync.api.views.timeline_schemas import Timeline
 from autosync.api.views.tuning_schemas import RankedStrategy, is_settled
 from autosync.documents import from_json
 from autosync.population import encode
-from autosync.search.loop.outcome import DDP, is_ddp
+from autosync.search.loop.outcome import is_ddp
 from autosync.search.space import Space
 from autosync.simulator.explanation import Explanation, explain
 from autosync.simulator.limit import Limit, iteration_limit
@@ -130,12 +130,6 @@ def _expected(of: timeline_views.RecordedTimelines, row: RankedStrategy) -> Expe
     source = f"by constants {calibration.name}" if calibration.name else "a guess"
     known = f"{source}, until {FEWEST_MEASURED} strategies are measured"
     return ExpectedRange(around.low_seconds, around.high_seconds, known)
-
-
-def ddp_id(session: Session, tuning_id: str) -> str | None:
-    """The strategy that is torch's own DDP, once the tuning has proposed it."""
-    query = select(ProposalRow.strategy_id).where(ProposalRow.tuning_id == tuning_id)
-    return session.scalars(query.where(ProposalRow.origin == DDP).limit(1)).first()
 
 
 def best_other_than_ddp(session: Session, tuning_id: str) -> str | None:

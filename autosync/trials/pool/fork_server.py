@@ -141,7 +141,8 @@ class ForkServer:
             raise self._refusal(answer["error"])
         return int(answer["pid"])
 
-    def _load(self, environment: Mapping[str, str]) -> socket.socket:
+    def start(self, environment: Mapping[str, str]) -> socket.socket:
+        """The channel to a new process, which says when it has loaded torch."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -158,9 +159,12 @@ class ForkServer:
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
             )
-        self._channel = ours
+        return ours
+
+    def _load(self, environment: Mapping[str, str]) -> socket.socket:
+        self._channel = channel = self.start(environment)
         try:
-            ready = _received(ours, LOADING_SECONDS)
+            ready = _received(channel, LOADING_SECONDS)
         except OSError:
             ready = b""
         except Cancelled:
@@ -169,7 +173,7 @@ class ForkServer:
         if not ready:
             last = self._end().strip().rpartition("\n")[2]
             raise self._refusal(last or "torch was not loaded in time")
-        return ours
+        return channel
 
     def _end(self) -> str:
         """End the process where there is one; what it wrote to stderr."""
@@ -218,7 +222,7 @@ def main() -> None:
                     _fork(channel, json.loads(request), descriptors, selector)
                 else:
                     selector.unregister(key.fileobj)
-                    _report_exit(*key.data)
+                    report_exit(*key.data)
 
 
 def _fork(
@@ -237,7 +241,7 @@ def _fork(
     selector.register(ended, selectors.EVENT_READ, (child, ended, status_end))
 
 
-def _report_exit(child: int, ended: int, status_end: int) -> None:
+def report_exit(child: int, ended: int, status_end: int) -> None:
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(BrokenPipeError):  # nobody waits for it
         os.write(status_end, str(os.waitstatus_to_exitcode(status)).encode())

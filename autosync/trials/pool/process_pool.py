@@ -49,6 +49,7 @@ file states, or the cluster's own."""
 
 QUIET_SECONDS = 15.0
 """The longest wait for outside load to pass before a pass is repeated."""
+LOADED = f"waits for other processes, which take more than {LOAD_LIMIT:.0%} of this machine's cores"
 
 
 REPEATS = 2
@@ -85,7 +86,8 @@ class ProcessPool(TrialPool):
     workloads: `name=package.module:function` entries registered at the workers' start.
     share_gpus: whether ranks may share a GPU. mps: runs for as long as a group of workers.
     machine_lock: shared with the other pools that measure on this machine.
-    on_wait: receives a message where another pool holds that lock for long.
+    on_wait: receives a message where another pool holds that lock for long, and where the machine
+        is loaded.
     on_close: takes down what the launcher built for the workers.
     """
 
@@ -245,6 +247,8 @@ class ProcessPool(TrialPool):
         self._unsent = None  # the later passes of a trial run the same plan
         with self._machine_held():
             if after_load and self._load_may_pass and self.machine_lock is not None:
+                if self.on_wait is not None:
+                    self.on_wait(LOADED)
                 self._load_may_pass = wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS)
             begun = time.monotonic()
             answers = group.ask(command, PassDone, request.timeout_seconds)

@@ -47,11 +47,10 @@ FORK_SERVERS = f"\0autosync-fork-servers-{os.getpid()}"
 class ForkedForkServer(ForkServer):
     """Forked from this file's process."""
 
-    def _load(self, environment: Mapping[str, str]) -> socket.socket:
-        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.connect(FORK_SERVERS)
-        assert fork_server._received(self._channel, fork_server.LOADING_SECONDS)
-        return self._channel
+    def start(self, environment: Mapping[str, str]) -> socket.socket:
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.connect(FORK_SERVERS)
+        return channel
 
 
 def become(request: dict[str, Any], streams: list[int]) -> str:
@@ -93,7 +92,7 @@ def forks(
         for key, _ in selector.select():
             if isinstance(key.data, tuple):
                 selector.unregister(key.fileobj)
-                fork_server._report_exit(*key.data)
+                fork_server.report_exit(*key.data)
                 continue
             assert isinstance(key.fileobj, socket.socket)
             if key.fileobj is commands:

@@ -16,6 +16,7 @@ from playwright.sync_api import (
 )
 
 from autosync.api.db import Database
+from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.http.app import create_app
 from tests.api.databases import opened
 from tests.api.http.serving import Service, served
@@ -57,8 +58,15 @@ def open_context(browser: Browser) -> Iterator[Callable[[str], BrowserContext]]:
 
 
 @pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+def limits() -> ServiceLimits:
+    """Of the client's service; files may have their own."""
+    return ServiceLimits()
+
+
+@pytest.fixture
+def client(sqlite: Database, limits: ServiceLimits) -> Iterator[TestClient]:
+    app = create_app(sqlite, limits=limits)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
         yield client
 
 

@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.engine.prediction_work import check_work, estimated_seconds
 from autosync.api.engine.service_limits import ServiceLimits, TryLater
-from autosync.api.http import answer_processes
+from autosync.api.http import answer_processes, heavy_requests
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.answer_processes import WAITING, WAITING_BYTES, AnswerProcesses, _Turns
 from autosync.api.http.app import create_app
@@ -275,6 +275,22 @@ def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:
         asked = {"graph": "resnet50", "cluster": "example-4x1"}
         assert client.post("/v1/rank", json=asked, headers=headers).status_code == 403
         assert app.state.processes.pids() == []
+
+
+def test_a_key_of_a_worker_prepares_no_prediction_and_has_no_documents_looked_up(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autosync.api.engine.api_keys import make_key
+
+    asked: list[str] = []
+    monkeypatch.setattr(AnswerProcesses, "prepare", lambda _, lane: asked.append(lane))
+    heavy = {key: lambda *_: asked.append("load") for key in heavy_requests.READING}
+    monkeypatch.setattr(heavy_requests, "READING", heavy)
+    shown = {"authorization": f"Bearer {make_key(sqlite, 'worker', 'worker').text}"}
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        for path in ("/predict", "/predict/answer", "/models/vgg16"):
+            assert client.get(path, headers=shown).status_code == 403, path
+    assert asked == []
 
 
 def test_requests_for_predictions_may_be_as_large_as_those_for_tunings(

@@ -1,13 +1,9 @@
 """Rankings and comparisons by prediction alone, over REST."""
 
-from collections.abc import Iterator
-
 import pytest
 from fastapi.testclient import TestClient
 
-from autosync.api.db import Database
-from autosync.api.engine.service_limits import UNLIMITED
-from autosync.api.http.app import create_app
+from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
 from autosync.api.http.prediction_answers import TimeLimit
 from autosync.documents import from_data, to_json
 from autosync.strategy import Strategy
@@ -16,11 +12,9 @@ from tests.placed_models import heavy_layers
 
 
 @pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    """Without limits predictions are answered in this process."""
-    app = create_app(sqlite, limits=UNLIMITED)
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        yield client
+def limits() -> ServiceLimits:
+    """Without any, predictions are answered in this process."""
+    return UNLIMITED
 
 
 @pytest.fixture

@@ -2,14 +2,11 @@
 
 import html
 import re
-from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
-from autosync.api.db import Database
-from autosync.api.engine.service_limits import UNLIMITED
-from autosync.api.http.app import create_app
+from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
 from autosync.documents import to_data, to_json
 from autosync.profiling import estimate_profile
 from tests.api.http.dashboard.test_pages import text_of
@@ -28,11 +25,9 @@ nodes:
 
 
 @pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    """Without limits predictions are answered in this process."""
-    app = create_app(sqlite, limits=UNLIMITED)
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        yield client
+def limits() -> ServiceLimits:
+    """Without any, predictions are answered in this process."""
+    return UNLIMITED
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db import Database
 from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.tuning_control import archive, write_notes
+from autosync.api.engine.tuning_control import write_notes
 from autosync.api.http.routes.pages import listed_tunings
 from autosync.api.views import documents, reports, simulators
 from autosync.api.views.exports import bundle_document
@@ -290,10 +290,10 @@ def test_what_is_asked_for_is_found(database: Database) -> None:
     with database.reading() as session:
         assert listed_tunings(session, TuningFilter())["places"] == {waiting[0]: 1, waiting[1]: 2}
         assert reports.tags(session) == ["50%_a", "paper", "paper_b"]
-    archive(database, done, True)
+    write_notes(database, done, archived=True)
     assert found(database, sort="created") == waiting
     assert found(database, archived=True) == [done]
-    archive(database, done, False)
+    write_notes(database, done, archived=False)
     assert len(found(database)) == 3
 
 
@@ -308,6 +308,6 @@ def test_what_cannot_be_written_is_refused(sqlite: Database) -> None:
     with pytest.raises(NotFound):
         write_notes(sqlite, "0" * 32, "", "")
     with pytest.raises(NotSupported, match="cannot be archived"):
-        archive(sqlite, tuning_id, True)
+        write_notes(sqlite, tuning_id, archived=True)
     with pytest.raises(InvalidInput, match="asleep"):
         TuningFilter(state="asleep")

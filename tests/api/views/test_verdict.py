@@ -13,6 +13,7 @@ from autosync.api.cli import tuning_report
 from autosync.api.cli.tuning_report import print_scales
 from autosync.api.db.database import Database
 from autosync.api.db.tables import StrategySummaryRow
+from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.views import reports
 from autosync.api.views.dashboard.tuning_charts import tuning_charts
@@ -30,10 +31,11 @@ from autosync.api.views.verdict import (
     headline,
 )
 from autosync.search.loop.confirm import conclude
-from autosync.search.loop.outcome import DDP
+from autosync.search.loop.outcome import DDP, TuningEvent
 from autosync.simulator.limit import iteration_limit
 from autosync.trials.contract import ErrorKind
 from autosync.trials.launchers import local_launcher
+from autosync.trials.pool.process_pool import LOADED
 from autosync.trials.request_names import (
     FAILURES,
     GPU_BY_MPS,
@@ -43,7 +45,7 @@ from autosync.trials.request_names import (
 )
 from tests.api.databases import opened
 from tests.api.fixtures import fresh_url
-from tests.api.sample import Shown, finished, finished_without_ddp, small_request
+from tests.api.sample import Shown, claimed, finished, finished_without_ddp, small_request
 
 REQUEST = small_request(budget=6)
 
@@ -230,6 +232,16 @@ def test_headlines_say_what_is_known(shown_sqlite: Shown) -> None:
     assert "nothing beats DDP" in headline(running, 0.009, "").sentence
     queued = _with(tuning, result=None, state="queued", best_seconds=None)
     assert headline(queued, None, "", 3).sentence.endswith("place 3 in the queue")
+
+
+def test_a_tuning_that_measured_nothing_says_what_it_did_last(sqlite: Database) -> None:
+    held, store = claimed(sqlite, small_request())
+    store.report(TuningEvent("waiting", LOADED))
+    job_queue.end_cancelled(sqlite, held)
+    with sqlite.reading() as session:
+        told = headline(reports.tuning(session, held.job_id), None, "")
+    assert told.sentence.endswith("was cancelled before anything could be compared")
+    assert told.certainty == f"Before its end: {LOADED}."
 
 
 def _with(tuning: Tuning, **changes: object) -> Tuning:

@@ -87,11 +87,14 @@ def quiet_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[Any]]:
 
 
 def test_only_load_is_waited_out(quiet_waits: Callable[[bool], list[Any]], tmp_path: Path) -> None:
-    waits = quiet_waits(True)
-    run(FakeWorkers([(0.01, 0.5), (0.01, 0.0)]).pool(machine_lock=MachineLock(tmp_path)))
+    """And said: a tuning that is stopped meanwhile shows why nothing was measured."""
+    waits, said = quiet_waits(True), list[str]()
+    on_machine = {"machine_lock": MachineLock(tmp_path), "on_wait": said.append}
+    run(FakeWorkers([(0.01, 0.5), (0.01, 0.0)]).pool(**on_machine))
     assert len(waits) == 1
-    run(FakeWorkers([(0.01, 0.0)]).pool(machine_lock=MachineLock(tmp_path)))
-    assert len(waits) == 1
+    assert said == [process_pool.LOADED]
+    run(FakeWorkers([(0.01, 0.0)]).pool(**on_machine))
+    assert len(waits) == len(said) == 1
 
 
 def test_a_load_that_stays_is_waited_for_once_until_it_has_gone(

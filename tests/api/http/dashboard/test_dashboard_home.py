@@ -116,7 +116,7 @@ def test_a_tuning_that_failed_goes_on_again(page: Page, shown_database: Database
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#state")).to_have_text("queued")
     expect(page.locator("table.ranked tbody tr")).to_have_count(6)
-    again = page.request.post(f"/tunings/{held.job_id}/retry", form=shown_token(page))
+    again = page.request.post(f"/tunings/{held.job_id}/resume", form=shown_token(page))
     assert again.status == 200  # one that waits is left as it is
     with shown_database.reading() as session:
         assert session.get_one(TuningRow, held.job_id).state == "queued"
