@@ -11,13 +11,13 @@ queries times keys. `is_causal` or a mask does not lower them, as it does not th
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
 from autosync.graph import ATTENTION
@@ -240,7 +240,7 @@ def _fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if isinstance(attn_mask, CausalBias):
+    if _is_causal_bias(attn_mask):
         attn_mask, is_causal = None, True
     if attn_mask is not None and is_causal:
         raise ValueError("attention takes a mask or is_causal, not both")
@@ -251,6 +251,12 @@ def _fused(
         0
     ]
     return out
+
+
+def _is_causal_bias(mask: Tensor | None) -> bool:
+    """Importing its module would load torch._dynamo; a model that has one has done so."""
+    bias = sys.modules.get("torch.nn.attention.bias")
+    return bias is not None and isinstance(mask, bias.CausalBias)
 
 
 def _autocast(*given: Tensor | None) -> list[Tensor | None]:

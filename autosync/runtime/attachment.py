@@ -78,6 +78,7 @@ class Attachment:
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
+        engine.monitor.leave()
         if self.failure is None:
             engine.flush()
             engine.streams.synchronize()
@@ -109,6 +110,7 @@ class Attachment:
 
     def at_exit(self) -> None:
         """The messages of the last `step()` complete before the interpreter goes."""
+        self.engine.monitor.leave()
         self.engine.finish()
         self.end_groups()
         self.engine.close()

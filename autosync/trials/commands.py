@@ -135,11 +135,13 @@ class RecordedDeal(NamedTuple):
 class RecordedPass:
     """What a rank noted in one pass, on its host's `time.monotonic()`.
 
-    forwards, backwards: when each iteration's forward and backward pass ended. waits: (begin, end)
-    of where the script waited for messages. messages: of the measured iterations; None under
-    torch's own engines. deals: in order, of all iterations.
+    begins, forwards: when the forward pass of each batch began and ended; as many batches in every
+    iteration. backwards: when each iteration's last backward pass ended. waits: (begin, end) of
+    where the script waited for messages. messages: of the measured iterations; None under torch's
+    own engines. deals: in order, of all iterations.
     """
 
+    begins: tuple[float, ...]
     forwards: tuple[float, ...]
     backwards: tuple[float, ...]
     waits: tuple[tuple[float, float], ...]
@@ -151,7 +153,7 @@ class RecordedPass:
 class PassDone(OnWire):
     """host: the identity of the rank's kernel. digest: differs between replicas that are unequal
     once the plan is off. peak_memory_bytes: None where the kernel does not say. recording: where
-    it was asked for and the iterations have one forward pass and one update each. nic: of the
+    it was asked for and the iterations have one forward pass a batch and one update. nic: of the
     running job's host whose counter `sent_bytes` comes from; empty where messages need not pass it.
     """
 

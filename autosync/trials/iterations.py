@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ def measure_pass(
     optimizers: Sequence[Optimizer],
     *,
     engine: str,
+    batches: int = 1,
     interfaces: str = "",
     own_seconds: Callable[[], float] = time.process_time,
     nic: str = "",
@@ -57,8 +59,9 @@ def measure_pass(
 
     attach: receives the trace of the plan's messages where the pass is recorded. iterate: runs the
         iteration of that number on the attached model. model, optimizers: the job's own.
-    engine: of the plan; see `Plan`. interfaces: of the network, whose bytes are counted; see
-        `machine.network_bytes`. own_seconds: CPU seconds of this rank so far. nic: see `PassDone`.
+    engine: of the plan; see `Plan`. batches: whose gradients an iteration adds up. interfaces: of
+        the network, whose bytes are counted; see `machine.network_bytes`. own_seconds: CPU seconds
+        of this rank so far. nic: see `PassDone`.
 
     Raises:
         IterationsTookTooLong: an iteration would begin after `command.timeout_seconds`.
@@ -84,7 +87,9 @@ def measure_pass(
         peak_memory_bytes=peak_bytes(device) if can_tell_peak else None,
         digest=replica_digest(model),
         recording=(
-            recording.recorded(measured.starts, engine, command.warmup) if recording else None
+            recording.recorded(measured.starts, engine, command.warmup, batches)
+            if recording
+            else None
         ),
         nic=nic,
     )
@@ -145,36 +150,47 @@ def replica_digest(model: nn.Module) -> float:
 class RankRecording:
     """What one rank records in one pass.
 
-    trace: receives the messages. forwards, backwards: when each iteration's forward pass ended,
-        and when its update began.
+    trace: receives the messages. begins, forwards: when each forward pass began and ended.
+    backwards: when each iteration's update began.
     """
 
     trace: ExecutionTrace = field(default_factory=ExecutionTrace)
+    begins: list[Moment] = field(default_factory=list)
     forwards: list[Moment] = field(default_factory=list)
     backwards: list[Moment] = field(default_factory=list)
 
     def read_clock(self, origin: ClockOrigin, device: torch.device) -> None:
         """After the last iteration: all moments on `time.monotonic()`. Work is queued on a GPU
         ahead of time: when the script's thread waited is no span of the GPU's time line."""
+        self.begins = list(on_host_clock(origin, self.begins))
         self.forwards = list(on_host_clock(origin, self.forwards))
         self.backwards = list(on_host_clock(origin, self.backwards))
         if device.type == "cuda":
             self.trace.waits.clear()
 
-    def recorded(self, starts: Sequence[float], engine: str, warmup: int) -> RecordedPass | None:
-        """The measured iterations; None where an iteration does not consist of one forward pass,
-        one backward pass and one update, in this order.
+    def recorded(
+        self, starts: Sequence[float], engine: str, warmup: int, batches: int
+    ) -> RecordedPass | None:
+        """The measured iterations; None where an iteration does not consist of a forward and a
+        backward pass for each batch and one update, in this order.
 
         starts: of all iterations, and one moment after the last. engine: of the plan; torch's own
-            engines do not say when their messages travel.
+            engines do not say when their messages travel. batches: of an iteration.
         """
-        forwards = tuple(one for one in self.forwards if isinstance(one, float))
-        backwards = tuple(one for one in self.backwards if isinstance(one, float))
-        if {len(forwards), len(backwards)} != {len(starts) - 1}:
+        begins, forwards, backwards = (
+            tuple(one for one in noted if isinstance(one, float))
+            for noted in (self.begins, self.forwards, self.backwards)
+        )
+        iterations = len(starts) - 1
+        counts = {len(begins), len(forwards), batches * len(backwards)}
+        if counts != {batches * iterations}:
             return None
-        passes = zip(starts, forwards, backwards, starts[1:], strict=False)
-        if not all(start <= forward <= backward <= end for start, forward, backward, end in passes):
-            return None
+        for i in range(iterations):
+            of_batches = slice(i * batches, (i + 1) * batches)
+            passes = zip(begins[of_batches], forwards[of_batches], strict=True)
+            moments = [starts[i], *chain(*passes), backwards[i], starts[i + 1]]
+            if moments != sorted(moments):
+                return None
         messages = tuple(
             RecordedMessage(
                 e.iteration, e.message, e.queued_seconds, e.start_seconds, e.end_seconds
@@ -187,20 +203,23 @@ class RankRecording:
             for e in self.trace.deals
         )
         shown = messages if engine == "autosync" else None
-        return RecordedPass(forwards, backwards, tuple(self.trace.waits), shown, deals)
+        return RecordedPass(begins, forwards, backwards, tuple(self.trace.waits), shown, deals)
 
 
 @contextmanager
 def _recorded_by_hooks(
     optimizers: Sequence[Optimizer], model: nn.Module, recording: RankRecording | None
 ) -> Iterator[None]:
-    """Record when the model's forward passes end and the optimizer's steps begin; of several
-    optimizers, those of the one that steps first. What a step does before and after the forward
-    pass so counts as forward and as backward."""
+    """Record when the model's forward passes begin and end and the optimizer's steps begin; of
+    several optimizers, those of the one that steps first. What a step does before and after the
+    forward pass so counts as forward and as backward."""
     if recording is None:
         yield
         return
     device = next(model.parameters()).device
+
+    def forward_begins(*_: Any) -> None:
+        recording.begins.append(moment_now(device))
 
     def forward_ended(*_: Any) -> None:
         recording.forwards.append(moment_now(device))
@@ -212,7 +231,10 @@ def _recorded_by_hooks(
         if optimizer is leading[0]:
             recording.backwards.append(moment_now(device))
 
-    handles: list[RemovableHandle] = [model.register_forward_hook(forward_ended)]
+    handles: list[RemovableHandle] = [
+        model.register_forward_pre_hook(forward_begins, prepend=True),
+        model.register_forward_hook(forward_ended),
+    ]
     handles += [optimizer.register_step_pre_hook(step_begins) for optimizer in optimizers]
     try:
         yield

@@ -178,28 +178,36 @@ def measured_timeline(
     plan_index: Sequence[int],
     byte_scale: float = 1.0,
 ) -> MeasuredTimeline:
-    """The timeline of the usual one among a pass's measured iterations.
+    """The timeline of the usual one among a pass's measured iterations; of an iteration of several
+    batches, from the last batch on, with which messages travel.
 
     rank_starts: of the ranks, in rank order, the starts of all forward passes and one moment after
         the last iteration. recordings, hosts: of the ranks; each host has a clock of its own.
     plan_index: the index in the requested plan of every message that was shipped. byte_scale: the
         part of the samples' bytes that was dealt.
     """
-    starts = np.array(rank_starts)
     latest = latest_starts(rank_starts, hosts)
     which = _usual_iteration(latest, warmup)
+    begun = [_last_batches(*of) for of in zip(rank_starts, recordings, strict=True)]
     by_host = {
-        host: max(float(starts[rank][which]) for rank, of in enumerate(hosts) if of == host)
+        host: max(begun[rank][which] for rank, of in enumerate(hosts) if of == host)
         for host in set(hosts)
     }
+    shown_seconds = latest[which + 1] - _latest(begun, rank_starts, hosts)[which]
     return MeasuredTimeline(
-        step_seconds=float(latest[which + 1] - latest[which]) / time_scale,
+        step_seconds=float(shown_seconds) / time_scale,
         clock="shared" if len(by_host) == 1 else "by host",
         ranks=tuple(
             _rank_timeline(
-                mine, recording, which, by_host[host], time_scale, plan_index, byte_scale
+                _phases(mine, begun[rank], recordings[rank], which),
+                recordings[rank],
+                which,
+                by_host[hosts[rank]],
+                time_scale,
+                plan_index,
+                byte_scale,
             )
-            for mine, recording, host in zip(rank_starts, recordings, hosts, strict=True)
+            for rank, mine in enumerate(rank_starts)
         ),
     )
 
@@ -209,10 +217,26 @@ def latest_starts(
 ) -> NDArray[np.float64]:
     """When the last rank has begun each iteration, since the first one began; hosts have clocks of
     their own, which are compared by their first start. Arguments as for `measured_timeline`."""
-    starts = np.array(rank_starts)
-    on_hosts = [starts[[of == host for of in hosts]].max(axis=0) for host in dict.fromkeys(hosts)]
-    found: NDArray[np.float64] = np.max([latest - latest[0] for latest in on_hosts], axis=0)
+    return _latest(rank_starts, rank_starts, hosts)
+
+
+def _latest(
+    rank_moments: Sequence[Sequence[float]],
+    rank_starts: Sequence[Sequence[float]],
+    hosts: Sequence[str],
+) -> NDArray[np.float64]:
+    """As `latest_starts`, of other moments of each iteration."""
+    moments, starts = np.array(rank_moments), np.array(rank_starts)
+    on_hosts = [[of == host for of in hosts] for host in dict.fromkeys(hosts)]
+    latest = [moments[here].max(axis=0) - starts[here, 0].max() for here in on_hosts]
+    found: NDArray[np.float64] = np.max(latest, axis=0)
     return found
+
+
+def _last_batches(starts: Sequence[float], recording: RecordedPass) -> Sequence[float]:
+    """When the last batch of each iteration began. The only one begins with its iteration."""
+    batches = len(recording.forwards) // len(recording.backwards)
+    return starts if batches == 1 else recording.begins[batches - 1 :: batches]
 
 
 def _usual_iteration(starts: NDArray[np.float64], warmup: int) -> int:
@@ -224,7 +248,7 @@ def _usual_iteration(starts: NDArray[np.float64], warmup: int) -> int:
 
 
 def _rank_timeline(
-    starts: Sequence[float],
+    phases: list[Span],
     recording: RecordedPass,
     which: int,
     origin: float,
@@ -235,7 +259,7 @@ def _rank_timeline(
     def seconds(moments: Iterable[float]) -> tuple[float, ...]:
         return tuple(round((moment - origin) / time_scale, DECIMALS) for moment in moments)
 
-    spans = _without_waits(_phases(starts, recording, which), recording.waits)
+    spans = _without_waits(phases, recording.waits)
     compute = ComputeTimes(
         tuple(phase for phase, _, _ in spans),
         seconds(start for _, start, _ in spans),
@@ -270,16 +294,21 @@ def _whole_bytes(deal: RecordedDeal, byte_scale: float) -> int:
     )
 
 
-def _phases(starts: Sequence[float], recording: RecordedPass, which: int) -> list[Span]:
-    """Forward, backward and update of an iteration, and the forward pass after it."""
+def _phases(
+    starts: Sequence[float], begun: Sequence[float], recording: RecordedPass, which: int
+) -> list[Span]:
+    """Forward and backward of an iteration's last batch and its update, and the forward pass after
+    it. begun: by iteration, the last batch."""
     forwards, backwards = recording.forwards, recording.backwards
+    behind = (which + 1) * len(forwards) // len(backwards)
+    forward_ended = forwards[behind - 1]
     found: list[Span] = [
-        ("forward", starts[which], forwards[which]),
-        ("backward", forwards[which], backwards[which]),
+        ("forward", begun[which], forward_ended),
+        ("backward", forward_ended, backwards[which]),
         ("update", backwards[which], starts[which + 1]),
     ]
-    if which + 1 < len(forwards):
-        found.append(("forward", starts[which + 1], forwards[which + 1]))
+    if behind < len(forwards):
+        found.append(("forward", starts[which + 1], forwards[behind]))
     return found
 
 

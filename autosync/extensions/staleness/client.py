@@ -241,7 +241,7 @@ class ServerClient:
     def fail(self, error: Exception) -> Exception:
         """Returns the first failure. Where a peer has refused to go on, that is what failed."""
         if self.failure is None:
-            error = self._refusals.find() or error
+            error = self._refusals.cause() or error
         with self._changed:
             self.failure = self.failure or error
             self._changed.notify_all()

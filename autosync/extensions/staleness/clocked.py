@@ -94,7 +94,7 @@ class ClockedAttachment:
         self.handles += [
             guard.watch_others(),
             PlainCopies(model, lambda: None),
-            wrap_steps(optimizer, lambda: self.reporting("optimizer.step()")),
+            wrap_steps(optimizer, self._reporting_step),
             *guard.watch_steps(),
             ScalerMark(optimizer),
             optimizer.register_step_pre_hook(_check_unscaled),
@@ -123,14 +123,8 @@ class ClockedAttachment:
 
     @contextmanager
     def reporting(self, call: str) -> Iterator[None]:
-        """Around a call of the script's: what ends it, the others read where they miss this rank's
-        updates; what another has refused is what fails here."""
-        self.meeting.refusals.withdraw()
-        with self._reporting(call):
-            yield
-
-    @contextmanager
-    def _reporting(self, call: str) -> Iterator[None]:
+        """Around a call of the script's: what ends it, the others read where they cannot go on
+        without this rank's updates (`Refusals`); what another has refused is what fails here."""
         try:
             yield
         except SynchronizationFailed as error:
@@ -142,6 +136,12 @@ class ClockedAttachment:
             if error is not self.client.failure:  # a peer's refusal, which is posted
                 self.meeting.refusals.post(reported(error, call))
             raise
+
+    @contextmanager
+    def _reporting_step(self) -> Iterator[None]:
+        with self.reporting("optimizer.step()"):
+            yield
+        self.meeting.refusals.withdraw()
 
     def _before_forward(self, module: nn.Module, *_: Any) -> None:
         if module is self.model:  # and no copy of it
@@ -181,7 +181,7 @@ class ClockedAttachment:
         """
         self.client.check()
         control = self.meeting.control
-        with self._reporting(call), ranks_meet():
+        with self.reporting(call), ranks_meet():
             self.calls.meet(call)
             steps = [int(text) for text in gather_texts(control, str(self.client.iterations))]
             if len({*steps}) > 1:
@@ -218,6 +218,7 @@ class ClockedAttachment:
         model and optimizer as they were. keep_state: False leaves each its own. A collective; where
         it fails the plan is off all the same."""
         peers_come = False
+        self.meeting.refusals.leave()
         try:
             self.synchronize("detach()")
             if keep_state:
@@ -249,6 +250,7 @@ class ClockedAttachment:
 
     def at_exit(self) -> None:
         """Others may still need what this rank owns, and its last updates."""
+        self.meeting.refusals.leave()
         self.leave()
         self._serve_to_the_end()
         self.groups.close()

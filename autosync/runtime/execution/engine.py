@@ -200,6 +200,12 @@ class Engine:
             self.gradients.make_plain()
             self.iteration.phase = Phase.IDLE
             self.iteration.outdated_variables = 0
+            self._note_dropped()
+
+    def _note_dropped(self) -> None:
+        """An iteration ends without a `step()`; another rank that stepped may wait for values."""
+        if any(bucket.values_travel for bucket in self.buckets):
+            self.monitor.drop(self.iteration.number)
 
     # --- the script's forward and backward pass
 
@@ -217,7 +223,6 @@ class Engine:
         if within_backward():
             return
         self.monitor.check()
-        self.monitor.resume()
         self.optimizer_step.check_finished()
         with self.monitor.refusing():
             self.storage.check_forward()
@@ -246,6 +251,8 @@ class Engine:
                 remedy="Run all but the last of them inside `with model.no_sync():`.",
             )
         self.optimizer_step.check_finished()
+        if self.iteration.phase is Phase.REDUCING:
+            self._note_dropped()
         with self.monitor.refusing():
             if not self._end_is_expected and inside_another():
                 raise unknown_end()

@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 class Monitor:
     """abort: ends the process groups, so that every other rank notices a failure too.
     state_is_split: every rank holds only its own part of the optimizer's state. refusals: of all
-    ranks. trace: notes waits."""
+    ranks. trace: notes waits. stepped: the last iteration that the script has stepped."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Monitor:
         self._state_is_split = state_is_split
         self._refusals = refusals
         self.trace = trace
+        self.stepped = -1
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Raises SynchronizationFailed as soon as anything failed."""
@@ -42,7 +43,7 @@ class Monitor:
             while not self.condition.wait_for(
                 lambda: self.failure is not None or condition(), LOOK_SECONDS
             ):
-                if (refusal := self._refusals.find()) is not None:
+                if (refusal := self._refusals.find(self.stepped)) is not None:
                     self._end(refusal)
             if self.trace is not None:
                 self.trace.waited(begun)
@@ -58,7 +59,7 @@ class Monitor:
                 if work.is_completed():
                     work.wait()  # for its own error, or none where it came just now
                     return
-            if (refusal := self._refusals.find()) is not None:
+            if (refusal := self._refusals.find(self.stepped)) is not None:
                 raise self._end(refusal)
 
     def check(self) -> None:
@@ -66,8 +67,8 @@ class Monitor:
             raise self.failure
 
     def fail(self, what: str, thing: str, value: object = None) -> AutosyncError:
-        """Returns the first failure: a peer's refusal to continue, if there is one."""
-        refusal = None if self.failure else self._refusals.find()
+        """Returns the first failure: the error that a peer has posted, if there is one."""
+        refusal = None if self.failure else self._refusals.cause(self.stepped)
         return self._end(refusal or lost_peer(what, thing, value, self._state_is_split))
 
     @contextmanager
@@ -84,9 +85,8 @@ class Monitor:
     @contextmanager
     def reporting(self, where: str) -> Iterator[None]:
         """Use around a call of the script: any error in it is posted for the ranks that wait for
-        this one. The engine does not stop, because the script may catch the error and detach
-        the plan, or continue. where: the call."""
-        self.resume()
+        this one. No engine stops because of it, since the script may catch the error and detach the
+        plan, or continue (`Refusals`). where: the call."""
         try:
             yield
         except Exception as error:  # a closure of the script's own may raise anything
@@ -107,8 +107,17 @@ class Monitor:
             raise
 
     def resume(self) -> None:
-        """The script continues: withdraw the error that `reporting` has posted."""
+        """The script has stepped: withdraw the error that `reporting` has posted."""
         self._refusals.withdraw()
+
+    def leave(self) -> None:
+        """The script ends or takes the plan off: an error that is still posted ends the others."""
+        self._refusals.leave()
+
+    def drop(self, iteration: int) -> None:
+        """The script has dropped the gradients of an iteration whose new values other ranks wait
+        for, if they have stepped."""
+        self._refusals.drop(iteration, _without_step())
 
     def stop(self, error: AutosyncError) -> None:
         """End the plan on this rank and, with the same error, on all others."""
@@ -131,3 +140,12 @@ class Monitor:
             yield
         except RuntimeError as error:  # what torch raises for a broken process group or store
             raise self.fail(f"{what} failed: {error}", what) from error
+
+
+def _without_step() -> NotSupported:
+    return NotSupported(
+        "the gradients of a backward pass were dropped without optimizer.step(), and other ranks "
+        "have stepped: under this plan they wait for this rank's new values.",
+        thing="optimizer.step()",
+        remedy="Step, or skip the step, on every rank alike.",
+    )

@@ -155,6 +155,7 @@ class OptimizerStep:
         engine.completion.note_step()
         with engine.monitor.condition:
             engine.iteration.phase = Phase.STEPPED
+            engine.monitor.stepped = engine.iteration.number
             claimed = [bucket for bucket in engine.buckets if engine.iteration.claim(bucket)]
         with engine.monitor.updating():
             for bucket in claimed:

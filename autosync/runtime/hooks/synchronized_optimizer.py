@@ -35,7 +35,9 @@ class Synchronized(Optimizer):
         """Whatever ends it, hooks included, other ranks read."""
         engine: Engine = self.__dict__[ENGINE]
         with engine.monitor.reporting("optimizer.step()"):
-            return self._hooked_step(*args, **kwargs)
+            loss = self._hooked_step(*args, **kwargs)
+        engine.monitor.resume()
+        return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state
 

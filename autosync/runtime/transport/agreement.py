@@ -58,8 +58,8 @@ KINDS = {
 }
 """Of errors that ranks report to each other; others are raised there as InvalidInput."""
 
-REFUSAL = "refusal"
-"""The key of the one refusal that ends a plan."""
+REFUSAL, CAUGHT, DROPPED = "refusal", "caught", "dropped"
+"""Keys of what ranks post while training runs; see `Refusals`."""
 
 
 @contextmanager
@@ -227,42 +227,88 @@ def check_same_tensors(everyone: Sequence[dict[str, str]]) -> None:
 
 
 class Refusals:
-    """What one rank cannot go on from in the middle of training ends it on every rank: the others
-    read why it stopped. store: with keys of one attached plan only."""
+    """Why a rank stopped in the middle of training, for the ranks that wait for it.
+
+    Three kinds of entries, one of each:
+
+    - A refusal (`post` with final): this rank cannot go on. Every rank that waits looks for it once
+      in LOOK_SECONDS, and ends with it.
+    - An error of a call of the script (`post`): the script may catch it, spend any time on
+      something else, and go on. So it ends no rank by itself: it names the cause where another rank
+      can't go on without this one, because a message failed or its timeout has passed. A `step()`
+      that succeeds withdraws it. It becomes a refusal when this rank leaves: its script ends or
+      takes the plan off.
+    - A dropped iteration (`drop`): this rank went on without the `step()` of an iteration, and will
+      never send its new values. It ends those that wait for them, and no rank that dropped the
+      iteration too.
+
+    store: with keys of one attached plan only.
+    """
 
     def __init__(self, store: Store, rank: int):
         self._store = store
         self._rank = rank
         self._mine = ""
-        self._is_final = False
 
     def post(self, error: AutosyncError, final: bool = False) -> None:
         """Before this rank ends its process groups, or stays away from what the others wait for.
-        What a rank has posted before stays: that is the cause. final: this rank cannot go on,
-        whatever its script does."""
-        self._is_final = self._is_final or final
-        text = self._mine = json.dumps([self._rank, *_posted(error)])
-        _within(STORE_SECONDS, lambda: self._store.compare_set(REFUSAL, "", text))
+        The first entry of a kind stays: that is the cause. final: this rank cannot go on, whatever
+        its script does."""
+        text = self._text(error)
+        if not final:
+            self._mine = text
+        self._set_first(REFUSAL if final else CAUGHT, text)
 
     def withdraw(self) -> None:
-        """This rank goes on after all: its script has caught what it had posted."""
-        if (text := self._mine) and not self._is_final:
+        """This rank is in step with the others again: its script has caught what it had posted."""
+        if text := self._mine:
             self._mine = ""
-            _within(STORE_SECONDS, lambda: self._store.compare_set(REFUSAL, text, ""))
+            _within(STORE_SECONDS, lambda: self._store.compare_set(CAUGHT, text, ""))
 
-    def find(self) -> AutosyncError | None:
-        """What another rank has posted; None where this rank has posted the same: where every rank
-        refuses, their scripts may go on together, and take the plan off."""
+    def leave(self) -> None:
+        """This rank takes no further part: an error that it has not withdrawn is final."""
+        if text := self._mine:
+            self._set_first(REFUSAL, text)
+
+    def drop(self, iteration: int, otherwise: AutosyncError) -> None:
+        """This rank goes on without the `step()` of an iteration. otherwise: says so where no error
+        of its own is posted."""
+        text = json.dumps([iteration, *json.loads(self._mine or self._text(otherwise))])
+        _within(STORE_SECONDS, lambda: self._store.set(DROPPED, text))
+
+    def find(self, stepped: int = -1) -> AutosyncError | None:
+        """What ends this rank, posted by another one; None where this rank has posted the same:
+        where every rank refuses, their scripts may go on together, and take the plan off. stepped:
+        the last iteration that this rank has stepped."""
+        return self._first(stepped, (REFUSAL, DROPPED))
+
+    def cause(self, stepped: int = -1) -> AutosyncError | None:
+        """As `find`, where this rank cannot go on: also an error that another one's script may have
+        caught."""
+        return self._first(stepped, (REFUSAL, DROPPED, CAUGHT))
+
+    def _first(self, stepped: int, keys: Sequence[str]) -> AutosyncError | None:
+        mine = json.loads(self._mine)[1:] if self._mine else None
         found: list[AutosyncError] = []
 
         def look() -> None:
-            if self._store.check([REFUSAL]) and (text := self._store.get(REFUSAL)):
-                rank, *posted = json.loads(text)
-                if posted != (json.loads(self._mine)[1:] if self._mine else None):
-                    found.append(_raised(posted, f"rank {rank} stopped: "))
+            for key in keys:
+                text = self._store.get(key) if self._store.check([key]) else b""
+                entry = json.loads(text) if text else None
+                if entry and key == DROPPED:
+                    entry = entry[1:] if entry[0] == stepped else None
+                if entry and entry[0] != self._rank and entry[1:] != mine:
+                    found.append(_raised(entry[1:], f"rank {entry[0]} stopped: "))
+                    return
 
         _within(STORE_SECONDS, look)
         return found[0] if found else None
+
+    def _text(self, error: AutosyncError) -> str:
+        return json.dumps([self._rank, *_posted(error)])
+
+    def _set_first(self, key: str, text: str) -> None:
+        _within(STORE_SECONDS, lambda: self._store.compare_set(key, "", text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,5 +438,9 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
             act()
 
     thread = Thread(target=attempt, name="autosync-refusal", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # Python 3.12 starts no thread while the interpreter ends
+        attempt()
+        return
     thread.join(seconds)

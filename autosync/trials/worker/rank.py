@@ -179,6 +179,7 @@ class Rank:
             job.model,
             [job.optimizer],
             engine=bundle.plan.engine,
+            batches=workload.domain.accumulate,
             interfaces=os.environ["GLOO_SOCKET_IFNAME"],
         )
 

@@ -97,8 +97,8 @@ def refusal(function: Callable[[], object]) -> str:
 
 
 def ended_alone(model: nn.Module, is_culprit: bool, iterations: Callable[[], object]) -> str:
-    """The words in which iterations end that one rank alone cannot go on with. That rank, its
-    groups open, lives until the other has had them."""
+    """The words in which iterations end that one rank alone cannot go on with. That rank takes the
+    plan off, or, where that cannot tell the other, waits until the other has had the words."""
     plan = ATTACHED.plan_of(model)
     assert plan is not None
     store = dist.distributed_c10d._get_default_store()
@@ -109,9 +109,9 @@ def ended_alone(model: nn.Module, is_culprit: bool, iterations: Callable[[], obj
     except Exception as error:
         known = isinstance(error, AutosyncError)
         said = str(error) if known else f"{type(error).__name__}: {error}"
-    if is_culprit:
+    if is_culprit and plan.failure is not None:
         store.wait([key], PATIENCE)
-    else:
+    elif not is_culprit:
         store.set(key, "read")
     with suppress(AutosyncError):  # the other one has gone
         plan.detach(keep_state=False)

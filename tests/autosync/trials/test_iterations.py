@@ -1,12 +1,15 @@
 """Measured timelines: what a real trial records of the plan that it runs."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from autosync.bundle import Bundle
 from autosync.codes import Op
 from autosync.documents import from_json, to_json
+from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.plan import Plan
 from autosync.trials.commands import RecordedDeal, RecordedMessage, RecordedPass
@@ -16,7 +19,10 @@ from autosync.trials.contract import (
     MeasuredTimeline,
     TrialRequest,
     TrialResult,
+    Workload,
 )
+from autosync.trials.iterations import RankRecording
+from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.measurement import measured_timeline
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.scales import scale_plan, surviving_messages
@@ -133,6 +139,7 @@ def noted(
     starts = [zero + at for at in (0.0, 5.0, 6.0, 7.1, 8.4)]
     waits = ((6.1, 6.15), (6.6, 6.8), (7.05, 7.2))
     recording = RecordedPass(
+        begins=tuple(start + 0.01 for start in starts[:-1]),
         forwards=tuple(start + 0.2 for start in starts[:-1]),
         backwards=tuple(start + 0.7 for start in starts[:-1]),
         waits=tuple((zero + begin, zero + end) for begin, end in waits),
@@ -161,6 +168,72 @@ def test_the_usual_iteration_is_kept_in_the_domains_time() -> None:
     assert rank.compute.stop_seconds == pytest.approx(
         [0.05, 0.075, 0.1, 0.3, 0.35, 0.4, 0.525, 0.55, 0.6, 0.65]
     )
+
+
+def test_of_several_batches_the_last_is_kept() -> None:
+    """Two hosts; a second batch begins 0.8 s after the first, on the other host 0.01 s later."""
+    first, _ = noted(0.0)
+    behind = 0.8
+    starts = [start * 2 for start in first]  # periods of 2.0 s, 2.2 s and 2.6 s
+    recordings = []
+    for zero, late in ((0.0, 0.0), (1000.0, 0.01)):
+        begun = [start + zero for start in starts]
+        recordings.append(
+            RecordedPass(
+                begins=tuple(t + at for t in begun[:-1] for at in (0.01, behind + late)),
+                forwards=tuple(t + at for t in begun[:-1] for at in (0.2, behind + 0.2)),
+                backwards=tuple(t + behind + 0.7 for t in begun[:-1]),
+                waits=(),
+                messages=(RecordedMessage(2, 0, begun[2] + 1.2, begun[2] + 1.3, begun[2] + 2.0),),
+            )
+        )
+    rank_starts = [starts, [start + 1000.0 for start in starts]]
+    timeline = measured_timeline(rank_starts, recordings, ["a", "b"], 1, 1.0, (0,))
+    assert timeline.step_seconds == pytest.approx(2.2 - behind - 0.01)
+    for rank in timeline.ranks:
+        assert rank.compute.phase == ("forward", "backward", "update", "forward")
+        assert rank.compute.start_seconds[0] == 0.0
+    assert timeline.ranks[0].compute.stop_seconds == pytest.approx([0.2, 0.7, 1.4, 1.6])
+    assert timeline.ranks[0].messages is not None
+    assert timeline.ranks[0].messages.ended_seconds == pytest.approx([1.2])
+
+
+@pytest.mark.parametrize("of", [mixed, ddp])
+def test_a_trial_of_several_batches_records_the_last(of: Callable[[Domain], Bundle]) -> None:
+    domain = replace(small_domain(), accumulate=3)
+    shipped = of(domain)
+    with LocalLauncher().open(Workload(domain)) as opened:
+        result = opened.run(TrialRequest("several", shipped, warmup=1, iterations=4, record=True))
+    assert result.error is None
+    timeline = result.timeline
+    assert timeline is not None
+    # sleeps until absolute deadlines: two batches of 6 operations, 0.2 ms forward, 0.4 ms backward
+    assert timeline.step_seconds < max(result.iteration_seconds) - 0.8 * 2 * 6 * 6e-4
+    for rank in timeline.ranks:
+        told = [phase for phase in rank.compute.phase if phase != "wait"]
+        assert list(dict.fromkeys(told)) == ["forward", "backward", "update"]
+        assert told[-1] == "forward"
+        if rank.messages is None:
+            assert of is ddp
+            continue
+        assert sorted(rank.messages.message) == list(range(len(shipped.plan.messages)))
+        backward = rank.compute.phase.index("backward")
+        assert min(rank.messages.queued_seconds) >= rank.compute.start_seconds[backward]
+
+
+def test_passes_that_are_not_one_a_batch_are_no_recording() -> None:
+    def recorded_of(*begins: float, backwards: Sequence[float] = (0.9,)) -> RecordedPass | None:
+        recording = RankRecording(
+            begins=list(begins),
+            forwards=[begun + 0.1 for begun in begins],
+            backwards=list(backwards),
+        )
+        return recording.recorded([0.0, 1.0], "autosync", 0, 2)
+
+    assert recorded_of(0.1, 0.5) is not None
+    assert recorded_of(0.1) is None
+    assert recorded_of(0.1, 0.3, 0.5) is None
+    assert recorded_of(0.1, 0.5, backwards=(0.4,)) is None
 
 
 def test_deals_of_the_shown_passes_are_kept_without_the_byte_scale() -> None:

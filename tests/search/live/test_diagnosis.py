@@ -32,6 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 ITERATIONS = 3
 SLEEP_SECONDS = 0.2
+"""At least; the more, the slower a busy machine makes iterations."""
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +96,15 @@ def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
 
 def _one_sleeps(rank: int, world: int, where: str) -> dict[str, Any]:
     model, optimizer = _made("ddp")
-    loader = DataLoader(_Slow(rank == 1 and where == "input"), batch_size=None)
+    begun = time.monotonic()
+    for _ in range(ITERATIONS):
+        step_on(batch_of(rank, 0))(model, optimizer)
+    sleep_seconds = max(SLEEP_SECONDS, time.monotonic() - begun)
+    loader = DataLoader(_Slow(sleep_seconds if (rank, where) == (1, "input") else 0.0), None)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-        if rank == 1 and where == "step":
-            time.sleep(SLEEP_SECONDS)
+        if (rank, where) == (1, "step"):
+            time.sleep(sleep_seconds)
         optimizer.zero_grad()
         loss_on(model, batch).backward()
         optimizer.step()
@@ -108,29 +113,28 @@ def _one_sleeps(rank: int, world: int, where: str) -> dict[str, Any]:
         step, model, optimizer, batches=loader, iterations=ITERATIONS, predict=False
     )
     data: dict[str, Any] = json.loads(found.to_json())
-    return data
+    return {**data, "sleep_seconds": sleep_seconds}
 
 
 class _Slow(Dataset[torch.Tensor]):
-    def __init__(self, sleeps: bool) -> None:
-        self.sleeps = sleeps
+    def __init__(self, sleep_seconds: float) -> None:
+        self.sleep_seconds = sleep_seconds
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.sleeps:
-            time.sleep(SLEEP_SECONDS)
+        time.sleep(self.sleep_seconds)
         return batch_of(0, index)
 
 
 @pytest.mark.parametrize(("where", "why"), [("step", "host or link"), ("input", "input")])
 def test_the_slow_rank_is_named_with_its_reason(pair: Ranks, where: str, why: str) -> None:
-    first, _ = pair.run(_one_sleeps, where)
+    first, second = pair.run(_one_sleeps, where)
     slowest = first["breakdown"]["slowest"]
     assert (slowest["rank"], slowest["why"]) == (1, why)
     waiting = first["breakdown"]["ranks"][0]["waiting"]
-    assert waiting > SLEEP_SECONDS / 2  # of rank 0, for rank 1
+    assert waiting > second["sleep_seconds"] / 2  # of rank 0, for rank 1
 
 
 def _fails(rank: int, world: int, how: str, folder: str) -> str:

@@ -167,10 +167,11 @@ def words(found: AutosyncError | None) -> str | None:
         SynchronizationFailed("lost."),
     ],
 )
-def test_an_error_posted_by_one_rank_reaches_the_others(error: AutosyncError) -> None:
+def test_a_refusal_of_one_rank_reaches_the_others(error: AutosyncError) -> None:
     first, second, _ = three()
     assert second.find() is None
-    first.post(error)
+    first.post(error, final=True)
+    assert first.find() is None
     found = second.find()
     assert type(found) is type(error)
     assert found is not None
@@ -178,17 +179,36 @@ def test_an_error_posted_by_one_rank_reaches_the_others(error: AutosyncError) ->
     assert (found.thing, found.remedy) == (error.thing, error.remedy)
 
 
+def test_an_error_of_a_call_ends_no_rank_that_can_go_on() -> None:
+    first, second, _ = three()
+    first.post(FROZEN)
+    assert second.find() is None
+    assert words(second.cause()) == "rank 0 stopped: frozen."
+    assert first.cause() is None
+
+
+def test_an_error_of_a_call_is_final_when_its_rank_leaves() -> None:
+    first, second, _ = three()
+    first.leave()
+    assert second.find() is None
+    first.post(FROZEN)
+    first.leave()
+    assert words(second.find()) == "rank 0 stopped: frozen."
+
+
 def test_the_first_cause_stays() -> None:
     first, second, third = three()
-    first.post(FROZEN)
-    second.post(OTHER)
-    assert words(third.find()) == "rank 0 stopped: frozen."
+    for final in (False, True):
+        first.post(FROZEN, final)
+        second.post(OTHER, final)
+        assert words(third.cause()) == "rank 0 stopped: frozen."
 
 
 def test_an_error_posted_by_every_rank_stops_none() -> None:
     first, second, third = three()
     for each in (first, second):
         each.post(FROZEN)
+        each.leave()
     assert first.find() is second.find() is None
     assert words(third.find()) == "rank 0 stopped: frozen."
 
@@ -197,20 +217,32 @@ def test_a_withdrawn_error_no_longer_reaches_the_others() -> None:
     first, second, third = three()
     first.post(FROZEN)
     second.withdraw()  # it has posted nothing
-    assert words(third.find()) == "rank 0 stopped: frozen."
+    assert words(third.cause()) == "rank 0 stopped: frozen."
     first.withdraw()
-    assert third.find() is None
+    first.leave()
+    assert third.cause() is None
     second.post(OTHER)
-    assert words(third.find()) == "rank 1 stopped: other."
+    assert words(third.cause()) == "rank 1 stopped: other."
 
 
-def test_a_final_error_is_not_withdrawn() -> None:
-    """A thread of the runtime may post it while the script enters its next call, which withdraws
-    what it has caught."""
+def test_a_refusal_is_not_withdrawn() -> None:
+    """A thread of the runtime may post it while the script's `step()` returns, which withdraws what
+    the script has caught."""
     first, second, _ = three()
     first.post(FROZEN, final=True)
     first.withdraw()
     assert words(second.find()) == "rank 0 stopped: frozen."
+
+
+def test_a_dropped_iteration_ends_those_that_stepped_it() -> None:
+    first, second, third = three()
+    first.drop(4, otherwise=OTHER)
+    assert words(second.find(4)) == "rank 0 stopped: other."
+    assert third.find(3) is first.find(4) is None
+    first.post(FROZEN)
+    first.drop(5, otherwise=OTHER)
+    assert words(second.find(5)) == "rank 0 stopped: frozen."
+    assert second.find(4) is None
 
 
 def test_errors_of_the_script_are_told_by_name() -> None:
