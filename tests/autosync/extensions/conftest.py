@@ -1,5 +1,5 @@
 """Ranks that the tests of a module share."""
 
-from tests.autosync.runtime.conftest import pair
+from tests.autosync.runtime.conftest import pair, three
 
-__all__ = ["pair"]
+__all__ = ["pair", "three"]

@@ -16,10 +16,7 @@ from autosync.extensions.registry import Entries
 from autosync.extensions.staleness.document import Staleness
 from autosync.strategy import AllReduce, Strategy, VariableChoice, even_replicas, whole
 
-PLAIN = Strategy(
-    (VariableChoice("a", whole((3,)), (AllReduce(0),)),),
-    even_replicas(2),
-)
+PLAIN = Strategy((VariableChoice("a", whole((3,)), (AllReduce(0),)),), even_replicas(2))
 PLACED = Placement((PlacedModule("b", (0,), (1.0,)),))
 IDS: dict[str, Entries] = {
     "2e006af19fffcd6675e98886200494cb": (),

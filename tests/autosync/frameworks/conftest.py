@@ -1,13 +1,5 @@
 """Ranks that the tests of a module share."""
 
-from collections.abc import Iterator
+from tests.autosync.runtime.conftest import pair
 
-import pytest
-
-from tests.autosync.runtime.ranks import Ranks, ranks
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
+__all__ = ["pair"]

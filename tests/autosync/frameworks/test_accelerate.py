@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosync
+from autosync.bundle import Bundle
 from autosync.errors import NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
@@ -39,11 +41,38 @@ ACCUMULATED = 2
 MAX_NORM = 0.2
 
 
-def fresh(rank: int, world: int, precision: str = "no", **options: Any) -> Any:
+def fresh(
+    rank: int, world: int, case: Case | None = None, precision: str = "no", **options: Any
+) -> Any:
+    """An Accelerator; of a case with its bundle."""
     with_fresh_accelerate(rank, world)
     from accelerate import Accelerator
 
-    return Accelerator(cpu=True, mixed_precision=precision, **options)
+    accelerator = Accelerator(cpu=True, mixed_precision=precision, **options)
+    if case is not None:
+        use_bundle(accelerator, bundle_of(case, make_model("mlp"), world))
+    return accelerator
+
+
+def use_bundle(accelerator: Any, bundle: Bundle | str, **options: Any) -> None:
+    """Accelerate is imported in ranks alone."""
+    from autosync.frameworks import accelerate
+
+    accelerate.use_bundle(accelerator, bundle, **options)
+
+
+def held(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+def beside_ddp(
+    rank: int, world: int, script: Callable[[int, int, Case | None], object]
+) -> dict[str, float]:
+    """By plan: how far what a script returns is from what it does under Accelerate's own DDP."""
+    theirs = script(rank, world, None)
+    return {
+        name: largest_difference(script(rank, world, case), theirs) for name, case in WAYS.items()
+    }
 
 
 def data_loader(world: int) -> DataLoader[tuple[Tensor, ...]]:
@@ -91,12 +120,8 @@ class Script:
 
 
 def prepared(rank: int, world: int, case: Case | None, precision: str = "no") -> Script:
-    accelerator = fresh(rank, world, precision, gradient_accumulation_steps=ACCUMULATED)
-    if case is not None:
-        from autosync.frameworks.accelerate import use_bundle
-
-        use_bundle(accelerator, bundle_of(case, make_model("mlp"), world))
-    return Script(accelerator, world)
+    options = {"gradient_accumulation_steps": ACCUMULATED}
+    return Script(fresh(rank, world, case, precision, **options), world)
 
 
 def same_script(rank: int, world: int, case: Case, precision: str, folder: str) -> dict[str, float]:
@@ -138,12 +163,7 @@ def test_a_script_trains_as_under_accelerates_own_ddp(
 
 def synchronized_late(rank: int, world: int, case: Case | None) -> dict[str, Tensor]:
     """Forward passes under `no_sync`, and a backward pass that is to be synchronized after all."""
-    accelerator = fresh(rank, world)
-    if case is not None:
-        from autosync.frameworks.accelerate import use_bundle
-
-        use_bundle(accelerator, bundle_of(case, make_model("mlp"), world))
-    plain = make_model("mlp")
+    accelerator, plain = fresh(rank, world, case), make_model("mlp")
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.5))
     for inputs, wanted in data_loader(world):
         mine = inputs[rank::world], wanted[rank::world]
@@ -155,36 +175,21 @@ def synchronized_late(rank: int, world: int, case: Case | None) -> dict[str, Ten
             accelerator.backward(second)
         optimizer.step()
         optimizer.zero_grad()
-    weights = {name: value.clone() for name, value in accelerator.get_state_dict(model).items()}
+    weights = held(plain)
     if case is not None:
         autosync.detach(plain)
     return weights
 
 
-def late_difference(rank: int, world: int) -> dict[str, float]:
-    theirs = synchronized_late(rank, world, None)
-    return {
-        name: largest_difference(synchronized_late(rank, world, case), theirs)
-        for name, case in WAYS.items()
-    }
-
-
-def test_a_backward_pass_that_is_synchronized_after_all(pair: Ranks) -> None:
-    assert pair.run(late_difference) == [dict.fromkeys(WAYS, 0.0)] * 2
-
-
 def several(rank: int, world: int, case: Case | None) -> dict[str, Tensor]:
     """Two optimizers of one model, and a teacher that is not trained, from one `prepare`."""
-    accelerator = fresh(rank, world)
+    accelerator = fresh(rank, world, case)
     plain, teacher = make_model("mlp"), make_model("mlp").requires_grad_(False)
     parameters = list(plain.parameters())
     made = [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.AdamW(parameters[2:], lr=0.01)]
     if case is None:
         model, first, second = accelerator.prepare(plain, *made)
     else:
-        from autosync.frameworks.accelerate import use_bundle
-
-        use_bundle(accelerator, bundle_of(case, plain, world))
         model, first, teacher, second = accelerator.prepare(plain, made[0], teacher, made[1])
     for inputs, _ in data_loader(world):
         mine = inputs[rank::world]
@@ -194,21 +199,11 @@ def several(rank: int, world: int, case: Case | None) -> dict[str, Tensor]:
             optimizer.step()
         for optimizer in (first, second):
             optimizer.zero_grad()
-    weights = {name: value.clone() for name, value in accelerator.get_state_dict(model).items()}
+    weights = held(plain)
     if case is not None:
         given = autosync.detach(plain)[1]
         assert given == made
     return weights
-
-
-def several_difference(rank: int, world: int) -> dict[str, float]:
-    theirs = several(rank, world, None)
-    return {name: largest_difference(several(rank, world, WAYS[name]), theirs) for name in WAYS}
-
-
-def test_several_optimizers_and_a_model_that_is_not_trained(pair: Ranks) -> None:
-    for found in pair.run(several_difference):
-        assert max(found.values()) < 3e-6, found
 
 
 def two_models(rank: int, world: int, case: Case | None) -> list[dict[str, Tensor]]:
@@ -219,8 +214,6 @@ def two_models(rank: int, world: int, case: Case | None) -> list[dict[str, Tenso
     networks, optimizers = [], []
     for model in plain:
         if case is not None:
-            from autosync.frameworks.accelerate import use_bundle
-
             use_bundle(accelerator, bundle_of(case, model, world))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         network, optimizer = accelerator.prepare(model, optimizer)
@@ -244,20 +237,21 @@ def two_models(rank: int, world: int, case: Case | None) -> list[dict[str, Tenso
         assert again[1] is optimizers[0]
         networks[0] = again[0]
     train(0)
-    weights = [{k: v.clone() for k, v in model.state_dict().items()} for model in plain]
+    weights = [held(model) for model in plain]
     if case is not None:
         for model in plain:
             autosync.detach(model)
     return weights
 
 
-def two_models_difference(rank: int, world: int) -> dict[str, float]:
-    theirs = two_models(rank, world, None)
-    return {name: largest_difference(two_models(rank, world, WAYS[name]), theirs) for name in WAYS}
-
-
-def test_two_models_and_a_second_stage(pair: Ranks) -> None:
-    assert pair.run(two_models_difference) == [dict.fromkeys(WAYS, 0.0)] * 2
+@pytest.mark.parametrize(
+    ("script", "limit"), [(synchronized_late, 0.0), (several, 3e-6), (two_models, 0.0)]
+)
+def test_other_scripts_train_as_under_accelerates_own_ddp(
+    pair: Ranks, script: Callable[[int, int, Case | None], object], limit: float
+) -> None:
+    for found in pair.run(beside_ddp, script):
+        assert max(found.values()) <= limit, found
 
 
 def refused(rank: int, world: int) -> dict[str, str]:
@@ -265,8 +259,6 @@ def refused(rank: int, world: int) -> dict[str, str]:
     accelerator = fresh(rank, world)
     from accelerate import DistributedDataParallelKwargs
     from accelerate.utils import DDPCommunicationHookType
-
-    from autosync.frameworks.accelerate import use_bundle
 
     def pair_of() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = make_model("mlp")
@@ -337,8 +329,6 @@ def test_wrong_uses_are_refused_with_the_line_to_write(pair: Ranks) -> None:
 def lagged(rank: int, world: int, case: Case, folder: str) -> list[float]:
     """Weights after training, saving and loading."""
     accelerator = fresh(rank, world)
-    from autosync.frameworks.accelerate import use_bundle
-
     shipped = bundle_of(case, make_model("mlp"), world)
     use_bundle(accelerator, shipped, allow_inexact=True, on_drift=print)
     plain = make_model("mlp")
@@ -362,11 +352,7 @@ def test_plans_that_lag_train_are_saved_and_loaded(pair: Ranks, tmp_path: Path) 
 
 
 def clipped_otherwise(rank: int, world: int, case: Case) -> list[str]:
-    accelerator = fresh(rank, world)
-    from autosync.frameworks.accelerate import use_bundle
-
-    use_bundle(accelerator, bundle_of(case, make_model("mlp"), world))
-    plain = make_model("mlp")
+    accelerator, plain = fresh(rank, world, case), make_model("mlp")
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     accelerator.backward(model(torch.ones(2, 6)).square().mean())
     some = list(model.parameters())[:2]
@@ -396,8 +382,6 @@ def alone(rank: int, world: int) -> tuple[list[str], bool]:
 
     with_fresh_accelerate(rank, world)
     accelerator = Accelerator()  # without a launcher's device: one process
-    from autosync.frameworks.accelerate import use_bundle
-
     said = warned(lambda: use_bundle(accelerator, "none.json"))
     return said, type(accelerator) is Accelerator
 

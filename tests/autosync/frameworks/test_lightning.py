@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ import torch
 from autosync.bundle import save_bundle
 from autosync.errors import AutosyncError
 from autosync.runtime.attached_models import ATTACHED
-from autosync.strategy import Schedule
 from tests.autosync.frameworks.launched import as_torchrun
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.distributing import (
@@ -27,11 +26,12 @@ from tests.autosync.runtime.distributing import (
     fsdp2_bundle_of,
     largest_difference,
     placed_bundle_of,
+    refusal,
 )
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 from tests.long_parameters import long_after
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 PLANS = {
     "all-reduce": Case(),
     "reduce-scatter": Case(method="rs", partition="even", schedule=OVERLAP),
@@ -168,14 +168,6 @@ def test_a_gan_and_clipping_by_value(pair: Ranks, plan: str) -> None:
         assert max(differences.values()) == 0.0, str(differences)
 
 
-def refusal_of(function: Callable[[], object]) -> str:
-    try:
-        function()
-    except AutosyncError as error:
-        return str(error)
-    return "nothing"
-
-
 def refused(rank: int, world: int) -> dict[str, str]:
     from autosync.frameworks.lightning import AutoSyncStrategy
 
@@ -192,7 +184,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
         ("lagging", Fit(), Case(method="ps", staleness=1)),
     ):
         model = model_of(fit)
-        found[name] = refusal_of(
+        found[name] = refusal(
             lambda fit=fit, model=model, case=case: trained(  # type: ignore[misc]
                 fit, model, ours(fit, model, world, case)
             )
@@ -200,9 +192,9 @@ def refused(rank: int, world: int) -> dict[str, str]:
         assert "no_sync" not in model.__dict__
     model = model_of(Fit())
     sharding = AutoSyncStrategy(fsdp2_bundle_of(model, world))
-    found["fully sharded"] = refusal_of(lambda: trained(Fit(), model, sharding))
+    found["fully sharded"] = refusal(lambda: trained(Fit(), model, sharding))
     placing = AutoSyncStrategy(placed_bundle_of(model, world))
-    found["placed"] = refusal_of(lambda: trained(Fit(), model, placing))
+    found["placed"] = refusal(lambda: trained(Fit(), model, placing))
     return found
 
 

@@ -205,6 +205,7 @@ def test_reduce_scatter_defers_its_all_gather_to_the_next_use(sharded: bool) -> 
     schedule = Schedule("fifo", overlap_forward=True)
     plan = compiled(strategy_of(domain, *shards, schedule=schedule), domain)
     assert [m.operation for m in plan.messages] == [Op.REDUCE_SCATTER] * 3 + [Op.ALL_GATHER] * 3
+    assert [m.channel for m in plan.messages] == [Channel.GRADIENT] * 3 + [Channel.VALUE] * 3
     # When backward ends, the first half of the group used first is still on its way: the next
     # one in order of use fills the wire meanwhile.
     assert [m.gate for m in plan.messages] == [4, 2, 0, 2, 0, 4]

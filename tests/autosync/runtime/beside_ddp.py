@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.layout.records import MessageRecord
-from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -19,8 +18,8 @@ from tests.autosync.runtime.cases import (
     make_optimizer,
     worst_difference,
 )
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 PLANS = {
     "all-reduce": Case(optimizer="adamw"),
     "reduce-scatter": Case(optimizer="sgd", method="rs", partition="even", schedule=OVERLAP),

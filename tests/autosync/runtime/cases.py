@@ -1,8 +1,10 @@
 """Models, strategies and the single-process reference that every plan must equal."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -144,7 +146,7 @@ def make_model(name: str) -> nn.Module:
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": parameters[::2], "weight_decay": 0.01},
         {"params": parameters[1::2], "lr": 0.05},
     ]
@@ -153,6 +155,17 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     if name == "plain":
         return torch.optim.SGD(parameters, lr=0.5)
     return torch.optim.AdamW(groups, lr=0.01)
+
+
+def two_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Most buckets hold variables of both."""
+    parameters = list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": parameters[:1]},
+        {"params": parameters[2:3], "lr": 0.05},
+    ]
+    rest = [*parameters[1:2], *parameters[3:]]
+    return [torch.optim.SGD(groups, lr=0.1, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
 
 
 def graph_of(model: nn.Module) -> ModelGraph:
@@ -293,12 +306,25 @@ def _trained_alone(
     model = make_model(name)
     optimizer = make_optimizer(optimizer_name, model)
     for iteration in range(iterations):
-        trained = [p for p in model.parameters() if p.requires_grad]
-        gradients = reference_gradients(model, iteration, shares)
-        for p, gradient in zip(trained, gradients, strict=True):
-            p.grad = gradient
+        set_reference_gradients(model, iteration, shares)
         optimizer.step()
     return model
+
+
+def set_reference_gradients(model: nn.Module, iteration: int, shares: tuple[float, ...]) -> None:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = reference_gradients(model, iteration, shares)
+    for p, gradient in zip(trained, gradients, strict=True):
+        p.grad = gradient
+
+
+def iterate(
+    network: nn.Module, optimizer: torch.optim.Optimizer, rank: int, iterations: Iterable[int]
+) -> None:
+    for iteration in iterations:
+        optimizer.zero_grad()
+        loss_of(network, iteration, rank).backward()
+        optimizer.step()
 
 
 def attached(
@@ -323,3 +349,8 @@ def attached(
 def worst_difference(model: nn.Module, other: nn.Module) -> float:
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+def weights(model: nn.Module) -> Tensor:
+    """All parameters in one flat tensor."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -11,3 +11,15 @@ from tests.autosync.runtime.ranks import Ranks, ranks
 def pair() -> Iterator[Ranks]:
     with ranks(2) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with ranks(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with ranks(4) as made:
+        yield made

@@ -79,11 +79,7 @@ def distributed(
     plain = model.module if isinstance(model, DistributedDataParallel) else model
     bundle = bundle_of(case, plain, world)
     return autosync.distribute(
-        model,
-        optimizer,
-        bundle,
-        max_grad_norm=max_grad_norm,
-        allow_inexact=case.staleness > 0,
+        model, optimizer, bundle, max_grad_norm=max_grad_norm, allow_inexact=case.staleness > 0
     )
 
 

@@ -14,6 +14,7 @@ from autosync.importing import import_module
 from autosync.plan import Plan
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.layout.records import issue_order
+from tests.autosync.runtime.cases import weights
 from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.place import attach_here, beside, here
 from tests.autosync.runtime.traces import disorder
@@ -176,16 +177,12 @@ def run_one(rank: int, case: Drawn) -> Trained:
         loss(model(beside(model, inputs(case.model, iteration, rank)))).backward()
         optimizer.step()
     attachment.detach()
-    found = flat(model)
+    found = weights(model)
     wanted = reference(case.model, case.optimizer, case.plan.shares)
     worst = float((found - wanted).abs().max())
     return Trained(
         found.tolist(), worst, disorder(trace, issue_order(case.plan), queues, ITERATIONS)
     )
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @cache
@@ -209,4 +206,4 @@ def reference(name: str, optimizer_name: str, shares: tuple[float, ...]) -> Tens
         for p, mean in zip(model.parameters(), sums, strict=True):
             p.grad = mean
         optimizer.step()
-    return flat(model)
+    return weights(model)

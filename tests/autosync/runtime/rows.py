@@ -163,9 +163,7 @@ def train(
         optimizer.step()
 
 
-def weights(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def difference(model: nn.Module, other: nn.Module) -> float:
-    return float((weights(model) - weights(other)).abs().max())
+def shares_of(world: int, even: bool) -> tuple[float, ...]:
+    if even:
+        return (1.0 / world,) * world
+    return tuple((rank + 1) / (world * (world + 1) / 2) for rank in range(world))

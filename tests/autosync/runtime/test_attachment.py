@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.errors import AutosyncError, NotSupported
+from autosync.errors import AutosyncError
 from autosync.extensions.staleness.document import late_by
 from autosync.runtime import attachment
 from autosync.runtime.transport.process_groups import Groups, open_groups
 from tests.autosync.runtime.cases import Case, attached, loss_of, make_model, make_optimizer, plan
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.ranks import Ranks
 
 
@@ -144,11 +145,7 @@ def stale(rank: int, world: int) -> str:
     model = make_model("mlp")
     names = tuple(name for name, _ in model.named_parameters())
     made = replace(plan(Case(), model, world), extensions=late_by(2))
-    try:
-        attachment.attach(model, make_optimizer("sgd", model), made, names)
-    except NotSupported as error:
-        return str(error)
-    return "it runs, synchronized in every iteration"
+    return refusal(lambda: attachment.attach(model, make_optimizer("sgd", model), made, names))
 
 
 def test_a_stale_plan_is_refused_on_every_rank(pair: Ranks) -> None:

@@ -13,30 +13,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
-from autosync.codes import Update
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.attachment import attach
-from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
     attached,
     domain,
+    iterate,
     loss_of,
     make_model,
     make_optimizer,
     plan,
-    reference_gradients,
+    set_reference_gradients,
     strategy,
     train_reference,
     worst_difference,
 )
-from tests.autosync.runtime.distributing import refusal
+from tests.autosync.runtime.distributing import DDP, bundle_of, refusal
 from tests.autosync.runtime.ranks import Ranks
 
 
 def shipped(case: Case, world: int) -> Bundle:
-    where = domain(make_model(case.model), world, case.ranks_per_node)
-    return make_bundle(strategy(case, where.graph, world), where)
+    return bundle_of(case, make_model(case.model), world)
 
 
 def train(rank: int, world: int, case: Case, given: Bundle, host: str) -> tuple[str, list[str]]:
@@ -46,28 +44,11 @@ def train(rank: int, world: int, case: Case, given: Bundle, host: str) -> tuple[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         network, optimizer = autosync.distribute(model, optimizer, given)
-    for iteration in range(case.iterations):
-        optimizer.zero_grad()
-        loss_of(network, iteration, rank).backward()
-        optimizer.step()
+    iterate(network, optimizer, rank, range(case.iterations))
     if not isinstance(network, DistributedDataParallel):
         model.state_dict()
     assert worst_difference(model, train_reference(case, world)) < 2e-6
     return type(network).__name__, [str(warning.message) for warning in caught]
-
-
-def test_a_fitting_bundle_runs_its_plan(pair: Ranks) -> None:
-    case = Case(method="ps")
-    for kind, caught in pair.run(train, case, shipped(case, 2), "host{rank}"):
-        assert kind == "Sequential"
-        assert caught == []
-
-
-def test_ddp_is_a_strategy(pair: Ranks) -> None:
-    case = Case(schedule=Schedule("ddp"), groups=1)
-    for kind, caught in pair.run(train, case, shipped(case, 2), "host{rank}"):
-        assert kind == "DistributedDataParallel"
-        assert caught == []
 
 
 def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list[float]:
@@ -88,9 +69,7 @@ def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list
             scaler.scale(loss_of(network, iteration, rank)).backward()
             scaler.step(optimizer)
             scaler.update()
-            gradients = reference_gradients(alone, iteration, (1 / world,) * world)
-            for p, gradient in zip(alone.parameters(), gradients, strict=True):
-                p.grad = gradient
+            set_reference_gradients(alone, iteration, (1 / world,) * world)
             torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
             single.step()
         if not isinstance(network, DistributedDataParallel):
@@ -102,28 +81,9 @@ def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list
 @pytest.mark.parametrize("method", ["all_reduce", "zero", "ddp"])
 @pytest.mark.parametrize("host", ["host{rank}", "one"])
 def test_clipping_does_not_depend_on_what_synchronizes(pair: Ranks, method: str, host: str) -> None:
-    case = Case(method=method)
-    if method == "ddp":
-        case = Case(schedule=Schedule("ddp"), groups=1)
+    case = DDP if method == "ddp" else Case(method=method)
     for differences in pair.run(clipped, case, shipped(case, 2), host):
         assert max(differences) < 3e-6, differences
-
-
-def test_a_bundle_of_another_model_falls_back_to_ddp(pair: Ranks) -> None:
-    case = Case()
-    fits = shipped(case, 2)
-    other = replace(fits.variables[1], shape=(11,))
-    frozen = replace(fits, variables=(*fits.variables, replace(other, name="gone.weight")))
-    for given, host, words in (
-        (shipped(case, 4), "host{rank}", "for 4 ranks, this job has 2"),
-        (fits, "one", "ranks 0 and 1 share a host here, but not in the bundle"),
-        (replace(fits, variables=(fits.variables[0], other)), "h{rank}", "has shape (10,)"),
-        (frozen, "h{rank}", "'gone.weight' is missing"),
-    ):
-        for kind, caught in pair.run(train, case, given, host):
-            assert kind == "DistributedDataParallel"
-            assert len(caught) == 1
-            assert words in caught[0]
 
 
 class WithLoss(torch.nn.Module):
@@ -135,23 +95,39 @@ class WithLoss(torch.nn.Module):
         self.others = torch.nn.ModuleList(models[1:])
 
 
-def test_a_bundle_of_a_wrapper_fits_the_model_inside(pair: Ranks) -> None:
-    case = Case(method="zero")
-    wrapped = domain(WithLoss(make_model(case.model)), 2)
-    assert wrapped.graph.variables[0].name == "model.0.weight"
-    given = make_bundle(strategy(case, wrapped.graph, 2), wrapped)
-    for kind, caught in pair.run(train, case, given, "host{rank}"):
-        assert kind == "Sequential"
-        assert caught == []
+def wrapping(case: Case, *models: torch.nn.Module) -> Bundle:
+    """For the model that is imported."""
+    where = domain(WithLoss(*models), 2)
+    assert where.graph.variables[0].name == "model.0.weight"
+    return make_bundle(strategy(case, where.graph, 2), where)
 
 
-def test_a_bundle_of_two_such_models_fits_neither(pair: Ranks) -> None:
+def test_fitting_bundles_run_their_plans(pair: Ranks) -> None:
+    owned, sharded = Case(method="ps"), Case(method="zero")
+    for case, given, name in (
+        (owned, shipped(owned, 2), "Sequential"),
+        (DDP, shipped(DDP, 2), "DistributedDataParallel"),
+        (sharded, wrapping(sharded, make_model("mlp")), "Sequential"),
+    ):
+        assert pair.run(train, case, given, "host{rank}") == [(name, [])] * 2
+
+
+def test_bundles_of_other_models_and_jobs_fall_back_to_ddp(pair: Ranks) -> None:
     case = Case()
-    both = domain(WithLoss(make_model(case.model), make_model(case.model)), 2)
-    given = make_bundle(strategy(case, both.graph, 2), both)
-    for kind, caught in pair.run(train, case, given, "host{rank}"):
-        assert kind == "DistributedDataParallel"
-        assert "'0.weight' could be 'model.0.weight' or 'others.0.0.weight'" in caught[0]
+    fits = shipped(case, 2)
+    other = replace(fits.variables[1], shape=(11,))
+    frozen = replace(fits, variables=(*fits.variables, replace(other, name="gone.weight")))
+    both = wrapping(case, make_model("mlp"), make_model("mlp"))
+    for given, host, words in (
+        (shipped(case, 4), "host{rank}", "for 4 ranks, this job has 2"),
+        (fits, "one", "ranks 0 and 1 share a host here, but not in the bundle"),
+        (replace(fits, variables=(fits.variables[0], other)), "h{rank}", "has shape (10,)"),
+        (frozen, "h{rank}", "'gone.weight' is missing"),
+        (both, "host{rank}", "'0.weight' could be 'model.0.weight' or 'others.0.0.weight'"),
+    ):
+        for kind, (warning,) in pair.run(train, case, given, host):
+            assert kind == "DistributedDataParallel"
+            assert words in warning
 
 
 def differing(rank: int, world: int) -> str:
@@ -190,15 +166,6 @@ def refused(rank: int, world: int) -> list[bool]:
 
 def test_owned_and_sharded_updates_refuse_other_optimizers(pair: Ranks) -> None:
     assert pair.run(refused) == [[False, True, True, True]] * 2
-
-
-def test_every_way_of_updating_is_covered() -> None:
-    seen = {
-        message.update
-        for method in ("all_reduce", "zero", "ps")
-        for message in plan(Case(method=method), make_model("mlp"), 2).messages
-    }
-    assert seen == set(Update)
 
 
 def test_importing_autosync_does_not_import_torch() -> None:

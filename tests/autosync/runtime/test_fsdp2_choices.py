@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -29,9 +28,10 @@ from autosync.trials.session import ReusedGroups, RunningJob, attach
 from autosync.verification import verify
 from tests.autosync.exports.test_executed_settings import under_fsdp2
 from tests.autosync.runtime.cases import domain, make_optimizer
-from tests.autosync.runtime.distributing import ddp_of, refusal
-from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.autosync.runtime.torch_engines.test_torch_engines import difference, trained
+from tests.autosync.runtime.distributing import refusal
+from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.torch_engines import test_torch_engines
+from tests.autosync.runtime.torch_engines.test_torch_engines import trained
 
 TOLERANCE = 3e-6
 """Of weights after three steps: sums in another order."""
@@ -84,31 +84,14 @@ def bundles(where: Domain, strategies: list[Strategy]) -> list[Bundle]:
     return [make_bundle(strategy, where) for strategy in strategies]
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks(4) as made:
-        yield made
-
-
 def beside_ddp(
     rank: int, world: int, given: list[Bundle], ranks_per_node: int, optimizer: str
 ) -> list[float]:
     """How far the weights are from those under torch's DDP, by bundle."""
-    os.environ["AUTOSYNC_HOST"] = f"host{rank // ranks_per_node}"
-    alone, ddp = ddp_of(make_blocks())
-    wanted = trained(ddp, make_optimizer(optimizer, alone), rank)
-    found = []
-    for bundle in given:
-        model = make_blocks()
-        with torch.no_grad():  # begins with rank 0's values
-            for parameter in model.parameters():
-                parameter.add_(rank)
-        network, held = autosync.distribute(
-            model, make_optimizer(optimizer, model), bundle, allow_lossy=True
-        )
-        assert isinstance(network, FSDPModule)
-        found.append(difference(trained(network, held, rank), wanted))
-    return found
+    options = (optimizer, None, ranks_per_node, make_blocks)
+    found = [test_torch_engines.beside_ddp(rank, world, each, *options) for each in given]
+    assert {kind for _, kind in found} == {"fsdp"}
+    return [far for far, _ in found]
 
 
 def test_random_choices_train_as_ddp_on_two_ranks(pair: Ranks) -> None:

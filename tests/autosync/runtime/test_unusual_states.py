@@ -13,18 +13,21 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
 import autosync
 from autosync import TrainingState
 from autosync.runtime.attachment import Attachment, attach, attachment_of
-from autosync.strategy import (
-    ParameterServer,
-    ReduceScatter,
-    Synchronizer,
-)
+from autosync.strategy import ParameterServer, ReduceScatter, Synchronizer
 from tests.autosync.runtime import rows
-from tests.autosync.runtime.cases import Case, loss_of, make_model, make_optimizer, plan
+from tests.autosync.runtime.cases import (
+    Case,
+    loss_of,
+    make_model,
+    make_optimizer,
+    plan,
+    two_optimizers,
+)
 from tests.autosync.runtime.distributing import largest_difference, placed_bundle_of
 from tests.autosync.runtime.ranks import Ranks
 
@@ -39,19 +42,9 @@ def attached(model: nn.Module, optimizer: Optimizers, made: Any, loss: Loss = lo
 
 
 def several(world: int) -> Job:
-    """Most buckets hold variables of both."""
     model = make_model("mlp")
-    parameters = list(model.parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": parameters[:1]},
-        {"params": parameters[2:4:2], "lr": 0.05},
-    ]
-    optimizers: list[Optimizer] = [
-        SGD(groups, lr=0.1, momentum=0.9),
-        AdamW([*parameters[1:2], *parameters[3:]], lr=0.01),
-    ]
     case = Case(method="mixed", partition="uneven", groups=4)
-    return attached(model, optimizers, plan(case, model, world))
+    return attached(model, two_optimizers(model), plan(case, model, world))
 
 
 def channels_last(world: int) -> Job:
@@ -117,14 +110,7 @@ def placed(world: int) -> Job:
     return model, optimizer, made, loss_of
 
 
-JOBS = (
-    several,
-    channels_last,
-    branching,
-    momentum_of_rows,
-    sums_of_rows,
-    placed,
-)
+JOBS = (several, channels_last, branching, momentum_of_rows, sums_of_rows, placed)
 
 
 def train(job: Job, rank: int, begin: int, end: int) -> None:

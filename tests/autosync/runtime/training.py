@@ -9,10 +9,10 @@ from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
     attached,
-    loss_of,
+    iterate,
     make_model,
     make_optimizer,
-    reference_gradients,
+    set_reference_gradients,
     train_reference,
     worst_difference,
 )
@@ -51,18 +51,13 @@ def manual_reference(
     optimizer = make_optimizer(case.optimizer, model)
     shares = (1.0 / world,) * world
     for iteration in range(case.iterations):
-        gradients = reference_gradients(model, iteration, shares)
-        for p, gradient in zip(model.parameters(), gradients, strict=True):
-            p.grad = gradient
+        set_reference_gradients(model, iteration, shares)
         change(optimizer, model, iteration)
     return model
 
 
 def train_plain(rank: int, world: int, case: Case) -> float:
     model, optimizer, attachment = attached(case, world)
-    for iteration in range(case.iterations):
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
+    iterate(model, optimizer, rank, range(case.iterations))
     attachment.detach()
     return worst_difference(model, train_reference(case, world))

@@ -32,6 +32,7 @@ from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((64, 32), (64,), (10, 128))
+WHOLE, HALVES = whole(SHAPES[0]), split(SHAPES[0], 0, 2)
 DOMAIN = domain_of(chain_graph(SHAPES, factor_rows=4), grid_cluster(2, 2))
 SPARSE = domain_of(chain_graph(SHAPES, (0,)), grid_cluster(2, 2))
 
@@ -68,80 +69,60 @@ def refused(strategy: Strategy, words: str, domain: Domain = DOMAIN) -> InvalidS
 
 
 @pytest.mark.parametrize(
-    ("partition", "shard"),
+    ("domain", "partition", "shard"),
     [
-        (whole((64, 32)), AllReduce(0)),
-        (whole((64, 32)), AllReduce(0, "tree")),
-        (whole((64, 32)), AllReduce(0, "hierarchical")),
-        (whole((64, 32)), AllReduce(0, "ring", (2, 0, 3, 1))),
-        (split((64, 32), 1, 5), ReduceScatter(0)),
-        (split((64, 32), 0, 7), ReduceScatter(0, sharded_update=True)),
-        (pieces((64, 32), 1000), ParameterServer(3, 0)),
-        (whole((64, 32)), ParameterServer(0, 0, hierarchical=True)),
-        (split((64, 32), 0, 3), ParameterServer(0, 0, returns_gradients=True)),
-        (whole((64, 32)), Factors(0)),
+        (DOMAIN, WHOLE, AllReduce(0)),
+        (DOMAIN, WHOLE, AllReduce(0, "tree")),
+        (DOMAIN, WHOLE, AllReduce(0, "hierarchical")),
+        (DOMAIN, WHOLE, AllReduce(0, "ring", (2, 0, 3, 1))),
+        (DOMAIN, split((64, 32), 1, 5), ReduceScatter(0)),
+        (DOMAIN, split((64, 32), 0, 7), ReduceScatter(0, sharded_update=True)),
+        (DOMAIN, pieces((64, 32), 1000), ParameterServer(3, 0)),
+        (DOMAIN, WHOLE, ParameterServer(0, 0, hierarchical=True)),
+        (DOMAIN, split((64, 32), 0, 3), ParameterServer(0, 0, returns_gradients=True)),
+        (DOMAIN, WHOLE, Factors(0)),
+        (SPARSE, WHOLE, AllGather(0)),
+        (SPARSE, WHOLE, ParameterServer(1, 0)),
+        (SPARSE, split((64, 32), 0, 3), ParameterServer(1, 0)),
     ],
 )
-def test_sound_choices_pass(partition: Partition, shard: Synchronizer) -> None:
-    verify(with_choice(0, partition, shard), DOMAIN)
+def test_sound_choices_pass(domain: Domain, partition: Partition, shard: Synchronizer) -> None:
+    verify(with_choice(0, partition, shard, domain=domain), domain)
 
 
 @pytest.mark.parametrize(
-    ("partition", "shard"),
+    ("domain", "partition", "shard", "words"),
     [
-        (whole((64, 32)), AllGather(0)),
-        (whole((64, 32)), ParameterServer(1, 0)),
-        (split((64, 32), 0, 3), ParameterServer(1, 0)),
-    ],
-)
-def test_sound_sparse_choices_pass(partition: Partition, shard: Synchronizer) -> None:
-    verify(with_choice(0, partition, shard, domain=SPARSE), SPARSE)
-
-
-@pytest.mark.parametrize(
-    ("partition", "shard", "words"),
-    [
-        (Partition(-1, (2047,)), AllReduce(0), "has 2048 elements, but its shards add up to 2047"),
-        (Partition(1, (16, 17)), AllReduce(0), "32 along axis 1, but its shards add up to 33"),
-        (Partition(2, (1,)), AllReduce(0), "no axis 2"),
-        (Partition(-2, (1,)), AllReduce(0), "no axis -2"),
-        (whole((64, 32)), ParameterServer(4, 0), "server 4, of servers 0 to 3"),
-        (whole((64, 32)), ParameterServer(-1, 0), "server -1"),
-        (whole((64, 32)), AllGather(0), "dense gradient"),
-        (split((64, 32), 0, 2), Factors(0), "by factors, but not whole"),
-        (whole((64, 32)), AllReduce(0, "ring", (0, 1, 2)), "visit each of 4 ranks once"),
-        (whole((64, 32)), AllReduce(0, "tree", (0, 1, 2, 3)), "its all-reduce is tree"),
-        (whole((64, 32)), AllReduce(-1), "group -1"),
-        (whole((64, 32)), AllReduce(0, encoding=Encoding("fp16")), "sent as fp16, which loses"),
-        (whole((64, 32)), ReduceScatter(0, encoding=Encoding("bf16")), "sent as bf16"),
-        (whole((64, 32)), ReduceScatter(0, encoding=Encoding("powersgd", 2)), "a ring all_red"),
-        (split((64, 32), 0, 2), AllReduce(0, encoding=Encoding("powersgd", 2)), "no whole matrix"),
-        (whole((64, 32)), AllReduce(0, "tree", encoding=Encoding("powersgd", 2)), "a ring all_red"),
+        (DOMAIN, Partition(-1, (2047,)), AllReduce(0), "has 2048 elements, but .* add up to 2047"),
+        (DOMAIN, Partition(1, (16, 17)), AllReduce(0), "32 along axis 1, but .* add up to 33"),
+        (DOMAIN, Partition(2, (1,)), AllReduce(0), "no axis 2"),
+        (DOMAIN, Partition(-2, (1,)), AllReduce(0), "no axis -2"),
+        (DOMAIN, WHOLE, ParameterServer(4, 0), "server 4, of servers 0 to 3"),
+        (DOMAIN, WHOLE, ParameterServer(-1, 0), "server -1"),
+        (DOMAIN, WHOLE, AllGather(0), "dense gradient"),
+        (DOMAIN, HALVES, Factors(0), "by factors, but not whole"),
+        (DOMAIN, WHOLE, AllReduce(0, "ring", (0, 1, 2)), "visit each of 4 ranks once"),
+        (DOMAIN, WHOLE, AllReduce(0, "tree", (0, 1, 2, 3)), "its all-reduce is tree"),
+        (DOMAIN, WHOLE, AllReduce(-1), "group -1"),
+        (DOMAIN, WHOLE, AllReduce(0, encoding=Encoding("fp16")), "sent as fp16, which loses"),
+        (DOMAIN, WHOLE, ReduceScatter(0, encoding=Encoding("bf16")), "sent as bf16"),
+        (DOMAIN, WHOLE, ReduceScatter(0, encoding=Encoding("powersgd", 2)), "a ring all_red"),
+        (DOMAIN, HALVES, AllReduce(0, encoding=Encoding("powersgd", 2)), "no whole matrix"),
+        (DOMAIN, WHOLE, AllReduce(0, "tree", encoding=Encoding("powersgd", 2)), "a ring all_red"),
+        (SPARSE, split((64, 32), 1, 2), ParameterServer(0, 0), "cut along axis 0 only"),
+        (SPARSE, pieces((64, 32), 1000), ParameterServer(0, 0), "cut along axis 0 only"),
+        (SPARSE, WHOLE, AllReduce(0), "which all_reduce cannot carry"),
+        (SPARSE, WHOLE, ReduceScatter(0), "which reduce_scatter cannot carry"),
+        (SPARSE, HALVES, AllGather(0), "gathered, but not whole"),
+        (SPARSE, WHOLE, ParameterServer(0, 0, returns_gradients=True), "returns as values"),
     ],
 )
 def test_unsound_choices_are_refused_by_name(
-    partition: Partition, shard: Synchronizer, words: str
+    domain: Domain, partition: Partition, shard: Synchronizer, words: str
 ) -> None:
-    error = refused(with_choice(0, partition, shard), words)
+    error = refused(with_choice(0, partition, shard, domain=domain), words, domain)
     assert "'v0'" in error.message
     assert error.thing.startswith("variable v0")
-
-
-@pytest.mark.parametrize(
-    ("partition", "shard", "words"),
-    [
-        (split((64, 32), 1, 2), ParameterServer(0, 0), "cut along axis 0 only"),
-        (pieces((64, 32), 1000), ParameterServer(0, 0), "cut along axis 0 only"),
-        (whole((64, 32)), AllReduce(0), "which all_reduce cannot carry"),
-        (whole((64, 32)), ReduceScatter(0), "which reduce_scatter cannot carry"),
-        (split((64, 32), 0, 2), AllGather(0), "gathered, but not whole"),
-        (whole((64, 32)), ParameterServer(0, 0, returns_gradients=True), "returns as values"),
-    ],
-)
-def test_unsound_sparse_choices_are_refused(
-    partition: Partition, shard: Synchronizer, words: str
-) -> None:
-    refused(with_choice(0, partition, shard, domain=SPARSE), words, SPARSE)
 
 
 def test_factors_belong_to_linear_layers() -> None:
@@ -150,43 +131,43 @@ def test_factors_belong_to_linear_layers() -> None:
 
 def test_lossy_encodings_pass_where_they_are_allowed() -> None:
     for encoding in (Encoding("fp16"), Encoding("bf16"), Encoding("powersgd", 2)):
-        strategy = with_choice(0, whole((64, 32)), AllReduce(0, encoding=encoding))
+        strategy = with_choice(0, WHOLE, AllReduce(0, encoding=encoding))
         verify(strategy, DOMAIN, allow_lossy=True)
 
 
 def test_an_explicit_ring_is_refused_on_nccl() -> None:
     nccl = domain_of(DOMAIN.graph, replace(DOMAIN.cluster, backend="nccl"))
-    strategy = with_choice(0, whole((64, 32)), AllReduce(0, "ring", (0, 1, 2, 3)))
+    strategy = with_choice(0, WHOLE, AllReduce(0, "ring", (0, 1, 2, 3)))
     refused(strategy, "NCCL picks its own topology", nccl)
 
 
 @pytest.mark.parametrize("shard", [AllReduce(0, "hierarchical"), ParameterServer(0, 0, True)])
 def test_hierarchy_needs_a_node_of_several_ranks(shard: Synchronizer) -> None:
     flat = domain_of(DOMAIN.graph, grid_cluster(4, 1))
-    refused(with_choice(0, whole((64, 32)), shard), "no node of 'grid' has several ranks", flat)
+    refused(with_choice(0, WHOLE, shard), "no node of 'grid' has several ranks", flat)
 
 
 @pytest.mark.parametrize("shard", [ParameterServer(0, 0), ReduceScatter(0, sharded_update=True)])
 def test_owner_and_sharded_updates_need_an_elementwise_optimizer(shard: Synchronizer) -> None:
     domain = domain_of(DOMAIN.graph, DOMAIN.cluster, optimizer=Optimizer("lbfgs", False))
-    refused(with_choice(0, whole((64, 32)), shard), "'lbfgs' is not elementwise", domain)
-    verify(with_choice(0, whole((64, 32)), ReduceScatter(0)), domain)
-    verify(with_choice(0, whole((64, 32)), ParameterServer(0, 0, returns_gradients=True)), domain)
+    refused(with_choice(0, WHOLE, shard), "'lbfgs' is not elementwise", domain)
+    verify(with_choice(0, WHOLE, ReduceScatter(0)), domain)
+    verify(with_choice(0, WHOLE, ParameterServer(0, 0, returns_gradients=True)), domain)
 
 
 def test_dedicated_server_hosts_can_be_predicted_but_not_run() -> None:
     nodes = (*DOMAIN.cluster.nodes, Node("server", (Device("cpu"),), 1.0, server_only=True))
     domain = domain_of(DOMAIN.graph, Cluster("with server", nodes))
-    strategy = with_choice(0, whole((64, 32)), ParameterServer(4, 0))
+    strategy = with_choice(0, WHOLE, ParameterServer(4, 0))
     verify(strategy, domain)
     assert TimelineSimulator().predict(domain, encode([strategy], domain))[0] > 0
     with pytest.raises(NotSupported, match="variable 'v0' is owned by server 4, a dedicated"):
         make_bundle(strategy, domain)
-    by_rank = make_bundle(with_choice(0, whole((64, 32)), ParameterServer(3, 0)), domain)
+    by_rank = make_bundle(with_choice(0, WHOLE, ParameterServer(3, 0)), domain)
     smuggled = to_data(by_rank) | {"strategy": to_data(strategy)}
     with pytest.raises(NotSupported, match="'v0' is owned by server 4"):
         from_data(Bundle, smuggled)
-    refused(with_choice(0, whole((64, 32)), ParameterServer(5, 0)), "of servers 0 to 4", domain)
+    refused(with_choice(0, WHOLE, ParameterServer(5, 0)), "of servers 0 to 4", domain)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +180,7 @@ def test_dedicated_server_hosts_can_be_predicted_but_not_run() -> None:
     ],
 )
 def test_members_of_a_group_must_agree(first: Synchronizer, second: Synchronizer) -> None:
-    strategy = with_choice(0, split((64, 32), 0, 2), first, second)
+    strategy = with_choice(0, HALVES, first, second)
     refused(strategy, "shares group 5 with 'v0', but differs")
 
 
@@ -211,7 +192,7 @@ def test_members_of_a_group_must_agree_in_type() -> None:
 
 
 def test_members_of_a_group_must_agree_in_sparsity() -> None:
-    owned = with_choice(0, whole((64, 32)), ParameterServer(1, 9), domain=SPARSE)
+    owned = with_choice(0, WHOLE, ParameterServer(1, 9), domain=SPARSE)
     mixed = replace(
         owned,
         choices=(
@@ -280,7 +261,7 @@ def lagging(strategy: Strategy, domain: Domain, words: str) -> None:
     ],
 )
 def test_synchronizers_that_cannot_lag_are_refused_by_name(shard: Synchronizer) -> None:
-    strategy = with_choice(0, whole(SHAPES[0]), shard)
+    strategy = with_choice(0, WHOLE, shard)
     lagging(strategy, DOMAIN, f"'v0' is synchronized by {shard.kind}, of a kind that does not lag")
 
 
@@ -308,9 +289,9 @@ def test_the_ddp_order_takes_whole_exact_rings_only() -> None:
     schedule = Schedule("ddp", slice_bytes=1 << 20)
     verify(replace(plain(), schedule=schedule), DOMAIN)
     for partition, shard in (
-        (split((64, 32), 0, 2), AllReduce(0)),
-        (whole((64, 32)), AllReduce(0, "tree")),
-        (whole((64, 32)), ReduceScatter(0)),
+        (HALVES, AllReduce(0)),
+        (WHOLE, AllReduce(0, "tree")),
+        (WHOLE, ReduceScatter(0)),
     ):
         wrong = replace(with_choice(0, partition, shard), schedule=schedule)
         refused(wrong, "all that torch's DDP does")
@@ -325,7 +306,7 @@ def test_the_ddp_order_is_even_and_ends_before_forward() -> None:
 
 
 def test_torchs_ddp_carries_sparse_gradients() -> None:
-    strategy = with_choice(0, whole((64, 32)), AllReduce(0), domain=SPARSE)
+    strategy = with_choice(0, WHOLE, AllReduce(0), domain=SPARSE)
     verify(replace(strategy, schedule=Schedule("ddp")), SPARSE)
 
 
@@ -344,6 +325,6 @@ def test_a_strategy_for_another_graph_is_refused(names: tuple[str, ...], words: 
 
 
 def test_rows_of_a_table_are_all_gathered_or_all_owned() -> None:
-    cut = split((64, 32), 0, 2)
+    cut = HALVES
     mixed = with_choice(0, cut, AllGather(0), ParameterServer(1, 9), domain=SPARSE)
     refused(mixed, "'v0' has a sparse gradient, whose rows are all gathered or all owned", SPARSE)

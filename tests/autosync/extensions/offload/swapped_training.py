@@ -209,11 +209,12 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
 DEEP = (DEEP_BATCH,) * 6
 
 
-def follows(swapper: HostSwapper | None) -> bool:
-    """The passes went by a schedule that moves state, and the next one, just begun, will."""
+def moves(swapper: HostSwapper | None, kind: str) -> bool:
+    """The passes went by a schedule that moves such tensors (activation, state), and the next one,
+    if it has begun, will."""
     assert swapper is not None
     going_on = swapper.is_following and swapper.deviations == 0
-    return going_on and "state" in moved_kinds(swapper)
+    return going_on and kind in moved_kinds(swapper)
 
 
 def state_of(optimizer: Optimizer) -> list[Tensor]:

@@ -25,11 +25,11 @@ from tests.autosync.extensions.offload.swapped_training import (
     Between,
     batch_of,
     evaluates,
-    follows,
     infers,
     least_bytes,
     loads,
     make,
+    moves,
     same,
     saved_count,
     state_of,
@@ -51,7 +51,7 @@ def test_it_trains_where_neither_plain_training_nor_swapped_activations_fit() ->
             trained("deep", budget, arena_bytes=both, sizes=DEEP)
     swapped = trained("deep", both, arena_bytes=both, sizes=DEEP, with_state=True)
     assert same(swapped.values, plain.values)
-    assert follows(swapped.swapper)
+    assert moves(swapped.swapper, "state")
 
 
 def test_its_bytes_really_leave_and_its_values_stay_where_they_are_read() -> None:
@@ -161,7 +161,7 @@ def test_saved_and_resumed_midway_it_goes_on_to_the_bit() -> None:
     saved, _, _ = trained_on(range(5), None, budget)
     _, resumed, swapper = trained_on(range(5, 10), saved, budget)
     assert same(resumed, plain)
-    assert follows(swapper)
+    assert moves(swapper, "state")
     unswapped, _, _ = trained_on(range(5), None, None)
     _, resumed, _ = trained_on(range(5, 10), unswapped, budget)
     assert same(resumed, plain)
@@ -303,7 +303,7 @@ def test_several_optimizers_update_each_its_own(together: bool) -> None:
     swapped, swapper = two_optimizers(least * 21 // 20, together)
     assert same(swapped, plain)
     if together:
-        assert follows(swapper)
+        assert moves(swapper, "state")
 
 
 def test_an_optimizer_that_steps_every_second_time_does_not_move_where_passes_begin() -> None:

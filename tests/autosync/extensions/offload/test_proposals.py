@@ -13,12 +13,7 @@ from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.prediction import swap_budget_bytes
-from autosync.extensions.offload.proposals import (
-    ENDINGS,
-    PROPOSER,
-    plain_name,
-    swapped_forms,
-)
+from autosync.extensions.offload.proposals import ENDINGS, PROPOSER, plain_name, swapped_forms
 from autosync.population import encode
 from autosync.search.designs.design_table import (
     DESIGNS,
@@ -122,15 +117,6 @@ def test_a_ranking_by_prediction_begins_with_what_fits_and_ends_with_ddp() -> No
         check_memory(each.strategy, tight)
     seconds = [each.predicted_seconds for each in ranked[:-1]]
     assert seconds == sorted(seconds)
-
-
-def test_waits_for_transfers_count_in_the_ranking() -> None:
-    """Of two strategies alike but for the swapping that one device's memory asks for."""
-    slow = four(0.0035, operation_seconds=1e-5)
-    plain = DESIGNS["ddp"](slow)
-    ((_, swapped),) = PROPOSER.fitting_forms(slow, [("ddp", plain)], Space())
-    without, with_waits = TimelineSimulator().predict(slow, encode([plain, swapped], slow))
-    assert with_waits > without
 
 
 def test_state_is_swapped_where_swapping_activations_is_not_enough() -> None:

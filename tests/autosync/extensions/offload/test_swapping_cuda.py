@@ -28,10 +28,7 @@ STEPS = 5
 
 
 def trained(
-    name: str,
-    device: torch.device,
-    budget_bytes: int | None,
-    with_state: bool = False,
+    name: str, device: torch.device, budget_bytes: int | None, with_state: bool = False
 ) -> tuple[list[Tensor], int, int, bool]:
     """Values afterwards, the peak of the last step, the least budget, and whether the last pass was
     scheduled with something moved."""

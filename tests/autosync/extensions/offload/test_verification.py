@@ -26,20 +26,6 @@ WITH_STATE = PLAIN.carrying(Offload(3_000_000_000, optimizer_state=True))
 EARLIER = PLAIN.carrying(Offload(3_000_000_000, values=True))
 
 
-def test_strategies_without_it_keep_their_text() -> None:
-    assert "swap" not in to_json(PLAIN)
-    assert from_json(Strategy, to_json(SWAPPED)) == SWAPPED
-    assert SWAPPED.id != PLAIN.id
-    assert PLAIN.carrying(Offload(1)).id != SWAPPED.id
-
-
-def test_strategies_that_swap_activations_alone_keep_their_text() -> None:
-    assert '"swap":{"budget_bytes":3000000000}' in to_json(SWAPPED)
-    for other in (WITH_STATE, EARLIER):
-        assert from_json(Strategy, to_json(other)) == other
-    assert len({each.id for each in (SWAPPED, WITH_STATE, EARLIER)}) == 3
-
-
 @pytest.mark.parametrize("budget", [0, -5, 2**63])
 def test_a_budget_is_a_number_of_bytes(budget: int) -> None:
     with pytest.raises(InvalidStrategy, match=f"budget_bytes is {budget}"):

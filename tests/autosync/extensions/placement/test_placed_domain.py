@@ -211,9 +211,7 @@ def test_all_ranks_by_shares_save_nothing() -> None:
 
 def test_modules_placed_on_every_replica_are_not_split() -> None:
     strategy = with_placement(
-        all_reduce_per_variable(THREE),
-        THREE,
-        (in_proportion("layer1", range(3), (2.0, 1.0, 1.0)),),
+        all_reduce_per_variable(THREE), THREE, (in_proportion("layer1", range(3), (2.0, 1.0, 1.0)),)
     )
     shares = tuple(Replica(rank, share) for rank, share in enumerate((0.5, 0.25, 0.25)))
     (found,) = placement_accounts(THREE, replace(strategy, replicas=shares))

@@ -2,7 +2,6 @@
 proposer, and trains on real ranks within the memory that torch's DDP runs out of."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,7 +24,7 @@ from autosync.extensions.placement.proposals import (
 from autosync.importing.importer import import_module
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 from tests.domains import domain_of, grid_cluster
 from tests.placed_models import loss
 
@@ -81,12 +80,6 @@ def domain(memory_bytes: int) -> Domain:
 def placed(proposer: str, where: Domain) -> EvaluatedPlacement:
     propose = place_greedily if proposer == "greedy" else learned_placement
     return propose(PlacementEvaluator(where, TimelineSimulator()), all_reduce_5mb(where))
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2) as made:
-        yield made
 
 
 def ddp_bytes(rank: int, world: int) -> int:

@@ -3,7 +3,6 @@ checkpoint."""
 
 import copy
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +28,7 @@ from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax
 from autosync.strategy import Replica
 from autosync.verification import verify
 from tests.autosync.runtime.distributing import refusal
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
 
 STEPS = 3
@@ -150,12 +149,6 @@ def uneven(
     far = far_from(model.state_dict(), wanted)
     autosync.detach(model)
     return far, held
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3) as made:
-        yield made
 
 
 THREE: dict[str, PlacedModules] = {

@@ -1,7 +1,7 @@
 """Placed modules in a running job's trials, and in a whole tuning of it, on real ranks."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -29,7 +29,7 @@ from autosync.trials.live.job_cluster import measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import record_job
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 from tests.search.live.live_training import fingerprint
 
 pytestmark = pytest.mark.timeout(600)
@@ -82,12 +82,6 @@ def step_on(x: Tensor) -> Callable[[nn.Module, torch.optim.Optimizer], None]:
         optimizer.step()
 
     return step
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    with ranks(2, 120.0) as made:
-        yield made
 
 
 TRIALS: dict[str, PlacedModules] = {

@@ -21,12 +21,7 @@ from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import (
-    AllReduce,
-    Encoding,
-    VariableChoice,
-    whole,
-)
+from autosync.strategy import AllReduce, Encoding, VariableChoice, whole
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn_domains import domains, seeds, spaces

@@ -1,8 +1,8 @@
 """Sufficient factors equal single-process training, and no rank computes its own gradient."""
 
 import copy
-from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -10,28 +10,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from autosync.errors import NotSupported
 from autosync.strategy import AllReduce, Factors, Schedule, Synchronizer
+from tests.autosync.runtime.cases import weights, worst_difference
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import gradient_of, without_sync
 from tests.autosync.runtime.place import beside, here
-from tests.autosync.runtime.ranks import Ranks, ranks
-from tests.autosync.runtime.rows import (
-    attached,
-    averaged_all,
-    difference,
-    plan,
-    train,
-    train_alone,
-    weights,
-)
+from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.rows import attached, averaged_all, plan, shares_of, train, train_alone
 
 OVERLAP = Schedule("priority", overlap_forward=True)
-
-
-@pytest.fixture(scope="module", params=[3])
-def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with ranks(request.param) as made:
-        yield made
 
 
 class Net(nn.Module):
@@ -81,12 +68,6 @@ def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def shares_of(world: int, even: bool) -> tuple[float, ...]:
-    if even:
-        return (1.0 / world,) * world
-    return tuple((rank + 1) / (world * (world + 1) / 2) for rank in range(world))
-
-
 def run(
     rank: int,
     world: int,
@@ -105,14 +86,14 @@ def run(
     attachment.detach()
     assert "forward" not in model.first.__dict__
     train_alone(alone, optimizer_of(alone, kind), loss, 4, shares, norm)
-    return difference(model, alone), weights(model).tolist()
+    return worst_difference(model, alone), weights(model).tolist()
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize("schedule", [Schedule(), OVERLAP], ids=["fifo", "overlap"])
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
-def test_equals_single_process(pool: Ranks, kind: str, schedule: Schedule, even: bool) -> None:
-    results = pool.run(run, kind, schedule, even, None, False)
+def test_equals_single_process(three: Ranks, kind: str, schedule: Schedule, even: bool) -> None:
+    results = three.run(run, kind, schedule, even, None, False)
     assert max(difference for difference, _ in results) < 2e-6
     assert all(values == results[0][1] for _, values in results)
 
@@ -185,7 +166,7 @@ def accumulate(rank: int, world: int, spoil: str) -> float:
             parameter.grad = sum_
         other.step()
     attachment.detach()
-    return difference(model, alone)
+    return worst_difference(model, alone)
 
 
 @pytest.mark.parametrize("spoil", ["", "zero", "double"])
@@ -213,7 +194,7 @@ def mixed_precision(rank: int, world: int) -> tuple[float, set[str]]:
         optimizer.step()
     attachment.detach()
     train_alone(alone, other, autocast, 2, shares_of(world, True))
-    return difference(model, alone), types
+    return worst_difference(model, alone), types
 
 
 def test_mixed_precision_keeps_the_factors_type(pair: Ranks) -> None:
@@ -241,7 +222,7 @@ def passes_that_do_not_count(rank: int, world: int) -> float:
         model(inputs)
     attachment.detach()
     train_alone(alone, optimizer_of(alone, "sgd"), loss, 2, shares_of(world, True))
-    return difference(model, alone)
+    return worst_difference(model, alone)
 
 
 def test_other_passes_leave_nothing_behind(pair: Ranks) -> None:
@@ -265,7 +246,7 @@ def unused(rank: int, world: int) -> float:
     train(model, optimizer, loss, 3, rank)
     attachment.detach()
     train_alone(alone, other, loss, 3, shares_of(world, True))
-    return difference(model, alone)
+    return worst_difference(model, alone)
 
 
 def test_layers_that_only_some_or_no_ranks_use(pair: Ranks) -> None:
@@ -305,30 +286,18 @@ def test_no_rank_computes_its_own_gradient(pair: Ranks) -> None:
         assert planned == 3
 
 
-def shared(rank: int, world: int) -> str:
-    model = Net()
-    model.last = nn.Linear(8, 8, bias=False)
-    model.last.weight = model.again.weight
-    return refusal(model, world)
-
-
-def convolution(rank: int, world: int) -> str:
-    model = nn.Sequential(nn.Linear(6, 6))
-    model[0].__class__ = type("Adapted", (nn.Linear,), {})
-    return refusal(model, world)
-
-
-def refusal(model: nn.Module, world: int) -> str:
-    try:
-        attached(model, optimizer_of(model, "sgd"), plan(model, world, choose))
-    except NotSupported as error:
-        return f"{error} {error.remedy}"
-    return ""
+def refused(rank: int, world: int) -> list[str]:
+    shared, adapted = Net(), nn.Sequential(nn.Linear(6, 6))
+    shared.last = nn.Linear(8, 8, bias=False)
+    shared.last.weight = shared.again.weight
+    adapted[0].__class__ = type("Adapted", (nn.Linear,), {})
+    models: tuple[nn.Module, ...] = (shared, adapted)
+    plans = [(model, optimizer_of(model, "sgd"), plan(model, world, choose)) for model in models]
+    return [refusal(partial(attached, *each)) for each in plans]
 
 
 def test_shared_weights_and_other_layers_are_refused_by_name(pair: Ranks) -> None:
-    for words in pair.run(shared):
-        assert "'again.weight' is shared by 2 modules" in words
-        assert "Use all_reduce" in words
-    for words in pair.run(convolution):
-        assert "'0.weight' belongs to a Adapted" in words
+    for shared, adapted in pair.run(refused):
+        assert "'again.weight' is shared by 2 modules" in shared
+        assert "Use all_reduce" in shared
+        assert "'0.weight' belongs to a Adapted" in adapted

@@ -1,7 +1,6 @@
 """Touched rows equal torch's own sparse training in a single process."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,29 +9,24 @@ from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.strategy import AllGather, AllReduce, ParameterServer, Schedule, Synchronizer
+from tests.autosync.runtime.cases import weights, worst_difference
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import without_sync
 from tests.autosync.runtime.place import beside, here
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.rows import (
     Choose,
     attached,
     averaged,
     averaged_all,
-    difference,
     plan,
+    shares_of,
     train,
     train_alone,
-    weights,
 )
 
 ROWS = 23
 OVERLAP = Schedule("priority", overlap_forward=True)
-
-
-@pytest.fixture(scope="module", params=[3])
-def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with ranks(request.param) as made:
-        yield made
 
 
 class Lookup(nn.Module):
@@ -110,12 +104,6 @@ def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.1)
 
 
-def shares_of(world: int, even: bool) -> tuple[float, ...]:
-    if even:
-        return (1.0 / world,) * world
-    return tuple((rank + 1) / (world * (world + 1) / 2) for rank in range(world))
-
-
 def run(
     rank: int, world: int, way: str, kind: str, schedule: Schedule, even: bool, norm: float | None
 ) -> tuple[float, list[float]]:
@@ -127,7 +115,7 @@ def run(
     attachment.detach()
     train_alone(alone, other, loss, 3, shares, norm)
     assert_same_state(optimizer, other, model, alone)
-    return difference(model, alone), weights(model).tolist()
+    return worst_difference(model, alone), weights(model).tolist()
 
 
 def assert_same_state(
@@ -151,9 +139,9 @@ def assert_same_state(
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("way", list(WAYS))
-def test_equals_single_process(pool: Ranks, way: str, kind: str) -> None:
+def test_equals_single_process(three: Ranks, way: str, kind: str) -> None:
     for schedule, even in ((Schedule(), False), (OVERLAP, True)):
-        results = pool.run(run, way, kind, schedule, even, None)
+        results = three.run(run, way, kind, schedule, even, None)
         assert max(difference for difference, _ in results) < 2e-6
         assert all(values == results[0][1] for _, values in results)
 
@@ -216,7 +204,7 @@ def accumulate(rank: int, world: int, way: str) -> float:
             parameter.grad = (a + b).coalesce() if a.is_sparse else a + b
         other.step()
     attachment.detach()
-    return difference(model, alone)
+    return worst_difference(model, alone)
 
 
 def test_no_sync_accumulates(pair: Ranks) -> None:
@@ -244,7 +232,11 @@ def scaled(rank: int, world: int, way: str) -> tuple[float, float, float]:
             parameter.grad = gradient
         other.step()
     attachment.detach()
-    return difference(model, alone), scaler.get_scale(), float(weights(model).isfinite().all())
+    return (
+        worst_difference(model, alone),
+        scaler.get_scale(),
+        float(weights(model).isfinite().all()),
+    )
 
 
 def test_a_grad_scaler_sees_the_summed_rows(pair: Ranks) -> None:
@@ -272,7 +264,7 @@ def checkpointed(rank: int, world: int, kind: str) -> float:
     attachment.detach()
     train_alone(alone, other, loss, 2, shares_of(world, True))
     train_alone(alone, other, loss, 3, shares_of(world, True))
-    return difference(again, alone)
+    return worst_difference(again, alone)
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adagrad", "sparse_adam"])
@@ -305,7 +297,7 @@ def test_only_touched_rows_travel_back(pair: Ranks) -> None:
             assert changed == [0, 1, 5, 20] or changed == [0, 1, 5]
 
 
-def refusal(rank: int, world: int, case: str) -> str:
+def refused(rank: int, world: int, case: str) -> str:
     model = Lookup()
     optimizer = optimizer_of(model, "adamw" if case == "adamw" else "sgd")
     made = plan(model, world, mixed if case == "mixed" else gathered)
@@ -317,18 +309,16 @@ def refusal(rank: int, world: int, case: str) -> str:
         model.words.sparse = model.bags.sparse = False
         made = plan(model, world, gathered)
         model.words.sparse = True
-    try:
+
+    def train_once() -> None:
         attachment = attached(model, optimizer, made)
         try:
             loss(model, 0, rank).backward()
         finally:
-            attachment.engine.monitor.failure = NotSupported(
-                "the backward pass failed", thing="backward"
-            )
+            attachment.engine.monitor.failure = NotSupported("the backward pass failed")
             attachment.detach()
-    except NotSupported as error:
-        return f"{error} {error.remedy}"
-    return ""
+
+    return refusal(train_once)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +334,6 @@ def refusal(rank: int, world: int, case: str) -> str:
 def test_unsupported_sparse_parameters_are_refused_by_name(
     pair: Ranks, case: str, words: str, remedy: str
 ) -> None:
-    for answer in pair.run(refusal, case):
+    for answer in pair.run(refused, case):
         assert words in answer
         assert remedy in answer

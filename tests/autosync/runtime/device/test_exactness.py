@@ -9,7 +9,7 @@ from autosync.search.designs.design_table import hand_designed
 from autosync.search.space import Space
 from autosync.strategy import Schedule
 from tests.autosync.runtime import training
-from tests.autosync.runtime.cases import Case, attached, loss_of, train_reference, worst_difference
+from tests.autosync.runtime.cases import Case, attached, iterate, train_reference, worst_difference
 from tests.autosync.runtime.compression import test_encodings, test_factors, test_rows
 from tests.autosync.runtime.device.gpus import between_gpus, on_gpus
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
@@ -19,13 +19,6 @@ from tests.autosync.runtime.traces import disorder
 from tests.autosync.runtime.training import OVERLAP
 
 SCHEDULES = (Schedule(), OVERLAP)
-
-
-def check_exact(pool: Ranks, cases: list[Case]) -> None:
-    answers = zip(*pool.run(test_exact.train_all, cases), strict=True)
-    for case, results in zip(cases, answers, strict=True):
-        assert max(difference for difference, _ in results) < 2e-6, case
-        assert all(weights == results[0][1] for _, weights in results), case
 
 
 @on_gpus
@@ -39,14 +32,14 @@ def test_synchronizers_and_schedules(nccl: Ranks, method: str) -> None:
     ]
     if method in test_exact.HALVED:
         cases.append(Case(method=method, schedule=test_exact.IDLE, groups=3))
-    check_exact(nccl, cases)
+    test_exact.check_exact(nccl, cases)
 
 
 @on_gpus
 @pytest.mark.parametrize("method", ["hierarchical", "hierarchical_ps", "hierarchical_byteps"])
 def test_two_stages(nccl_three: Ranks, method: str) -> None:
     """On a node of two ranks and one of one."""
-    check_exact(
+    test_exact.check_exact(
         nccl_three,
         [
             Case(method=method, ranks_per_node=2, schedule=schedule, partition="uneven", groups=3)
@@ -62,10 +55,7 @@ def ready_in_opposite_orders(rank: int, world: int, case: Case) -> tuple[float, 
     model, optimizer, attachment = attached(case, world, trace)
     plan = attachment.engine.plan
     queues = [record.queue for record in attachment.engine.messages]
-    for iteration in range(case.iterations):
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
+    iterate(model, optimizer, rank, range(case.iterations))
     attachment.detach()
     teams = [
         next(str(team) for team in (*plan.teams[message.teams], ()) if not team or rank in team)
@@ -221,7 +211,7 @@ def test_synchronizers_between_gpus(method: str) -> None:
     """By whatever NCCL chooses between them: NVLink, peer-to-peer over PCIe, host memory."""
     with ranks(2, way="nccl") as pool:
         assert pool.run(backend_and_device) == [("nccl", "cuda:0"), ("nccl", "cuda:1")]
-        check_exact(
+        test_exact.check_exact(
             pool,
             [
                 Case(method=method, partition="uneven", schedule=schedule, groups=3)

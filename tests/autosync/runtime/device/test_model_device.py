@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 
-from autosync.errors import NotSupported
 from autosync.runtime.attachment import attach
 from autosync.runtime.device.model_tensors import QUEUES, UNVERIFIED, _warn_once, warn_of_backend
 from tests.autosync.runtime.cases import Case, make_model, make_optimizer, plan
 from tests.autosync.runtime.device.gpus import on_real_gpus
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
 
@@ -18,11 +18,8 @@ def refused(rank: int, world: int, device: str, of: str) -> str:
     (model if of == "all" else linear(model, 2)).to(device)
     optimizer = make_optimizer("sgd", model)
     names = tuple(name for name, _ in model.named_parameters())
-    try:
-        attach(model, optimizer, plan(Case(), make_model("mlp"), world), names)
-    except NotSupported as error:
-        return f"{error} {error.remedy}"
-    return ""
+    made = plan(Case(), make_model("mlp"), world)
+    return refusal(lambda: attach(model, optimizer, made, names))
 
 
 def test_another_device_is_refused_by_name(pair: Ranks) -> None:

@@ -70,7 +70,7 @@ def test_module_buffers(nccl_pair: Ranks) -> None:
 
 @on_gpus
 def test_scalers(nccl_pair: Ranks) -> None:
-    for make in (test_pending.Fused(), test_pending.Plain()):
+    for make in (test_pending.fused, test_pending.plain):
         for differences in nccl_pair.run(test_pending.scaled, make, "optimizer"):
             assert max(differences) < 3e-6, make
     for differences in nccl_pair.run(test_pending.unscaled_by_hand):

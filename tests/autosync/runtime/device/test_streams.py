@@ -19,6 +19,7 @@ from tests.autosync.runtime.cases import (
     Case,
     attached,
     data,
+    iterate,
     loss_of,
     train_reference,
     worst_difference,
@@ -185,10 +186,7 @@ def test_a_message_in_flight_does_not_stop_the_computing_stream(gloo: Ranks) -> 
 def times(rank: int, world: int) -> list[tuple[float, ...]]:
     trace = ExecutionTrace()
     model, optimizer, attachment = attached(Case(method="zero", schedule=OVERLAP), world, trace)
-    for iteration in range(3):
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
+    iterate(model, optimizer, rank, range(3))
     attachment.detach()
     now = time.monotonic()
     return [(e.queued_seconds, e.start_seconds, e.end_seconds, now) for e in trace.events]

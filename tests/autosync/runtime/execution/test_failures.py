@@ -10,12 +10,11 @@ from torch import nn
 
 from autosync.runtime.attachment import Attachment
 from autosync.runtime.transport.base import SynchronizationFailed
-from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, attached, loss_of
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 ITERATIONS = 6
 LAST = 2
 """The iteration in which the victim dies."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from autosync.codes import Channel
-from autosync.plan import Plan, compile_plans, plan_of
+from autosync.plan import compile_plans
 from autosync.population import encode
 from autosync.runtime.execution.execution_trace import ExecutionTrace, MessageEvent
 from autosync.simulator.timeline.timeline_simulator import play_one
@@ -97,19 +97,3 @@ def test_a_rank_that_waits_for_a_sum_before_its_step_gets_it(pair: Ranks) -> Non
     """Rank 0's values, which wait for rank 1's step(), do not keep the sum back."""
     case = Case(method="mixed", groups=4, schedule=IDLE, iterations=3)
     assert max(pair.run(beside_ddp, case, reading_ahead)) < 2e-6
-
-
-def test_rows_stay_where_they_were_without_the_choice() -> None:
-    """What was measured of DeAR stays true: its plan is the one it was."""
-    case = Case(method="rs", groups=5, schedule=OVERLAP)
-    where = domain(make_model(case.model), 2)
-
-    def channels(one: Case) -> list[Channel]:
-        population = encode([strategy(one, where.graph, 2)], where)
-        made: Plan = plan_of(compile_plans(population, where), population, 0, where)
-        return [message.channel for message in made.messages]
-
-    before = channels(case)
-    half = len(before) // 2
-    assert before == [Channel.GRADIENT] * half + [Channel.VALUE] * half
-    assert channels(replace(case, schedule=IDLE)).count(Channel.GATHER) == half

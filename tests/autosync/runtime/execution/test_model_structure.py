@@ -52,6 +52,11 @@ def replaced_in_its_dictionary(model: nn.Sequential) -> list[nn.Parameter]:
     return [new]
 
 
+def loaded_by_assignment(model: nn.Sequential) -> list[nn.Parameter]:
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    return list(model.parameters())
+
+
 def removed_layer(model: nn.Sequential) -> list[nn.Parameter]:
     model[2] = nn.Identity()
     model[4] = nn.Linear(10, 3, bias=False)
@@ -93,6 +98,7 @@ CHANGES: dict[Change, str] = {
     replaced_layer: LEFT,
     replaced_parameter: LEFT,
     replaced_in_its_dictionary: LEFT,
+    loaded_by_assignment: LEFT,
     removed_layer: LEFT,
     added_adapter: ADDED,
     appended_layer: ADDED,

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import autosync
 from tests.autosync.runtime.beside_ddp import PLANS
-from tests.autosync.runtime.cases import Case, loss_of, make_model, worst_difference
+from tests.autosync.runtime.cases import Case, loss_of, make_model, two_optimizers, worst_difference
 from tests.autosync.runtime.distributing import ddp_of, distributed, refusal
 from tests.autosync.runtime.ranks import Ranks
 
@@ -22,14 +22,6 @@ each_plan = pytest.mark.parametrize("plan", EACH)
 
 def of_one(model: nn.Module) -> list[Optimizer]:
     return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
-
-
-def of_two(model: nn.Module) -> list[Optimizer]:
-    parameters = list(model.parameters())
-    return [
-        torch.optim.SGD(parameters[::2], lr=0.1, momentum=0.9),
-        torch.optim.AdamW(parameters[1::2], lr=0.01),
-    ]
 
 
 def twice(rank: int, world: int, case: Case, make: Callable[[nn.Module], list[Optimizer]]) -> str:
@@ -54,7 +46,7 @@ def twice(rank: int, world: int, case: Case, make: Callable[[nn.Module], list[Op
 
 
 @pytest.mark.parametrize(
-    ("plan", "make"), list(zip(EACH, cycle((of_one, of_two)), strict=False)), ids=EACH
+    ("plan", "make"), list(zip(EACH, cycle((of_one, two_optimizers)), strict=False)), ids=EACH
 )
 def test_a_second_step_on_the_same_gradients_is_refused(
     pair: Ranks, plan: str, make: Callable[[nn.Module], list[Optimizer]]

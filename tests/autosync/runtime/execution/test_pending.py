@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from threading import Condition, RLock, Thread
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.errors import NotSupported
 from autosync.runtime.device.streams import Streams, Tracked
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.pending import PendingGradient
@@ -23,10 +23,11 @@ from tests.autosync.runtime.cases import (
     loss_of,
     make_model,
     make_optimizer,
-    reference_gradients,
+    set_reference_gradients,
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import gradient_of, linear, total_of
 from tests.autosync.runtime.place import HERE
 from tests.autosync.runtime.ranks import Ranks
@@ -79,9 +80,7 @@ def changed_alone(case: Case, world: int, change: Change) -> nn.Module:
     model = make_model(case.model)
     optimizer = make_optimizer(case.optimizer, model)
     for iteration in range(case.iterations):
-        gradients = reference_gradients(model, iteration, (1.0 / world,) * world)
-        for p, gradient in zip(model.parameters(), gradients, strict=True):
-            p.grad = gradient
+        set_reference_gradients(model, iteration, (1.0 / world,) * world)
         change(optimizer, model)
         optimizer.step()
     return model
@@ -203,12 +202,8 @@ def readings(rank: int, world: int) -> list[str]:
             for p in model.parameters():
                 assert gradient_of(p).shape == p.shape
                 assert gradient_of(p).dtype == p.dtype
-            for name in READINGS:
-                try:
-                    READINGS[name](model)
-                    messages.append(f"{name} was not refused")
-                except NotSupported as error:
-                    messages.append(str(error))
+            for name, read in READINGS.items():
+                messages.append(refusal(partial(read, model)) or f"{name} was not refused")
             optimizer.step()
         attachment.detach()
         assert worst_difference(model, train_reference(case, world)) < 3e-6, case
@@ -230,10 +225,7 @@ def replaced(rank: int, world: int) -> list[str]:
         loss_of(model, 0, rank).backward()
         for p in model.parameters():
             p.grad = torch.ones_like(p)
-        try:
-            optimizer.step()
-        except NotSupported as error:
-            messages.append(str(error))
+        messages.append(refusal(optimizer.step))
         attachment.detach()
     return messages
 
@@ -243,16 +235,13 @@ def test_replacing_what_no_rank_holds_is_refused(pair: Ranks) -> None:
         assert ["was replaced before step()" in message for message in messages] == [True] * 3
 
 
-class Fused:
+def fused(model: nn.Module) -> torch.optim.Optimizer:
     """Scales and checks inside of its step: a GradScaler leaves that to it."""
-
-    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
 
 
-class Plain:
-    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def plain(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def scaled(
@@ -280,17 +269,13 @@ def scaled(
         alone = make_model("mlp")
         single = make(alone)
         for iteration in (i for i in range(case.iterations) if i != 1):
-            gradients = reference_gradients(alone, iteration, (1.0 / world,) * world)
-            for p, gradient in zip(alone.parameters(), gradients, strict=True):
-                p.grad = gradient
+            set_reference_gradients(alone, iteration, (1.0 / world,) * world)
             single.step()
         found.append(worst_difference(model, alone))
     return found
 
 
-@pytest.mark.parametrize(
-    ("make", "cleared"), [(Fused(), "optimizer"), (Plain(), "model")], ids=["fused", "plain"]
-)
+@pytest.mark.parametrize(("make", "cleared"), [(fused, "optimizer"), (plain, "model")])
 def test_scalers_see_the_sums(
     pair: Ranks, make: Callable[[nn.Module], torch.optim.Optimizer], cleared: str
 ) -> None:
@@ -308,10 +293,8 @@ def unscaled_then_clipped(rank: int, world: int) -> tuple[list[float], list[str]
             optimizer.zero_grad()
             scaler.scale(loss_of(model, iteration, rank)).backward()
             scaler.unscale_(optimizer)
-            try:
-                nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
-            except NotSupported as error:
-                messages.append(str(error))
+            if said := refusal(partial(clip_norm, optimizer, model)):
+                messages.append(said)
             scaler.step(optimizer)
             scaler.update()
         attachment.detach()

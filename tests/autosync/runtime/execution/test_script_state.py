@@ -18,9 +18,11 @@ from tests.autosync.runtime.beside_ddp import complete_late
 from tests.autosync.runtime.cases import (
     Case,
     attached,
+    iterate,
     loss_of,
     make_model,
     make_optimizer,
+    two_optimizers,
     worst_difference,
 )
 from tests.autosync.runtime.distributing import largest_difference, refusal
@@ -197,27 +199,20 @@ def saved_between(rank: int, world: int, case: Case) -> float:
     loads it."""
     model, optimizer, attachment = attached(case, world)
     complete_late(attachment.engine)
-    train(model, optimizer, rank, range(2))
+    iterate(model, optimizer, rank, range(2))
     zeroed(optimizer, model, [])
     saved = copy.deepcopy(optimizer.state_dict())
     assert not any(float(state["exp_avg"].abs().sum()) for state in saved["state"].values())
-    train(model, optimizer, rank, range(2, 3))
+    iterate(model, optimizer, rank, range(2, 3))
     zeroed(optimizer, model, [])
     kept: list[Tensor] = [state["exp_avg"] for state in optimizer.state.values()]
-    train(model, optimizer, rank, range(3, 4))
+    iterate(model, optimizer, rank, range(3, 4))
     optimizer.load_state_dict(saved)
     assert all(float(moment.abs().sum()) < float("inf") for moment in kept)  # the script's own
     assert not any(float(state["exp_avg"].abs().sum()) for state in optimizer.state.values())
     cleared(optimizer, model, [])
     attachment.detach()
     return float(len(optimizer.state))
-
-
-def train(model: nn.Module, optimizer: Optimizer, rank: int, iterations: range) -> None:
-    for iteration in iterations:
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -235,7 +230,7 @@ def refused(rank: int, world: int, case: Case) -> tuple[list[str], float]:
     assert not optimizer.state
     for iteration in range(3):
         for place, one in ((model, optimizer), (network, beside)):
-            train(place, one, rank, range(iteration, iteration + 1))
+            iterate(place, one, rank, range(iteration, iteration + 1))
         assert optimizer.state
         found += [refusal(partial(script, optimizer, model, [])) for script in SCRIPTS]
     attachment.detach()
@@ -251,7 +246,7 @@ def test_state_that_no_rank_holds_is_refused(pair: Ranks, plan: str) -> None:
 
 def misshapen(rank: int, world: int, case: Case) -> str:
     model, optimizer, attachment = attached(case, world)
-    train(model, optimizer, rank, range(1))
+    iterate(model, optimizer, rank, range(1))
     saved = optimizer.state_dict()
     for state in saved["state"].values():
         state["exp_avg"] = torch.zeros(3)
@@ -270,7 +265,7 @@ def test_state_of_another_shape_is_named(pair: Ranks, plan: str) -> None:
 def of_two(rank: int, world: int, case: Case) -> float:
     """Two optimizers, whose variables lie in the same buckets."""
     model, alone = make_model("mlp"), make_model("mlp")
-    pairs = [halves(model), halves(alone)]
+    pairs = [two_optimizers(model), two_optimizers(alone)]
     _, _, attachment = attached(case, world, model=model, optimizer=pairs[0])  # type: ignore[arg-type]
     complete_late(attachment.engine)
     for place, optimizers in ((model, pairs[0]), (DistributedDataParallel(alone), pairs[1])):
@@ -283,14 +278,6 @@ def of_two(rank: int, world: int, case: Case) -> float:
             optimizers[0].state.clear()
     autosync.detach(model)
     return worst_difference(model, alone)
-
-
-def halves(model: nn.Module) -> list[Optimizer]:
-    parameters = list(model.parameters())
-    return [
-        torch.optim.SGD(parameters[::2], lr=0.1, momentum=0.9),
-        torch.optim.AdamW(parameters[1::2], lr=0.01),
-    ]
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -12,14 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 
 import autosync
-from tests.autosync.runtime.cases import (
-    Case,
-    Cnn,
-    data,
-    make_optimizer,
-    mlp,
-    worst_difference,
-)
+from tests.autosync.runtime.cases import Case, Cnn, data, make_optimizer, mlp, worst_difference
 from tests.autosync.runtime.distributing import distributed
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
@@ -78,6 +71,13 @@ def gradient_penalty(network: nn.Module, iteration: int, rank: int) -> None:
     outputs = network(inputs)
     (slopes,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
     (mse(outputs, iteration, rank) + (slopes.norm(dim=1) - 1).square().mean()).backward()
+
+
+def penalty_of_slopes(network: nn.Module, iteration: int, rank: int) -> None:
+    """Gradients of the parameters are in the loss."""
+    loss = mse(network(data(iteration, rank)[0]), iteration, rank)
+    slopes = torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
+    (loss + 0.1 * torch.stack([s.square().sum() for s in slopes]).sum()).backward()
 
 
 def two_losses(network: nn.Module, iteration: int, rank: int) -> None:
@@ -149,6 +149,7 @@ UNUSUAL = {
     "functional call": Unusual(ours=by_functional_call),
     "two forwards": Unusual(two_forwards),
     "gradient penalty": Unusual(gradient_penalty),
+    "penalty of slopes": Unusual(penalty_of_slopes),
     "two losses": Unusual(two_losses),
     "a loss behind another": Unusual(a_loss_behind_another),
     "autocast": Unusual(autocast),
@@ -164,11 +165,7 @@ UNUSUAL = {
 
 
 def follow(
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    script: Unusual,
-    passes: Pass,
-    rank: int,
+    network: nn.Module, optimizer: torch.optim.Optimizer, script: Unusual, passes: Pass, rank: int
 ) -> None:
     for iteration in range(ITERATIONS):
         optimizer.zero_grad(set_to_none=script.sets_to_none)

@@ -1,4 +1,4 @@
-"""torch.compile: still exact, and when gradients become ready under it."""
+"""Under torch.compile plans stay exact, and graphs whole."""
 
 import os
 import warnings
@@ -11,82 +11,25 @@ from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import autosync
-from autosync.bundle import make_bundle
 from autosync.runtime.attachment import attach
-from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
-    domain,
-    loss_of,
+    iterate,
     make_model,
     make_optimizer,
     plan,
-    strategy,
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.distributing import bundle_of
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 from tests.long_parameters import long_after
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 BACKEND = "aot_eager"
 """Compiles regions as the default backend does, without a C++ compiler."""
-
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-
-
-class Chain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = torch.relu(block(x))
-        return x
-
-
-class Products(TorchDispatchMode):
-    """Counts matrix products, which are the work of a backward pass here."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in PRODUCTS
-        return func(*args, **(kwargs or {}))
-
-
-def ready_at_half(model: nn.Module, network: Callable[[Tensor], Tensor]) -> float:
-    """The part of the backward pass's work that is done when half of the bytes are ready."""
-    ready: list[tuple[int, int]] = []
-    products = Products()  # type: ignore[no-untyped-call]  # torch's class has no annotations
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda p: ready.append((products.count, p.nbytes)))
-    loss = network(torch.randn(4, 16)).sum()
-    with products:
-        loss.backward()
-    total, so_far = sum(size for _, size in ready), 0
-    for done, size in ready:
-        so_far += size
-        if 2 * so_far >= total:
-            return done / products.count
-    raise AssertionError("no gradients")
-
-
-def test_one_compiled_region_makes_gradients_ready_at_its_end() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own
-        eager = Chain()
-        assert ready_at_half(eager, eager) < 0.6
-        whole = Chain()
-        assert ready_at_half(whole, torch.compile(whole, backend=BACKEND)) == 1.0
-        by_blocks = Chain()
-        for block in by_blocks.blocks:
-            block.compile(backend=BACKEND)
-        assert ready_at_half(by_blocks, by_blocks) < 0.6
 
 
 class Block(nn.Module):
@@ -179,15 +122,6 @@ PLANS = (
 )
 
 
-def steps(
-    network: nn.Module, optimizer: torch.optim.Optimizer, rank: int, iterations: range
-) -> None:
-    for iteration in iterations:
-        optimizer.zero_grad()
-        loss_of(network, iteration, rank).backward()
-        optimizer.step()
-
-
 def trained(
     rank: int, world: int, way: str, moment: str, plans: tuple[int, ...], full: bool
 ) -> list[tuple[float, int, dict[str, int]]]:
@@ -197,7 +131,7 @@ def trained(
     compiled, found = WAYS[way][0], []
     for case in (PLANS[number] for number in plans):
         plain = blocks_model()
-        steps(DistributedDataParallel(plain), make_optimizer("sgd", plain), rank, range(5))
+        iterate(DistributedDataParallel(plain), make_optimizer("sgd", plain), rank, range(5))
         torch._dynamo.reset()
         counters.clear()
         graphs: list[int] = []
@@ -216,10 +150,10 @@ def trained(
         called = network if way == "wrapped" and moment == "before" else None
         attachment = attach(model, optimizer, made, names, called=called)
         if moment == "midway":
-            steps(network, optimizer, rank, range(2))
+            iterate(network, optimizer, rank, range(2))
         if moment != "before":
             network = compiled(model, backend, full)
-        steps(network, optimizer, rank, range(2 if moment == "midway" else 0, 5))
+        iterate(network, optimizer, rank, range(2 if moment == "midway" else 0, 5))
         attachment.detach()
         broken = dict(counters["graph_break"])
         found.append((worst_difference(model, plain), len(graphs), broken))
@@ -251,10 +185,10 @@ def test_compiled_models_stay_exact_and_whole(
 
 
 def told(rank: int, world: int, outside: bool) -> tuple[float, list[str]]:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     case = Case(method="ps")
     model = make_model(case.model)
-    where = domain(model, world)
-    given = make_bundle(strategy(case, where.graph, world), where)
+    given = bundle_of(case, model, world)
     optimizer = make_optimizer(case.optimizer, model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -264,24 +198,15 @@ def told(rank: int, world: int, outside: bool) -> tuple[float, list[str]]:
         caught.clear()
         network, optimizer = autosync.distribute(network, optimizer, given)
         warned = [str(warning.message) for warning in caught]
-        for iteration in range(case.iterations):
-            optimizer.zero_grad()
-            loss_of(network, iteration, rank).backward()
-            optimizer.step()
+        iterate(network, optimizer, rank, range(case.iterations))
     model.state_dict()
     return worst_difference(model, train_reference(case, world)), warned
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_the_user_is_told_that_overlap_is_lost(pair: Ranks, wrapped: bool) -> None:
-    pair.run(settle)
     for worst, warned in pair.run(told, wrapped):
         assert worst < 2e-6
         assert len(warned) == 1
         assert "compiled as one region" in warned[0]
         assert "block.compile()" in warned[0]
-
-
-def settle(rank: int, world: int) -> None:
-    """Each rank is a host of its own, as the bundle says."""
-    os.environ["AUTOSYNC_HOST"] = f"host{rank}"

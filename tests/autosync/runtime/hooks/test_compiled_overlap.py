@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from autosync.errors import NotSupported
 from autosync.extensions.compilation import attachment as compilation
 from autosync.extensions.compilation.document import CompiledRegions
-from autosync.runtime.attachment import attach
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from tests.autosync.runtime.cases import (
     Case,
+    attached,
+    iterate,
     loss_of,
     make_optimizer,
-    plan,
     worst_difference,
 )
 from tests.autosync.runtime.ranks import Ranks
@@ -32,6 +32,7 @@ BACKENDS = long_after(1, ["aot_eager", "inductor"])
 BLOCKS = 4
 ITERATIONS = 3
 PATIENCE_SECONDS = 60.0
+SHARDED = Case(method="zero", groups=4, schedule=OVERLAP)
 
 
 class Residual(nn.Module):
@@ -72,25 +73,29 @@ def tower(blocks: int = BLOCKS) -> Tower:
     return Tower(blocks)
 
 
+def towers(rank: int) -> tuple[nn.Module, Tower, torch.optim.Optimizer]:
+    """A tower that has been trained by torch's DDP without a compiler, and a new one with its
+    optimizer. The compiler begins anew."""
+    plain, model = tower(), tower()
+    network = DistributedDataParallel(plain)
+    iterate(network, make_optimizer("sgd", plain), rank, range(ITERATIONS))
+    torch._dynamo.reset()
+    counters.clear()
+    return plain, model, make_optimizer("sgd", model)
+
+
 def left_early(rank: int, world: int, backend: str) -> tuple[float, dict[int, int], int, int]:
     """The difference from torch's DDP of the eager model; by block, how many buckets had left this
     rank in the last iteration before the backward pass of the block below began; the graphs
     and the graph breaks."""
-    plain = tower()
-    train(DistributedDataParallel(plain), make_optimizer("sgd", plain), rank)
-    torch._dynamo.reset()
-    counters.clear()
-    model = tower()
-    case = Case(groups=2 * (2 * BLOCKS + 1))
-    names = tuple(name for name, _ in model.named_parameters())
-    made, trace = plan(case, model, world), ExecutionTrace()
-    optimizer = make_optimizer("sgd", model)
+    plain, model, optimizer = towers(rank)
+    case, trace = Case(groups=2 * (2 * BLOCKS + 1)), ExecutionTrace()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own
         for block in model.blocks:
             block.compile(backend=backend, fullgraph=True)
-        attachment = attach(model, optimizer, made, names, trace=trace)
-        train(model, optimizer, rank, range(ITERATIONS - 1))
+        attachment = attached(case, world, trace, model=model, optimizer=optimizer)[2]
+        iterate(model, optimizer, rank, range(ITERATIONS - 1))
         done, found = len(trace.events), {}
 
         def between(place: int) -> None:
@@ -101,22 +106,10 @@ def left_early(rank: int, world: int, backend: str) -> tuple[float, dict[int, in
             found[place] = len({event.bucket for event in trace.events[done:]})
 
         model.between = between
-        train(model, optimizer, rank, range(ITERATIONS - 1, ITERATIONS))
+        iterate(model, optimizer, rank, range(ITERATIONS - 1, ITERATIONS))
         attachment.detach()
     broken = sum(counters["graph_break"].values())
     return worst_difference(model, plain), found, counters["stats"]["unique_graphs"], broken
-
-
-def train(
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    rank: int,
-    iterations: range = range(ITERATIONS),
-) -> None:
-    for iteration in iterations:
-        optimizer.zero_grad()
-        loss_of(network, iteration, rank).backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -134,19 +127,12 @@ def test_gradients_of_a_compiled_block_leave_when_its_backward_ends(
 
 def compiled_whole(rank: int, world: int, backend: str) -> tuple[float, int, int]:
     """The difference from torch's DDP of the eager model, the graphs and the graph breaks."""
-    plain = tower()
-    train(DistributedDataParallel(plain), make_optimizer("sgd", plain), rank)
-    torch._dynamo.reset()
-    counters.clear()
-    model = tower()
-    made = plan(Case(method="zero", groups=4, schedule=OVERLAP), model, world)
-    names = tuple(name for name, _ in model.named_parameters())
-    optimizer = make_optimizer("sgd", model)
+    plain, model, optimizer = towers(rank)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own
         model.compile(backend=backend, fullgraph=True)
-        attachment = attach(model, optimizer, made, names)
-        train(model, optimizer, rank)
+        attachment = attached(SHARDED, world, model=model, optimizer=optimizer)[2]
+        iterate(model, optimizer, rank, range(ITERATIONS))
         attachment.detach()
     broken = sum(counters["graph_break"].values())
     return worst_difference(model, plain), counters["stats"]["unique_graphs"], broken
@@ -165,14 +151,7 @@ REGIONS = CompiledRegions((("blocks.0", "blocks.1"), ("blocks.2", "blocks.3")))
 def in_regions(rank: int, world: int, backend: str) -> tuple[float, list[list[int]], int, bool]:
     """The difference from torch's DDP of the eager model; the blocks (-1: the head) whose gradients
     got ready together, in order; the graph breaks; and whether the model is eager again."""
-    plain = tower()
-    train(DistributedDataParallel(plain), make_optimizer("sgd", plain), rank)
-    torch._dynamo.reset()
-    counters.clear()
-    model = tower()
-    made = plan(Case(method="zero", groups=4, schedule=OVERLAP), model, world)
-    names = tuple(name for name, _ in model.named_parameters())
-    optimizer = make_optimizer("sgd", model)
+    plain, model, optimizer = towers(rank)
     ready: list[int] = []
     for name, parameter in model.named_parameters():
         block = -1 if name.startswith("head") else int(name.split(".")[1])
@@ -180,11 +159,11 @@ def in_regions(rank: int, world: int, backend: str) -> tuple[float, list[list[in
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own
         compilation.check(model, REGIONS, model)
-        attachment = attach(model, optimizer, made, names)
+        attachment = attached(SHARDED, world, model=model, optimizer=optimizer)[2]
         compiled = compilation.attach(model, REGIONS, [optimizer], backend)
-        train(model, optimizer, rank, range(ITERATIONS - 1))
+        iterate(model, optimizer, rank, range(ITERATIONS - 1))
         ready.clear()
-        train(model, optimizer, rank, range(ITERATIONS - 1, ITERATIONS))
+        iterate(model, optimizer, rank, range(ITERATIONS - 1, ITERATIONS))
         compiled.remove()
         attachment.detach()
     broken = sum(counters["graph_break"].values())
@@ -229,7 +208,7 @@ def test_a_region_that_no_graph_contains_is_told_of() -> None:
     unused = CompiledRegions((("blocks.0",), ("blocks.1.wide",), ("blocks",)))
     compiled = compilation.attach(model, unused, [optimizer], backend="eager")
     with pytest.warns(UserWarning, match="no compiled graph contains blocks,"):
-        train(model, optimizer, 0)
+        iterate(model, optimizer, 0, range(ITERATIONS))
     compiled.remove()
 
 

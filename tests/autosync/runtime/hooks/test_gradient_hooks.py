@@ -2,6 +2,7 @@
 do to a gradient is done before it is averaged, or refused by name on every rank."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autosync.errors import AutosyncError
-from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
     attached,
@@ -19,9 +18,10 @@ from tests.autosync.runtime.cases import (
     make_optimizer,
     worst_difference,
 )
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 CASES = (
     Case(groups=1),
     Case(groups=9),
@@ -155,22 +155,24 @@ UNFIT: dict[str, tuple[Callable[[nn.Module, int], None], str]] = {
 }
 
 
-def refused(rank: int, world: int, name: str, only: int | None) -> list[str]:
+def train_unfit(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, name: str, only: int | None
+) -> None:
     """only: the rank that does it, while the others train on."""
+    if only is None or only == rank:
+        UNFIT[name][0](model, rank)
+    for iteration in range(2):
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.state_dict()
+
+
+def refused(rank: int, world: int, name: str, only: int | None) -> list[str]:
     said = []
     for case in CASES:
         model, optimizer, attachment = attached(case, world)
-        try:
-            if only is None or only == rank:
-                UNFIT[name][0](model, rank)
-            for iteration in range(2):
-                loss_of(model, iteration, rank).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            model.state_dict()
-            said.append("nothing")
-        except AutosyncError as error:
-            said.append(str(error))
+        said.append(refusal(partial(train_unfit, model, optimizer, rank, name, only)))
         attachment.detach()
     return said
 
@@ -183,31 +185,3 @@ def test_unsupported_gradient_hooks_are_refused_on_every_rank(
 ) -> None:
     for said in pair.run(refused, name, only):
         assert all(UNFIT[name][1] in words for words in said), said
-
-
-def penalized(rank: int, world: int) -> list[float]:
-    """A gradient penalty: `torch.autograd.grad` with a graph, in the loss."""
-
-    def train(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for iteration in range(3):
-            optimizer.zero_grad()
-            loss = loss_of(network, iteration, rank)
-            held = [p for p in network.parameters() if p.requires_grad]
-            slopes = torch.autograd.grad(loss, held, create_graph=True)
-            (loss + 0.1 * torch.stack([s.square().sum() for s in slopes]).sum()).backward()
-            optimizer.step()
-
-    alone = make_model("mlp")
-    train(DistributedDataParallel(alone), make_optimizer("sgd", alone))
-    found = []
-    for case in CASES:
-        model, optimizer, attachment = attached(case, world)
-        train(model, optimizer)
-        attachment.detach()
-        found.append(worst_difference(model, alone))
-    return found
-
-
-def test_a_loss_may_hold_gradients(pair: Ranks) -> None:
-    for found in pair.run(penalized):
-        assert max(found) < 2e-6, found

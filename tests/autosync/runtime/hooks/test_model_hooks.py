@@ -20,6 +20,7 @@ from tests.autosync.runtime.cases import (
     loss_of,
     make_model,
     make_optimizer,
+    two_optimizers,
     worst_difference,
 )
 from tests.autosync.runtime.distributing import (
@@ -227,11 +228,7 @@ def test_a_model_taken_out_of_ddp_saves_plain_names(pair: Ranks) -> None:
 def beside_others(rank: int, world: int, case: Case) -> list[str]:
     """Two optimizers of one model, pickled each."""
     model = make_model("mlp")
-    parameters = list(model.parameters())
-    both: list[torch.optim.Optimizer] = [
-        SGD(parameters[:2], lr=0.1, momentum=0.9),
-        torch.optim.Adam(parameters[2:], lr=0.01),
-    ]
+    both = two_optimizers(model)
     distributed(rank, world, case, model, both)
     train(rank, model, both, range(2))
     copies = [saved(optimizer) for optimizer in both]
@@ -243,4 +240,4 @@ def beside_others(rank: int, world: int, case: Case) -> list[str]:
 
 @pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
 def test_each_of_several_optimizers_is_saved_plain(pair: Ranks, case: Case) -> None:
-    assert pair.run(beside_others, case) == [["SGD", "Adam"]] * 2
+    assert pair.run(beside_others, case) == [["SGD", "AdamW"]] * 2

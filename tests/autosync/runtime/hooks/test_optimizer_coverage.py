@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 import autosync
-from tests.autosync.runtime.cases import Case, loss_of, make_model, make_optimizer, worst_difference
+from tests.autosync.runtime.cases import (
+    Case,
+    loss_of,
+    make_model,
+    make_optimizer,
+    two_optimizers,
+    worst_difference,
+)
 from tests.autosync.runtime.distributing import (
     DDP,
     PLANS,
@@ -110,23 +117,15 @@ def another_optimizer(rank: int, world: int, case: Case) -> tuple[str, float]:
     """An optimizer that distribute does not know trains the rest: as beside DDP, or refused."""
     model = make_model("mlp")
     alone, network = ddp_of(model)
-    mine, other = halves(model)
+    mine, other = two_optimizers(model)
     warned(lambda: distributed(rank, world, case, model, mine))
     found = refusal(lambda: train(rank, model, [mine, other], range(3)))
     if found:
         loss_of(model, 0, rank)  # ranks are together still
     else:
-        train(rank, network, halves(alone), range(3))
+        train(rank, network, two_optimizers(alone), range(3))
     autosync.detach(model)
     return found, 0.0 if found else worst_difference(model, alone)
-
-
-def halves(model: nn.Module) -> list[torch.optim.Optimizer]:
-    parameters = list(model.parameters())
-    return [
-        torch.optim.SGD(parameters[:2], lr=0.1, momentum=0.9),
-        torch.optim.Adam(parameters[2:], lr=0.01),
-    ]
 
 
 @each_engine
@@ -139,7 +138,7 @@ def test_other_parameters_are_named(pair: Ranks, case: Case) -> None:
 def test_other_optimizers_are_named(pair: Ranks, case: Case) -> None:
     for found, difference in pair.run(another_optimizer, case):
         assert difference < 3e-6
-        assert (case == PLANS["all-reduce"]) != ("optimizer Adam, which" in found)
+        assert (case == PLANS["all-reduce"]) != ("optimizer AdamW, which" in found)
 
 
 def renormalizing(rank: int, world: int, case: Case) -> list[str]:

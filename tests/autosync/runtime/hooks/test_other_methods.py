@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from autosync.errors import NotSupported
 from tests.autosync.runtime.beside_ddp import PLANS, complete_late
 from tests.autosync.runtime.cases import Case, Cnn, attached, data, make_optimizer, worst_difference
 from tests.autosync.runtime.ranks import Ranks
@@ -104,69 +103,3 @@ def test_whatever_the_script_calls(pair: Ranks, plan: str) -> None:
     for (difference, buffers), (other, others) in zip(first, second, strict=True):
         assert max(difference, other) < 3e-6
         assert buffers == others
-
-
-class Growing(nn.Module):
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(6, 3)
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = torch.cat([self.seen, x.detach().mean().view(1)])
-        out: Tensor = self.net(x)
-        return out
-
-
-class Recomputed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.net = nn.Linear(6, 3)
-
-    def predict(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(self.net, self.first(x), use_reentrant=True)
-        return out
-
-
-class Shared(Recomputed):
-    def forward(self, x: Tensor) -> Tensor:
-        x = checkpoint(self.first, x.requires_grad_(), use_reentrant=True)
-        return self.predict(x)
-
-
-def predicted(model: nn.Module, x: Tensor) -> Tensor:
-    assert isinstance(model, Recomputed)
-    return model.predict(x)
-
-
-REFUSED: tuple[tuple[type[nn.Module], Call, str], ...] = (
-    (Growing, by_forward, "module buffer 'seen' is torch.float32[2] now"),
-    (Recomputed, predicted, "a reentrant checkpoint runs its own backward pass"),
-    (Shared, by_forward, "became ready twice in one backward pass"),
-)
-
-
-def refused(rank: int, world: int, case: Case) -> list[str]:
-    said = []
-    for build, call, _ in REFUSED:
-        torch.manual_seed(3)
-        model = build()
-        optimizer = make_optimizer(case.optimizer, model)
-        _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
-        try:
-            train(model, optimizer, rank, call)
-            said.append("nothing")
-        except NotSupported as error:
-            said.append(str(error))
-        attachment.detach(keep_state=False)
-    return said
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_unsupported_calls_of_other_methods_are_refused(pair: Ranks, plan: str) -> None:
-    for said in pair.run(refused, PLANS[plan]):
-        for words, (_, _, expected) in zip(said, REFUSED, strict=True):
-            assert expected in words

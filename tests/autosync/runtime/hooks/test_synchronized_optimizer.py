@@ -12,49 +12,41 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
-from autosync.strategy import Schedule
-from tests.autosync.runtime.cases import Case, attached, loss_of, make_optimizer
-from tests.autosync.runtime.ranks import ranks
+from tests.autosync.runtime.cases import (
+    Case,
+    attached,
+    iterate,
+    loss_of,
+    make_optimizer,
+    worst_difference,
+)
+from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 
 STEPS = 3
-METHODS = {
-    "all_reduce": Schedule(),
-    "ps": Schedule(),
-    "zero": Schedule("priority", slice_bytes=100, overlap_forward=True),
-    "mixed": Schedule(),
-}
+CASES = (Case(), Case(method="ps"), Case(method="zero", schedule=OVERLAP), Case(method="mixed"))
 
 
-def hooks_run(rank: int, world: int, method: str, schedule: Schedule) -> list[str]:
+def hooks_run(rank: int, world: int, case: Case) -> list[str]:
     """What ran in STEPS steps, and in one more after the state was loaded."""
-    model, optimizer, attachment = attached(
-        Case(optimizer="sgd", method=method, schedule=schedule), world
-    )
+    model, optimizer, attachment = attached(case, world)
     seen: list[str] = []
     everywhere = register_optimizer_step_pre_hook(lambda *_: seen.append("global"))
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
-
-    def train(iteration: int) -> None:
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
-
-    for iteration in range(STEPS):
-        train(iteration)
+    iterate(model, optimizer, rank, range(STEPS))
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(STEPS)
+    iterate(model, optimizer, rank, [STEPS])
     attachment.engine.flush()
     attachment.detach()
     everywhere.remove()
     return seen
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_hooks_run_once_a_step(method: str) -> None:
-    with ranks(2) as pool:
-        for seen in pool.run(hooks_run, method, METHODS[method]):
-            assert seen == ["global", "before", "after"] * (STEPS + 1)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.method)
+def test_hooks_run_once_a_step(pair: Ranks, case: Case) -> None:
+    for seen in pair.run(hooks_run, case):
+        assert seen == ["global", "before", "after"] * (STEPS + 1)
 
 
 def halved(rank: int, world: int) -> float:
@@ -78,13 +70,11 @@ def halved(rank: int, world: int) -> float:
     plain.step()
     attachment.engine.flush()
     attachment.detach()
-    pairs = zip(alone.parameters(), model.parameters(), strict=True)
-    return max(float((mine - theirs).detach().abs().max()) for mine, theirs in pairs)
+    return worst_difference(alone, model)
 
 
-def test_a_hook_changes_gradients_once() -> None:
-    with ranks(2) as pool:
-        assert max(pool.run(halved)) == 0.0
+def test_a_hook_changes_gradients_once(pair: Ranks) -> None:
+    assert max(pair.run(halved)) == 0.0
 
 
 class Watched:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autosync.runtime.device.model_tensors import dense_strides, shares_places
-from autosync.strategy import AllReduce, Encoding, Schedule, Synchronizer
+from autosync.strategy import AllReduce, Encoding, Synchronizer
 from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import (
     FIFO,
@@ -22,8 +22,8 @@ from tests.autosync.runtime.cases import (
 )
 from tests.autosync.runtime.distributing import largest_difference, refusal
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 CASES = [
     Case(method=method, partition=partition, schedule=schedule, groups=3)
     for method in ("all_reduce", "ps", "byteps", "rs", "zero", "mixed")
@@ -72,18 +72,17 @@ def loss_of(model: nn.Module, iteration: int, rank: int) -> Tensor:
     return nn.functional.mse_loss(model(inputs), wanted)
 
 
-def alone(make: Callable[[nn.Module], Optimizer], world: int, iterations: int) -> nn.Module:
+def alone(
+    make: Callable[[nn.Module], Optimizer], world: int, iterations: int
+) -> tuple[nn.Module, Optimizer]:
     model = laid()
     optimizer = make(model)
     for iteration in range(iterations):
-        for p, g in zip(model.parameters(), gradients_of(model, iteration, world), strict=True):
+        gradients = reference_gradients(model, iteration, (1.0 / world,) * world)
+        for p, g in zip(model.parameters(), gradients, strict=True):
             p.grad = None if g is None else torch.empty_like(p).copy_(g)
         optimizer.step()
-    return model
-
-
-def gradients_of(model: nn.Module, iteration: int, world: int) -> list[Tensor | None]:
-    return reference_gradients(model, iteration, (1.0 / world,) * world)
+    return model, optimizer
 
 
 def train(
@@ -97,7 +96,7 @@ def train(
 
 def differences(rank: int, world: int, cases: list[Case], name: str) -> dict[str, float]:
     make, found = OPTIMIZERS[name], {}
-    reference = alone(make, world, 3)
+    reference, _ = alone(make, world, 3)
     for number, case in enumerate(cases):
         model = laid()
         model, optimizer, attachment = attached(case, world, model=model, optimizer=make(model))
@@ -144,14 +143,8 @@ def moved(rank: int, world: int, first: Case, second: Case) -> tuple[float, floa
     train(other, optimizer, rank, range(2, 4), to_none=True)
     after: dict[str, Any] = optimizer.state_dict()["state"]
     attachment.detach()
-    reference = laid()
-    optimizer = make(reference)
-    for iteration in range(4):
-        gradients = gradients_of(reference, iteration, world)
-        for p, g in zip(reference.parameters(), gradients, strict=True):
-            p.grad = None if g is None else torch.empty_like(p).copy_(g)
-        optimizer.step()
-    apart = largest_difference(after, optimizer.state_dict()["state"])
+    reference, beside = alone(make, world, 4)
+    apart = largest_difference(after, beside.state_dict()["state"])
     return worst_difference(other, reference), apart
 
 
@@ -166,7 +159,7 @@ def test_a_checkpoint_goes_on_under_another_plan(pair: Ranks, first: str, second
 def turned_later(rank: int, world: int, cases: list[Case]) -> dict[str, float]:
     """The strides of one rank's parameters change behind the attachment."""
     make, found = OPTIMIZERS["fused SGD"], {}
-    reference = alone(make, world, 3)
+    reference, _ = alone(make, world, 3)
     for case in cases:
         model = laid()
         model, optimizer, attachment = attached(case, world, model=model, optimizer=make(model))

@@ -3,7 +3,6 @@ process trains on all of them. And what `fully_shard` sends for each of them."""
 
 import copy
 import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,17 +19,11 @@ from autosync.strategy import Strategy
 from autosync.torch_engine import Kept
 from tests.autosync.runtime.cases import domain, loss_of, make_model, make_optimizer
 from tests.autosync.runtime.distributing import DDP, PLANS, bundle_of, largest_difference
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 BATCHES, STEPS = 3, 3
 TOLERANCE = 3e-6
 KEPT: tuple[Kept, ...] = ("", "gradients", "values")
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks(4) as made:
-        yield made
 
 
 def trained(

@@ -1,7 +1,7 @@
 """torch's own engines by the two lines: as torch's DDP trains, or why not."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,18 +22,13 @@ from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
 from autosync.strategy import Encoding, Strategy
 from autosync.torch_engine import DdpArguments
-from tests.autosync.runtime.cases import domain, loss_of, make_model, make_optimizer
+from tests.autosync.runtime.beside_ddp import make_mlp
+from tests.autosync.runtime.cases import domain, iterate, loss_of, make_model, make_optimizer
 from tests.autosync.runtime.distributing import ddp_of, refusal
 from tests.autosync.runtime.parts import linear
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks(4) as made:
-        yield made
 
 
 def bundle(make: Callable[[Domain], Strategy], world: int, ranks_per_node: int = 1) -> Bundle:
@@ -42,10 +37,7 @@ def bundle(make: Callable[[Domain], Strategy], world: int, ranks_per_node: int =
 
 
 def trained(network: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, Tensor]:
-    for iteration in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(network, iteration, rank).backward()
-        optimizer.step()
+    iterate(network, optimizer, rank, range(STEPS))
     plain = network.module if isinstance(network, DistributedDataParallel) else network
     return {
         name: value.full_tensor() if isinstance(value, DTensor) else value.detach()
@@ -65,10 +57,11 @@ def beside_ddp(
     optimizer: str,
     max_grad_norm: float | None = None,
     ranks_per_node: int = 1,
+    build: Callable[[], nn.Module] = make_mlp,
 ) -> tuple[float, str]:
     """How far the weights are from those under torch's DDP, and what the model became."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank // ranks_per_node}"
-    model = make_model("mlp")
+    model = build()
     alone, ddp = ddp_of(model)
     with torch.no_grad():  # begins with rank 0's values
         for parameter in model.parameters():

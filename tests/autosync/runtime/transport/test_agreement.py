@@ -24,8 +24,8 @@ from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, domain, make_model, make_optimizer, strategy
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 CASES = {
     "all_reduce": Case(),
     "overlapping reduce-scatter": Case(method="rs", schedule=OVERLAP),

@@ -1,6 +1,5 @@
 """Process groups that are kept for the plans to come, and end on all their members at once."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,18 +12,12 @@ from autosync.runtime.transport.nccl import WATCHDOG_GRACE, GroupIdentity, nccl_
 from autosync.runtime.transport.process_groups import Groups
 from autosync.trials import session
 from autosync.trials.session import ReusedGroups
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 Team = tuple[int, ...]
 
 TEAMS: tuple[Team, ...] = ((0, 1), (0, 2), (0, 1, 2), (1, 2))
 """Rank 0 is in three of the first three, rank 2 in two."""
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with ranks(3) as made:
-        yield made
 
 
 def sum_of(groups: Groups, team: Team) -> float:

@@ -2,7 +2,6 @@
 device and backend, one order for all. What it cannot show is the order on streams: test_cuda.py."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +11,13 @@ from autosync.runtime.transport.base import Operation
 from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case
 from tests.autosync.runtime.compression import test_encodings, test_factors, test_rows
-from tests.autosync.runtime.execution.test_exact import train_all
+from tests.autosync.runtime.execution.test_exact import HALVED, IDLE, check_exact
 from tests.autosync.runtime.execution.test_training import clipped
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.training import OVERLAP, run_cases, train_plain
 from tests.autosync.runtime.updates.test_optimizer_state import resumed, saved_at_once
 
 METHODS = ("all_reduce", "tree", "ps", "byteps", "rs", "zero", "mixed")
-HALVED = ("byteps", "rs", "zero", "mixed")
-IDLE = replace(OVERLAP, gather="when_idle")
 
 
 @pytest.fixture(scope="module", params=["staged", "one order"])
@@ -43,9 +40,7 @@ def test_equals_single_process(pool: Ranks) -> None:
         for partition, schedule in (("whole", Schedule()), ("uneven", OVERLAP))
     ]
     cases += [Case(method=method, schedule=IDLE, groups=3, iterations=2) for method in HALVED]
-    for case, results in zip(cases, zip(*pool.run(train_all, cases), strict=True), strict=True):
-        assert max(difference for difference, _ in results) < 2e-6, case
-        assert all(weights == results[0][1] for _, weights in results), case
+    check_exact(pool, cases)
 
 
 def test_clipping_and_saving_and_resuming_through_host_memory(staged: Ranks) -> None:

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import NotSupported
 from autosync.runtime.transport import tensor_exchange
 from autosync.runtime.transport.tensor_exchange import Key, exchange_states, share_initial_values
-from tests.autosync.runtime.distributing import largest_difference
+from tests.autosync.runtime.distributing import largest_difference, refusal
 from tests.autosync.runtime.ranks import Ranks
 
 Shapes = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
@@ -26,18 +26,12 @@ OTHERS: dict[str, tuple[Shapes, str]] = {
         (("mean", (3,), torch.float64), ("count", (), torch.int64)),
         "'mean' is torch.float32[3] on rank 0 and torch.float64[3] on rank 1",
     ),
-    "missing": (
-        RANK_0[:1],
-        "'count' is torch.int64[] on rank 0 and missing on rank 1",
-    ),
+    "missing": (RANK_0[:1], "'count' is torch.int64[] on rank 0 and missing on rank 1"),
     "more": (
         (*RANK_0, ("extra", (2, 2), torch.float32)),
         "'extra' is missing on rank 0 and torch.float32[2, 2] on rank 1",
     ),
-    "order": (
-        RANK_0[::-1],
-        "rank 1 has its tensors in another order than rank 0",
-    ),
+    "order": (RANK_0[::-1], "rank 1 has its tensors in another order than rank 0"),
 }
 
 
@@ -52,11 +46,7 @@ def shared(rank: int, world: int, other: Shapes) -> tuple[str, list[float]]:
     """What rank 1's model is refused for, and the sum of each tensor of it."""
     model = module_of(RANK_0 if rank == 0 else other, 5 + rank)
     group = torch.distributed.group.WORLD
-    said = ""
-    try:
-        share_initial_values(group, model)
-    except InvalidInput as error:
-        said = str(error)
+    said = refusal(lambda: share_initial_values(group, model))
     return said, [float(buffer.sum()) for buffer in model.buffers()]
 
 

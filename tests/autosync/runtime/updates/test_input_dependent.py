@@ -98,29 +98,6 @@ def loss(model: nn.Module, iteration: int, rank: int) -> Tensor:
     return outputs.square().sum() + outputs.sum()
 
 
-def gradient_orders(name: str) -> set[tuple[str, ...]]:
-    """In which gradients become ready, over all iterations and ranks."""
-    model = dense_model_of(name)
-    ready: list[str] = []
-    for variable, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, v=variable: ready.append(v))
-    found = set()
-    for iteration in range(ITERATIONS):
-        for rank in range(2):
-            ready.clear()
-            loss(model, iteration, rank).backward()
-            found.add(tuple(ready))
-    return found
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_these_models_depend_on_their_input(name: str) -> None:
-    orders = gradient_orders(name)
-    assert len({frozenset(order) for order in orders}) >= 3
-    if name == "experts":  # the same experts, in another order
-        assert len({frozenset(order) for order in orders}) < len(orders)
-
-
 def compared(
     rank: int, model: nn.Module, put: Callable[[torch.optim.Optimizer], Attachment]
 ) -> tuple[float, list[float]]:
@@ -132,7 +109,7 @@ def compared(
     attachment.detach()
     single = torch.optim.SGD(alone.parameters(), lr=0.1)
     rows.train_alone(alone, single, loss, ITERATIONS, (0.5, 0.5))
-    return rows.difference(model, alone), rows.weights(model).tolist()
+    return cases.worst_difference(model, alone), cases.weights(model).tolist()
 
 
 def by_method(rank: int, world: int, name: str) -> list[tuple[float, list[float]]]:

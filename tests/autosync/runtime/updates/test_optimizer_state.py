@@ -20,11 +20,12 @@ from autosync.runtime.transport.base import SynchronizationFailed
 from tests.autosync.runtime.cases import (
     Case,
     attached,
+    iterate,
     loss_of,
     make_model,
     make_optimizer,
     plan,
-    reference_gradients,
+    set_reference_gradients,
     train_reference,
     worst_difference,
 )
@@ -37,9 +38,7 @@ def evaluated(rank: int, world: int, case: Case) -> float:
     worst = 0.0
     model, optimizer, attachment = attached(case, world)
     for iteration in range(case.iterations):
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
+        iterate(model, optimizer, rank, [iteration])
         with torch.no_grad():
             loss = float(loss_of(model.eval(), 99, 0))
         model.train()
@@ -87,12 +86,9 @@ def test_saving_and_loading_behind_step(pair: Ranks) -> None:
 
 def resumed(rank: int, world: int, case: Case) -> float:
     """A checkpoint goes into another strategy, and into no strategy at all."""
-    first, second = 2, case.iterations - 2
+    first = 2
     model, optimizer, attachment = attached(case, world)
-    for iteration in range(first):
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
+    iterate(model, optimizer, rank, range(first))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     attachment.detach()
     worst = 0.0
@@ -101,10 +97,7 @@ def resumed(rank: int, world: int, case: Case) -> float:
         model, optimizer, attachment = attached(other, world)
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(copy.deepcopy(saved[1]))  # torch keeps the tensors it is given
-        for iteration in range(first, first + second):
-            optimizer.zero_grad()
-            loss_of(model, iteration, rank).backward()
-            optimizer.step()
+        iterate(model, optimizer, rank, range(first, case.iterations))
         attachment.detach()
         worst = max(worst, worst_difference(model, train_reference(case, world)))
     return max(worst, _goes_on_alone(case, world, saved))
@@ -117,9 +110,7 @@ def _goes_on_alone(case: Case, world: int, saved: tuple[dict[str, Any], dict[str
     optimizer.load_state_dict(copy.deepcopy(saved[1]))
     shares = (1.0 / world,) * world
     for iteration in range(2, case.iterations):
-        gradients = reference_gradients(model, iteration, shares)
-        for p, gradient in zip(model.parameters(), gradients, strict=True):
-            p.grad = gradient
+        set_reference_gradients(model, iteration, shares)
         optimizer.step()
     return worst_difference(model, train_reference(case, world))
 
@@ -136,9 +127,7 @@ def warm(rank: int, world: int, case: Case) -> float:
         _, _, attachment = attached(
             replace(case, method=method), world, model=model, optimizer=optimizer
         )
-        optimizer.zero_grad()
-        loss_of(model, iteration, rank).backward()
-        optimizer.step()
+        iterate(model, optimizer, rank, [iteration])
         attachment.detach()
     return worst_difference(model, train_reference(case, world))
 

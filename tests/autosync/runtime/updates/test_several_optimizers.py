@@ -1,7 +1,6 @@
 """Several optimizers of one model, beside the same under torch's DDP; one of two models."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 import autosync
-from tests.autosync.runtime.cases import Case, loss_of, make_model, worst_difference
+from tests.autosync.runtime.cases import Case, loss_of, make_model, two_optimizers, worst_difference
 from tests.autosync.runtime.distributing import (
     DDP,
     PLANS,
@@ -27,21 +26,11 @@ each_way = pytest.mark.parametrize("case", WAYS.values(), ids=WAYS)
 each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
 
 
-def interleaved(model: nn.Module) -> list[Optimizer]:
-    """Most buckets hold variables of both."""
-    parameters = list(model.parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": parameters[:1]},
-        {"params": parameters[2:4:2], "lr": 0.05},
-    ]
-    return [SGD(groups, lr=0.1, momentum=0.9), AdamW([*parameters[1:2], *parameters[3:]], lr=0.01)]
-
-
 def trained(rank: int, world: int, case: Case) -> tuple[float, float]:
     """With schedulers that run behind each step, and a checkpoint in the middle."""
     model = make_model("mlp")
     alone, network = ddp_of(model)
-    pairs = [interleaved(model), interleaved(alone)]
+    pairs = [two_optimizers(model), two_optimizers(alone)]
     returned, pairs[0] = distributed(rank, world, case, model, pairs[0])
     assert [isinstance(o, kind) for o, kind in zip(pairs[0], (SGD, AdamW), strict=True)]
     for place, optimizers in ((returned, pairs[0]), (network, pairs[1])):
@@ -148,7 +137,7 @@ def between_steps(rank: int, world: int, case: Case) -> list[str]:
     found = []
     for what in ("forward", "clear", "state", "scaler"):
         model = make_model("mlp")
-        optimizers = interleaved(model)
+        optimizers = two_optimizers(model)
         distributed(rank, world, case, model, optimizers)
         loss_of(model, 0, rank).backward()
         if what == "scaler":
@@ -213,7 +202,7 @@ def test_two_models_and_shared_parameters_are_refused(pair: Ranks, case: Case) -
 def clipped(rank: int, world: int, case: Case) -> tuple[str, float]:
     model = make_model("mlp")
     alone, network = ddp_of(model)
-    mine, theirs = interleaved(model), interleaved(alone)
+    mine, theirs = two_optimizers(model), two_optimizers(alone)
     found = refusal(lambda: distributed(rank, world, case, model, mine, 0.05))
     if found:
         return found, 0.0

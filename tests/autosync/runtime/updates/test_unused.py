@@ -17,8 +17,8 @@ from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import Case, attached, make_optimizer, worst_difference
 from tests.autosync.runtime.parts import without_sync
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.training import OVERLAP
 
-OVERLAP = Schedule("priority", slice_bytes=100, overlap_forward=True)
 CASES = tuple(
     Case(optimizer=optimizer, method=method, partition=partition, schedule=schedule, groups=3)
     for optimizer, method, partition, schedule in (
