@@ -150,11 +150,8 @@ def test_all_users_share_the_files_of_this_machine() -> None:
 
 
 def run(pool: ProcessPool, key: str, into: list[TrialResult], timeout_seconds: float) -> None:
-    into.append(
-        pool.run(
-            TrialRequest(key, ddp(pool.workload.domain), 1, 3, timeout_seconds=timeout_seconds)
-        )
-    )
+    request = TrialRequest(key, ddp(pool.workload.domain), 1, 3, timeout_seconds=timeout_seconds)
+    into.append(pool.run(request))
 
 
 def test_waiting_for_the_lock_is_no_part_of_a_trial(lock: MachineLock) -> None:
