@@ -113,13 +113,6 @@ def test_a_tied_embedding_is_ready_last_and_names_all_its_consumers(tied: ModelG
     assert reversed_forward[0] == 0, "reversed forward order would have it first"
 
 
-def test_bert_ties_its_word_embedding(bert: ModelGraph) -> None:
-    word = next(i for i, v in enumerate(bert.variables) if v.name.endswith("word.weight"))
-    assert len(bert.consumers()[word]) == 2
-    assert bert.gradient_order[-1] == word
-    assert bert.variables[word].factor_rows == 0
-
-
 def test_names_are_module_path_and_operation() -> None:
     graph = recorded(modules.perceptron())
     names = ["0.addmm", "1.relu", "2.addmm", "loss._log_softmax", "loss.nll_loss_forward"]

@@ -142,10 +142,7 @@ def embedding(written: Written, attribute: int) -> Any:
             lambda w: w.item.info.variables.append(wrapped("SaverDef", P["VariableDef"]())),
             "a VariableDef is due, not 'tensorflow.SaverDef'",
         ),
-        (
-            lambda w: setattr(embedding(w, 2).shape.dim[0], "size", -1),
-            "'embedding' has the shape",
-        ),
+        (lambda w: setattr(embedding(w, 2).shape.dim[0], "size", -1), "'embedding' has the shape"),
         (
             lambda w: setattr(embedding(w, 2).shape.dim[0], "size", 1 << 62),
             "'embedding' has the shape",

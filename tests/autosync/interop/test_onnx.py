@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -77,6 +78,7 @@ MADE: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
 }
 
 
+@cache
 def both(name: str, **options: Any) -> tuple[ModelGraph, ModelGraph]:
     """Of the ONNX file, and of the module itself."""
     build, inputs = MADE[name]

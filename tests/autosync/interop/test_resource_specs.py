@@ -4,11 +4,7 @@ import pytest
 
 from autosync.errors import InvalidInput
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, notes_on_hosts
-from autosync.interop.resource_spec import (
-    Hardware,
-    hosts_of_spec,
-    read_resource_spec,
-)
+from autosync.interop.resource_spec import Hardware, hosts_of_spec, read_resource_spec
 
 T4 = Hardware("t4", 48.0)
 
