@@ -17,13 +17,7 @@ from autosync.errors import NotSupported
 from autosync.exports import settings_for
 from autosync.importing import import_module
 from autosync.simulator.sharded_strategy import sharded_by
-from autosync.strategy import (
-    AllReduce,
-    Encoding,
-    EncodingName,
-    ReduceScatter,
-    Strategy,
-)
+from autosync.strategy import AllReduce, Encoding, EncodingName, ReduceScatter, Strategy
 from autosync.torch_engine import FullyShard, Kept
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster

@@ -13,14 +13,7 @@ from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.extensions.staleness.document import Staleness
 from autosync.graph import Variable
 from autosync.search.designs import known_designs, torch_engines
-from autosync.strategy import (
-    AllReduce,
-    Encoding,
-    ReduceScatter,
-    Replica,
-    Schedule,
-    Strategy,
-)
+from autosync.strategy import AllReduce, Encoding, ReduceScatter, Replica, Schedule, Strategy
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import strategy_of
 

@@ -22,12 +22,7 @@ from autosync.extensions.placement.placeable_modules import modules_to_place
 from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
 from autosync.trials.live.job import ControlGroup, LiveJob
-from autosync.trials.live.recorded_step import (
-    Call,
-    Tape,
-    assign_uncalled_variables,
-    finish_order,
-)
+from autosync.trials.live.recorded_step import Call, Tape, assign_uncalled_variables, finish_order
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import RecordedJob, record_job
 from tests.domains import domain_of, grid_cluster
