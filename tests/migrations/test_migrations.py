@@ -75,12 +75,15 @@ def test_migrating_again_keeps_the_rows(empty_url: str) -> None:
             assert session.execute(text("select count(*) from trials")).scalar_one() == before > 0
 
 
-def test_a_stored_database_of_an_earlier_day_is_read_and_goes_on(tmp_path: Path) -> None:
-    file = tmp_path / "stored.db"
-    file.write_bytes(gzip.decompress(STORED.read_bytes()))
-    url = f"sqlite:///{file}"
-    migrate(url)
-    with opened(url) as database:
+@pytest.fixture
+def stored_url(tmp_path: Path) -> str:
+    (tmp_path / "stored.db").write_bytes(gzip.decompress(STORED.read_bytes()))
+    return f"sqlite:///{tmp_path / 'stored.db'}"
+
+
+def test_a_stored_database_of_an_earlier_day_is_read_and_goes_on(stored_url: str) -> None:
+    migrate(stored_url)
+    with opened(stored_url) as database:
         with database.reading() as session:
             tunings = {each.state: each.id for each in reports.tunings(session, 10).items}
             ranked = reports.ranked_strategies(session, tunings["finished"]).items
@@ -92,10 +95,8 @@ def test_a_stored_database_of_an_earlier_day_is_read_and_goes_on(tmp_path: Path)
         run_search(DatabaseStore(database, held.job_id, held.fence), small_request())
 
 
-def test_tunings_that_measured_costs_share_the_cluster_that_was_asked_for(tmp_path: Path) -> None:
-    file = tmp_path / "stored.db"
-    file.write_bytes(gzip.decompress(STORED.read_bytes()))
-    url = f"sqlite:///{file}"
+def test_tunings_that_measured_costs_share_the_cluster_that_was_asked_for(stored_url: str) -> None:
+    url = stored_url
     migrate(url, "0015")
     with opened(url) as database:
         with database.writing() as session:
@@ -128,26 +129,12 @@ def _as_if_probed(session: Session) -> str:
     asked = from_json(Cluster, parts[0])
     assert not asked.costs
     cluster = replace(asked, costs=(MessageCost("engine", 1e-4),), link_seconds_per_send=1e-5)
-    domain = Domain(
-        graph=from_json(ModelGraph, parts[1]),
-        cluster=cluster,
-        profile=from_json(Profile, parts[2]),
-        optimizer=from_json(Optimizer, parts[3]),
-    )
-    session.execute(
-        text(
-            "insert into clusters (id, name, nodes, world_size, document, created_at) "
-            "values (:id, :name, :nodes, :world_size, :document, :created_at)"
-        ),
-        {
-            "id": cluster.id,
-            "name": cluster.name,
-            "nodes": len(cluster.nodes),
-            "world_size": cluster.world_size,
-            "document": to_json(cluster),
-            "created_at": created_at + 1,
-        },
-    )
+    graph, profile = from_json(ModelGraph, parts[1]), from_json(Profile, parts[2])
+    domain = Domain(graph, cluster, profile, from_json(Optimizer, parts[3]))
+    times = {"created_at": created_at + 1}
+    row = {"id": cluster.id, "name": cluster.name, "nodes": len(cluster.nodes), **times}
+    row |= {"world_size": cluster.world_size, "document": to_json(cluster)}
+    _insert(session, "clusters", row)
     session.execute(
         text(
             "insert into domains (id, graph_id, cluster_id, profile, profile_source, optimizer, "
@@ -160,22 +147,26 @@ def _as_if_probed(session: Session) -> str:
         text("update jobs set domain_id = :domain where id = :tuning"),
         {"domain": domain.id, "tuning": tuning_id},
     )
-    session.execute(
-        text(
-            "insert into events (tuning_id, kind, message, done, total, created_at) "
-            "values (:tuning, 'opening', 'measuring what messages cost', 0, 0, :created_at)"
-        ),
-        {"tuning": tuning_id, "created_at": created_at + 1},
-    )
+    told = {"kind": "opening", "message": "measuring what messages cost", "done": 0, "total": 0}
+    _insert(session, "events", {"tuning_id": tuning_id, **told, **times})
     return str(tuning_id)
+
+
+def _insert(session: Session, table: str, row: dict[str, object]) -> None:
+    names, values = ", ".join(row), ", ".join(f":{name}" for name in row)
+    session.execute(text(f"insert into {table} ({names}) values ({values})"), row)
+
+
+def _set_revision(database: Database, revision: str) -> None:
+    with database.writing() as session:
+        session.execute(text(f"update alembic_version set version_num = '{revision}'"))
 
 
 def test_a_database_of_an_older_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'old.db'}"
     migrate(url)
     with opened(url) as database:
-        with database.writing() as session:
-            session.execute(text("update alembic_version set version_num = '0007'"))
+        _set_revision(database, "0007")
         with pytest.raises(NotFound, match=r"schema revision 0007.* reads 0014 on") as refused:
             migrate(url)
     assert "Open it once" in refused.value.remedy
@@ -186,8 +177,8 @@ def test_only_an_upgrade_and_a_service_change_the_schema(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'old.db'}"
     migrate(url)
-    with opened(url) as database, database.writing() as session:
-        session.execute(text("update alembic_version set version_num = '0013'"))
+    with opened(url) as database:
+        _set_revision(database, "0013")
     monkeypatch.setattr(schema_migration, "_check_known", lambda *_: None)
     with pytest.raises(NotSupported, match="schema revision 0013; this version needs") as refused:
         require_schema(url, create=True)
@@ -225,7 +216,6 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(empty_url: str) ->
 def test_a_database_of_a_newer_version_is_refused(empty_url: str) -> None:
     migrate(empty_url)
     with opened(empty_url) as database:
-        with database.writing() as session:
-            session.execute(text("update alembic_version set version_num = '9999'"))
+        _set_revision(database, "9999")
         with pytest.raises(NotFound, match=r"9999.*newer version"):
             migrate(empty_url)

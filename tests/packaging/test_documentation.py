@@ -30,29 +30,24 @@ def pages() -> list[Path]:
     return [page for page in files("*.md") if "vendor" not in page.parts]
 
 
+def found(pattern: re.Pattern[str]) -> list[tuple[Path, str]]:
+    """What it finds in pages, each beside its page."""
+    return [(page, text) for page in pages() for text in pattern.findall(page.read_text())]
+
+
 def test_links_lead_to_files() -> None:
-    broken = [
-        f"{page.relative_to(ROOT)}: {link}"
-        for page in pages()
-        for link in LINK.findall(page.read_text())
-        if "://" not in link and not (page.parent / link).exists()
-    ]
-    assert broken == []
+    links = [(page, link) for page, link in found(LINK) if "://" not in link]
+    assert [each for each in links if not (each[0].parent / each[1]).exists()] == []
 
 
 def test_source_files_that_pages_name_exist() -> None:
     sources = [f"/{source.relative_to(ROOT)}" for source in files("*.py")]
-    unknown = [
-        f"{page.relative_to(ROOT)}: {name}"
-        for page in pages()
-        for name in SOURCE_FILE.findall(page.read_text())
-        if not any(source.endswith(f"/{name}") for source in sources)
-    ]
-    assert unknown == []
+    known = {name for _, name in found(SOURCE_FILE) if any(s.endswith(f"/{name}") for s in sources)}
+    assert [each for each in found(SOURCE_FILE) if each[1] not in known] == []
 
 
 def test_benchmarks_that_pages_name_exist() -> None:
-    named = {name for page in pages() for name in BENCHMARK.findall(page.read_text())}
+    named = {name for _, name in found(BENCHMARK)}
     assert named
     assert [name for name in named if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
 
@@ -71,17 +66,11 @@ def test_the_picture_of_the_runtime_names_its_files() -> None:
 def test_names_that_pages_import_exist() -> None:
     imported = {
         (str(page.relative_to(ROOT)), statement.module, name.name)
-        for page in pages()
-        for block in PYTHON_BLOCK.findall(page.read_text())
+        for page, block in found(PYTHON_BLOCK)
         for line in IMPORT.findall(block)
         for statement in ast.parse(line).body
         if isinstance(statement, ast.ImportFrom) and statement.module
         for name in statement.names
     }
     assert len(imported) > 10
-    unknown = [
-        f"{page}: {module}.{name}"
-        for page, module, name in sorted(imported)
-        if not hasattr(import_module(module), name)
-    ]
-    assert unknown == []
+    assert [each for each in imported if not hasattr(import_module(each[1]), each[2])] == []

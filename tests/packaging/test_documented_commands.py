@@ -37,32 +37,29 @@ SHORT = {
 }
 """Added to commands, so that they end within seconds; of two values the last one counts."""
 
+STORED, TUNE = "tests/api/cli/test_stored_tunings.py", "tests/api/cli/test_tune.py"
+SERVE = "tests/api/cli/test_serve.py"
 ELSEWHERE = {
-    "tune --resume ID": "tests/api/cli/test_tune.py",
-    "tunings": "tests/api/cli/test_stored_tunings.py",
-    "show ID": "tests/api/cli/test_stored_tunings.py",
-    "logs -f ID": "tests/api/cli/test_stored_tunings.py",
-    "cancel ID": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for ddp": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for deepspeed -o deepspeed.json": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for megatron -o arguments.txt": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for torchtitan -o parallelism.toml": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for accelerate": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for nccl": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for nccl -o nccl_tuner.conf": "tests/api/cli/test_stored_tunings.py",
-    "export 3f2a90c1 --for ddp --strategy ID --json": "tests/api/cli/test_stored_tunings.py",
-    "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": "tests/api/cli/test_tune.py",
-    "serve": "tests/api/cli/test_serve.py",
+    **dict.fromkeys(("tunings", "show ID", "logs -f ID", "cancel ID"), STORED),
+    "export 3f2a90c1 --for ddp": STORED,
+    "export 3f2a90c1 --for deepspeed -o deepspeed.json": STORED,
+    "export 3f2a90c1 --for megatron -o arguments.txt": STORED,
+    "export 3f2a90c1 --for torchtitan -o parallelism.toml": STORED,
+    "export 3f2a90c1 --for accelerate": STORED,
+    "export 3f2a90c1 --for nccl": STORED,
+    "export 3f2a90c1 --for nccl -o nccl_tuner.conf": STORED,
+    "export 3f2a90c1 --for ddp --strategy ID --json": STORED,
+    "tune --resume ID": TUNE,
+    "tune resnet50 my-cluster.yaml --from 3f2a90c1 -o better.json": TUNE,
+    "serve": SERVE,
+    "worker": SERVE,
     "serve --root-path /autosync": "tests/api/http/test_root_path.py",
-    "worker": "tests/api/cli/test_serve.py",
     "worker --url https://tuner.example.com": "tests/packaging/test_containers.py",
 }
 """What needs more than one command: the test in which it runs."""
 
 INSTEAD = {
-    "dataset import PUBLISHED OUT --facts FILE": (
-        "dataset import published OUT --facts facts.yaml"
-    ),
+    "dataset import PUBLISHED OUT --facts FILE": "dataset import published OUT --facts facts.yaml",
     "dataset export-strategy best.json MODEL CLUSTER -o strategy": (
         "dataset export-strategy ours.json chain.json pair.yaml -o strategy"
     ),
@@ -197,9 +194,10 @@ def runs_here(command: str) -> bool:
     return command not in ELSEWHERE and not any(command.startswith(each) for each in NOT_HERE)
 
 
-def test_a_page_shows_what_does_not_run_here() -> None:
+def test_a_page_shows_what_does_not_run_here_and_tests_that_run_it_exist() -> None:
     commands = shown()
     assert set(ELSEWHERE) <= set(commands)
+    assert all((ROOT / file).is_file() for file in ELSEWHERE.values())
     for begin in NOT_HERE:
         assert any(command.startswith(begin) for command in commands), begin
 
@@ -211,7 +209,3 @@ def run(command: str) -> None:
     assert done.exit_code == 0, f"autosync {command}: {done.output}\n{done.exception!r}"
     if into:
         Path(into).write_text(done.stdout)
-
-
-def test_tests_that_run_the_others_exist() -> None:
-    assert all((ROOT / file).is_file() for file in ELSEWHERE.values())

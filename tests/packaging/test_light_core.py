@@ -144,16 +144,19 @@ def test_an_installed_package_that_does_not_fit_is_named_with_its_version() -> N
     assert "pip install --upgrade rich" in refusal.remedy
 
 
-@pytest.mark.parametrize("statement", ["import autosync.none", "from autosync import none"])
-def test_what_autosync_lacks_of_itself_is_a_defect(statement: str) -> None:
+@pytest.mark.parametrize(
+    ("statement", "module"),
+    [
+        ("import autosync.none", "__main__"),
+        ("from autosync import none", "__main__"),
+        ("import not_a_package", "autosync.somewhere"),  # an import of autosync's
+    ],
+)
+def test_what_autosync_lacks_of_itself_or_no_extra_brings_is_a_defect(
+    statement: str, module: str
+) -> None:
     with pytest.raises(ImportError) as caught:
-        exec(statement)
-    assert failed_import(caught.value) is None
-
-
-def test_an_import_of_autosyncs_that_no_extra_brings_is_a_defect() -> None:
-    with pytest.raises(ImportError) as caught:
-        exec("import not_a_package", {"__name__": "autosync.somewhere"})
+        exec(statement, {"__name__": module})
     assert failed_import(caught.value) is None
 
 

@@ -18,11 +18,8 @@ from tests.packaging.builds import (
 )
 
 USERS_OWN = {
-    "search.py": "MINE = 'search'",
-    "api.py": "MINE = 'api'",
-    "simulator.py": "MINE = 'simulator'",
-    "datasets/__init__.py": "MINE = 'datasets'",
-    "migrations/__init__.py": "MINE = 'migrations'",
+    **{f"{name}.py": f"MINE = {name!r}" for name in ("search", "api", "simulator")},
+    **{f"{name}/__init__.py": f"MINE = {name!r}" for name in ("datasets", "migrations")},
 }
 
 

@@ -113,10 +113,3 @@ def test_staleness_is_in_the_document_where_it_is_allowed() -> None:
 def test_a_space_of_a_name_leaves_no_choice_of_others(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="only is 'fsdp2'"):
         Space(**{"only": "fsdp2", **given})
-
-
-def test_documents_of_spaces_without_a_name_keep_their_text() -> None:
-    assert "only" not in json.loads(to_json(Space()))
-    named = SPACES["fsdp2"]
-    assert not named.swapping
-    assert from_json(Space, to_json(named)) == named

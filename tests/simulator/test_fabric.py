@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.cluster import Backend, Cluster, Device, Node
+from autosync.cluster import Backend, Cluster
 from autosync.cluster.cluster_file import parse_cluster
 from autosync.codes import Op
 from autosync.errors import InvalidInput
@@ -19,6 +19,7 @@ from autosync.simulator.explanation import explain
 from autosync.simulator.fabric import Spine, double_tree
 from autosync.simulator.topology import Topology, topology_of
 from tests.domains import chain_graph, domain_of
+from tests.simulator.test_topology import cluster
 
 
 def hosts(
@@ -29,18 +30,13 @@ def hosts(
     pxn: bool | None = None,
     nics: int = 8,
 ) -> Cluster:
-    node = Node(
-        "n", (Device("h100", 8),), nics * 388.0, 2808.0, 5.0, nics=nics, nic_gbps=400.0, rails=rails
+    plain = cluster("h100", 8, nodes, rails=rails)
+    alike = tuple(
+        replace(node, bandwidth_gbps=nics * 388.0, latency_us=5.0, nics=nics)
+        for node in plain.nodes
     )
-    return Cluster(
-        "by hand",
-        tuple(replace(node, address=f"n{place}") for place in range(nodes)),
-        "nccl",
-        transport="infiniband",
-        oversubscription=oversubscription,
-        hosts_per_leaf=hosts_per_leaf,
-        nccl=NcclKnobs(pxn=pxn),
-    )
+    fabric = replace(plain, oversubscription=oversubscription, hosts_per_leaf=hosts_per_leaf)
+    return replace(fabric, nodes=alike, nccl=NcclKnobs(pxn=pxn))
 
 
 def seconds_per_byte(topology: Topology, operation: str = "all_reduce") -> float:
@@ -78,8 +74,8 @@ def test_times_grow_with_oversubscription_and_shrink_with_larger_leaves(
     sizes = np.array([2.0**30])
 
     def seconds(oversubscription: float, per_leaf: int) -> float:
-        cluster = hosts(16, oversubscription, per_leaf, rails)
-        return float(predicted_collectives(cluster, operation, sizes).seconds[0])  # type: ignore[arg-type]
+        where = hosts(16, oversubscription, per_leaf, rails)
+        return float(predicted_collectives(where, operation, sizes).seconds[0])  # type: ignore[arg-type]
 
     for per_leaf in (1, 4, 16):
         assert np.diff([seconds(each, per_leaf) for each in (1, 2, 4, 8)]).min() >= 0
@@ -136,8 +132,8 @@ def test_servers_of_another_rail_are_reached_over_the_spine() -> None:
     leaf whose links carry an eighth of what two NICs do."""
 
     def seconds(rails: bool, oversubscription: float) -> float:
-        cluster = hosts(2, oversubscription, 2, rails, pxn=False)
-        costs = network_of(cluster, cluster_teams(cluster))
+        where = hosts(2, oversubscription, 2, rails, pxn=False)
+        costs = network_of(where, cluster_teams(where))
         return float(costs.seconds_per_byte[int(costs.class_of(Op.PUSH, ALL_RANKS, 0))])
 
     alone = seconds(False, 1)
@@ -150,11 +146,11 @@ def test_gpus_that_share_a_nic_share_its_rate() -> None:
     """Eight rings of one GPU a host each, all at once."""
 
     def seconds(nics: int, oversubscription: float = 1) -> tuple[float, float]:
-        cluster = hosts(4, oversubscription, nics=nics)
+        where = hosts(4, oversubscription, nics=nics)
         one = ((0, 8, 16, 24),)
         together = tuple(tuple(range(part, 32, 8)) for part in range(8))
-        teams = cluster_teams(cluster).with_added([one, together])
-        costs = network_of(cluster, teams)
+        teams = cluster_teams(where).with_added([one, together])
+        costs = network_of(where, teams)
         found = [
             costs.seconds_per_byte[int(costs.class_of(Op.ALL_REDUCE, team, -1, 1e9))]
             for team in (len(teams) - 2, len(teams) - 1)
@@ -172,10 +168,10 @@ def test_gpus_that_share_a_nic_share_its_rate() -> None:
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_what_binds_is_named(backend: Backend) -> None:
-    cluster = replace(hosts(4, 8.0), backend=backend, nccl=None)
-    large = predicted_collectives(cluster, "all_reduce", np.array([2.0**33])).binding[0]
+    where = replace(hosts(4, 8.0), backend=backend, nccl=None)
+    large = predicted_collectives(where, "all_reduce", np.array([2.0**33])).binding[0]
     assert large.startswith("spine")
-    domain = domain_of(chain_graph(((40_000_000,),) * 4), cluster, 1e-3)
+    domain = domain_of(chain_graph(((40_000_000,),) * 4), where, 1e-3)
     assert explain(domain, ddp(domain)).binding.startswith("spine")
 
 

@@ -33,10 +33,10 @@ from autosync.strategy import (
     Strategy,
 )
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
-from tests.simulator.worked_examples import cluster_of, strategy_of
+from tests.simulator.worked_examples import cluster_of, on_devices, strategy_of
 
 MEGABYTE = (250_000,)
-STATE = 2
+ADAM = Optimizer("adamw", True, 2)
 
 
 def planned(domain: Domain, *strategies: Strategy) -> tuple[PlanTable, Population]:
@@ -47,12 +47,19 @@ def planned(domain: Domain, *strategies: Strategy) -> tuple[PlanTable, Populatio
 def four(memory_gb: float | None = None) -> Domain:
     """Four variables of a megabyte on four CPUs; Adam."""
     graph = chain_graph((MEGABYTE,) * 4)
-    cluster = cluster_of()
-    nodes = tuple(
-        replace(node, devices=(Device("cpu", memory_gb=memory_gb),)) for node in cluster.nodes
-    )
-    optimizer = Optimizer("adamw", True, STATE)
-    return domain_of(graph, replace(cluster, nodes=nodes), optimizer=optimizer)
+    domain = domain_of(graph, cluster_of(), optimizer=ADAM)
+    return on_devices(domain, Device("cpu", memory_gb=memory_gb))
+
+
+def peaks_mb(domain: Domain, strategy: Strategy) -> list[float]:
+    """Of each rank."""
+    (peaks,) = memory_of(domain).peak_bytes(*planned(domain, strategy))
+    return [float(peak) / 1e6 for peak in peaks]
+
+
+def near(*megabytes: float) -> object:
+    """The last backward has all gradients; activations are then two outputs' worth or less."""
+    return pytest.approx(list(megabytes), abs=2 * 4 * 4096 / 1e6)
 
 
 def test_activations_of_a_chain() -> None:
@@ -78,10 +85,7 @@ def test_a_gradient_that_an_addition_passes_on_is_one_storage() -> None:
         joined = Operation("join", kind, 0, 0, 4096, True, (0, 1))
         operations = (*chain.operations[:2], joined, replace(chain.operations[2], inputs=(2,)))
         graph = replace(
-            chain,
-            operations=operations,
-            backward_order=(3, 2, 1, 0),
-            gradient_after=(0, 1, 3),
+            chain, operations=operations, backward_order=(3, 2, 1, 0), gradient_after=(0, 1, 3)
         )
         found: list[float] = (activation_curve(graph).held[1] / 4096).tolist()
         return found
@@ -93,48 +97,28 @@ def test_a_gradient_that_an_addition_passes_on_is_one_storage() -> None:
 
 def test_the_peak_adds_up_by_method() -> None:
     domain = four()
-    # The last backward has all gradients; activations are then one output's worth or less.
-    few = 2 * 4096.0 * 4
-
-    def peak_mb(strategy: Strategy) -> list[float]:
-        (peaks,) = memory_of(domain).peak_bytes(*planned(domain, strategy))
-        return [float(peak) / 1e6 for peak in peaks]
-
-    def near(megabytes: list[float]) -> object:
-        return pytest.approx(megabytes, abs=few / 1e6)
-
     # Values 4, buffer 4, state 8; Adam's step takes two temporaries of the largest variable.
-    assert peak_mb(strategy_of(domain, lambda v: AllReduce(0))) == near([18.0] * 4)
+    assert peaks_mb(domain, strategy_of(domain, lambda v: AllReduce(0))) == near(*[18.0] * 4)
     # Torch's DDP keeps gradients beside its buckets.
     ddp = strategy_of(domain, lambda v: AllReduce(0), Schedule(order="ddp"))
-    assert peak_mb(ddp) == near([22.0] * 4)
+    assert peaks_mb(domain, ddp) == near(*[22.0] * 4)
     # Cut into two messages, a variable's gradient is no view of a buffer.
-    sliced = Schedule(slice_bytes=500_000)
-    assert peak_mb(strategy_of(domain, AllReduce, sliced)) == near([22.0] * 4)
+    sliced = strategy_of(domain, AllReduce, Schedule(slice_bytes=500_000))
+    assert peaks_mb(domain, sliced) == near(*[22.0] * 4)
     # A quarter of the state, and of a flat copy; what an all-to-all brings lies apart.
     sharded = strategy_of(domain, lambda v: ReduceScatter(0, True))
-    assert peak_mb(sharded) == near([4 + 4 + 2 + 1 + 4 + 2.0] * 4)
+    assert peaks_mb(domain, sharded) == near(*[4 + 4 + 2 + 1 + 4 + 2.0] * 4)
     # The owner has all state, a flat copy, and what three others send.
     owned = strategy_of(domain, lambda v: ParameterServer(1, 0))
-    assert peak_mb(owned) == near([10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0])
+    assert peaks_mb(domain, owned) == near(10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0)
 
 
 def test_buffers_of_stale_updates_add_to_the_peak() -> None:
     domain = four()
-    few = 2 * 4096.0 * 4
-
-    def peak_mb(strategy: Strategy, staleness: int) -> list[float]:
-        late = strategy.carrying(*late_by(staleness))
-        (peaks,) = memory_of(domain).peak_bytes(*planned(domain, late))
-        return [float(peak) / 1e6 for peak in peaks]
-
-    def near(megabytes: list[float]) -> object:
-        return pytest.approx(megabytes, abs=few / 1e6)
-
     # Values 4, state 8, gradients 4 and Adam's 2, values before a step 4, updates and answers of
     # two iterations; at the owner its own values, and an update and an answer for three others.
-    owned = peak_mb(strategy_of(domain, lambda v: ParameterServer(1, 0)), 1)
-    assert owned == near([38.0, 38.0 + 4 + 2 * 3 * 4, 38.0, 38.0])
+    owned = strategy_of(domain, lambda v: ParameterServer(1, 0)).carrying(*late_by(1))
+    assert peaks_mb(domain, owned) == near(38.0, 38.0 + 4 + 2 * 3 * 4, 38.0, 38.0)
 
 
 def test_a_batch_share_counts_with_its_activations() -> None:
@@ -148,6 +132,7 @@ def test_a_batch_share_counts_with_its_activations() -> None:
 def test_ranks_whose_device_has_less_memory_are_named() -> None:
     domain = four()
     assert device_memory_bytes(domain).tolist() == [float("inf")] * 4
+    assert device_memory_bytes(on_devices(domain, Device("t4"))).tolist() == [16e9] * 4
     nodes = tuple(
         replace(node, devices=(Device("cpu", memory_gb=1.0 if i else 0.001),))
         for i, node in enumerate(domain.cluster.nodes)
@@ -155,15 +140,6 @@ def test_ranks_whose_device_has_less_memory_are_named() -> None:
     domain = replace(domain, cluster=replace(domain.cluster, nodes=nodes))
     assert device_memory_bytes(domain) == pytest.approx([1e6, 1e9, 1e9, 1e9])
     assert explain(domain, strategy_of(domain, AllReduce)).ranks_out_of_memory == (0,)
-
-
-def test_a_gpu_without_stated_memory_has_its_types() -> None:
-    domain = four()
-    nodes = tuple(replace(node, devices=(Device("t4"),)) for node in domain.cluster.nodes)
-    assert (
-        device_memory_bytes(replace(domain, cluster=replace(domain.cluster, nodes=nodes))).tolist()
-        == [16e9] * 4
-    )
 
 
 def test_a_strategy_that_does_not_fit_is_refused_with_the_ways_out() -> None:
@@ -179,11 +155,8 @@ def test_a_strategy_that_does_not_fit_is_refused_with_the_ways_out() -> None:
 
 def test_a_smaller_batch_is_named_where_it_fits() -> None:
     graph = four().graph
-    wide = replace(
-        graph,
-        operations=tuple(replace(o, output_bytes=10_000_000) for o in graph.operations),
-    )
-    domain = replace(four(memory_gb=0.030), graph=wide)
+    wide = tuple(replace(o, output_bytes=10_000_000) for o in graph.operations)
+    domain = replace(four(memory_gb=0.030), graph=replace(graph, operations=wide))
     with pytest.raises(InvalidStrategy) as refused:
         check_memory(strategy_of(domain, AllReduce), domain)
     # 16 MB of values, buffer and state, a gradient of 1 MB, and 5 MB of outputs an example.
@@ -204,7 +177,7 @@ def test_a_population_is_sifted() -> None:
 def mixed() -> tuple[Domain, Population, PlanTable]:
     """Drawn strategies of all kinds, named ones and torch's, of four variables, one sparse."""
     graph = chain_graph(((64, 32), (4000, 16), (128, 64), (128,)), sparse=(1,), factor_rows=4)
-    domain = domain_of(graph, grid_cluster(2, 2), optimizer=Optimizer("adamw", True, STATE))
+    domain = domain_of(graph, grid_cluster(2, 2), optimizer=ADAM)
     space = Space(encodings=(EXACT, Encoding("bf16"), Encoding("powersgd", 2)))
     drawn = sample(domain, space, 0, 64, seed=3)
     named = [*hand_designed(domain, space), *torch_designs(domain, space)]
@@ -250,7 +223,7 @@ def test_gradients_of_cut_variables_are_there_until_the_next_are_packed() -> Non
 
 def test_sharded_strategies_stand_among_the_others() -> None:
     graph = layered_graph(((1000, 250),) * 6)
-    domain = domain_of(graph, grid_cluster(4), optimizer=Optimizer("adamw", True, STATE))
+    domain = domain_of(graph, grid_cluster(4), optimizer=ADAM)
     strategies = [ddp(domain), fsdp2(domain), ddp(domain), zero2(domain), fsdp2(domain)]
     plans, population = planned(domain, *strategies)
     peaks = memory_of(domain).peak_bytes(plans, population)[:, 0]
@@ -291,20 +264,14 @@ LAYERS = 10
 
 def of(memory_gb: float | None = None, nccl: bool = False) -> Domain:
     """Ten blocks of a megabyte and a root of two, on four ranks; Adam. Outputs take 32 KiB."""
-    cluster = grid_cluster(4)
-    nodes = tuple(
-        replace(node, devices=(Device("cpu", memory_gb=memory_gb),)) for node in cluster.nodes
-    )
-    cluster = replace(cluster, nodes=nodes, backend="nccl" if nccl else "gloo")
-    graph = layered_graph((LAYER,) * (LAYERS + 2))
-    return domain_of(graph, cluster, optimizer=Optimizer("adamw", True, 2))
+    cluster = replace(grid_cluster(4), backend="nccl" if nccl else "gloo")
+    domain = domain_of(layered_graph((LAYER,) * (LAYERS + 2)), cluster, optimizer=ADAM)
+    return on_devices(domain, Device("cpu", memory_gb=memory_gb))
 
 
 def peak_mb(strategy: Strategy, domain: Domain) -> float:
-    population = encode([strategy], domain)
-    (peaks,) = memory_of(domain).peak_bytes(compile_plans_fast(population, domain), population)
-    assert peaks.min() == peaks.max()
-    return float(peaks[0]) / 1e6
+    (peak,) = set(peaks_mb(domain, strategy))
+    return peak
 
 
 def test_zero3_holds_parts_the_root_and_a_few_units() -> None:

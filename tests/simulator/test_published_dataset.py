@@ -14,7 +14,6 @@ from autosync.interop.autodist_strategy import export_strategy
 from autosync.interop.resource_spec import Hardware
 from autosync.simulator.published_dataset import (
     DatasetFacts,
-    ImportedDataset,
     ModelFacts,
     import_dataset,
     read_facts,
@@ -24,8 +23,7 @@ from tests.autosync.interop.test_graph_items import FLOAT, GraphItemWriter
 from tests.simulator.measurements import strategies_of, two_domains
 
 FACTS = DatasetFacts(
-    {"chain": ModelFacts(8, step_seconds=0.018)},
-    {"cluster-A": Hardware(intra_bandwidth_gbps=20.0)},
+    {"chain": ModelFacts(8, step_seconds=0.018)}, {"cluster-A": Hardware(intra_bandwidth_gbps=20.0)}
 )
 
 
@@ -53,14 +51,10 @@ def write_published(place: Path, domain: Domain) -> None:
         writer.node(f"gradient/{name}", "MatMul", last)
         writer.gradient(f"gradient/{name}:0", f"{name}:0")
         last = f"gradient/{name}"
-    nodes = [
-        {
-            "address": node.address,
-            "cpus": list(range(node.ranks)),
-            "network_bandwidth": node.bandwidth_gbps / TCP_SHARE,
-        }
-        for node in domain.cluster.nodes
-    ]
+    nodes = []
+    for node in domain.cluster.nodes:
+        rate, cpus = node.bandwidth_gbps / TCP_SHARE, list(range(node.ranks))
+        nodes.append({"address": node.address, "cpus": cpus, "network_bandwidth": rate})
     for kind in ("strategies", "runtime", "resource_spec"):
         (place / kind).mkdir(parents=True)
     (place.parent / "graph_item").write_bytes(writer.bytes())
@@ -74,12 +68,8 @@ def write_published(place: Path, domain: Domain) -> None:
             (place / "resource_spec" / strategy.id).write_text(yaml.safe_dump({"nodes": nodes}))
 
 
-def imported(published: Path, out: Path, facts: DatasetFacts = FACTS) -> ImportedDataset:
-    return import_dataset(published, out, facts)
-
-
 def test_samples_are_read(published: Path, tmp_path: Path) -> None:
-    taken = imported(published, tmp_path)
+    taken = import_dataset(published, tmp_path, FACTS)
     assert not taken.left_out
     expected = {
         strategy.id: 0.1 + 0.01 * number
@@ -87,10 +77,8 @@ def test_samples_are_read(published: Path, tmp_path: Path) -> None:
         for number, strategy in enumerate(strategies_of(domain).values())
     }
     assert len(taken.trials) > 4
-    for strategy_id, seconds in taken.trials[["strategy_id", "step_seconds"]].itertuples(
-        index=False
-    ):
-        assert seconds == pytest.approx(expected[strategy_id])
+    measured = taken.trials.set_index("strategy_id")["step_seconds"]
+    assert measured.to_dict() == pytest.approx({each: expected[each] for each in measured.index})
     again = load_dataset(tmp_path)
     assert [each.name for each in again] == ["chain, cluster-A-1", "chain, cluster-B-1"]
     first = two_domains()[0]
@@ -109,7 +97,7 @@ def test_other_names_of_the_same(published: Path, tmp_path: Path) -> None:
         (place / kind / name).rename(place / kind / f"{name}.yml")
         (place / kind / "zz").write_text((place / kind / f"{name}.yml").read_text())
     (place / "strategy" / "zz").write_bytes((place / "strategy" / name).read_bytes())
-    taken = imported(tmp_path / "in", tmp_path / "out")
+    taken = import_dataset(tmp_path / "in", tmp_path / "out", FACTS)
     assert not taken.left_out
     again = taken.trials[taken.trials["strategy_id"] == name]
     assert sorted(again["pass"]) == [1, 2]
@@ -123,7 +111,7 @@ def test_damaged_samples_are_left_out_and_told(published: Path, tmp_path: Path) 
     text = (place / "resource_spec" / third).read_text()
     (place / "resource_spec" / third).write_text(text.replace("network_bandwidth", "bandwidth"))
     (place / "runtime" / fourth).unlink()
-    taken = imported(tmp_path / "in", tmp_path / "out")
+    taken = import_dataset(tmp_path / "in", tmp_path / "out", FACTS)
     told = {each.sample.rpartition("/")[2]: each.message for each in taken.left_out}
     assert "must be positive seconds" in told[first]
     assert "the Strategy is damaged" in told[second]
@@ -146,31 +134,25 @@ def copied(published: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("facts", "why"),
+    ("chain", "why"),
     [
-        (
-            DatasetFacts({"chain": ModelFacts(8)}, FACTS.clusters),
-            "how long a step computes on cluster-A",
-        ),
-        (
-            DatasetFacts({"chain": ModelFacts(8, {"cluster-A": 0.1})}, FACTS.clusters),
-            "on cluster-B",
-        ),
+        (ModelFacts(8), "how long a step computes on cluster-A"),
+        (ModelFacts(8, {"cluster-A": 0.1}), "on cluster-B"),
     ],
 )
 def test_facts_that_are_missing(
-    facts: DatasetFacts, why: str, published: Path, tmp_path: Path
+    chain: ModelFacts, why: str, published: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=why):
-        imported(published, tmp_path, facts)
+        import_dataset(published, tmp_path, DatasetFacts({"chain": chain}, FACTS.clusters))
 
 
 def test_models_that_are_missing(published: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no model 'bert'"):
-        imported(published, tmp_path, DatasetFacts({"bert": ModelFacts(8, 0.1)}))
+        import_dataset(published, tmp_path, DatasetFacts({"bert": ModelFacts(8, 0.1)}))
     (tmp_path / "empty" / "bert").mkdir(parents=True)
     with pytest.raises(InvalidInput, match=r"cannot read .*graph_item"):
-        imported(tmp_path / "empty", tmp_path, DatasetFacts({"bert": ModelFacts(8, 0.1)}))
+        import_dataset(tmp_path / "empty", tmp_path, DatasetFacts({"bert": ModelFacts(8, 0.1)}))
 
 
 def test_facts_are_read_strictly(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What NCCL sees of a team follows from the cluster file, and what a file leaves out is said."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,25 +16,12 @@ def cluster(
     nodes: int = 2,
     transport: Transport = "infiniband",
     intra_bandwidth_gbps: float = 2808.0,
-    gpu_link: str = "",
-    nccl_version: str = "",
+    **of_node: Any,
 ) -> Cluster:
-    node = Node(
-        "n0",
-        (Device(device, gpus),),
-        3104.0,
-        intra_bandwidth_gbps,
-        nics=8,
-        nic_gbps=400.0,
-        gpu_link=gpu_link,  # type: ignore[arg-type]
-    )
-    return Cluster(
-        "test",
-        tuple(replace(node, address=f"n{place}") for place in range(nodes)),
-        "nccl",
-        transport=transport,
-        nccl_version=nccl_version,
-    )
+    devices, ports = (Device(device, gpus),), dict[str, Any](nics=8, nic_gbps=400.0)
+    node = Node("n0", devices, 3104.0, intra_bandwidth_gbps, **ports, **of_node)
+    named = tuple(replace(node, address=f"n{place}") for place in range(nodes))
+    return Cluster("test", named, "nccl", transport=transport)
 
 
 def test_a_cloud_file_states_its_graph() -> None:

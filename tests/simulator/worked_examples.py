@@ -1,6 +1,7 @@
 """Small strategies and clusters whose times can be worked out by hand."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -28,6 +29,8 @@ from autosync.strategy import (
     whole,
 )
 
+KINDS: tuple[MessageKind, ...] = tuple(k for k in get_args(MessageKind) if k != "engine")
+
 
 def cluster_of(
     nodes: int = 4,
@@ -49,10 +52,14 @@ def cluster_of(
         for i, rate in enumerate(rates)
     ]
     hosts += [Node(f"10.0.1.{i}", (), rates[0], server_only=True) for i in range(servers)]
-    costs = tuple(
-        MessageCost(kind, startup, per_worker) for kind in get_args(MessageKind) if kind != "engine"
-    )
+    costs = tuple(MessageCost(kind, startup, per_worker) for kind in KINDS)
     return Cluster("by hand", tuple(hosts), backend, costs=costs, overlap_slowdown=0.0)
+
+
+def on_devices(domain: Domain, *devices: Device) -> Domain:
+    """The domain on nodes that have these devices each."""
+    nodes = tuple(replace(node, devices=devices) for node in domain.cluster.nodes)
+    return replace(domain, cluster=replace(domain.cluster, nodes=nodes))
 
 
 def strategy_of(

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from autosync.cluster.cluster_file import (
     save_cluster,
 )
 from autosync.cluster.devices import DEVICE_TYPES
-from autosync.documents import from_data, to_data
+from autosync.documents import from_data, to_data, to_json
 from autosync.errors import InvalidInput, NotFound
 from tests.domains import grid_cluster
 
@@ -63,12 +64,14 @@ class TestCluster:
     @pytest.mark.parametrize("slowdown", [0.0, 0.05])
     def test_compute_beside_messages_is_said_only_where_it_is_known(self, slowdown: float) -> None:
         plain = replace(grid_cluster(), overlap_slowdown=None)
-        known = replace(plain, overlap_slowdown=slowdown)
-        assert "overlap_slowdown" not in to_data(plain)
+        assert not {"overlap_slowdown", "link_seconds_per_send"} & to_data(plain).keys()
         assert from_data(Cluster, to_data(plain)) == plain
-        assert to_data(known) == {**to_data(plain), "overlap_slowdown": slowdown}
-        assert from_data(Cluster, to_data(known)) == known
-        assert known.id != plain.id
+        for field, value in (("overlap_slowdown", slowdown), ("link_seconds_per_send", 1e-5)):
+            changed: dict[str, Any] = {field: value}
+            known = replace(plain, **changed)
+            assert to_data(known) == {**to_data(plain), field: value}
+            assert from_data(Cluster, to_data(known)) == known
+            assert known.id != plain.id
 
     def test_where_it_is_not_known_by_how_much_compute_slows_gloo_slows_it_by_a_tenth(self) -> None:
         gloo = replace(grid_cluster(), overlap_slowdown=None)
@@ -84,14 +87,8 @@ class TestCluster:
             replace(grid_cluster(), overlap_slowdown=slowdown)
         assert caught.value.thing == "overlap_slowdown"
         assert "0.05 for 5 %" in caught.value.remedy
-
-    def test_what_a_send_holds_its_links_for_is_said_only_where_it_is_known(self) -> None:
-        plain = grid_cluster()
-        sending = replace(plain, link_seconds_per_send=1e-5)
-        assert "link_seconds_per_send" not in to_data(plain)
-        assert from_data(Cluster, to_data(sending)) == sending
         with pytest.raises(InvalidInput, match="link_seconds_per_send must be 0 or more"):
-            replace(plain, link_seconds_per_send=-1e-5)
+            replace(grid_cluster(), link_seconds_per_send=-1e-5)
 
     @pytest.mark.parametrize(
         ("node", "words"),
@@ -151,8 +148,13 @@ class TestCluster:
 
 class TestPresets:
     @pytest.mark.parametrize("name", bundled_clusters())
-    def test_every_preset_loads_and_says_what_its_rates_are(self, name: str) -> None:
+    def test_every_preset_loads_saves_and_says_what_its_rates_are(
+        self, name: str, tmp_path: Path
+    ) -> None:
         cluster = load_cluster(name)
+        save_cluster(cluster, tmp_path / "saved.yaml")
+        assert load_cluster(tmp_path / "saved.yaml") == cluster
+        assert [path.name for path in tmp_path.iterdir()] == ["saved.yaml"]
         assert cluster.name == name
         assert cluster.description
         assert cluster.world_size >= 2
@@ -160,15 +162,9 @@ class TestPresets:
         comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
         assert "payload" in comment
 
-    def test_the_presets_that_are_promised(self) -> None:
-        sizes = {name: load_cluster(name).world_size for name in bundled_clusters()}
-        assert sizes["example-4x1"] == sizes["example-2x2"] == sizes["example-mixed"] == 4
-        assert sizes["example-8x1"] == sizes["example-4x2"] == 8
-        assert sizes["aws-g4dn-12xlarge-x4"] == 16
-        assert sizes["rtx-2080-ti-4x4-10gbe"] == sizes["rtx-2080-ti-4x4-ib100"] == 16
-
     def test_the_papers_testbeds_are_there(self) -> None:
         """AutoSync's supplement, table 2: GPUs of A1 to B12; HeteroG, PACE, Poseidon, DeAR."""
+        sizes = {name: load_cluster(name).world_size for name in bundled_clusters()}
         ranks = (16, 11, 8, 12, 16, 4, 8, 12, 16, 32, 5, 8, 16, 5)
         names = ("A1", "A2", *(f"B{number}" for number in range(1, 13)))
         published = dict(zip(names, ranks, strict=True))
@@ -179,11 +175,11 @@ class TestPresets:
             if "AutoSync's" in c.description
         }
         assert found == published
-        sizes = {c.name: c.world_size for c in loaded}
-        assert sizes["heterog-12-gpus"] == 12
-        assert sizes["pace-8x2"] == 16
-        assert sizes["titan-x-32x1-40gbe"] == 32
-        assert sizes["rtx-2080-ti-16x4-10gbe"] == 64
+        promised = {"heterog-12-gpus": 12, "pace-8x2": 16, "titan-x-32x1-40gbe": 32}
+        promised |= {"rtx-2080-ti-16x4-10gbe": 64, "example-8x1": 8, "example-4x2": 8}
+        promised |= dict.fromkeys(("example-4x1", "example-2x2", "example-mixed"), 4)
+        promised |= dict.fromkeys(("rtx-2080-ti-4x4-10gbe", "rtx-2080-ti-4x4-ib100"), 16)
+        assert sizes.items() >= {**promised, "aws-g4dn-12xlarge-x4": 16}.items()
 
     def test_an_unknown_name_lists_the_presets(self) -> None:
         for name in ("example-4x3", "../clusters/example-4x1", ""):
@@ -192,12 +188,9 @@ class TestPresets:
 
 
 class TestFile:
-    def test_saving_and_loading_loses_nothing(self, tmp_path: Path) -> None:
-        for name in bundled_clusters():
-            cluster = load_cluster(name)
-            save_cluster(cluster, tmp_path / "saved.yaml")
-            assert load_cluster(tmp_path / "saved.yaml") == cluster
-        assert [path.name for path in tmp_path.iterdir()] == ["saved.yaml"]
+    def test_json_is_yaml(self) -> None:
+        cluster = parse_cluster(GOOD, "text")
+        assert parse_cluster(to_json(cluster), "text") == cluster
 
     def test_a_file_is_read_by_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "mine.yml").write_text(GOOD)
@@ -213,13 +206,6 @@ class TestFile:
         assert parse_cluster(GOOD + "overlap_slowdown: 0", "mine.yaml").overlap_slowdown == 0.0
         assert parse_cluster(GOOD, "mine.yaml").overlap_slowdown is None
 
-    def test_json_is_yaml(self) -> None:
-        text = (
-            '{"name": "j", "nodes": [{"address": "a", "devices": [{"type": "t4", "count": 2}],'
-            ' "bandwidth_gbps": 1, "intra_bandwidth_gbps": 2}]}'
-        )
-        assert parse_cluster(text, "text").world_size == 2
-
     def test_what_cannot_be_read_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=r"absent\.yaml.*No such file"):
             load_cluster(tmp_path / "absent.yaml")
@@ -232,6 +218,8 @@ class TestFile:
         (tmp_path / "large.yaml").write_bytes(b"#" * (MAX_BYTES + 5))
         with pytest.raises(InvalidInput, match="larger than 1000 kB"):
             load_cluster(tmp_path / "large.yaml")
+        with pytest.raises(InvalidInput, match="larger than 0 kB"):
+            parse_cluster(GOOD, "text", max_bytes=100)
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -284,6 +272,10 @@ class TestFile:
             (GOOD + "x: 2024-99-99", "is no valid YAML"),
             (GOOD + "x: \x07", "is no valid YAML"),
             ("[" * 50_000, "nested more than"),
+            (
+                "name: x\nnodes: [{address: a, devices: [{type: t4}], bandwidth_gbps: 1}]",
+                "nothing to synchronize",
+            ),
             ("name: " + "9" * 10_000, "is no valid YAML: a number has 10000 characters"),
             ("name: " + ":".join(["59"] * 300_000), "a number has 899999 characters"),
             (GOOD.replace("9.56}", f"0x{'f' * 5000}}}"), "a number has 5002 characters"),
@@ -296,15 +288,6 @@ class TestFile:
             parse_cluster(text, "mine.yaml")
         assert words in caught.value.message
         assert len(str(caught.value)) < 1000
-
-    def test_a_caller_says_how_large_a_text_may_be(self) -> None:
-        with pytest.raises(InvalidInput, match="larger than 0 kB"):
-            parse_cluster(GOOD, "text", max_bytes=100)
-
-    def test_one_device_in_all_is_refused(self) -> None:
-        text = "name: x\nnodes: [{address: a, devices: [{type: t4}], bandwidth_gbps: 1}]"
-        with pytest.raises(InvalidInput, match="nothing to synchronize"):
-            parse_cluster(text, "mine.yaml")
 
     def test_a_bomb_of_aliases_is_refused_at_once(self) -> None:
         levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]

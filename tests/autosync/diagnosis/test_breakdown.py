@@ -4,18 +4,14 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from autosync.diagnosis.breakdown import (
-    Breakdown,
-    CollectiveSeconds,
-    break_down,
-    with_parameters,
-)
+from autosync.diagnosis.breakdown import Breakdown, CollectiveSeconds, break_down, with_parameters
 from autosync.diagnosis.job_facts import names_of_buckets
-from autosync.diagnosis.rank_trace import RankTrace, rank_trace
+from autosync.diagnosis.rank_trace import rank_trace
 from autosync.errors import InvalidInput
 from tests.autosync.diagnosis.traces import gloo_step, nccl_step
 
@@ -26,9 +22,14 @@ def of(*traces: dict[str, object]) -> Breakdown:
     return break_down([rank_trace(each, "t.json") for each in traces])
 
 
-def test_parts_of_an_iteration() -> None:
+@pytest.fixture(scope="module")
+def two_ranks() -> Breakdown:
     """Rank 0 issues at 530 and computes nothing more; rank 1 issues at 700; both end at 900."""
-    found = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
+    return of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
+
+
+def test_parts_of_an_iteration(two_ranks: Breakdown) -> None:
+    found = two_ranks
     first, second = found.ranks
     assert first.compute == pytest.approx(400 * US)
     assert first.input == pytest.approx(100 * US)
@@ -41,8 +42,8 @@ def test_parts_of_an_iteration() -> None:
         assert parts == pytest.approx(rank.iteration) == pytest.approx(1000 * US)
 
 
-def test_a_collective_and_its_rate() -> None:
-    found = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
+def test_a_collective_and_its_rate(two_ranks: Breakdown) -> None:
+    found = two_ranks
     (only,) = found.collectives
     assert (only.operation, only.size_bytes) == ("all_reduce", 4000)
     assert only.bus_bytes == pytest.approx(4000)  # 2 (n - 1) / n of them
@@ -51,37 +52,28 @@ def test_a_collective_and_its_rate() -> None:
     assert found.bus_bytes_per_second == pytest.approx(4000 / (200 * US))
 
 
-def test_the_slowest_rank_is_named_by_its_lateness() -> None:
-    found = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
-    assert found.slowest is not None
-    assert (found.slowest.rank, found.slowest.why) == (1, "host or link")
-    assert found.slowest.late == pytest.approx(170 * US)
-
-
-def test_no_rank_is_named_where_none_is_late() -> None:
+def test_the_slowest_rank_is_named_by_its_lateness_if_one_is_late(two_ranks: Breakdown) -> None:
+    slowest = two_ranks.slowest
+    assert slowest is not None
+    assert (slowest.rank, slowest.why) == (1, "host or link")
+    assert slowest.late == pytest.approx(170 * US)
     assert of(gloo_step(0, 530, 900), gloo_step(1, 535, 900)).slowest is None
 
 
-@pytest.mark.parametrize(("part", "why"), [("compute", "compute"), ("input", "input")])
-def test_why_a_rank_is_slow(part: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "longer"), [("compute", [[0, 250], [260, 660]]), ("input", [[0, 100], [520, 690]])]
+)
+def test_why_a_rank_is_slow(part: str, longer: list[list[int]]) -> None:
     one, other = (rank_trace(gloo_step(r, i, 900), "t") for r, i in ((0, 530), (1, 700)))
-    longer = (
-        np.array([[0, 250], [260, 660]]) if part == "compute" else np.array([[0, 100], [520, 690]])
-    )
-    slow = (
-        replace(other, compute=longer * US)
-        if part == "compute"
-        else replace(other, input=longer * US)
-    )
-    found = break_down([one, slow])
+    changed: dict[str, Any] = {part: np.array(longer) * US}
+    found = break_down([one, replace(other, **changed)])
     assert found.slowest is not None
-    assert found.slowest.why == why
+    assert found.slowest.why == part
 
 
-def test_clocks_of_hosts_are_set_by_the_ends_of_collectives() -> None:
+def test_clocks_of_hosts_are_set_by_the_ends_of_collectives(two_ranks: Breakdown) -> None:
     apart = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900, at_us=5e6, host="b"))
-    together = of(gloo_step(0, 530, 900), gloo_step(1, 700, 900))
-    for one, other in zip(apart.ranks, together.ranks, strict=True):
+    for one, other in zip(apart.ranks, two_ranks.ranks, strict=True):
         assert one.waiting == pytest.approx(other.waiting, abs=1e-9)
         assert one.transfer == pytest.approx(other.transfer, abs=1e-9)
 
@@ -96,13 +88,9 @@ def test_a_gpus_compute_hides_messages() -> None:
 
 def test_ranks_with_other_operations_still_have_their_parts() -> None:
     one, other = (rank_trace(gloo_step(r, 530, 900), "t") for r in range(2))
-    found = break_down([one, _with_more(other)])
+    found = break_down([one, replace(other, collectives=other.collectives * 2)])
     assert found.collectives == ()
     assert found.mean("transfer") > 0
-
-
-def _with_more(trace: RankTrace) -> RankTrace:
-    return replace(trace, collectives=(*trace.collectives, *trace.collectives))
 
 
 def test_one_trace_a_rank_of_the_same_iterations() -> None:

@@ -31,12 +31,36 @@ def in_all_parts(**seconds: float) -> Breakdown:
     return replace(GOOD, ranks=ranks)
 
 
-def test_a_job_without_mistakes() -> None:
-    assert names(GOOD, *JOB) == []
+FAST: dict[str, object] = {"interface_gbps": 100.0}
+LOOKING = replace(DDP, find_unused_parameters=True)
+NEEDED = replace(LOOKING, unused_bytes=4)
+HIDES_NOTHING, IDLE = in_all_parts(transfer=0.5), in_all_parts(python=0.3)
 
 
-def test_gloo_on_gpus() -> None:
-    assert names(GOOD, *all_ranks(backend="gloo")) == ["gloo_on_gpu"]
+@pytest.mark.parametrize(
+    ("breakdown", "facts", "passes", "found"),
+    [
+        (GOOD, JOB, 1, ""),
+        (GOOD, all_ranks(backend="gloo"), 1, "gloo_on_gpu"),
+        (GOOD, all_ranks(**FAST), 1, "one_socket"),
+        (GOOD, all_ranks(**FAST, nccl_sockets=("NCCL_SOCKET_NTHREADS",)), 1, ""),
+        (GOOD, all_ranks(ddp=LOOKING), 1, "find_unused_parameters"),
+        (GOOD, (JOB[0], replace(JOB[1], ddp=NEEDED)), 1, ""),
+        (GOOD, (replace(JOB[0], ddp=LOOKING), replace(JOB[1], ddp=NEEDED)), 1, ""),
+        (replace(GOOD, collectives=(SUM,) * 4), JOB, 2, "accumulation_without_no_sync"),
+        (replace(GOOD, collectives=(SUM,) * 2), JOB, 2, ""),
+        (HIDES_NOTHING, all_ranks(compiled=True), 1, "compiled_as_one_region"),
+        (HIDES_NOTHING, JOB, 1, ""),
+        (GOOD, all_ranks(compiled=True), 1, ""),
+        (IDLE, JOB, 1, "host_bound"),
+        (replace(IDLE, on_device=False), JOB, 1, ""),
+        (in_all_parts(input=0.1), (), 1, "waits_for_input"),
+    ],
+)
+def test_a_mistake_is_found_where_it_is_made_and_nowhere_else(
+    breakdown: Breakdown, facts: tuple[JobFacts, ...], passes: int, found: str
+) -> None:
+    assert names(breakdown, *facts, passes=passes) == found.split()
 
 
 def test_an_interface_that_is_slower_than_another() -> None:
@@ -47,12 +71,6 @@ def test_an_interface_that_is_slower_than_another() -> None:
     assert names(GOOD, *all_ranks(others_gbps=(("eth1", 12.0),))) == []
     on_one_host = [replace(each, host="a") for each in slow]
     assert names(GOOD, *on_one_host) == []
-
-
-def test_one_socket_on_a_fast_port() -> None:
-    assert names(GOOD, *all_ranks(interface_gbps=100.0)) == ["one_socket"]
-    told = all_ranks(interface_gbps=100.0, nccl_sockets=("NCCL_SOCKET_NTHREADS",))
-    assert names(GOOD, *told) == []
 
 
 def test_a_port_that_is_far_from_its_gpu() -> None:
@@ -72,35 +90,11 @@ def test_a_port_that_is_far_from_its_gpu() -> None:
     assert names(GOOD, *(replace(each, host="a") for each in nowhere_near)) == []
 
 
-def test_unused_parameters_are_looked_for_in_vain() -> None:
-    looking = replace(DDP, find_unused_parameters=True)
-    assert names(GOOD, *all_ranks(ddp=looking)) == ["find_unused_parameters"]
-    needed = replace(looking, unused_bytes=4)
-    assert names(GOOD, JOB[0], replace(JOB[1], ddp=needed)) == []
-    mixed = (replace(JOB[0], ddp=looking), replace(JOB[1], ddp=needed))
-    assert names(GOOD, *mixed) == []
-
-
 def test_gradients_that_are_held_twice() -> None:
     copied = replace(DDP, gradient_as_bucket_view=False)
     (found,) = find_mistakes(GOOD, all_ranks(ddp=copied))
     assert found.name == "gradient_as_bucket_view"
     assert "50.0 MB" in found.what
-
-
-@pytest.mark.parametrize(
-    ("sums", "passes", "found"),
-    [(2, 1, []), (4, 2, ["accumulation_without_no_sync"]), (2, 2, [])],
-)
-def test_accumulation_without_no_sync(sums: int, passes: int, found: list[str]) -> None:
-    assert names(replace(GOOD, collectives=(SUM,) * sums), *JOB, passes=passes) == found
-
-
-def test_one_compiled_region_overlaps_with_nothing() -> None:
-    hidden_nothing = in_all_parts(transfer=0.5)
-    assert names(hidden_nothing, *all_ranks(compiled=True)) == ["compiled_as_one_region"]
-    assert names(hidden_nothing, *JOB) == []
-    assert names(GOOD, *all_ranks(compiled=True)) == []
 
 
 def test_many_small_messages() -> None:
@@ -112,13 +106,3 @@ def test_many_small_messages() -> None:
     (sharded,) = find_mistakes(many, all_ranks(wrapping="fsdp2", ddp=None))
     assert "fully_shard" in sharded.mend
     assert names(replace(GOOD, collectives=(small,) * 3), *JOB) == []
-
-
-def test_a_host_that_is_too_slow_for_its_gpu() -> None:
-    idle = in_all_parts(python=0.3)
-    assert names(idle, *JOB) == ["host_bound"]
-    assert names(replace(idle, on_device=False), *JOB) == []
-
-
-def test_input_that_ranks_wait_for() -> None:
-    assert names(in_all_parts(input=0.1)) == ["waits_for_input"]

@@ -4,22 +4,13 @@ from typing import Any
 
 
 def event(kind: str, name: str, begin_us: float, end_us: float, **args: Any) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": kind,
-        "name": name,
-        "ts": begin_us,
-        "dur": end_us - begin_us,
-        "args": args,
-    }
+    times = {"ts": begin_us, "dur": end_us - begin_us}
+    return {"ph": "X", "cat": kind, "name": name, **times, "args": args}
 
 
 def trace(rank: int, events: list[dict[str, Any]], host: str = "a") -> dict[str, Any]:
-    return {
-        "traceEvents": events,
-        "host_name": host,
-        "distributedInfo": {"rank": rank, "backend": "gloo", "world_size": 2},
-    }
+    job = {"rank": rank, "backend": "gloo", "world_size": 2}
+    return {"traceEvents": events, "host_name": host, "distributedInfo": job}
 
 
 def gloo_step(
@@ -27,6 +18,7 @@ def gloo_step(
 ) -> dict[str, Any]:
     """An iteration of 1,000 us: 400 us of compute, then one all-reduce of 4,000 bytes that the rank
     issues at `issued_us`, until `end_us`; 100 us of input before. at_us: added to all."""
+    summed = {"Input Dims": [[1000]], "Input type": ["float"]}
     events = [
         event("user_annotation", "ProfilerStep#0", 0, 1000),
         event("user_annotation", "enumerate(DataLoader)#x.__next__", 0, 100),
@@ -35,13 +27,7 @@ def gloo_step(
         event("cpu_op", "AddmmBackward0", 100, 900),  # encloses others
         event("cpu_op", "aten::add", 420, 520),
         event("cpu_op", "c10d::allreduce_", issued_us, issued_us + 10),
-        event(
-            "user_annotation",
-            "gloo:all_reduce",
-            issued_us + 5,
-            end_us,
-            **{"Input Dims": [[1000]], "Input type": ["float"]},
-        ),
+        event("user_annotation", "gloo:all_reduce", issued_us + 5, end_us, **summed),
     ]
     moved = [{**each, "ts": each["ts"] + at_us} for each in events]
     return trace(rank, moved, host)
@@ -56,12 +42,10 @@ def nccl_step(rank: int) -> dict[str, Any]:
         "dtype": "BFloat16",
         "Process Group Ranks": "[0, 1]",
     }
-    return trace(
-        rank,
-        [
-            event("user_annotation", "ProfilerStep#3", 0, 1000),
-            event("cpu_op", "aten::mm", 0, 900),
-            event("kernel", "ampere_bf16_gemm", 50, 600),
-            event("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 500, 900, **stated),
-        ],
-    )
+    events = [
+        event("user_annotation", "ProfilerStep#3", 0, 1000),
+        event("cpu_op", "aten::mm", 0, 900),
+        event("kernel", "ampere_bf16_gemm", 50, 600),
+        event("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 500, 900, **stated),
+    ]
+    return trace(rank, events)

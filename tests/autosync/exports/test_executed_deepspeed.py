@@ -18,15 +18,9 @@ from torch import nn
 from autosync.domain import Domain
 from autosync.exports import settings_for
 from autosync.exports.deepspeed import CONFIGURATION_FILE, zero_buckets
-from autosync.importing import import_module
 from autosync.strategy import AllReduce, Encoding, ReduceScatter
-from tests.autosync.exports.test_executed_settings import (
-    INPUTS,
-    network,
-    strategy_of,
-)
+from tests.autosync.exports.test_executed_settings import INPUTS, grouped, network, recorded
 from tests.autosync.runtime.ranks import ranks
-from tests.domains import domain_of, grid_cluster
 
 pytestmark = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed here"
@@ -42,11 +36,7 @@ def cast_network(dtype: Half) -> nn.Module:
 
 
 def network_domain(dtype: Half) -> Domain:
-    inputs = (INPUTS.to(getattr(torch, dtype)),)
-    graph = import_module(
-        cast_network(dtype), inputs, lambda out, *_: out.sum(), name="net", batch_size=8
-    )
-    return domain_of(graph, grid_cluster(2))
+    return recorded(cast_network(dtype), INPUTS.to(getattr(torch, dtype)))
 
 
 def under_deepspeed(
@@ -121,7 +111,7 @@ def test_deepspeed_sends_the_messages_that_the_export_foresees(
 ) -> None:
     domain = network_domain(dtype)
     options = {"sharded_update": True} if kind is ReduceScatter else {}
-    strategy = strategy_of(domain, groups, kind, encoding=encoding, **options)
+    strategy = grouped(domain, groups, kind, encoding=encoding, **options)
     found = settings_for("deepspeed", strategy, domain)
     sent = "bfloat16" if encoding.name == "bf16" else dtype
     with ranks(2) as pair:  # DeepSpeed keeps what it was first given

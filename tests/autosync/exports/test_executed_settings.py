@@ -17,21 +17,11 @@ from autosync.errors import NotSupported
 from autosync.exports import settings_for
 from autosync.importing import import_module
 from autosync.simulator.sharded_strategy import sharded_by
-from autosync.strategy import (
-    AllReduce,
-    Encoding,
-    EncodingName,
-    ReduceScatter,
-    Schedule,
-    Strategy,
-    Synchronizer,
-    VariableChoice,
-    even_replicas,
-    whole,
-)
+from autosync.strategy import AllReduce, Encoding, EncodingName, ReduceScatter, Strategy
 from autosync.torch_engine import FullyShard, Kept
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster
+from tests.simulator.worked_examples import strategy_of
 
 WIDTHS = (6, 24, 40, 16, 3)
 INPUTS = torch.ones(8, WIDTHS[0])
@@ -49,24 +39,20 @@ def network() -> nn.Module:
     return nn.Sequential(*(nn.Linear(inputs, outputs) for inputs, outputs in pairs))
 
 
-def network_domain() -> Domain:
-    graph = import_module(network(), (INPUTS,), lambda out, *_: out.sum(), name="net", batch_size=8)
+def recorded(module: nn.Module, inputs: torch.Tensor) -> Domain:
+    """Of two ranks."""
+    graph = import_module(
+        module, (inputs,), lambda out, *_: out.sum(), name="net", batch_size=len(inputs)
+    )
     return domain_of(graph, grid_cluster(2))
 
 
-def strategy_of(domain: Domain, groups: list[int], kind: Any, **options: Any) -> Strategy:
-    def synchronizer(group: int) -> Synchronizer:
-        made: Synchronizer = kind(group, **options)
-        return made
+def network_domain() -> Domain:
+    return recorded(network(), INPUTS)
 
-    return Strategy(
-        tuple(
-            VariableChoice(variable.name, whole(variable.shape), (synchronizer(group),))
-            for variable, group in zip(domain.graph.variables, groups, strict=True)
-        ),
-        even_replicas(2),
-        Schedule(),
-    )
+
+def grouped(domain: Domain, groups: list[int], kind: Any, **options: Any) -> Strategy:
+    return strategy_of(domain, lambda v: kind(groups[v], **options))
 
 
 def messages(strategy: Strategy) -> list[list[str]]:
@@ -110,7 +96,7 @@ def under_ddp(rank: int, world: int, snippet: str) -> list[list[str]]:
 )
 def test_ddp_fills_buckets_with_the_strategys_groups(pair: Ranks, groups: list[int]) -> None:
     domain = network_domain()
-    strategy = strategy_of(domain, groups, AllReduce)
+    strategy = grouped(domain, groups, AllReduce)
     found = settings_for("ddp", strategy, domain)
     assert found.deviations == ()
     for seen in pair.run(under_ddp, found.snippet):
@@ -120,7 +106,7 @@ def test_ddp_fills_buckets_with_the_strategys_groups(pair: Ranks, groups: list[i
 @pytest.mark.parametrize("encoding", [Encoding("fp16"), Encoding("powersgd", 2)])
 def test_ddps_hooks_take_what_is_exported(pair: Ranks, encoding: Encoding) -> None:
     domain = network_domain()
-    strategy = strategy_of(domain, [0] * 8, AllReduce, encoding=encoding)
+    strategy = grouped(domain, [0] * 8, AllReduce, encoding=encoding)
     pair.run(under_ddp, settings_for("ddp", strategy, domain).snippet)
 
 
@@ -153,10 +139,7 @@ def tokens_of(rank: int) -> torch.Tensor:
 
 
 def tied_domain(bias: bool = False) -> Domain:
-    graph = import_module(
-        tied(bias), (tokens_of(0),), lambda out, *_: out.sum(), name="tied", batch_size=2
-    )
-    return domain_of(graph, grid_cluster(2))
+    return recorded(tied(bias), tokens_of(0))
 
 
 def inputs_of(rank: int) -> torch.Tensor:
@@ -204,7 +187,7 @@ def under_fsdp2(
 @pytest.mark.parametrize("groups", [[1, 1, 1, 1, 0, 0, 0, 0], [0] * 8, [3, 3, 2, 2, 1, 1, 0, 0]])
 def test_fsdp2_forms_the_strategys_messages(pair: Ranks, groups: list[int]) -> None:
     domain = network_domain()
-    strategy = strategy_of(domain, groups, ReduceScatter, sharded_update=True)
+    strategy = grouped(domain, groups, ReduceScatter, sharded_update=True)
     for taken, worst in pair.run(under_fsdp2, settings_for("fsdp2", strategy, domain).snippet):
         assert taken == messages(strategy)
         assert worst < 1e-5
@@ -223,6 +206,10 @@ def test_sharding_by_units_is_exported_as_a_function(pair: Ranks) -> None:
         assert worst < 1e-5
 
 
+def last_module(domain: Domain) -> str:
+    return domain.graph.variables[-1].name.rpartition(".")[0]
+
+
 @pytest.mark.parametrize(
     ("kept", "told"),
     [
@@ -232,8 +219,7 @@ def test_sharding_by_units_is_exported_as_a_function(pair: Ranks) -> None:
 )
 def test_what_is_kept_between_batches_is_exported(kept: Kept, told: list[str]) -> None:
     domain = network_domain()
-    last = [v.name for v in domain.graph.variables][-1].rpartition(".")[0]
-    engine = FullyShard((last,), 2, kept_between_batches=kept)
+    engine = FullyShard((last_module(domain),), 2, kept_between_batches=kept)
     found = settings_for("fsdp2", sharded_by(domain, engine), domain)
     assert found.settings["kept_between_batches"] == kept
     script: dict[str, Any] = {}
@@ -247,8 +233,7 @@ def test_what_is_kept_between_batches_is_exported(kept: Kept, told: list[str]) -
 @pytest.mark.parametrize(("packed", "reduced"), [("none", "float32"), ("bf16", "bfloat16")])
 def test_computing_in_halves_is_exported(pair: Ranks, packed: EncodingName, reduced: str) -> None:
     domain = network_domain()
-    last = [v.name for v in domain.graph.variables][-1].rpartition(".")[0]
-    engine = FullyShard((last,), 2, param_dtype="bf16")
+    engine = FullyShard((last_module(domain),), 2, param_dtype="bf16")
     found = settings_for("fsdp2", sharded_by(domain, engine, Encoding(packed)), domain)
     assert found.settings["param_dtype"] == "bfloat16"
     assert found.settings["reduce_dtype"] == reduced
@@ -262,7 +247,7 @@ def by_module(domain: Domain, *groups: tuple[str, ...]) -> Strategy:
     numbers = [
         next(i for i, group in enumerate(groups) if name.startswith(group)) for name in names
     ]
-    return strategy_of(domain, numbers, ReduceScatter, sharded_update=True)
+    return grouped(domain, numbers, ReduceScatter, sharded_update=True)
 
 
 @pytest.mark.parametrize(

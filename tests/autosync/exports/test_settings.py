@@ -13,19 +13,9 @@ from autosync.exports.settings import FrameworkName, FrameworkSettings
 from autosync.extensions.staleness.document import Staleness
 from autosync.graph import Variable
 from autosync.search.designs import known_designs, torch_engines
-from autosync.strategy import (
-    AllReduce,
-    Encoding,
-    ReduceScatter,
-    Replica,
-    Schedule,
-    Strategy,
-    Synchronizer,
-    VariableChoice,
-    even_replicas,
-    whole,
-)
+from autosync.strategy import AllReduce, Encoding, ReduceScatter, Replica, Schedule, Strategy
 from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.simulator.worked_examples import strategy_of
 
 MODEL = (
     ("embed.weight", (400, 64)),
@@ -47,25 +37,12 @@ def model_domain(shapes: tuple[tuple[str, tuple[int, ...]], ...] = MODEL) -> Dom
 DOMAIN = model_domain()
 
 
-def strategy_of(
-    domain: Domain, *synchronizers: Synchronizer, schedule: Schedule | None = None
-) -> Strategy:
-    """A synchronizer for each whole variable."""
-    choices = tuple(
-        VariableChoice(variable.name, whole(variable.shape), (synchronizer,))
-        for variable, synchronizer in zip(domain.graph.variables, synchronizers, strict=True)
-    )
-    return Strategy(choices, even_replicas(domain.world_size), schedule or Schedule())
-
-
 def grouped(*groups: int, encoding: Encoding | None = None) -> Strategy:
-    made = [AllReduce(group, encoding=encoding or Encoding()) for group in groups]
-    return strategy_of(DOMAIN, *made)
+    return strategy_of(DOMAIN, lambda v: AllReduce(groups[v], encoding=encoding or Encoding()))
 
 
-def sharded(*groups: int, **options: Any) -> Strategy:
-    made = [ReduceScatter(group, sharded_update=True) for group in groups]
-    return strategy_of(DOMAIN, *made, **options)
+def sharded(*groups: int, schedule: Schedule | None = None) -> Strategy:
+    return strategy_of(DOMAIN, lambda v: ReduceScatter(groups[v], sharded_update=True), schedule)
 
 
 def exported(framework: FrameworkName, strategy: Strategy) -> FrameworkSettings:
@@ -118,12 +95,8 @@ def test_halves_and_powersgd_are_hooks() -> None:
         found = exported("ddp", grouped(0, 0, 0, 0, 0, 0, encoding=Encoding(name)))
         assert f"{name}_compress_hook" in found.snippet
         assert found.settings["comm_hook"]["hook"].endswith(f".{name}_compress_hook")
-    low_rank = Encoding("powersgd", 4)
-    made = [
-        AllReduce(0, encoding=low_rank if len(v.shape) == 2 else Encoding())
-        for v in DOMAIN.graph.variables
-    ]
-    found = exported("ddp", strategy_of(DOMAIN, *made))
+    packed = [Encoding("powersgd", 4) if len(shape) == 2 else Encoding() for _, shape in MODEL]
+    found = exported("ddp", strategy_of(DOMAIN, lambda v: AllReduce(0, encoding=packed[v])))
     assert "matrix_approximation_rank=4" in found.snippet
     assert any("PowerSGD" in said for said in found.deviations)
 
@@ -161,10 +134,11 @@ def test_strategies_that_no_framework_runs_say_why() -> None:
     assert "2 iterations old" in why_not("ddp", grouped(*range(6)).carrying(Staleness(2)))
     apart = why_not("ddp", grouped(0, 1, 0, 1, 0, 1))
     assert "travel together, and others get ready between them" in apart
-    ring = [AllReduce(0, device_order=(0, 2, 1, 3))] * 6
-    assert "ring of its own" in why_not("ddp", strategy_of(DOMAIN, *ring))
-    halves = [AllReduce(i, encoding=Encoding("fp16" if i else "none")) for i in range(6)]
-    assert "several ways (fp16, none)" in why_not("ddp", strategy_of(DOMAIN, *halves))
+    ring = strategy_of(DOMAIN, lambda v: AllReduce(0, device_order=(0, 2, 1, 3)))
+    assert "ring of its own" in why_not("ddp", ring)
+    packed = (Encoding(), *[Encoding("fp16")] * 5)
+    halves = strategy_of(DOMAIN, lambda v: AllReduce(v, encoding=packed[v]))
+    assert "several ways (fp16, none)" in why_not("ddp", halves)
 
 
 def test_a_strategy_of_another_graph() -> None:
@@ -201,20 +175,22 @@ def test_fsdp2_refuses_what_its_modules_do_not_allow() -> None:
     assert "every gradient is reduce-scattered" in why_not("fsdp2", grouped(*range(6)))
     nested = (("a.x", (4,)), ("a.c.x", (4,)), ("b.x", (4,)), ("b.c.x", (4,)))
     domain = model_domain(nested)
-    crossed = [ReduceScatter(group) for group in (0, 1, 1, 0)]
+    crossed = strategy_of(domain, lambda v: ReduceScatter((0, 1, 1, 0)[v]))
     with pytest.raises(NotSupported, match="inside each other's"):
-        settings_for("fsdp2", strategy_of(domain, *crossed), domain)
+        settings_for("fsdp2", crossed, domain)
 
 
 def test_fsdp2_reduces_in_halves() -> None:
-    made = [ReduceScatter(0, True, Encoding("bf16"))] * 6
-    assert "reduce_dtype=torch.bfloat16" in exported("fsdp2", strategy_of(DOMAIN, *made)).snippet
+    halves = strategy_of(DOMAIN, lambda v: ReduceScatter(0, True, Encoding("bf16")))
+    assert "reduce_dtype=torch.bfloat16" in exported("fsdp2", halves).snippet
 
 
 def test_deepspeed_fills_its_buckets_with_the_messages() -> None:
     found = exported("deepspeed", sharded(1, 1, 1, 1, 0, 0))
     zero = found.settings["zero_optimization"]
     assert (zero["stage"], zero["overlap_comm"]) == (2, True)
+    assert zero["reduce_bucket_size"] % 2 == 1
+    assert zero["allgather_bucket_size"] == zero["reduce_bucket_size"] + 1  # it takes even ones
     assert zero["reduce_bucket_size"] == 400 * 256 + 1
     assert found.settings["train_micro_batch_size_per_gpu"] == DOMAIN.batch_size
     assert found.settings["zero_allow_untested_optimizer"] is True
@@ -252,18 +228,10 @@ def test_deepspeed_sends_gradients_in_the_models_type(
         settings_for("deepspeed", grouped(*[0] * 6), domain)
 
 
-def test_deepspeed_gathers_an_even_number_of_elements() -> None:
-    """It takes no other `allgather_bucket_size`."""
-    zero = exported("deepspeed", sharded(0, 0, 0, 0, 0, 0)).settings["zero_optimization"]
-    assert zero["reduce_bucket_size"] % 2 == 1
-    assert zero["allgather_bucket_size"] == zero["reduce_bucket_size"] + 1
-
-
 def test_zero_takes_no_optimizer_of_whole_variables() -> None:
     domain = replace(DOMAIN, optimizer=Optimizer("lars", elementwise=False))
-    strategy = strategy_of(DOMAIN, *[ReduceScatter(0)] * 6)
     with pytest.raises(NotSupported, match="lars needs whole variables"):
-        settings_for("deepspeed", strategy, domain)
+        settings_for("deepspeed", sharded(*[0] * 6), domain)
 
 
 def test_zero_sends_before_a_gradient_that_would_not_fit() -> None:

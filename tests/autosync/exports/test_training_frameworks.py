@@ -52,6 +52,7 @@ def flags_of(strategy: Strategy, domain: Domain = DOMAIN) -> tuple[dict[str, Any
 
 
 def test_megatrons_buckets_are_those_of_ddp() -> None:
+    assert flags_of(known_designs.all_reduce_one_bucket(DOMAIN)) == ({}, ())  # no overlap
     flags, deviations = flags_of(ddp_of_size(DOMAIN, 8 * MIB))
     assert flags == {"--overlap-grad-reduce": True, "--ddp-bucket-size": 2 * MIB}
     assert deviations == ()
@@ -59,10 +60,6 @@ def test_megatrons_buckets_are_those_of_ddp() -> None:
     assert [len(bucket) for bucket in formed] == [4, 4, 4, 4]
     _, deviations = flags_of(ddp_of_sizes(DOMAIN, (2 * MIB, 8 * MIB)))
     assert "messages in place of the strategy's" in deviations[0]
-
-
-def test_one_message_needs_no_overlap() -> None:
-    assert flags_of(known_designs.all_reduce_one_bucket(DOMAIN)) == ({}, ())
 
 
 def test_sharded_updates_are_megatrons_distributed_optimizer() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput, NotTraceable
 from autosync.graph import ModelGraph, seen_by_count
 from autosync.importing import Examples, import_module, load_target
@@ -50,17 +49,15 @@ def branching() -> Branching:
 UP, DOWN = torch.ones(BATCH, 8), -torch.ones(BATCH, 8)
 
 
-def imported(*inputs: object, module: nn.Module | None = None) -> ModelGraph:
+def recorded(*inputs: object, values: bool = True) -> ModelGraph:
+    module, examples = branching(), Examples(inputs)
+    return import_module(module, examples, None, name="branching", batch_size=BATCH, values=values)
+
+
+def imported(*inputs: object) -> ModelGraph:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return import_module(
-            module or branching(),
-            Examples(inputs),
-            None,
-            name="branching",
-            batch_size=BATCH,
-            values=True,
-        )
+        return recorded(*inputs)
 
 
 def test_the_graph_has_what_either_example_ran_and_says_in_how_many() -> None:
@@ -71,7 +68,6 @@ def test_the_graph_has_what_either_example_ran_and_says_in_how_many() -> None:
     assert seen["stem.addmm"] == seen["head.addmm"] == 1
     assert seen["left.addmm"] == seen["right.addmm"] == seen["narrow.addmm"] == 0.5
     assert seen_by_count(graph)[1] == 3
-    assert from_json(ModelGraph, to_json(graph)) == graph
 
 
 def test_every_variable_gets_its_gradient_where_an_example_showed_it() -> None:
@@ -100,21 +96,15 @@ def test_sizes_are_the_largest_and_estimates_the_mean() -> None:
 
 def test_without_a_gradient_in_any_example_a_variable_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"'right\.weight'.*'narrow\.weight'"):
-        import_module(
-            branching(), Examples([(UP,), (UP,)]), None, name="up", batch_size=BATCH, values=True
-        )
+        recorded((UP,), (UP,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        import_module(
-            branching(), Examples([(UP,), (DOWN,)]), None, name="up", batch_size=BATCH, values=True
-        )
+        recorded((UP,), (DOWN,))
 
 
 def test_the_example_that_cannot_be_recorded_is_named() -> None:
     with pytest.raises(NotTraceable, match=r"'branching, example 1 of 2'.*reads a tensor's value"):
-        import_module(
-            branching(), Examples([(UP,), (DOWN,)]), None, name="branching", batch_size=BATCH
-        )
+        recorded((UP,), (DOWN,), values=False)
     with pytest.raises(NotTraceable, match=r"example 2 of 2'.*batch size 4"):
         imported((UP,), (UP[:3],))
     with pytest.raises(InvalidInput, match="no example input"):

@@ -24,19 +24,18 @@ def matrix(*rows: str) -> str:
     return "\n".join([header, *(f"GPU{i} {row}" for i, row in enumerate(rows))])
 
 
-def test_gpus_behind_a_switch_use_all_their_links() -> None:
-    seen = read_topology(DGX_A100, "topo.txt")
-    assert (seen.gpus, seen.nics) == (3, 2)
-    assert seen.intra_bandwidth_gbps("a100") == pytest.approx(12 * 200 * 0.78)
+PAIRS = matrix("X NV4 SYS SYS", "NV4 X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X")
 
 
-def test_direct_links_add_up_and_a_bridge_between_pairs_leaves_pcie() -> None:
+def test_switched_and_direct_links_add_up_and_a_bridge_between_pairs_leaves_pcie() -> None:
+    switched = read_topology(DGX_A100, "topo.txt")
+    assert (switched.gpus, switched.nics) == (3, 2)
+    assert switched.intra_bandwidth_gbps("a100") == pytest.approx(12 * 200 * 0.78)
     mesh = matrix("X NV4 NV4 NV4", "NV4 X NV4 NV4", "NV4 NV4 X NV4", "NV4 NV4 NV4 X")
     assert read_topology(mesh, "t").intra_bandwidth_gbps("a100") == pytest.approx(12 * 200 * 0.78)
     square = matrix("X NV2 NV1 SYS", "NV2 X SYS NV1", "NV1 SYS X NV2", "SYS NV1 NV2 X")
     assert read_topology(square, "t").intra_bandwidth_gbps("v100") == pytest.approx(468.0)
-    pairs = matrix("X NV4 SYS SYS", "NV4 X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X")
-    assert read_topology(pairs, "t").intra_bandwidth_gbps("a100") == pytest.approx(105.8)
+    assert read_topology(PAIRS, "t").intra_bandwidth_gbps("a100") == pytest.approx(105.8)
     plain = matrix("X PHB", "PHB X")
     assert read_topology(plain, "t").intra_bandwidth_gbps("rtx-2080-ti") == pytest.approx(52.9)
     with pytest.raises(InvalidInput, match="12 NVLinks a GPU, a t4 has 0"):
@@ -48,8 +47,7 @@ def test_a_bridge_of_two_cards_and_bridges_of_pairs() -> None:
         seen = read_topology(matrix("X NV4", "NV4 X"), "t")
         assert seen.intra_bandwidth_gbps(kind) == pytest.approx(4 * 112.5 * 0.78)
         assert seen.notes_on_rate(kind) == []
-        pairs = matrix("X NV4 SYS SYS", "NV4 X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X")
-        seen = read_topology(pairs, "t")
+        seen = read_topology(PAIRS, "t")
         assert seen.intra_bandwidth_gbps(kind) == pytest.approx(105.8)
         (note,) = seen.notes_on_rate(kind)
         assert "NVLinks join only some of the GPUs" in note

@@ -21,12 +21,7 @@ A100 = HostHardware(200.0, "a100", intra_bandwidth_gbps=1872.0, nics=8)
 def test_hostfiles_of_mpirun_horovod_and_deepspeed() -> None:
     text = "# mine\n\nnode-1 slots=4 max_slots=8\nnode-2:2   # two\n10.0.0.3\n10.0.0.3\nfe80::1\n"
     hosts, notes = read_hostfile(text, "hosts")
-    assert hosts == (
-        Host("node-1", 4),
-        Host("node-2", 2),
-        Host("10.0.0.3", 2),
-        Host("fe80::1", None),
-    )
+    assert hosts == (Host("node-1", 4), Host("node-2", 2), Host("10.0.0.3", 2), Host("fe80::1"))
     assert notes == ("hosts: max_slots= is left out (of use to the launcher alone)",)
 
 
@@ -37,13 +32,8 @@ def test_how_to_log_in_is_left_out_with_a_note() -> None:
     )
     hosts, notes = read_hostfile(text, "hosts")
     assert hosts == (
-        Host("10.0.0.4", None),
-        Host("node-1", 8),
-        Host("node-2", 4),
-        Host("fe80::1", 4),
-        Host("fe80::2", None),
-        Host("node-3", 2),
-        Host("fe80::3%eth0", 1),
+        *(Host("10.0.0.4"), Host("node-1", 8), Host("node-2", 4), Host("fe80::1", 4)),
+        *(Host("fe80::2"), Host("node-3", 2), Host("fe80::3%eth0", 1)),
     )
     for words in ("user@host", "port=", "ifhn=", "user="):
         assert any(f"{words} is left out" in note for note in notes)

@@ -17,12 +17,10 @@ X = (value("x", ("batch", 8)),)
 W = weight("w", 8, 16)
 
 
-def test_variables_behind_one_long_chain_are_too_tangled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_behind_one_long_chain_are_too_tangled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is looked for through all of it."""
-    count = 1000
-    monkeypatch.setattr("autosync.interop.autodist_graph.MAX_PATHS", 300_000)
+    count = 300
+    monkeypatch.setattr("autosync.interop.autodist_graph.MAX_PATHS", 30_000)
     written = Written()
     del written.item.grad_target_pairs[:]
     for i in range(count):
@@ -65,7 +63,7 @@ def test_a_shape_of_a_million_dimensions_is_none() -> None:
 
 
 def test_very_many_tensors_are_read_in_one_go() -> None:
-    weights = (W, *(weight(f"w{i}", 8) for i in range(40_000)))
+    weights = (W, *(weight(f"w{i}", 8) for i in range(10_000)))
     assert read_onnx_graph(model((LINEAR,), X, weights), "many", 4).graph.parameters == 8 * 16
 
 

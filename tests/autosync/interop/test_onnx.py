@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -77,6 +78,7 @@ MADE: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
 }
 
 
+@cache
 def both(name: str, **options: Any) -> tuple[ModelGraph, ModelGraph]:
     """Of the ONNX file, and of the module itself."""
     build, inputs = MADE[name]
@@ -121,13 +123,11 @@ def test_without_weights() -> None:
     assert {v.name: v.shape for v in bare.variables} == {v.name: v.shape for v in whole.variables}
 
 
-def test_a_dynamic_batch_is_the_one_asked_for() -> None:
-    data = exported(
-        Encoder(),
-        (words(),),
-        input_names=["words"],
-        dynamic_axes={"words": {0: "batch", 1: "tokens"}},
-    )
+def test_a_dynamic_batch_is_the_one_asked_for_and_another_than_a_fixed_one_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="exported at batch size 4, not 8"):
+        read_onnx_graph(exported(Encoder(), (words(),)), "encoder", 8)
+    dynamic = {"words": {0: "batch", 1: "tokens"}}
+    data = exported(Encoder(), (words(),), input_names=["words"], dynamic_axes=dynamic)
     small, large = (read_onnx_graph(data, "encoder", size, 5).graph for size in (4, 12))
     assert_graph_contract(large, 12)
     flops = [sum(o.forward_flops for o in graph.operations) for graph in (small, large)]
@@ -136,13 +136,9 @@ def test_a_dynamic_batch_is_the_one_asked_for() -> None:
         read_onnx_graph(data, "encoder", 4)
 
 
-def test_another_batch_than_the_files_is_refused() -> None:
-    data = exported(Encoder(), (words(),))
-    with pytest.raises(InvalidInput, match="exported at batch size 4, not 8"):
-        read_onnx_graph(data, "encoder", 8)
-
-
 LINEAR = node("MatMul", "x w", "y", "product")
+X = (value("x", ("batch", 8)),)
+GOOD = model((LINEAR,), X, (weight("w", 8, 16),))
 
 
 def test_operations_that_are_not_known_are_listed_and_estimated() -> None:
@@ -151,7 +147,7 @@ def test_operations_that_are_not_known_are_listed_and_estimated() -> None:
         node("Frobnicate", "y", "z", "odd", domain="my.own"),
         node("MatMul", "z v", "s"),
     )
-    data = model(nodes, (value("x", ("batch", 8)),), (weight("w", 8, 16), weight("v", 16, 2)))
+    data = model(nodes, X, (weight("w", 8, 16), weight("v", 16, 2)))
     read = read_onnx_graph(data, "odd", BATCH)
     assert read.estimated == {"Frobnicate": 1}
     product, odd, last = read.graph.operations
@@ -174,11 +170,8 @@ def test_a_part_of_a_shape(start: int, end: int | None, sizes: tuple[int, ...]) 
         node("Reshape", "x sizes", "y"),
         node("MatMul", "y w", "z"),
     )
-    data = model(
-        nodes,
-        (value("x", ("batch", 6, 8)),),
-        (weight("w", sizes[-1], 16), numbers("rest", -1)),
-    )
+    weights = (weight("w", sizes[-1], 16), numbers("rest", -1))
+    data = model(nodes, (value("x", ("batch", 6, 8)),), weights)
     (product,) = read_onnx_graph(data, "view", BATCH).graph.operations
     assert product.forward_flops == 2 * BATCH * 6 * 8 * 16
 
@@ -233,7 +226,7 @@ def test_weights_that_nodes_make_are_parameters() -> None:
 
 def test_a_variable_used_twice_is_ready_last() -> None:
     nodes = (LINEAR, node("MatMul", "y v", "z"), node("MatMul", "z w", "s"))
-    data = model(nodes, (value("x", ("batch", 8)),), (weight("w", 8, 8), weight("v", 8, 8)))
+    data = model(nodes, X, (weight("w", 8, 8), weight("v", 8, 8)))
     graph = read_onnx_graph(data, "twice", BATCH).graph
     assert [graph.variables[v].name for v in graph.gradient_order] == ["v", "w"]
     assert [v.factor_rows for v in graph.variables] == [0, BATCH]
@@ -244,7 +237,7 @@ def test_external_data_is_not_opened() -> None:
     outside = weight("w", 8, 16)
     outside.data_location = TensorProto.EXTERNAL
     outside.external_data.add(key="location", value="../../../etc/passwd")
-    data = model((LINEAR,), (value("x", ("batch", 8)),), (outside,))
+    data = model((LINEAR,), X, (outside,))
     assert read_onnx_graph(data, "outside", BATCH).graph.parameters == 8 * 16
 
 
@@ -258,10 +251,6 @@ def test_without_the_package_the_extra_is_named() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'autosync[onnx]'" in found.stdout
-
-
-X = (value("x", ("batch", 8)),)
-GOOD = model((LINEAR,), X, (weight("w", 8, 16),))
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,7 @@ import pytest
 
 from autosync.errors import InvalidInput
 from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, notes_on_hosts
-from autosync.interop.resource_spec import (
-    Hardware,
-    hosts_of_spec,
-    read_resource_spec,
-)
+from autosync.interop.resource_spec import Hardware, hosts_of_spec, read_resource_spec
 
 T4 = Hardware("t4", 48.0)
 
@@ -88,12 +84,13 @@ def test_errors_name_the_node(old: str, new: str, why: str) -> None:
 
 
 def test_hardware_that_a_specification_omits_must_be_stated() -> None:
-    with pytest.raises(InvalidInput, match="type of its GPUs is not stated"):
-        read_resource_spec(TWO_NODES, "spec", Hardware())
-    with pytest.raises(InvalidInput, match="is 'cpu', which is none"):
-        read_resource_spec(TWO_NODES, "spec", Hardware("cpu"))
-    with pytest.raises(InvalidInput, match="bandwidth between them is not stated"):
-        read_resource_spec(TWO_NODES, "spec", Hardware("t4"))
+    for hardware, why in (
+        (Hardware(), "type of its GPUs is not stated"),
+        (Hardware("cpu"), "is 'cpu', which is none"),
+        (Hardware("t4"), "bandwidth between them is not stated"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            read_resource_spec(TWO_NODES, "spec", hardware)
 
 
 @pytest.mark.parametrize("text", ["", "nodes: []", "[1]", "nodes: {a: 1}", "nodes: [3]", "a: &b 1"])

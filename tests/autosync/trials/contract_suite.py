@@ -103,25 +103,18 @@ class PoolContract:
         pool.warm_up()
         before = pool.worker_pids()
         result = pool.run(TrialRequest("too many ranks", ddp(small_domain(3))))
-        assert result.error is not None
-        assert result.error.kind == "refused"
-        assert "3 ranks" in result.error.message
+        assert_failed(result, "refused", "3 ranks")
         other = ddp(small_domain())
         renamed = replace(
             other, variables=(replace(other.variables[0], name="w"), *other.variables[1:])
         )
-        result = pool.run(TrialRequest("other variables", renamed))
-        assert result.error is not None
-        assert result.error.kind == "refused"
-        assert "w" in result.error.message
+        assert_failed(pool.run(TrialRequest("other variables", renamed)), "refused", "w")
         assert pool.worker_pids() == before
 
     def test_a_hanging_trial_is_killed_with_its_group(self, pool: ProcessPool) -> None:
         assert trial(pool, "before hang").error is None
         killed = pool.worker_pids()
-        result = trial(pool, "hang:1", timeout_seconds=1.0)
-        assert result.error is not None
-        assert result.error.kind == "timeout"
+        assert_failed(trial(pool, "hang:1", timeout_seconds=1.0), "timeout")
         assert_gone(killed)
 
     def test_a_token_ends_what_runs(self, pool: ProcessPool) -> None:
@@ -136,26 +129,17 @@ class PoolContract:
         workers = pool.worker_pids()
         with under_way(pool, "on a lost node/hang:0") as results:
             second_node.lose()
-        error = results[0].error
-        assert error is not None
-        assert (error.kind, results[0].step_seconds) == ("crashed", None)
-        assert second_node.named in error.message
+        assert_failed(results[0], "crashed", second_node.named)
         until_gone(workers)
-        later = trial(pool, "after loss").error
+        later = trial(pool, "after loss")
         if second_node.later is None:
-            assert later is None
+            assert later.error is None
         else:
-            kind, words = second_node.later
-            assert later is not None
-            assert later.kind == kind
-            assert words in later.message
+            assert_failed(later, *second_node.later)
 
     def test_a_closed_pool_refuses_and_leaves_nothing_behind(self, pool: ProcessPool) -> None:
         pool.close()  # as the fixture will: it may be closed twice
-        error = trial(pool, "after the end").error
-        assert error is not None
-        assert error.kind == "refused"
-        assert "closed" in error.message
+        assert_failed(trial(pool, "after the end"), "refused", "closed")
         wait_for(lambda: not marked_processes())
         assert not marked_processes()
 
@@ -165,6 +149,14 @@ def trial(
 ) -> TrialResult:
     bundle = ddp(pool.workload.domain)
     return pool.run(TrialRequest(key, bundle, 1, iterations, timeout_seconds=timeout_seconds))
+
+
+def assert_failed(result: TrialResult, kind: str, *words: str) -> None:
+    """words: what its message says, among others."""
+    assert result.error is not None
+    assert (result.error.kind, result.step_seconds) == (kind, None), result.error
+    for each in words:
+        assert each in result.error.message
 
 
 def cancelled_in_the_middle(pool: ProcessPool, key: str) -> list[str]:

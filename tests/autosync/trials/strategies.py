@@ -13,9 +13,9 @@ from autosync.strategy import (
     VariableChoice,
     even_replicas,
     split,
-    whole,
 )
 from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.simulator.worked_examples import strategy_of
 
 
 def small_domain(nodes: int = 2, ranks_per_node: int = 1) -> Domain:
@@ -23,11 +23,8 @@ def small_domain(nodes: int = 2, ranks_per_node: int = 1) -> Domain:
 
 
 def ddp(domain: Domain) -> Bundle:
-    choices = tuple(
-        VariableChoice(v.name, whole(v.shape), (AllReduce(0),)) for v in domain.graph.variables
-    )
     schedule = Schedule("ddp", 25 * 2**20)
-    return make_bundle(Strategy(choices, even_replicas(domain.world_size), schedule), domain)
+    return make_bundle(strategy_of(domain, lambda v: AllReduce(0), schedule), domain)
 
 
 def mixed(domain: Domain) -> Bundle:
@@ -50,8 +47,5 @@ def mixed(domain: Domain) -> Bundle:
 
 def lagging(domain: Domain, shard: Synchronizer, staleness: int) -> Bundle:
     """Whole variables, each synchronized by `shard`, that many iterations late."""
-    choices = tuple(
-        VariableChoice(v.name, whole(v.shape), (shard,)) for v in domain.graph.variables
-    )
-    replicas = even_replicas(domain.world_size)
-    return make_bundle(Strategy(choices, replicas, extensions=late_by(staleness)), domain)
+    late = strategy_of(domain, lambda v: shard).carrying(*late_by(staleness))
+    return make_bundle(late, domain)

@@ -21,28 +21,32 @@ from autosync.trials.machine import reports_lack_of_memory
 )
 def test_a_lack_of_memory_has_many_words(text: str) -> None:
     assert reports_lack_of_memory(text)
+    assert not reports_lack_of_memory("Connection closed by peer [10.0.0.2]:5000")
     assert error_kind(RuntimeError(text)) == "out_of_memory"
 
 
-def test_an_arena_that_overflows_is_out_of_memory() -> None:
-    assert error_kind(DeviceMemoryExceeded("9 bytes of 8.", thing="arena")) == "out_of_memory"
-
-
-def test_a_budget_that_holds_no_step_is_told_from_other_refusals() -> None:
-    assert error_kind(BudgetTooSmall("9 bytes, and the device's memory is full.")) == "over_budget"
-    compiled = NotSupported("the model is compiled.", thing="swap.budget_bytes")
-    assert error_kind(compiled) == "refused"
-
-
-def test_other_ends_are_crashes() -> None:
-    assert not reports_lack_of_memory("Connection closed by peer [10.0.0.2]:5000")
-    assert error_kind(RuntimeError("a shape does not fit")) == "crashed"
-
-
-def test_a_failed_synchronization_is_no_refusal() -> None:
-    """It has ended the groups that the next plan would run on."""
-    assert error_kind(InvalidInput("the plan is another model's.")) == "refused"
-    assert error_kind(SynchronizationFailed("a peer has gone.")) == PEER_LOST
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (DeviceMemoryExceeded("9 bytes of 8.", thing="arena"), "out_of_memory"),
+        (BudgetTooSmall("9 bytes, and the device's memory is full."), "over_budget"),
+        (NotSupported("the model is compiled.", thing="swap.budget_bytes"), "refused"),
+        (InvalidInput("the plan is another model's."), "refused"),
+        (InvalidInput("no connection between these variables."), "refused"),
+        (RuntimeError("a shape does not fit"), "crashed"),
+        # it has ended the groups that the next plan would run on
+        (SynchronizationFailed("a peer has gone."), PEER_LOST),
+        (SynchronizationFailed("the trial was abandoned."), PEER_LOST),
+        (RuntimeError("[pair.cc:525] Connection closed by peer [10.0.0.2]:5000"), PEER_LOST),
+        (RuntimeError("[unbound_buffer.cc:84] Timed out waiting 3000ms for recv"), "timeout"),
+        (SynchronizationFailed("message 3 failed: Timed out waiting 3000ms"), "timeout"),
+        # connections of the user's own step are no peers
+        (ConnectionRefusedError(111, "Connection refused"), "crashed"),
+        (TimeoutError("the data source timed out"), "crashed"),
+    ],
+)
+def test_an_error_is_of_a_kind(error: Exception, kind: str) -> None:
+    assert error_kind(error) == kind
 
 
 def test_a_wait_that_ended_goes_before_the_peers_it_cost() -> None:
@@ -63,19 +67,3 @@ def test_a_lost_peer_alone_is_a_crash() -> None:
         {1: CommandFailed(PEER_LOST, "later", 0.2), 2: CommandFailed(PEER_LOST, "closed", 0.1)}
     )
     assert (found.kind, found.message) == ("crashed", "rank 2: closed")
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (RuntimeError("[pair.cc:525] Connection closed by peer [10.0.0.2]:5000"), PEER_LOST),
-        (RuntimeError("[unbound_buffer.cc:84] Timed out waiting 3000ms for recv"), "timeout"),
-        (SynchronizationFailed("the trial was abandoned."), PEER_LOST),
-        (SynchronizationFailed("message 3 failed: Timed out waiting 3000ms"), "timeout"),
-        (ConnectionRefusedError(111, "Connection refused"), "crashed"),
-        (TimeoutError("the data source timed out"), "crashed"),
-        (InvalidInput("no connection between these variables."), "refused"),
-    ],
-)
-def test_the_steps_own_connections_are_no_peers(error: Exception, kind: str) -> None:
-    assert error_kind(error) == kind

@@ -4,14 +4,13 @@ MPS's, and fake workers tell which GPU they have."""
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from autosync.errors import NotSupported
 from autosync.trials import gpus
-from autosync.trials.contract import TrialRequest
+from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.gpus import (
     MPS_CONTROL,
     CudaMps,
@@ -20,7 +19,9 @@ from autosync.trials.gpus import (
     sharing_words,
     socket_environment,
 )
+from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
+from tests.autosync.trials.contract_suite import assert_failed, wait_for
 from tests.autosync.trials.fake_workers import FakeWorkers
 from tests.autosync.trials.strategies import ddp
 
@@ -130,17 +131,19 @@ def test_mps_ends_with_a_process_that_is_killed(control: Path) -> None:
         assert (folder / "control").exists()
         owner.kill()
         owner.wait()
-    until = time.monotonic() + 200
-    while folder.exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: not folder.exists())
     assert not folder.exists()
+
+
+def run(pool: ProcessPool, key: str = "a") -> TrialResult:
+    return pool.run(TrialRequest(key, ddp(pool.workload.domain)))
 
 
 @pytest.mark.parametrize(("mps", "words"), [(True, GPU_BY_MPS), (False, GPU_IN_TURNS)])
 def test_records_say_that_ranks_shared_a_gpu_and_how(mps: bool, words: str) -> None:
     fake = FakeWorkers(passes=[(1.0, 0.0)] * 9, gpus=("x", "x"), mps=mps)
     with fake.pool(share_gpus=True) as pool:
-        result = pool.run(TrialRequest("a", ddp(pool.workload.domain)))
+        result = run(pool)
     assert result.error is None
     assert result.launcher == f"fake workers, 2 ranks {words}"
     assert ("gpu_sharing", f"2 ranks {words}") in result.versions
@@ -149,11 +152,7 @@ def test_records_say_that_ranks_shared_a_gpu_and_how(mps: bool, words: str) -> N
 def test_ranks_share_no_gpu_unless_they_are_let() -> None:
     fake = FakeWorkers(passes=[(1.0, 0.0)] * 9, gpus=("x", "x"))
     with fake.pool() as pool:
-        result = pool.run(TrialRequest("a", ddp(pool.workload.domain)))
-    assert result.error is not None
-    assert result.error.kind == "refused"
-    assert "ranks 0 and 1 share GPU x" in result.error.message
-    assert "--share-gpus" in result.error.message
+        assert_failed(run(pool), "refused", "ranks 0 and 1 share GPU x", "--share-gpus")
 
 
 def test_every_group_of_workers_has_an_mps_daemon_of_its_own(control: Path) -> None:
@@ -161,11 +160,11 @@ def test_every_group_of_workers_has_an_mps_daemon_of_its_own(control: Path) -> N
     fake = FakeWorkers(passes=[(1.0, 0.0)] * 9, gpus=("x", "x"), mps=True)
     with fake.pool(share_gpus=True, mps=CudaMps()) as pool:
         fake.errors = {1: "crashed"}
-        assert pool.run(TrialRequest("a", ddp(pool.workload.domain))).error is not None
+        assert_failed(run(pool), "crashed")
         (first,) = started(control)
         assert not first.exists()
         fake.errors = {}
-        assert pool.run(TrialRequest("b", ddp(pool.workload.domain))).error is None
+        assert run(pool, "b").error is None
         _, second = started(control)
         assert second != first
         assert (second / "control").exists()
@@ -175,6 +174,6 @@ def test_every_group_of_workers_has_an_mps_daemon_of_its_own(control: Path) -> N
 def test_a_group_that_cannot_start_leaves_no_daemon(control: Path) -> None:
     fake = FakeWorkers(refusals=[NotSupported("no rank 1 here.")])
     with fake.pool(share_gpus=True, mps=CudaMps()) as pool:
-        assert pool.run(TrialRequest("a", ddp(pool.workload.domain))).error is not None
+        assert_failed(run(pool), "refused")
         (folder,) = started(control)
         assert not folder.exists()

@@ -26,6 +26,7 @@ from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.request_names import PREDICTED_WAITS
 from autosync.trials.trial_procedure import TrialPool
+from tests.autosync.trials.contract_suite import assert_failed
 from tests.autosync.trials.fake_workers import SENT_BYTES, FakeWorkers
 from tests.autosync.trials.strategies import ddp, lagging, small_domain
 
@@ -36,8 +37,7 @@ def run(pool: ProcessPool, passes: int = 1, key: str = "a") -> TrialResult:
 
 
 def test_a_loaded_pass_is_measured_again_and_the_quiet_one_counts() -> None:
-    group = FakeWorkers([(0.01, 0.5), (0.02, 0.0)])
-    pool = group.pool()
+    pool = FakeWorkers([(0.01, 0.5), (0.02, 0.0)]).pool()
     result = run(pool)
     assert result.step_seconds == pytest.approx(0.02)
     assert result.load == 0.0
@@ -46,8 +46,7 @@ def test_a_loaded_pass_is_measured_again_and_the_quiet_one_counts() -> None:
 
 
 def test_the_least_loaded_of_three_passes_counts() -> None:
-    group = FakeWorkers([(0.01, 0.5), (0.02, 0.3), (0.03, 0.4)])
-    result = run(group.pool())
+    result = run(FakeWorkers([(0.01, 0.5), (0.02, 0.3), (0.03, 0.4)]).pool())
     assert result.step_seconds == pytest.approx(0.02)
     assert result.load == pytest.approx(0.3)
 
@@ -199,19 +198,15 @@ def test_kernels_do_not_wait_for_what_is_only_predicted() -> None:
     group = FakeWorkers([])
     pool = group.pool()
     pool.workload = Workload(small_domain(), compute="kernels")
-    result = pool.run(
-        TrialRequest("swapped", with_extension(ddp(pool.workload.domain), Offload(10**9)))
-    )
-    assert result.error is not None
-    assert result.error.kind == "refused"
-    assert "kernels" in result.error.message
+    swapped = with_extension(ddp(pool.workload.domain), Offload(10**9))
+    assert_failed(pool.run(TrialRequest("swapped", swapped)), "refused", "kernels")
     assert group.workers == []
 
 
 def test_a_failed_trial_is_not_run_again() -> None:
     pool = ScriptedPool([TrialFailed(TrialError("crashed", "a rank"))])
     failed = pool.run(request())
-    assert failed.error is not None
+    assert_failed(failed, "crashed")
     assert pool.resets == 1
     assert pool.run(request()) is failed
 
@@ -261,10 +256,7 @@ def test_only_what_all_refuse_alike_leaves_them_warm(
     errors: dict[int, ErrorKind], kind: str, stay: bool
 ) -> None:
     group = FakeWorkers([(0.01, 0.0)], errors=errors)
-    result = run(group.pool())
-    assert result.error is not None
-    assert result.error.kind == kind
-    assert f"{kind} on purpose" in result.error.message
+    assert_failed(run(group.pool()), kind, f"{kind} on purpose")
     assert [worker.killed for worker in group.workers] == [not stay, not stay]
 
 

@@ -38,6 +38,8 @@ from tests.search.collect.scripted_launcher import (
 )
 from tests.search.killed import Killed
 
+COLLECTION = "autosync.search.collect.collection"
+
 
 def _key(number: int, one: CollectedStrategy) -> PassKey:
     return PassKey(DOMAIN.id, 1, number, one.strategy.id)
@@ -79,7 +81,7 @@ class Unsteady(ScriptedLauncher):
 def test_links_that_are_off_for_a_moment_do_not_end_a_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autosync.search.collect.collection.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(f"{COLLECTION}.PAUSE_SECONDS", 0.0)
     lines: list[str] = []
     launcher = Unsteady(steady)
     plan = prepared(tmp_path)
@@ -108,9 +110,8 @@ def test_a_third_pass_where_two_disagree_and_its_median_counts(tmp_path: Path) -
     doubtful = {identity for identity in passes.index if identity[-1] in "01234"}
     assert 0 < len(doubtful) < COUNT
     control = set(trials[trials["pass"] == CONTROL]["strategy_id"])
-    assert {
-        identity for identity, last in passes.items() if last == 3
-    } - control == doubtful - control
+    thrice = {identity for identity, last in passes.items() if last == 3}
+    assert thrice - control == doubtful - control
     [domain] = load_dataset(tmp_path)
     fastest = 0.1 + 0xFFFF / 1e6
     assert (domain.label_seconds <= fastest).all()
@@ -133,11 +134,16 @@ def test_a_killed_collection_goes_on_where_it_stopped(tmp_path: Path, dies_after
     assert launcher.ran == []
 
 
-def test_a_line_that_a_crash_tore_is_measured_again(tmp_path: Path) -> None:
-    plan = prepared(tmp_path)
+def killed(folder: Path, dies_after: int) -> CollectionPlan:
+    """The plan of a collection that died."""
+    plan = prepared(folder)
     with pytest.raises(Killed):
-        collect(plan, tmp_path, ScriptedLauncher(steady, dies_after=7), silent)
-    log = tmp_path / "log.jsonl"
+        collect(plan, folder, ScriptedLauncher(steady, dies_after), silent)
+    return plan
+
+
+def test_a_line_that_a_crash_tore_is_measured_again(tmp_path: Path) -> None:
+    plan, log = killed(tmp_path, 7), tmp_path / "log.jsonl"
     log.write_bytes(log.read_bytes()[:-9])
     collect(plan, tmp_path, going_on := ScriptedLauncher(steady), silent)
     assert (read_trials(tmp_path)["pass"] > 0).sum() == 2 * COUNT
@@ -145,9 +151,7 @@ def test_a_line_that_a_crash_tore_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_damaged_log_is_refused_by_line(tmp_path: Path) -> None:
-    plan = prepared(tmp_path)
-    with pytest.raises(Killed):
-        collect(plan, tmp_path, ScriptedLauncher(steady, dies_after=7), silent)
+    killed(tmp_path, 7)
     log = tmp_path / "log.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(lines[0] + b"nonsense\n" + b"".join(lines[1:]))
@@ -191,11 +195,9 @@ def test_second_occasions_tell_the_noise(tmp_path: Path) -> None:
 def costs_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes of the scripted cluster find another than that of DOMAIN."""
     found = replace(DOMAIN.cluster, name="as probed")
-    monkeypatch.setattr(
-        "autosync.search.collect.collection.probe_costs",
-        lambda *_, **__: SimpleNamespace(cluster=found),
-    )
-    monkeypatch.setattr("autosync.search.collect.collection.domain_of", lambda _: DOMAIN)
+    probed = SimpleNamespace(cluster=found)
+    monkeypatch.setattr(f"{COLLECTION}.probe_costs", lambda *_, **__: probed)
+    monkeypatch.setattr(f"{COLLECTION}.domain_of", lambda _: DOMAIN)
 
 
 @pytest.mark.usefixtures("costs_found")
@@ -283,9 +285,7 @@ def test_a_cluster_that_fails_ends_the_collection_and_blames_no_strategy(tmp_pat
 
 def test_a_crash_after_the_tables_are_written_counts_nothing_twice(tmp_path: Path) -> None:
     """The log is then read on top of the tables that hold it already."""
-    plan = prepared(tmp_path)
-    with pytest.raises(Killed):
-        collect(plan, tmp_path, ScriptedLauncher(steady, dies_after=25), silent)
+    plan = killed(tmp_path, 25)
     log = (tmp_path / "log.jsonl").read_bytes()
     collect(plan, tmp_path, ScriptedLauncher(steady), silent)
     whole = read_trials(tmp_path)
@@ -376,7 +376,7 @@ def test_a_stop_does_not_wait_for_a_probe(tmp_path: Path, monkeypatch: pytest.Mo
             time.sleep(0.01)
 
     with monkeypatch.context() as patched:
-        patched.setattr("autosync.search.collect.collection.probe_costs", endless)
+        patched.setattr(f"{COLLECTION}.probe_costs", endless)
         collect(both, tmp_path, ScriptedLauncher(steady), silent, began.is_set)
     assert len(read_trials(tmp_path)) == 2 * COUNT + 4
     assert not (tmp_path / "targets" / "other.json").exists()

@@ -26,6 +26,7 @@ from autosync.strategy import Encoding
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
 from tests.search.edits.strategies import parents_among
+from tests.simulator.worked_examples import on_devices
 
 GRAPH = layered_graph(((1000, 250),) * 12)
 DOMAIN = domain_of(GRAPH, grid_cluster(2, 2), optimizer=Optimizer("adamw", True, 2))
@@ -33,11 +34,8 @@ LOSSY = Space(encodings=(Encoding(), Encoding("bf16"), Encoding("fp16"), Encodin
 
 
 def with_memory(memory_gb: float) -> Domain:
-    cluster = grid_cluster(4)
-    nodes = tuple(
-        replace(node, devices=(Device("cpu", memory_gb=memory_gb),)) for node in cluster.nodes
-    )
-    return replace(DOMAIN, cluster=replace(cluster, nodes=nodes))
+    plain = replace(DOMAIN, cluster=grid_cluster(4))
+    return on_devices(plain, Device("cpu", memory_gb=memory_gb))
 
 
 def names(domain: Domain, space: Space) -> list[str]:

@@ -81,12 +81,9 @@ def test_every_child_verifies_and_lies_in_the_space(
 
 @pytest.mark.parametrize("kind", [SLICES, OVERLAP, IDLE, ORDER])
 def test_an_edit_of_the_schedule_changes_one_field(kind: int) -> None:
-    field = {
-        SLICES: "slice_bytes",
-        OVERLAP: "overlap_forward",
-        IDLE: "gather",
-        ORDER: "order",
-    }[kind]
+    field = {SLICES: "slice_bytes", OVERLAP: "overlap_forward", IDLE: "gather", ORDER: "order"}[
+        kind
+    ]
     given, children = changed(kind, "byteps")
     assert children
     for child in children:

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autosync.errors import AutosyncError
+from autosync.search.loop.outcome import TuningEvent
+
 VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 6, 4
 
 
@@ -109,3 +112,31 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> li
     values = inner.state_dict()  # waits for updates that were to run into the next forward
     named = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
     return [value.clone() for name, value in values.items() if rank == 0 or name in named]
+
+
+class EventChecks:
+    """Of a tuning's events, on rank 0. restored: whether model and optimizers were as before when
+    the search ended. messages: of all. failures: messages of trials without a time."""
+
+    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.trained = [(model, optimizer) for optimizer in optimizers]
+        self.before = [fingerprint(*each) for each in self.trained]
+        self.restored: list[bool] = []
+        self.messages: list[str] = []
+        self.failures: list[str] = []
+
+    def __call__(self, event: TuningEvent) -> None:
+        self.messages.append(event.message)
+        if event.kind == "done":
+            self.restored.append([fingerprint(*each) for each in self.trained] == self.before)
+        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
+            self.failures.append(event.message)
+
+
+def refusal_of(call: Callable[..., object], *given: Any, **options: Any) -> str:
+    """What an error of the call says."""
+    try:
+        call(*given, **options)
+    except (AutosyncError, ValueError) as error:
+        return str(error)
+    return "no error"

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
-from autosync.errors import AutosyncError
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
@@ -24,6 +23,7 @@ from autosync.trials.live import job_pool
 from autosync.trials.live.job import ControlGroup
 from tests.autosync.runtime.cases import Case, attached
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.search.live.live_training import refusal_of
 
 RECORDED_STEPS = 4
 """Plain ones, before the first trial."""
@@ -99,11 +99,7 @@ def refusal(model: nn.Module, optimizer: Any, options: dict[str, Any]) -> str:
     def step(model: nn.Module, optimizer: Any) -> None:
         raise ValueError("a step ran")
 
-    try:
-        autosync.tune(step, model, optimizer, **options)
-    except (AutosyncError, ValueError) as error:
-        return str(error)
-    return "no error"
+    return refusal_of(autosync.tune, step, model, optimizer, **options)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,25 @@ import autosync
 from autosync.bundle import load_bundle, make_bundle
 from autosync.cluster import Device
 from autosync.documents import from_json
-from autosync.errors import InvalidInput
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.search.live.sharded_answers import no_room_beside_values
 from autosync.search.loop.earlier_document import EarlierTrials
-from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SpaceName
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster, layered_graph
-from tests.search.live.live_training import batch_of, fingerprint, loss_on, made, step_on
+from tests.search.live import live_training
+from tests.search.live.live_training import (
+    EventChecks,
+    batch_of,
+    fingerprint,
+    loss_on,
+    refusal_of,
+    step_on,
+)
+from tests.simulator.worked_examples import on_devices
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = Settings(budget=2, proposals=32, repeats=1, probe=False, warmup=1, iterations=2)
@@ -66,20 +72,18 @@ def step_of(rank: int) -> Callable[[nn.Module, torch.optim.Optimizer], None]:
     return step
 
 
+def made(rank: int, has_state: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model, optimizer = live_training.made(rank)
+    return model, optimizer if has_state else torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
 def tuned(rank: int, optimizer_has_state: bool, save: Path) -> dict[str, Any]:
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    model, optimizer = made(rank)
-    if not optimizer_has_state:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer = made(rank, optimizer_has_state)
     before = fingerprint(model, optimizer)
     groups = len(dist.distributed_c10d._world.pg_map)
-    seen: dict[str, Any] = {"events": [], "restored": []}
-
-    def note(event: TuningEvent) -> None:
-        seen["events"].append(event.message)
-        if event.kind == "done":
-            seen["restored"].append(fingerprint(model, optimizer) == before)
-
+    events = EventChecks(model, [optimizer])
+    seen: dict[str, Any] = {"events": events.messages, "restored": events.restored}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         after, same = autosync.tune(
@@ -91,7 +95,7 @@ def tuned(rank: int, optimizer_has_state: bool, save: Path) -> dict[str, Any]:
             max_grad_norm=NORM,
             settings=SETTINGS,
             save=save,
-            on_event=note,
+            on_event=events,
         )
     gc.collect()
     seen["copies"] = sum(isinstance(each, FSDPModule) for each in gc.get_objects())
@@ -116,9 +120,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> li
 
 
 def by_ddp(rank: int, optimizer_has_state: bool) -> list[Tensor]:
-    model, optimizer = made(rank)
-    if not optimizer_has_state:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer = made(rank, optimizer_has_state)
     wrapped = DistributedDataParallel(model)
     clip_before_step(model, optimizer, NORM)
     return trained(wrapped, optimizer, rank)
@@ -161,13 +163,10 @@ def test_a_job_that_has_begun_goes_on_under_ddp_and_says_what_to_do(
 
 
 def refused(rank: int, world: int) -> list[str]:
-    found = []
-    for space in ("fsdp2", "fsdp"):
-        try:
-            autosync.tune(step_of(rank), *made(rank), space=space)
-        except InvalidInput as error:
-            found.append(str(error))
-    return found
+    return [
+        refusal_of(autosync.tune, step_of(rank), *made(rank, has_state=True), space=space)
+        for space in ("fsdp2", "fsdp")
+    ]
 
 
 def test_what_would_be_lost_and_what_no_space_is_called_are_refused(pair: Ranks) -> None:
@@ -182,9 +181,7 @@ def test_no_trial_takes_more_than_a_device_has() -> None:
     needed = most_peak_bytes(domain, [strategy])[0] + domain.graph.size_bytes
 
     def refusal(memory_bytes: float) -> str:
-        devices = (Device("cpu", memory_gb=memory_bytes / 1e9),)
-        nodes = tuple(replace(node, devices=devices) for node in domain.cluster.nodes)
-        tight = replace(domain, cluster=replace(domain.cluster, nodes=nodes))
+        tight = on_devices(domain, Device("cpu", memory_gb=memory_bytes / 1e9))
         return no_room_beside_values(tight, make_bundle(strategy, tight))
 
     assert refusal(needed + 1e3) == ""
@@ -194,8 +191,7 @@ def test_no_trial_takes_more_than_a_device_has() -> None:
 def of_three_batches(rank: int, world: int, space: SpaceName | None, out: Path) -> bool:
     """Whether the model that comes back has what a step of several batches calls."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    model, _ = made(rank)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer = made(rank, has_state=False)
 
     def step(network: Any, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,10 +26,12 @@ from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.search.live.live_training import (
+    EventChecks,
     batch_of,
     fingerprint,
     loss_on,
     made,
+    refusal_of,
     step_on,
     trained,
     two_hosts,
@@ -83,13 +85,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     scaled_before = scaler.state_dict()
     before = fingerprint(model, optimizer)
-    events: list[str] = []
-    messages: list[str] = []
-
-    def note(event: TuningEvent) -> None:
-        events.append(event.kind)
-        messages.append(event.message)
-
+    events: list[TuningEvent] = []
     model_after, optimizer_after = autosync.tune(
         scaled_step_on(batch_of(rank, 0), scaler),
         model,
@@ -99,7 +95,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         settings=replace(SHORT, budget=TRIALS, proposals=64, repeats=2),
         save=out / "best.json",
         trials=out / "trials.json",
-        on_event=note,
+        on_event=events.append,
     )
     inner = model_after.module if isinstance(model_after, DistributedDataParallel) else model_after
     after = fingerprint(inner, optimizer_after) if inner is model_after else before
@@ -108,8 +104,8 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
     return {
         "same_objects": inner is model and optimizer_after is optimizer,
         "restored": before == after and scaler.state_dict() == scaled_before,
-        "events": events,
-        "messages": messages,
+        "events": [event.kind for event in events],
+        "messages": [event.message for event in events],
         "kind": type(model_after).__name__,
         "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
         "again": tuned_again(rank, model_after, out),
@@ -119,12 +115,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
 def tuned_again(rank: int, model: nn.Module, out: Path) -> list[str]:
     """What a second tuning says of its trials, which begins from the first one's."""
     plain, optimizer = autosync.detach(model)
-    messages: list[str] = []
-
-    def note(event: TuningEvent) -> None:
-        if event.kind == "search":
-            messages.append(event.message)
-
+    events: list[TuningEvent] = []
     autosync.tune(
         step_on(batch_of(rank, 0)),
         plain,
@@ -132,9 +123,9 @@ def tuned_again(rank: int, model: nn.Module, out: Path) -> list[str]:
         minutes=MINUTES,
         settings=replace(SHORT, budget=TRIALS - 1, proposals=64, repeats=1, probe=False),
         since=out / "trials.json",
-        on_event=note,
+        on_event=events.append,
     )
-    return messages
+    return [event.message for event in events if event.kind == "search"]
 
 
 @pytest.fixture(scope="module")
@@ -260,10 +251,7 @@ def refusals(rank: int, world: int) -> dict[str, Any]:
     for name, step in (("nothing", nothing), ("twice", twice)):
         model, optimizer = made(rank)
         before = fingerprint(model, optimizer)
-        try:
-            autosync.tune(step, model, optimizer, minutes=MINUTES)
-        except autosync.errors.InvalidInput as error:
-            found[name] = str(error)
+        found[name] = refusal_of(autosync.tune, step, model, optimizer, minutes=MINUTES)
         assert fingerprint(model, optimizer) == before
         found["held"].append(held())
     return found
@@ -325,33 +313,12 @@ def alternating_step(rank: int) -> Callable[[nn.Module, list[torch.optim.Optimiz
     return step
 
 
-class EventChecks:
-    """Of a tuning's events, on rank 0. restored: whether model and optimizers were as before when
-    the search ended. failures: messages of trials without a time."""
-
-    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        self.trained = [(model, optimizer) for optimizer in optimizers]
-        self.before = [fingerprint(*each) for each in self.trained]
-        self.restored: list[bool] = []
-        self.failures: list[str] = []
-
-    def __call__(self, event: TuningEvent) -> None:
-        if event.kind == "done":
-            self.restored.append([fingerprint(*each) for each in self.trained] == self.before)
-        if event.kind in ("search", "confirm") and not event.message.endswith(" ms"):
-            self.failures.append(event.message)
-
-
 def several(rank: int, world: int) -> dict[str, Any]:
     """Two optimizers, and a parameter that some steps leave without a gradient, beside DDP."""
     model, optimizers = sidestepping()
     twin, twin_optimizers = sidestepping()
     step = alternating_step(rank)
-    refused = ""
-    try:
-        autosync.tune(step, model, optimizers, minutes=MINUTES)
-    except autosync.errors.InvalidInput as error:
-        refused = str(error)
+    refused = refusal_of(autosync.tune, step, model, optimizers, minutes=MINUTES)
     events = EventChecks(model, optimizers)
     after, same = autosync.tune(
         step,
@@ -389,24 +356,14 @@ def test_several_optimizers_and_parameters_that_steps_leave_out(trio: Ranks) -> 
         assert found["difference"] < 1e-5
 
 
-class Samples(Dataset[Tensor]):
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> Tensor:
-        return self.rows[row]
-
-
 def streaming(rank: int, world: int) -> dict[str, Any]:
     """A stream of batches that decide what runs. Rank 1 has fewer of them than the others."""
     model, optimizers = sidestepping()
     generator = torch.Generator().manual_seed(rank)
     samples = torch.randn(32, 8, generator=generator)
     size = 4 if rank != 1 else 8
-    stream: DataLoader[Tensor] = DataLoader(Samples(samples), batch_size=size, shuffle=True)
+    rows = cast(Dataset[Tensor], list(samples))
+    stream: DataLoader[Tensor] = DataLoader(rows, batch_size=size, shuffle=True)
     seen: list[int] = []
 
     def step(model: nn.Module, optimizers: list[torch.optim.Optimizer], values: Tensor) -> None:
@@ -417,11 +374,8 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
         for optimizer in reversed(optimizers):
             optimizer.step()
 
-    refused = ""
-    try:
-        autosync.tune(step, model, optimizers, batches=[] if rank == 2 else stream)
-    except autosync.errors.InvalidInput as error:
-        refused = str(error)
+    batches: Any = [] if rank == 2 else stream
+    refused = refusal_of(autosync.tune, step, model, optimizers, batches=batches)
     expected = [hash(tuple(values.flatten().tolist())) for values in peek(stream)]
     events = EventChecks(model, optimizers)
     autosync.tune(

@@ -92,14 +92,9 @@ def tuned(rank: int, world: int, out: Path) -> dict[str, Any]:
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     batches = [batch_of(number, 512, rank) for number in range(STEPS)]
     peak, least = step_bytes(batches), least_bytes(batches)
-    memory_bytes = (
-        peak + least
-    ) // 2  # neither DDP nor the model alone fits; swapped there is room
+    memory_bytes = (peak + least) // 2  # neither DDP nor the model alone fits; swapped it does
     assert least < budget_within(memory_bytes) < memory_bytes < peak
-    messages: list[str] = []
-
-    def note(event: TuningEvent) -> None:
-        messages.append(event.message)
+    events: list[TuningEvent] = []
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         train_step(model, optimizer, batches[0])
@@ -108,15 +103,8 @@ def tuned(rank: int, world: int, out: Path) -> dict[str, Any]:
     before = [value.detach().clone() for value in model.parameters()]
     with Arena(memory_bytes) as arena:
         arena.count(model.parameters())
-        network, optimizer = autosync.tune(
-            step,
-            model,
-            optimizer,
-            minutes=MINUTES,
-            settings=SETTINGS,
-            save=out,
-            on_event=note,
-        )
+        how: dict[str, Any] = {"minutes": MINUTES, "settings": SETTINGS, "save": out}
+        network, optimizer = autosync.tune(step, model, optimizer, on_event=events.append, **how)
         restored = all(map(torch.equal, before, model.parameters()))
         trained(network, optimizer, batches)  # too much of it were an error
     dist.barrier()  # rank 0 has written the bundle before it went on
@@ -127,7 +115,7 @@ def tuned(rank: int, world: int, out: Path) -> dict[str, Any]:
     model.state_dict()  # waits for what is on its way
     twin.state_dict()
     return {
-        "messages": messages,
+        "messages": [event.message for event in events],
         "restored": restored,
         "memory_bytes": memory_bytes,
         "same": all(map(torch.equal, model.parameters(), twin.parameters())),

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from autosync.cluster import Device
-from autosync.domain import Domain
 from autosync.errors import AutosyncError
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.proposals import plain_name
@@ -19,14 +18,8 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError
 from tests.long_parameters import long_after
 from tests.search.killed import Killed
-from tests.search.loop.test_tuning_loop import (
-    DOMAIN,
-    SETTINGS,
-    Sure,
-    TablePool,
-    by_simulator,
-    run,
-)
+from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, Sure, TablePool, by_simulator, run
+from tests.simulator.worked_examples import on_devices
 
 FULL = TrialError("out_of_memory", "rank 0: can't allocate memory")
 
@@ -38,11 +31,10 @@ def without_ddp(strategy: Strategy) -> float | None:
 def test_where_ddp_runs_out_of_memory_what_fits_is_compared_with_the_fastest_known_design() -> None:
     pool, store = TablePool(without_ddp, error=FULL), MemoryStore()
     outcome = run(pool, store)
+    searched = [p for p in store.proposals() if p.phase == "search"]
     known = [
         row
-        for row in rank_measured(
-            [p for p in store.proposals() if p.phase == "search"], store.trials()
-        )
+        for row in rank_measured(searched, store.trials())
         if row.step_seconds is not None and row.candidate.origin not in FOUND_BY_SEARCH
     ]
     assert outcome.baseline.strategy.id == known[0].candidate.strategy.id
@@ -89,29 +81,20 @@ def test_where_nothing_fits_there_is_no_answer() -> None:
     assert not any(key.startswith("confirm/") for key in pool.ran)
 
 
-def in_arenas(memory_gb: float, plain: Domain = DOMAIN) -> Domain:
-    """The domain of the other tests on devices whose activations can be swapped."""
-    device = Device("arena", memory_gb=memory_gb)
-    nodes = tuple(
-        replace(node, devices=tuple(replace(device, count=each.count) for each in node.devices))
-        for node in plain.cluster.nodes
-    )
-    return replace(plain, cluster=replace(plain.cluster, nodes=nodes))
+ARENAS = on_devices(DOMAIN, Device("arena", 2, memory_gb=1.0))
+"""Devices whose activations can be swapped, and that would hold everything, by prediction."""
 
 
-def tuned_in_arenas(
-    runs: Callable[[Strategy], bool], plain: Domain = DOMAIN
-) -> tuple[Outcome, MemoryStore]:
-    """Of arenas that would hold everything, by prediction."""
+def tuned_in_arenas(runs: Callable[[Strategy], bool]) -> tuple[Outcome, MemoryStore]:
 
     def seconds(strategy: Strategy) -> float | None:
         return 1.0 if runs(strategy) else None
 
-    store, domain = MemoryStore(), in_arenas(1.0, plain)
+    store = MemoryStore()
     settings = replace(SETTINGS, budget=24)
     pool = TablePool(seconds, error=FULL)
     simulator = AnalyticSimulator()
-    outcome = tune(domain, Space(), lambda: pool, store, simulator, settings, lambda event: None)
+    outcome = tune(ARENAS, Space(), lambda: pool, store, simulator, settings, lambda event: None)
     return outcome, store
 
 
@@ -124,9 +107,8 @@ def test_what_runs_out_of_memory_against_its_prediction_is_tried_with_swapping()
     first = searched.index(swapped[0])
     assert not any(each.strategy.extension(Offload) for each in searched[:first])
     assert outcome.best.strategy.extension(Offload) is not None
-    assert (
-        outcome.baseline.strategy.extension(Offload) is not None
-    )  # compared with the fastest known that ran
+    # it is compared with the fastest known that ran
+    assert outcome.baseline.strategy.extension(Offload) is not None
     assert not outcome.keep_ddp
 
 
@@ -164,10 +146,9 @@ def test_a_search_without_gain_still_tries_what_had_no_room_with_swapping() -> N
     def without_room(strategy: Strategy) -> float | None:
         return None if is_ddp(strategy) else 0.9
 
-    store, domain = MemoryStore(), in_arenas(1.0)
-    settings = replace(SETTINGS, budget=24, least_gain=0.01)
+    store, settings = MemoryStore(), replace(SETTINGS, budget=24, least_gain=0.01)
     pool = TablePool(without_room, error=FULL)
-    tune(domain, Space(), lambda: pool, store, Sure(), settings, lambda event: None)
+    tune(ARENAS, Space(), lambda: pool, store, Sure(), settings, lambda event: None)
     last = max((p for p in store.proposals() if p.phase == "search"), key=lambda p: p.round)
     assert last.round == 1
     assert last.candidate.strategy.extension(Offload) is not None

@@ -51,15 +51,8 @@ def tuned(settings: Settings, std: float | None = None) -> dict[int, list[Propos
     """The rounds of a search. std: of a simulator that states one; None: by the timeline."""
     store = MemoryStore()
     simulator = TIMELINE if std is None else Doubtful(std)
-    tune(
-        DOMAIN,
-        Space(),
-        lambda: TablePool(by_timeline),
-        store,
-        simulator,
-        settings,
-        lambda event: None,
-    )
+    pool = TablePool(by_timeline)
+    tune(DOMAIN, Space(), lambda: pool, store, simulator, settings, lambda event: None)
     rounds: dict[int, list[Proposal]] = {}
     for proposal in store.proposals():
         if proposal.phase == "search":

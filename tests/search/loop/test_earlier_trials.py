@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, TablePool, by_s
 F64 = NDArray[np.float64]
 
 
+@cache
 def first_tuning() -> EarlierTrials:
     return trials_of(run(TablePool(by_simulator), MemoryStore()).ranked, accumulate=1)
 
@@ -44,9 +46,8 @@ def again(
     earlier: EarlierTrials, seconds: Callable[[Strategy], float], settings: Settings = SETTINGS
 ) -> MemoryStore:
     store, simulator = MemoryStore(), AnalyticSimulator()
-    events: list[TuningEvent] = []
-    pool, note = TablePool(seconds), events.append
-    tune(DOMAIN, Space(), lambda: pool, store, simulator, settings, note, earlier=earlier)
+    pool, say = TablePool(seconds), list[TuningEvent]().append
+    tune(DOMAIN, Space(), lambda: pool, store, simulator, settings, say, earlier=earlier)
     return store
 
 

@@ -1,6 +1,5 @@
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +7,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from autosync.cluster import Device, MessageCost
-from autosync.domain import Domain
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.loop.fusion_tuning import (
     FAMILIES,
@@ -31,6 +29,7 @@ from autosync.strategy import Strategy
 from autosync.units import MIB
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.loop.test_tuning_loop import TablePool
+from tests.simulator.worked_examples import on_devices
 
 DOMAIN = domain_of(chain_graph(((512, 1024),) * 40), grid_cluster(4, 1, 8.0))
 """40 gradients of 2 MiB."""
@@ -165,16 +164,9 @@ def test_a_tuning_spends_trials_on_a_buffer_that_could_win() -> None:
     assert min(each.round for each in tuned) > 0
 
 
-def with_memory(memory_gb: float) -> Domain:
-    nodes = tuple(
-        replace(node, devices=(Device("cpu", memory_gb=memory_gb),))
-        for node in DOMAIN.cluster.nodes
-    )
-    return replace(DOMAIN, cluster=replace(DOMAIN.cluster, nodes=nodes))
-
-
 def test_what_devices_have_no_room_for_is_no_size_to_try() -> None:
     for family in ("dear", "all_reduce"):
         everywhere = fused_strategies(DOMAIN, SPACE, family)
-        assert fused_strategies(with_memory(10.0), SPACE, family) == everywhere
-        assert fused_strategies(with_memory(0.1), SPACE, family) == ()
+        large, small = (on_devices(DOMAIN, Device("cpu", memory_gb=gb)) for gb in (10.0, 0.1))
+        assert fused_strategies(large, SPACE, family) == everywhere
+        assert fused_strategies(small, SPACE, family) == ()

@@ -75,10 +75,8 @@ def test_other_messages_are_told(other: object) -> None:
 def test_digests_compare_between_populations() -> None:
     """Their tables of options differ: those of the sampler hold what the design does not use."""
     drawn = sample(DOMAIN, Space(), 0, 30, 0)
-    alone, joined = (
-        encode([one_bucket()], DOMAIN),
-        concatenate([drawn, encode([one_bucket()], DOMAIN)]),
-    )
+    alone = encode([one_bucket()], DOMAIN)
+    joined = concatenate([drawn, alone])
     assert digests_of(DOMAIN, joined)[-1:] == digests_of(DOMAIN, alone)
     assert digests_of(DOMAIN, joined)[:30] == digests_of(DOMAIN, drawn)
 
@@ -161,8 +159,7 @@ def test_shares_are_those_of_a_histogram_over_rows_of_kinds_and_views() -> None:
     np.testing.assert_array_equal(message_shares(DOMAIN, population), expected)
 
 
-SELECTED = domain_of(chain_graph(((300, 64), (64,), (128, 64), (128,)), factor_rows=2))
-DRAWN = message_shares(SELECTED, sample(SELECTED, Space(whole_below_bytes=1000), 0, 40, 0))
+DRAWN = message_shares(DOMAIN, sample(DOMAIN, Space(whole_below_bytes=1000), 0, 40, 0))
 
 
 def test_without_similarity_the_fastest_are_picked_in_order() -> None:
@@ -186,9 +183,9 @@ def test_every_pick_is_the_greedy_minimum_of_equation_11() -> None:
 
 def test_a_copy_waits_for_something_new() -> None:
     """Two equal strategies and another one: the other goes second."""
-    strategies = [known_designs.all_reduce_5mb(SELECTED), known_designs.all_reduce_5mb(SELECTED)]
-    population = encode([*strategies, known_designs.ps_pieces_4mb_priority(SELECTED)], SELECTED)
-    scores, shares = np.array([1.0, 1.01, 1.01]), message_shares(SELECTED, population)
+    strategies = [known_designs.all_reduce_5mb(DOMAIN), known_designs.all_reduce_5mb(DOMAIN)]
+    population = encode([*strategies, known_designs.ps_pieces_4mb_priority(DOMAIN)], DOMAIN)
+    scores, shares = np.array([1.0, 1.01, 1.01]), message_shares(DOMAIN, population)
     assert select(scores, shares, 3, 0.0).tolist() == [0, 1, 2]
     assert select(scores, shares, 3, 0.5).tolist() == [0, 2, 1]
 
@@ -208,11 +205,9 @@ def test_scale_and_unit_of_the_scores_do_not_matter() -> None:
 
 def test_what_was_tried_counts_as_picked() -> None:
     """Two candidates, equally fast: the one that is like a tried strategy goes last."""
-    strategies = [
-        known_designs.all_reduce_5mb(SELECTED),
-        known_designs.ps_pieces_4mb_priority(SELECTED),
-    ]
-    shares = message_shares(SELECTED, encode([*strategies, strategies[0]], SELECTED))
+    reduced, owned = known_designs.all_reduce_5mb, known_designs.ps_pieces_4mb_priority
+    strategies = [design(DOMAIN) for design in (reduced, owned, reduced)]
+    shares = message_shares(DOMAIN, encode(strategies, DOMAIN))
     scores = np.array([1.0, 1.01])
     assert select(scores, shares[:2], 2, 0.5).tolist() == [0, 1]
     assert select(scores, shares[:2], 2, 5.0, shares[2:]).tolist() == [1, 0]

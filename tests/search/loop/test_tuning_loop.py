@@ -12,7 +12,7 @@ from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
 from autosync.search.loop.outcome import Outcome, TuningEvent
-from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext
+from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext, Shortlist
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.loop.tuning_loop import StopRule, learn, never, tune
@@ -74,10 +74,7 @@ def ddp_is_best(strategy: Strategy) -> float:
 
 
 def run(
-    pool: TablePool,
-    store: MemoryStore,
-    settings: Settings = SETTINGS,
-    stop: StopRule = never,
+    pool: TablePool, store: MemoryStore, settings: Settings = SETTINGS, stop: StopRule = never
 ) -> Outcome:
     events: list[TuningEvent] = []
     simulator = AnalyticSimulator()
@@ -127,17 +124,24 @@ def test_keeping_ddp_is_an_answer() -> None:
     assert outcome.speedup == 1.0
 
 
-@pytest.mark.parametrize("dies_after", long_after(2, [5, 14, 0, 1, 11]))
-def test_a_killed_tuning_goes_on_where_it_stopped(dies_after: int) -> None:
+def assert_a_killed_tuning_goes_on(dies_after: int, settings: Settings) -> None:
     undisturbed = TablePool(by_simulator)
-    expected = run(undisturbed, MemoryStore())
+    expected = run(undisturbed, MemoryStore(), settings)
     store = MemoryStore()
     first, second = TablePool(by_simulator, dies_after), TablePool(by_simulator)
     with pytest.raises(Killed):
-        run(first, store)
-    outcome = run(second, store)
+        run(first, store, settings)
+    assert run(second, store, settings) == expected
     assert first.ran + second.ran == undisturbed.ran
-    assert outcome == expected
+
+
+@pytest.mark.parametrize("dies_after", long_after(2, [5, 14, 0, 1, 11]))
+def test_a_killed_tuning_goes_on_where_it_stopped(dies_after: int) -> None:
+    assert_a_killed_tuning_goes_on(dies_after, SETTINGS)
+
+
+def test_a_killed_search_of_all_sources_goes_on_as_it_would_have() -> None:
+    assert_a_killed_tuning_goes_on(13, replace(SETTINGS, budget=20, neighbour_share=0.25))
 
 
 def test_a_failing_trial_costs_only_itself() -> None:
@@ -215,14 +219,13 @@ class Contrary(TimelineSimulator):
         assert len(population) == len(step_seconds)
 
 
-def test_what_learns_judges_what_the_timeline_leaves() -> None:
-    def ignore(done: int) -> None:
-        assert done >= 0
+def shortlisted(context: RankingContext) -> Shortlist:
+    return drawn_shortlist(context, Space(), 600, 5, lambda done: None)
 
-    plain = drawn_shortlist(RankingContext(DOMAIN, TimelineSimulator()), Space(), 600, 5, ignore)
-    learned = drawn_shortlist(
-        RankingContext(DOMAIN, Contrary(), "prediction"), Space(), 600, 5, ignore
-    )
+
+def test_what_learns_judges_what_the_timeline_leaves() -> None:
+    plain = shortlisted(RankingContext(DOMAIN, TimelineSimulator()))
+    learned = shortlisted(RankingContext(DOMAIN, Contrary(), "prediction"))
     for kept in (plain, learned):
         assert len(kept.population) == len(kept.index) == len(kept.seconds) == SHORTLIST_SIZE
         assert (np.diff(kept.seconds) >= 0).all()
@@ -233,12 +236,7 @@ def test_what_learns_judges_what_the_timeline_leaves() -> None:
 
 
 def test_what_may_be_faster_than_predicted_goes_first() -> None:
-    def ignore(done: int) -> None:
-        assert done >= 0
-
-    kept = drawn_shortlist(
-        RankingContext(DOMAIN, Contrary(), "lower_bound"), Space(), 600, 5, ignore
-    )
+    kept = shortlisted(RankingContext(DOMAIN, Contrary(), "lower_bound"))
     unsure = kept.population.slice_bytes == 0
     count = int(unsure.sum())
     assert 0 < count < SHORTLIST_SIZE
@@ -290,18 +288,6 @@ def test_each_source_has_its_share_of_a_rounds_trials() -> None:
     assert later == [["sampled", "sampled", "refined", "neighbour"]] * 3
     searched = [p for p in store.proposals() if p.phase == "search"]
     assert len({p.candidate.strategy.id for p in searched}) == len(searched) == 24
-
-
-def test_a_killed_search_of_all_sources_goes_on_as_it_would_have() -> None:
-    settings = replace(SETTINGS, budget=20, neighbour_share=0.25)
-    undisturbed = TablePool(by_simulator)
-    expected = run(undisturbed, MemoryStore(), settings)
-    store = MemoryStore()
-    first, second = TablePool(by_simulator, dies_after=13), TablePool(by_simulator)
-    with pytest.raises(Killed):
-        run(first, store, settings)
-    assert run(second, store, settings) == expected
-    assert first.ran + second.ran == undisturbed.ran
 
 
 class Sure(Contrary):

@@ -44,6 +44,11 @@ def assert_same(left: Population, right: Population) -> None:
             assert a == b, field.name
 
 
+def spans(drawn: Population) -> list[tuple[int, int]]:
+    """First row of each strategy, and that behind its last."""
+    return [(int(a), int(b)) for a, b in zip(drawn.first, drawn.first[1:], strict=False)]
+
+
 @given(domains(), unconstrained, seeds, st.booleans())
 def test_every_sample_verifies(domain: Domain, space: Space, seed: int, allow_lossy: bool) -> None:
     if allow_lossy:
@@ -292,10 +297,6 @@ def test_a_giant_at_the_end_takes_no_group_from_the_others() -> None:
     drawn = sample(domain, Space(parameter_server=False, reduce_scatter=False), 0, 900, 0)
     groups = np.array([drawn.group[first:stop].max() + 1 for first, stop in spans(drawn)])
     assert np.abs(np.bincount(groups, minlength=4)[1:] / 900 - 1 / 3).max() < 0.06
-
-
-def spans(drawn: Population) -> list[tuple[int, int]]:
-    return [(int(a), int(b)) for a, b in zip(drawn.first, drawn.first[1:], strict=False)]
 
 
 def test_placement_varies_among_equal_servers() -> None:

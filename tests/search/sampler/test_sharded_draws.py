@@ -23,6 +23,7 @@ from autosync.strategy import Encoding, Strategy
 from autosync.torch_engine import FullyShard, modules_of
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
+from tests.simulator.worked_examples import on_devices
 
 SPACE = SPACES["fsdp2"]
 DRAWN = 64
@@ -146,9 +147,7 @@ def test_only_what_fits_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     population = sample(DOMAIN, SPACE, 0, DRAWN, 0)
     peaks = most_peak_bytes(DOMAIN, [decode(population, i, DOMAIN) for i in range(DRAWN)])
     bound = float(np.median(peaks))
-    devices = (Device("cpu", 2, memory_gb=bound / 1e9),)
-    nodes = tuple(replace(node, devices=devices) for node in GPUS.nodes)
-    tight = replace(DOMAIN, cluster=replace(GPUS, nodes=nodes))
+    tight = on_devices(DOMAIN, Device("cpu", 2, memory_gb=bound / 1e9))
     done: list[int] = []
     context = ranking_context(tight, TimelineSimulator(), "prediction", None, [])
     listed = drawn_shortlist(context, SPACE, 30_000, 0, done.append)

@@ -31,7 +31,7 @@ from autosync.simulator.cost.fitted_constants import (
 )
 from benchmarks.published.published_clusters import ring_costs, with_network
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.worked_examples import cluster_of
+from tests.simulator.worked_examples import cluster_of, on_devices
 
 FITTED = load_constants("rtx-2080-ti")
 MINE = [name for name in bundled_clusters() if name.startswith("rtx-2080-ti")]
@@ -215,9 +215,6 @@ def test_what_lies_beyond_is_named_and_widens_the_interval() -> None:
 
 
 def test_other_devices_are_named() -> None:
-    cluster = load_cluster("rtx-2080-ti-2x4-ib100")
-    nodes = tuple(
-        replace(node, devices=(replace(node.devices[0], type="v100"),)) for node in cluster.nodes
-    )
-    (beyond,) = extrapolations(domain_on(replace(cluster, nodes=nodes)), FITTED)
+    domain = on_devices(domain_on(load_cluster("rtx-2080-ti-2x4-ib100")), Device("v100", 4))
+    (beyond,) = extrapolations(domain, FITTED)
     assert "not on v100" in beyond.why

@@ -10,11 +10,7 @@ from autosync.cluster import Cluster, Device, MessageCost, Node
 from autosync.codes import Op
 from autosync.plan.plan_table import ALL_RANKS, cluster_teams
 from autosync.simulator.cost.network import network_of
-from benchmarks.published.gloo_messages import (
-    error_share,
-    gloo_messages,
-    left_out_seconds,
-)
+from benchmarks.published.gloo_messages import error_share, gloo_messages, left_out_seconds
 
 
 def seconds_per_byte(cluster: Cluster, operation: Op) -> float:

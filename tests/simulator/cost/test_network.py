@@ -46,11 +46,8 @@ def test_a_message_loads_links_as_its_teams_do_one_by_one(seed: int) -> None:
     teams = team_table(domain_of(chain_graph(), cluster), ())
     costs, where = network_of(cluster, teams), resources_of(cluster)
     for operation, team, place in np.argwhere(costs.message_class >= 0).tolist():
-        message_class, nothing = (
-            costs.message_class[operation, team, place],
-            np.zeros(len(where.rate)),
-        )
-        load, flows = nothing, nothing
+        message_class = costs.message_class[operation, team, place]
+        load = flows = np.zeros(len(where.rate))
         for ranks in teams[team]:
             root = place - 1
             if team == NODE_TEAMS and root not in ranks:
@@ -193,12 +190,8 @@ def test_a_limit_is_that_over_every_server_and_link(seed: int) -> None:
         for server in range(cluster.servers)
         for hierarchical in (False, True)
     ]
-    every: list[Synchronizer] = [
-        AllReduce(0),
-        AllReduce(0, "tree"),
-        AllReduce(0, "hierarchical"),
-        ReduceScatter(0),
-    ]
+    every: list[Synchronizer] = [AllReduce(0), AllReduce(0, "tree"), ReduceScatter(0)]
+    every.append(AllReduce(0, "hierarchical"))
     load = load_of_each(domain, [*every, *owned])
     solved = linprog(
         np.append(np.zeros(len(load)), 1.0),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosync.cluster import Cluster, MessageCost, MessageKind
+from autosync.cluster import Cluster, MessageCost
 from autosync.domain import Domain
 from autosync.population import Population, encode
 from autosync.simulator.fitting.cost_parameters import (
@@ -17,16 +17,8 @@ from autosync.simulator.fitting.cost_parameters import (
 from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.worked_examples import random_strategy
+from tests.simulator.worked_examples import KINDS, random_strategy
 
-KINDS: tuple[MessageKind, ...] = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_to_all",
-    "send_recv",
-)
 TRIALS = 20
 
 
@@ -44,21 +36,10 @@ def drawn(count: int) -> tuple[Domain, Population]:
 
 def as_it_is(domain: Domain) -> Domain:
     """Pushes cost more than was probed, and compute is slower beside messages."""
-    costs = [
-        replace(cost, host_seconds=4e-4, host_seconds_per_byte=6e-8)
-        if cost.kind == "send_recv"
-        else cost
-        for cost in domain.cluster.costs
-    ]
-    return replace(
-        domain,
-        cluster=replace(
-            domain.cluster,
-            costs=tuple(costs),
-            overlap_slowdown=0.2,
-            link_seconds_per_send=2e-5,
-        ),
-    )
+    push = replace(domain.cluster.cost("send_recv"), host_seconds=4e-4, host_seconds_per_byte=6e-8)
+    costs = tuple(push if each.kind == push.kind else each for each in domain.cluster.costs)
+    slowed = replace(domain.cluster, overlap_slowdown=0.2, link_seconds_per_send=2e-5)
+    return replace(domain, cluster=replace(slowed, costs=costs))
 
 
 def test_the_first_trials_correct_the_predictions_of_others() -> None:

@@ -104,12 +104,11 @@ def test_links_own_time_by_kind() -> None:
 
 def test_a_cost_holds_no_link_time_that_the_timeline_adds() -> None:
     cluster, ranks = grid_cluster(4, 1, 0.8), (0, 1, 2, 3)  # 1e8 bytes a second
-    measured = [("all_reduce", size, 2e-3 + size * 1.5e-8) for size in (1e3, 1e7)]
+    samples = tuple(
+        MessageSample("all_reduce", size, ranks, 2e-3 + size * 1.5e-8) for size in (1e3, 1e7)
+    )
 
     def fitted(at_cluster_rates: bool, burst_bytes: float = 0.0) -> MessageCost:
-        samples = tuple(
-            MessageSample("all_reduce", size, ranks, seconds) for _, size, seconds in measured
-        )
         told = MessageSamples(samples, at_cluster_rates, burst_bytes)
         return with_message_costs(cluster, told).cost("all_reduce")
 

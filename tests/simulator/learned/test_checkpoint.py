@@ -126,11 +126,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_reason(
     ],
 )
 def test_a_card_of_something_else_is_refused(
-    field: str,
-    value: object,
-    why: str,
-    simulators: dict[str, LearnedSimulator],
-    tmp_path: Path,
+    field: str, value: object, why: str, simulators: dict[str, LearnedSimulator], tmp_path: Path
 ) -> None:
     file = saved(tmp_path, "gat", simulators)
     card = json.loads((tmp_path / "it.json").read_text())

@@ -48,13 +48,8 @@ def invented_seconds(
 
 
 def _true(cluster: Cluster) -> Cluster:
-    factors: dict[MessageKind, float] = {
-        "all_reduce": 0.4,
-        "reduce": 2.0,
-        "broadcast": 1.5,
-        "all_gather": 0.6,
-    }
-    factors |= {"all_to_all": 2.5, "send_recv": 3.0}
+    factors: dict[MessageKind, float] = {"all_reduce": 0.4, "reduce": 2.0, "broadcast": 1.5}
+    factors |= {"all_gather": 0.6, "all_to_all": 2.5, "send_recv": 3.0}
     costs = [
         replace(cost, startup_seconds=cost.startup_seconds * factor)
         for kind, factor in factors.items()

@@ -27,16 +27,21 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSED_VARIABLE, "MY_SETTING, NOT_THERE")
 
 
-@pytest.mark.parametrize("preload", [None, ForkServer()], ids=["started", "forked"])
-def test_a_trial_process_gets_no_secret(names: None, preload: ForkServer | None) -> None:
-    worker = LocalPlace((), "lo", 0, preload=preload).start(0, (), queue.Queue())
+def environment_of(place: LocalPlace, rank: int = 0) -> dict[str, str]:
+    """What a worker of the place is started with."""
+    worker = place.start(rank, (), queue.Queue())
     try:
-        entries = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+        entries = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
     finally:
         worker.kill()
-        if preload is not None:
-            preload.close()
-    given = {entry.partition(b"=")[0].decode() for entry in entries}
+        if place.preload is not None:
+            place.preload.close()
+    return dict(entry.split("=", 1) for entry in entries if entry)
+
+
+@pytest.mark.parametrize("preload", [None, ForkServer()], ids=["started", "forked"])
+def test_a_trial_process_gets_no_secret(names: None, preload: ForkServer | None) -> None:
+    given = environment_of(LocalPlace((), "lo", 0, preload=preload)).keys()
     assert {"PATH", "NCCL_DEBUG", "MY_SETTING"} <= given
     assert not given & {*SECRETS, "AUTOSYNC_DATABASE_URL"}
 
@@ -48,15 +53,8 @@ def test_nccl_and_mps_of_the_place_come_before_the_users_own(
         monkeypatch.setenv(name, "users")
     mps = CudaMps()
     mps.variables = {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
-    preload = ForkServer()
-    place = LocalPlace((), "eth0", 0, (), preload, shared_gpu_environment, mps)
-    worker = place.start(3, (), queue.Queue())
-    try:
-        entries = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
-    finally:
-        worker.kill()
-        preload.close()
-    given = dict(entry.split("=", 1) for entry in entries if entry)
+    place = LocalPlace((), "eth0", 0, (), ForkServer(), shared_gpu_environment, mps)
+    given = environment_of(place, 3)
     assert shared_gpu_environment(3, "eth0").items() <= given.items()
     assert given["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
     assert given["GLOO_SOCKET_IFNAME"] == "eth0"

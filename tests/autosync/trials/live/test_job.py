@@ -25,10 +25,7 @@ from autosync.trials.live.job_cluster import (
     gpu_sharing,
     ranks_of_hosts,
 )
-from autosync.trials.live.job_pool import (
-    JobPool,
-    counted_nics,
-)
+from autosync.trials.live.job_pool import JobPool, counted_nics
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.request_names import GPU_IN_TURNS
 from tests.autosync.trials.strategies import ddp, small_domain
@@ -125,16 +122,12 @@ def test_ranks_of_a_job_that_share_a_gpu_are_told_of(
     assert gpu_sharing(cast(LiveJob, job)) == words
 
 
-def test_a_cpu_is_a_cpu() -> None:
-    assert device_type_of(torch.device("cpu")) == "cpu"
-    assert device_memory_gb(torch.device("cpu")) is None
-
-
 def test_within_an_arena_the_cpu_stands_for_a_device_of_that_memory() -> None:
     with Arena(48_000_000):
         assert device_type_of(torch.device("cpu")) == "arena"
         assert device_memory_gb(torch.device("cpu")) == 0.048
     assert device_type_of(torch.device("cpu")) == "cpu"
+    assert device_memory_gb(torch.device("cpu")) is None
 
 
 GPU = torch.device("cuda", 0)

@@ -22,12 +22,7 @@ from autosync.extensions.placement.placeable_modules import modules_to_place
 from autosync.extensions.placement.verification import check_module
 from autosync.graph import ModelGraph, Operation
 from autosync.trials.live.job import ControlGroup, LiveJob
-from autosync.trials.live.recorded_step import (
-    Call,
-    Tape,
-    assign_uncalled_variables,
-    finish_order,
-)
+from autosync.trials.live.recorded_step import Call, Tape, assign_uncalled_variables, finish_order
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import RecordedJob, record_job
 from tests.domains import domain_of, grid_cluster
@@ -56,12 +51,17 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def recorded(model: nn.Module) -> ModelGraph:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def job_of(
+    step: Any, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
+) -> LiveJob:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
     before = take_snapshot(model, [optimizer])
-    job = LiveJob(step, model, optimizer, before, control, timedelta(seconds=1))
-    return record_job(job, None, "cpu").graph
+    return LiveJob(step, model, optimizer, before, control, timedelta(seconds=1), **options)
+
+
+def recorded(model: nn.Module) -> ModelGraph:
+    return record_job(job_of(step, model), None, "cpu").graph
 
 
 def test_a_module_that_holds_others_has_its_own_output() -> None:
@@ -146,19 +146,9 @@ def exiting_step(
 
 
 def recorded_exits(depths: list[int]) -> RecordedJob:
-    model = Exits()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
-    job = LiveJob(
-        exiting_step,
-        model,
-        optimizer,
-        take_snapshot(model, [optimizer]),
-        control,
-        timedelta(seconds=1),
-        ddp_options={"find_unused_parameters": True},
-        batches=[(torch.ones(2, 4), depth) for depth in depths],
-    )
+    options = {"find_unused_parameters": True}
+    batches = [(torch.ones(2, 4), depth) for depth in depths]
+    job = job_of(exiting_step, Exits(), ddp_options=options, batches=batches)
     return record_job(job, None, "cpu")
 
 
@@ -241,12 +231,9 @@ def test_a_plain_iteration_that_does_not_fit_swaps_as_much_as_needed(with_state:
         assert budget_within(memory) < least_bytes(False)
     model, optimizer = wide()
     values = [value.detach().clone() for value in model.parameters()]
-    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
     with Arena(memory) as arena:
         arena.count(model.parameters())
-        before = take_snapshot(model, [optimizer])
-        job = LiveJob(wide_step, model, optimizer, before, control, timedelta(seconds=1))
-        recorded = record_job(job, None, "arena")
+        recorded = record_job(job_of(wide_step, model, optimizer), None, "arena")
     assert ("optimizer state" in recorded.profile.note) is with_state
     assert "swapped activations" in recorded.profile.note
     assert recorded.optimizer.state_tensors == 2
@@ -266,11 +253,7 @@ def recorded_batches(counts: Sequence[int]) -> tuple[RecordedJob, nn.Module]:
         optimizer.step()
 
     model = Outer()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    control: ControlGroup = None  # type: ignore[assignment]  # recording asks nobody
-    before = take_snapshot(model, [optimizer])
-    job = LiveJob(accumulate, model, optimizer, before, control, timedelta(seconds=1))
-    return record_job(job, None, "cpu"), model
+    return record_job(job_of(accumulate, model), None, "cpu"), model
 
 
 def test_of_several_batches_one_is_recorded() -> None:

@@ -166,11 +166,8 @@ def test_a_container_whose_root_is_read_only_locks_in_tmp() -> None:
 
 
 def run(pool: ProcessPool, key: str, into: list[TrialResult], timeout_seconds: float) -> None:
-    into.append(
-        pool.run(
-            TrialRequest(key, ddp(pool.workload.domain), 1, 3, timeout_seconds=timeout_seconds)
-        )
-    )
+    request = TrialRequest(key, ddp(pool.workload.domain), 1, 3, timeout_seconds=timeout_seconds)
+    into.append(pool.run(request))
 
 
 def test_waiting_for_the_lock_is_no_part_of_a_trial(lock: MachineLock) -> None:

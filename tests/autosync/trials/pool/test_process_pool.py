@@ -15,6 +15,7 @@ from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.contract_suite import (
     PoolContract,
     SecondNode,
+    assert_failed,
     assert_gone,
     trial,
     until_gone,
@@ -43,10 +44,7 @@ def test_a_fault_costs_its_own_trial(pool: ProcessPool, key: str, kind: str, wor
     """One that is killed is the suite's lost node."""
     assert trial(pool, f"before {key}").error is None
     killed = pool.worker_pids()
-    result = trial(pool, key)
-    assert result.error is not None
-    assert (result.error.kind, result.step_seconds) == (kind, None)
-    assert words in result.error.message
+    assert_failed(trial(pool, key), kind, words)
     assert_gone(killed)
 
 
@@ -55,9 +53,7 @@ def test_a_rank_that_fails_under_a_plan_says_so_at_once(pool: ProcessPool) -> No
     """It takes the plan off only when it has answered: its peers, in the middle of an iteration,
     would not meet it."""
     result = pool.run(TrialRequest("planned/crash:1", mixed(pool.workload.domain)))
-    assert result.error is not None
-    assert result.error.kind == "crashed"
-    assert "crashed on purpose" in result.error.message
+    assert_failed(result, "crashed", "crashed on purpose")
 
 
 @pytest.mark.parametrize("pool", ["local"], indirect=True)
@@ -69,8 +65,7 @@ def test_a_stopped_worker_does_not_hold_up_its_launcher(pool: ProcessPool) -> No
     bundle = ddp(pool.workload.domain)
     large = replace(bundle, strategy=replace(bundle.strategy, name="x" * 300_000))
     result = pool.run(TrialRequest("stopped", large, timeout_seconds=1.0))
-    assert result.error is not None
-    assert result.error.kind == "timeout"
+    assert_failed(result, "timeout")
     assert_gone(stopped)
 
 

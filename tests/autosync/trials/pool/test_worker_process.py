@@ -68,10 +68,7 @@ def test_a_damaged_answer_is_the_workers_failure(start: Start, answers: Answers)
     ],
 )
 def test_only_a_kill_since_the_last_command_is_for_memory(
-    start: Start,
-    monkeypatch: pytest.MonkeyPatch,
-    counts: tuple[int | None, ...],
-    for_memory: bool,
+    start: Start, monkeypatch: pytest.MonkeyPatch, counts: tuple[int | None, ...], for_memory: bool
 ) -> None:
     """counts: of the kernel's kills, at the start, at the command and at the end."""
     told = iter(counts)

@@ -144,12 +144,8 @@ def test_kill_minus_nine_leaves_no_testbed() -> None:
 
 
 def test_ranks_of_a_node_share_its_namespace_and_say_how_they_talk() -> None:
-    cluster = Cluster(
-        "pairs",
-        tuple(
-            Node(f"h{i}", (Device("cpu", 2),), 0.1, inner) for i, inner in enumerate((0.5, 20.0))
-        ),
-    )
+    nodes = [Node(f"h{i}", (Device("cpu", 2),), 0.1, inner) for i, inner in enumerate((0.5, 20.0))]
+    cluster = Cluster("pairs", tuple(nodes))
     launcher = TestbedLauncher(check=False)
     with launcher.open(Workload(domain_of(cluster=cluster))) as pool:
         places = [place for place in pool.places if isinstance(place, LocalPlace)]

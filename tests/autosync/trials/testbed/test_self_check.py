@@ -31,8 +31,7 @@ pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
 def test_links_carry_what_the_file_says_exceptions_and_loopbacks_too() -> None:
     # Slow links: what carries this traffic must not be in doubt on a busy machine.
     cluster = replace(
-        grid_cluster(3, 1, (0.04, 0.04, 0.02)),
-        links=(Link(("10.77.0.1", "10.77.0.2"), 0.008),),
+        grid_cluster(3, 1, (0.04, 0.04, 0.02)), links=(Link(("10.77.0.1", "10.77.0.2"), 0.008),)
     )
     two_ranks = replace(cluster.nodes[2], devices=(Device("cpu", 2),), intra_bandwidth_gbps=0.032)
     cluster = replace(cluster, nodes=(*cluster.nodes[:2], two_ranks))
@@ -52,8 +51,7 @@ def test_links_carry_what_the_file_says_exceptions_and_loopbacks_too() -> None:
     assert named.count((0, 1)) * 2 > len(named)  # of all streams, most wait for this link
     rates = {(link.sender, link.to): link.bytes_per_second * 8e-6 for link in checked.links}
     assert rates == pytest.approx(
-        {(0, 1): 8, (1, 0): 8, (0, 2): 20, (2, 0): 20, (1, 2): 20, (2, 1): 20, (2, 2): 32},
-        rel=0.05,
+        {(0, 1): 8, (1, 0): 8, (0, 2): 20, (2, 0): 20, (1, 2): 20, (2, 1): 20, (2, 2): 32}, rel=0.05
     )
     # A ring of three moves 4/3 of the bytes over every link, one of which has 1 MB/s.
     assert [one.size_bytes for one in checked.all_reduces] == [60_000, 22_500, 7_500]
@@ -141,9 +139,7 @@ def too_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Testbed]]:
         namespaces.down(testbed)
 
 
-def test_a_launcher_refuses_slow_links_and_takes_the_testbed_down(
-    too_slow: list[Testbed],
-) -> None:
+def test_a_launcher_refuses_slow_links_and_takes_the_testbed_down(too_slow: list[Testbed]) -> None:
     workload = Workload(domain_of(cluster=grid_cluster(2, 1, 0.1)))
     with pytest.raises(InaccurateLink, match=r"carries \d\d\.\d Mbit/s where the file says 100\.0"):
         TestbedLauncher().open(workload)

@@ -14,11 +14,7 @@ from autosync.trials import gpus
 from autosync.trials.contract import Workload
 from autosync.trials.launchers import ray_launcher
 from autosync.trials.launchers.local_launcher import LocalLauncher
-from autosync.trials.launchers.ray_launcher import (
-    RayLauncher,
-    gpus_a_rank,
-    whole_above_one,
-)
+from autosync.trials.launchers.ray_launcher import RayLauncher, gpus_a_rank, whole_above_one
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher, refuse_excess
 from autosync.trials.worker.kernels import (
     MOST_ELEMENTS,

@@ -8,12 +8,7 @@ from numpy.typing import NDArray
 
 from autosync.cluster import Transport
 from autosync.errors import InvalidInput
-from autosync.simulator.backends.nccl import (
-    Forced,
-    collective_times,
-    confidence,
-    cost_segments,
-)
+from autosync.simulator.backends.nccl import Forced, collective_times, confidence, cost_segments
 from autosync.simulator.backends.nccl.algorithms import OPERATIONS
 from autosync.simulator.backends.nccl.constants import PRIORS, constants
 from autosync.simulator.fabric import Spine
