@@ -179,7 +179,7 @@ Prefix = Annotated[
     typer.Option(
         envvar=PREFIX_VARIABLE,
         help="How launcher command reaches a host: 'ssh {host}', 'srun -w {host} -N1 -n1 "
-        "--overlap', 'kubectl exec -i pod-{host} --'.",
+        "--overlap', 'kubectl exec -i {host} --'.",
         show_default=False,
     ),
 ]

@@ -35,7 +35,7 @@ NEEDED = {
     "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow", "pydantic": "pydantic",
     "pydantic-core": "pydantic_core", "pytest": "pytest", "pytest-timeout": "pytest_timeout",
     "pytest-xdist": "xdist", "python-multipart": "python_multipart", "pyyaml": "yaml",
-    "rich": "rich", "safetensors": "safetensors", "scikit-learn": "sklearn", "scipy": "scipy",
+    "rich": "rich", "safetensors": "safetensors", "scipy": "scipy",
     "sqlalchemy": "sqlalchemy", "starlette": "starlette", "threadpoolctl": "threadpoolctl",
     "torch": "torch", "torch-geometric": "torch_geometric", "typer": "typer",
     "typing-inspection": "typing_inspection", "uvicorn": "uvicorn",

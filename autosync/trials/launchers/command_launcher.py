@@ -1,6 +1,6 @@
 """The `command` launcher: every rank is started by a prefix that reaches its host.
 
-`ssh {host}`, `srun -w {host} -N1 -n1 --overlap` or `kubectl exec -i pod-{host} --` come from the
+`ssh {host}`, `srun -w {host} -N1 -n1 --overlap` or `kubectl exec -i {host} --` come from the
 operator; only host addresses come from a cluster document, and only harmless ones pass.
 """
 
