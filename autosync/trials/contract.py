@@ -269,9 +269,9 @@ class TrialResult:
     versions: of torch, autosync and python; on a GPU also its name, those of CUDA and NCCL, the
         backend, and how ranks share it (`gpu_sharing`).
     timeline: where the request asked to `record`; of several batches an iteration, from the last
-        one on. In a running job only where it trains in host
-        memory and its step has one forward pass and one update; what the step does before and
-        after the forward pass then counts as forward and as backward.
+        one on. In a running job only where it trains in host memory and its step has one forward
+        pass a batch and one update; what the step does before and after the forward pass then
+        counts as forward and as backward.
     """
 
     key: str

@@ -138,7 +138,7 @@ class LiveJob:
     ddp_options: of DistributedDataParallel, where a trial runs it.
     stated_device_type: what the user calls this rank's GPU; None to go by its name.
     batches: this rank's sample of its stream of data, as many as every other rank's; none where the
-        step has its own.
+        step has its own. accumulate: batches whose gradients a step adds up, once it is recorded.
     """
 
     step: Step
@@ -151,6 +151,7 @@ class LiveJob:
     ddp_options: Mapping[str, Any] = field(default_factory=dict)
     stated_device_type: str | None = None
     batches: Sequence[Any] = ()
+    accumulate: int = 1
     group: Any = None
     reused_groups: ReusedGroups = field(default_factory=ReusedGroups)
 

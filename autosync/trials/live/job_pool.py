@@ -214,6 +214,7 @@ def _run_pass(job: LiveJob, command: RunPass) -> LiveAnswer:
             job.model,
             job.optimizers,
             engine=bundle.plan.engine,
+            batches=job.accumulate,
             own_seconds=family_seconds,
             nic=host_name() if job.device.type == "cpu" else "",  # NCCL need not pass the kernel
         )

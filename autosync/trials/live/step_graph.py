@@ -65,7 +65,8 @@ class RecordedJob:
 
 
 def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> RecordedJob:
-    """Run plain local iterations of the job's step; its state is restored. Where they run other
+    """Run plain local iterations of the job's step; its state is restored, and `job.accumulate` is
+    known. Where they run other
     modules, the graph has all of them, with the share of the iterations that ran each. Where the
     device has no room for a plain iteration, extensions that save memory are tried in turn.
 
@@ -91,7 +92,8 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
     size = batch_size or tapes[-1].batch_size or 1
     graph = _graph(job.model, named, tapes, size)
     profile, step_seconds = _profile(graph, tapes, device_type, how)
-    return RecordedJob(graph, profile, optimizer, step_seconds, batches[0])
+    job.accumulate = batches[0]
+    return RecordedJob(graph, profile, optimizer, step_seconds, job.accumulate)
 
 
 def _recorded(

@@ -112,3 +112,12 @@ def test_experts_one_by_one_need_values() -> None:
         imported(model)
     assert "shape depends on data" in caught.value.message
     assert len(imported(model, values=True).variables) == 21
+
+
+def test_an_encoder_with_a_decoder() -> None:
+    config = transformers.T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2
+    )
+    config.decoder_start_token_id = 0
+    graph = imported(transformers.T5ForConditionalGeneration(config))
+    assert graph.variables[graph.gradient_order[-1]].name == "shared.weight"

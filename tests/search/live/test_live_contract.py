@@ -27,6 +27,7 @@ from tests.search.live.live_training import (
     BATCH,
     batch_of,
     fingerprint,
+    loss_on,
     made,
     step_on,
     trained,
@@ -216,3 +217,41 @@ def test_the_recorded_domain(seen: Seen) -> None:
     assert both > 0
     assert one is None
     assert (domain.optimizer.name, domain.optimizer.state_tensors) == ("adamw", 2)
+
+
+def timeline_of_two_batches(rank: int, world: int) -> Any:
+    model, optimizer = made(rank)
+
+    def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_on(model, batch_of(rank, 0)).backward()
+        loss_on(model, batch_of(rank, 1)).backward()
+        optimizer.step()
+
+    control = open_control(timedelta(minutes=10))
+    before = take_snapshot(model, [optimizer])
+    job = LiveJob(step, model, optimizer, before, control, timedelta(minutes=1))
+    recorded = record_job(job, None, "cpu")
+    job.renew_groups()
+    domain = control.from_first(recorded.domain_on(measure_cluster(job, recorded.step_seconds)))
+    bundle = mixed(domain)
+    if rank:
+        serve(job)
+        return None
+    pool = JobPool(job, "job (test)")
+    result = pool.run(TrialRequest("two", bundle, warmup=1, iterations=3, record=True))
+    pool.dismiss(Verdict(bundle))
+    return result
+
+
+def test_a_step_of_two_batches_is_recorded_from_the_second_on() -> None:
+    with ranks(2) as pool:
+        result = pool.run(timeline_of_two_batches)[0]
+    assert result.error is None
+    assert result.timeline.step_seconds < max(result.iteration_seconds)
+    for rank in result.timeline.ranks:
+        phases = [phase for phase in rank.compute.phase if phase != "wait"]
+        assert list(dict.fromkeys(phases)) == ["forward", "backward", "update"]
+        backward = rank.compute.phase.index("backward")
+        assert min(rank.messages.queued_seconds) >= rank.compute.start_seconds[backward]
