@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from autosync.api.engine.child_process import belong_to
+from autosync.api.child_process import belong_to
 from autosync.cancellation import check_cancelled
 from autosync.errors import AutosyncError
 from autosync.trials.pool.machine_lock import MachineLock

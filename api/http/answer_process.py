@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from autosync.api.engine.child_process import belong_to
+from autosync.api.child_process import belong_to
 from autosync.errors import InvalidInput
 from autosync.units import MIB
 

@@ -5,6 +5,7 @@ import base64
 import json
 import shutil
 import string
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ class AskedService:
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
+        weakref.finalize(self, app.state.processes.close)  # nobody runs the application's own end
 
     def ask(self, data: bytes) -> None:
         """The request that the JSON describes; raises where the answer tells of a defect."""

@@ -78,9 +78,10 @@ def cutting(port: int, allowed_bytes: list[int]) -> Iterator[str]:
     def carry(near: socket.socket, left: int) -> None:
         with near, socket.create_connection(("127.0.0.1", port)) as far:
             threading.Thread(target=forward, args=(near, far), daemon=True).start()
-            while left > 0 and (part := far.recv(min(left, 512))):
-                near.sendall(part)
-                left -= len(part)
+            with suppress(OSError):  # either end may be closed first
+                while left > 0 and (part := far.recv(min(left, 512))):
+                    near.sendall(part)
+                    left -= len(part)
             with suppress(OSError):  # the other thread still reads: closing alone would not tell
                 near.shutdown(socket.SHUT_RDWR)
 

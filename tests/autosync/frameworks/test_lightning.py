@@ -314,7 +314,7 @@ def interrupted(rank: int, world: int) -> str:
 
 def test_an_error_of_one_rank_is_told_the_others(pair: Ranks) -> None:
     first, second = pair.run(interrupted)
-    assert "rank 1 stopped: optimizer.step() ended with Stumbles: of its own" in first
+    assert "rank 1 stopped: training was interrupted by Stumbles: of its own" in first
     assert second == "of its own"
 
 

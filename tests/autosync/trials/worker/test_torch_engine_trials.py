@@ -65,8 +65,7 @@ def test_the_recorded_timeline_holds_compute(pool: ProcessPool) -> None:
 
 
 def test_every_engine_runs_several_batches_an_update() -> None:
-    """No timeline is recorded of an iteration with several forward passes. That replicas end equal
-    a pool checks."""
+    """That replicas end equal a pool checks."""
     several = replace(NODES, accumulate=3)
     engine = FullyShard(("layers.0", "layers.1", "layers.2"), 4)
     strategies = {"ddp": ddp(several), "zero1": zero1(several)} | {
@@ -75,4 +74,8 @@ def test_every_engine_runs_several_batches_an_update() -> None:
     }
     with LocalLauncher(repeats=0).open(Workload(several, byte_scale=0.5)) as opened:
         for key, strategy in strategies.items():
-            assert run(opened, key, strategy, record=True).timeline is None
+            result = run(opened, key, strategy, record=True)
+            assert result.timeline is not None
+            assert result.timeline.step_seconds < max(result.iteration_seconds)
+            for rank in result.timeline.ranks:
+                assert {*rank.compute.phase} >= {"forward", "backward", "update"}
