@@ -119,6 +119,8 @@ def _tuning(
         "launcher": "testbed",
         "byte_scale": 0.125,
         "time_scale": 2.0,
+        "compute": "waited",
+        "compute_device": "cpu",
         "simulator": "learned",
         "settings": to_json(Settings(budget=max(trials, 1))),
         "space": to_json(Space()),
