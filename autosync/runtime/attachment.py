@@ -78,7 +78,7 @@ class Attachment:
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
-        engine.monitor.leave()
+        engine.monitor.refusals.leave()
         if self.failure is None:
             engine.flush()
             engine.streams.synchronize()
@@ -110,7 +110,7 @@ class Attachment:
 
     def at_exit(self) -> None:
         """The messages of the last `step()` complete before the interpreter goes."""
-        self.engine.monitor.leave()
+        self.engine.monitor.refusals.leave()
         self.engine.finish()
         self.end_groups()
         self.engine.close()

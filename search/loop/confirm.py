@@ -194,7 +194,7 @@ def _baseline(store: Store, ranked: Sequence[MeasuredRow]) -> MeasuredRow:
     why = ddp.error if ddp else "it was not tried before the tuning stopped"
     full = ddp is not None and ddp.error_kind == "out_of_memory"
     raise AutosyncError(
-        f"torch's DDP could not be measured, so nothing can be compared: {why}.",
+        f"torch's DDP could not be measured, so nothing can be compared: {why.rstrip('.')}.",
         thing="ddp",
         value=why,
         remedy="No other strategy was measured either: take a smaller batch, or larger devices."

@@ -1,5 +1,12 @@
 """Databases for the benchmarks that write to one."""
 
-from tests.api.fixtures import postgresql, postgresql_template, sqlite_template, sqlite_url, url
+from tests.api.fixtures import (
+    postgresql,
+    postgresql_template,
+    sqlite,
+    sqlite_template,
+    sqlite_url,
+    url,
+)
 
-__all__ = ["postgresql", "postgresql_template", "sqlite_template", "sqlite_url", "url"]
+__all__ = ["postgresql", "postgresql_template", "sqlite", "sqlite_template", "sqlite_url", "url"]

@@ -23,8 +23,8 @@ from autosync.extensions.staleness.server import (
     refused_for,
 )
 from autosync.runtime.execution.monitor import LOOK_SECONDS
-from autosync.runtime.transport.agreement import Refusals
 from autosync.runtime.transport.base import SynchronizationFailed, lost_peer
+from autosync.runtime.transport.refusals import Refusals
 
 
 @dataclass(slots=True, eq=False)

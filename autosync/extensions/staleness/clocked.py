@@ -42,11 +42,11 @@ from autosync.runtime.transport.agreement import (
     RankMeeting,
     gather_texts,
     ranks_meet,
-    reported,
 )
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.refusals import reported
 from autosync.runtime.updates.part_updates import SCALARS
 
 log = logging.getLogger("autosync")

@@ -205,7 +205,7 @@ class Engine:
     def _note_dropped(self) -> None:
         """An iteration ends without a `step()`; another rank that stepped may wait for values."""
         if any(bucket.values_travel for bucket in self.buckets):
-            self.monitor.drop(self.iteration.number)
+            self.monitor.refusals.drop(self.iteration.number)
 
     # --- the script's forward and backward pass
 

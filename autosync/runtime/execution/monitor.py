@@ -9,8 +9,8 @@ from typing import Any
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.runtime.execution.execution_trace import ExecutionTrace
-from autosync.runtime.transport.agreement import Refusals, reported
 from autosync.runtime.transport.base import lost_peer
+from autosync.runtime.transport.refusals import Refusals, reported
 
 LOOK_SECONDS = 1.0
 """How often a wait checks whether a peer has refused to continue: gloo does not report that."""
@@ -32,7 +32,7 @@ class Monitor:
         self.failure: AutosyncError | None = None
         self._abort = abort
         self._state_is_split = state_is_split
-        self._refusals = refusals
+        self.refusals = refusals
         self.trace = trace
         self.stepped = -1
 
@@ -43,7 +43,7 @@ class Monitor:
             while not self.condition.wait_for(
                 lambda: self.failure is not None or condition(), LOOK_SECONDS
             ):
-                if (refusal := self._refusals.find(self.stepped)) is not None:
+                if (refusal := self.refusals.find(self.stepped)) is not None:
                     self._end(refusal)
             if self.trace is not None:
                 self.trace.waited(begun)
@@ -59,7 +59,7 @@ class Monitor:
                 if work.is_completed():
                     work.wait()  # for its own error, or none where it came just now
                     return
-            if (refusal := self._refusals.find(self.stepped)) is not None:
+            if (refusal := self.refusals.find(self.stepped)) is not None:
                 raise self._end(refusal)
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class Monitor:
 
     def fail(self, what: str, thing: str, value: object = None) -> AutosyncError:
         """Returns the first failure: the error that a peer has posted, if there is one."""
-        refusal = None if self.failure else self._refusals.cause(self.stepped)
+        refusal = None if self.failure else self.refusals.cause(self.stepped)
         return self._end(refusal or lost_peer(what, thing, value, self._state_is_split))
 
     @contextmanager
@@ -91,7 +91,7 @@ class Monitor:
             yield
         except Exception as error:  # a closure of the script's own may raise anything
             if self.failure is None:  # else it is reported already, or a peer was the first
-                self._refusals.post(reported(error, where))
+                self.refusals.post(reported(error, where))
             raise
 
     @contextmanager
@@ -106,22 +106,9 @@ class Monitor:
             self.stop(reported(error, "the optimizer's update"))
             raise
 
-    def resume(self) -> None:
-        """The script has stepped: withdraw the error that `reporting` has posted."""
-        self._refusals.withdraw()
-
-    def leave(self) -> None:
-        """The script ends or takes the plan off: an error that is still posted ends the others."""
-        self._refusals.leave()
-
-    def drop(self, iteration: int) -> None:
-        """The script has dropped the gradients of an iteration whose new values other ranks wait
-        for, if they have stepped."""
-        self._refusals.drop(iteration, _without_step())
-
     def stop(self, error: AutosyncError) -> None:
         """End the plan on this rank and, with the same error, on all others."""
-        self._refusals.post(error, final=True)  # a thread may stop it while the script goes on
+        self.refusals.post(error, final=True)  # a thread may stop it while the script goes on
         self._end(error)
 
     def _end(self, error: AutosyncError) -> AutosyncError:
@@ -140,12 +127,3 @@ class Monitor:
             yield
         except RuntimeError as error:  # what torch raises for a broken process group or store
             raise self.fail(f"{what} failed: {error}", what) from error
-
-
-def _without_step() -> NotSupported:
-    return NotSupported(
-        "the gradients of a backward pass were dropped without optimizer.step(), and other ranks "
-        "have stepped: under this plan they wait for this rank's new values.",
-        thing="optimizer.step()",
-        remedy="Step, or skip the step, on every rank alike.",
-    )

@@ -36,7 +36,7 @@ class Synchronized(Optimizer):
         engine: Engine = self.__dict__[ENGINE]
         with engine.monitor.reporting("optimizer.step()"):
             loss = self._hooked_step(*args, **kwargs)
-        engine.monitor.resume()
+        engine.monitor.refusals.withdraw()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it once more as it loads state

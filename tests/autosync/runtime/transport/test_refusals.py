@@ -268,6 +268,18 @@ def test_a_table_with_a_dense_gradient_on_one_rank(pair: Ranks, culprit: int) ->
     assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"
 
 
+def odd_training(rank: int, world: int, case: Case) -> tuple[Odd, Optimizer]:
+    model = Odd()
+    optimizer = make_optimizer("sgd", model)
+    distributed(rank, world, case, model, optimizer)
+    return model, optimizer
+
+
+def passes(model: Odd, optimizer: Optimizer, iteration: int, rank: int) -> None:
+    optimizer.zero_grad()
+    model(data(iteration, rank)[0]).square().mean().backward()
+
+
 def no_loss() -> float:
     raise ValueError("there is no loss")
 
@@ -278,12 +290,9 @@ NO_LOSS = "rank 1 stopped: optimizer.step() ended with ValueError: there is no l
 def caught(rank: int, world: int, case: Case) -> list[float]:
     """Rank 1's script catches an error of its closure, and is busy with that for longer than it
     takes the other rank to look."""
-    model = Odd()
-    optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    model, optimizer = odd_training(rank, world, case)
     for iteration in range(LAST + 3):
-        optimizer.zero_grad()
-        model(data(iteration, rank)[0]).square().mean().backward()
+        passes(model, optimizer, iteration, rank)
         if (rank, iteration) == (1, LAST):
             with pytest.raises(ValueError, match="no loss"):
                 optimizer.step(no_loss)
@@ -301,14 +310,11 @@ def test_a_script_that_catches_an_error_goes_on(pair: Ranks, name: str) -> None:
 
 def went_on_without_step(rank: int, world: int, case: Case) -> str:
     """Rank 1's script catches the error and leaves the iteration out. Rank 0 has stepped."""
-    model = Odd()
-    optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    model, optimizer = odd_training(rank, world, case)
 
     def iterations() -> None:
         for iteration in range(LAST + 3):
-            optimizer.zero_grad()
-            model(data(iteration, rank)[0]).square().mean().backward()
+            passes(model, optimizer, iteration, rank)
             if (rank, iteration) == (1, LAST):
                 with pytest.raises(ValueError, match="no loss"):
                     optimizer.step(no_loss)
@@ -326,13 +332,10 @@ def test_values_of_a_step_that_was_left_out_are_not_waited_for(pair: Ranks) -> N
 
 
 def left_out_everywhere(rank: int, world: int, case: Case) -> list[float]:
-    model = Odd()
-    optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    model, optimizer = odd_training(rank, world, case)
     with looking_often():
         for iteration in range(LAST + 3):
-            optimizer.zero_grad()
-            model(data(iteration, rank)[0]).square().mean().backward()
+            passes(model, optimizer, iteration, rank)
             if iteration != LAST:
                 optimizer.step()
             elif rank == 1:
@@ -353,14 +356,11 @@ TIMEOUT_SECONDS = 8.0
 
 def never_returned(rank: int, world: int, case: Case) -> str:
     """Rank 1's script catches the error, and does something else for ever."""
-    model = Odd()
-    optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    model, optimizer = odd_training(rank, world, case)
     said = ""
     for iteration in range(LAST + 3):
-        optimizer.zero_grad()
         try:
-            model(data(iteration, rank)[0]).square().mean().backward()
+            passes(model, optimizer, iteration, rank)
             optimizer.step(no_loss if (rank, iteration) == (1, LAST) else None)
         except Exception as error:
             said = str(error)
@@ -385,14 +385,11 @@ def test_a_rank_that_never_comes_back_is_waited_for_until_the_timeout(name: str)
 
 def uncaught(rank: int, world: int, case: Case, culprit: int) -> str:
     """Nobody catches the error of one rank's script: the interpreter ends as it always does."""
-    model = Odd()
-    optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    model, optimizer = odd_training(rank, world, case)
 
     def iterations() -> None:
         for iteration in range(LAST + 3):
-            optimizer.zero_grad()
-            model(data(iteration, rank)[0]).square().mean().backward()
+            passes(model, optimizer, iteration, rank)
             optimizer.step(no_loss if (rank, iteration) == (culprit, LAST) else None)
 
     if rank != culprit:
