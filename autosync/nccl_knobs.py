@@ -122,7 +122,18 @@ class NcclKnobs(ExtensionDocument):
 
 
 def group_configuration(knobs: NcclKnobs) -> dict[str, int]:
-    """The fields of `ProcessGroupNCCL.Options().config` that torch has had since 2.1, by name."""
+    """The fields of `ProcessGroupNCCL.Options().config` that torch has had since 2.1, by name.
+
+    NCCL refuses a least number of CTAs without a greatest, and lowers a greatest that is above its
+    own limit.
+    """
+    stated = _of_communicators(knobs)
+    if knobs.min_ctas and not knobs.max_ctas:
+        stated["max_ctas"] = MOST_CTAS
+    return stated
+
+
+def _of_communicators(knobs: NcclKnobs) -> dict[str, int]:
     stated = {
         "min_ctas": knobs.min_ctas or None,
         "max_ctas": knobs.max_ctas or None,
@@ -140,7 +151,7 @@ def environment_of(
     own_groups: whether the runtime makes the process groups. They have `group_configuration`
         then, which needs no variables.
     """
-    found = {} if own_groups else _variables(group_configuration(knobs))
+    found = {} if own_groups else _variables(_of_communicators(knobs))
     sockets = {
         "socket_nthreads": knobs.socket_threads,
         "nsocks_perthread": knobs.sockets_per_thread,

@@ -17,10 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.stages import DATABASE, Setting, Stage, stages_of, write_cluster
+from benchmarks.gpu.stages import DATABASE, ROOT, Setting, Stage, stages_of, write_cluster
 from benchmarks.output import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_MINUTES = 13.0
 LEAVE_SECONDS = 15.0
 """What a stage that is told to stop (SIGINT) is given to write what it has."""

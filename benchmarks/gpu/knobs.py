@@ -41,6 +41,8 @@ WAYS = {
 }
 QUEUE = "knobs"
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}
+UNSET = {"NCCL_MAX_CTAS": "", "NCCL_PROTO": ""}
+"""Given to ranks that share a GPU; NCCL puts variables above what a communicator is given."""
 TELLING = re.compile(
     r"Comm config|coll channels|Bytes -> Algo|NCCL_(ALGO|PROTO|M(IN|AX)_CTAS|CGA_CLUSTER_SIZE)"
 )
@@ -180,7 +182,7 @@ def main() -> None:
             written["left_out"] += [f"{name}: no time was left" for name in ways]
             continue
         with TemporaryDirectory() as logs:
-            variables = {**LOG, **environment, "NCCL_DEBUG_FILE": f"{logs}/%p"}
+            variables = {**LOG, **UNSET, **environment, "NCCL_DEBUG_FILE": f"{logs}/%p"}
             sent = (ways, given.mib, given.rounds, logs)
             where = (given.ranks, given.device, given.backend)
             try:

@@ -51,7 +51,8 @@ def on_ranks(
     """What function(rank, world, device, *arguments) returns on each of `world` new processes.
 
     device: cpu, or cuda, of which each rank takes one; where there are fewer, ranks share them, by
-    CUDA MPS where the machine has it. environment: of the processes, beside this one's.
+    CUDA MPS where the machine has it. environment: of the processes, above this one's and what
+    ranks that share a GPU are given; an empty value unsets a variable.
 
     Raises:
         RankFailed: names the ranks.
@@ -61,15 +62,13 @@ def on_ranks(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with ExitStack() as stack:
-        variables = dict(environment or {})
         shares = device == "cuda" and torch.cuda.device_count() < world
-        if shares:
-            variables |= stack.enter_context(CudaMps())
+        mps = stack.enter_context(CudaMps()) if shares else {}
         processes, pipes = [], []
         found: dict[int, Any] = {}
         for rank in range(world):
             here, there = context.Pipe()
-            own = variables | (shared_gpu_environment(rank) if shares else {})
+            own = {**mps, **(shared_gpu_environment(rank) if shares else {}), **(environment or {})}
             given = (rank, world, port, device, backend, own, there, function, arguments)
             process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
@@ -119,7 +118,9 @@ def _serve(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    os.environ |= environment | {
+    for name in (name for name, value in environment.items() if not value):
+        os.environ.pop(name, None)
+    os.environ |= {name: value for name, value in environment.items() if value} | {
         "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -8,6 +8,7 @@ from autosync.trials.request_names import BackendName, ComputeDevice
 
 CLI = (sys.executable, "-m", "autosync.api.cli.main")
 DATABASE = "autosync.db"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,13 @@ def stages_of(setting: Setting) -> tuple[Stage, ...]:
 
 
 def nccl_tests(setting: Setting) -> Stage:
-    tests = ["tests/autosync/runtime/device"]
+    tests = [str(path) for path in (ROOT / "tests/autosync/runtime/device").glob("test_*.py")]
     if not setting.dry:
         tests += [
             "tests/autosync/trials/worker/test_kernel_trials.py",
             "tests/autosync/extensions/offload/test_swapping_cuda.py",
         ]
+    tests.sort(key=lambda path: ("failures" in path, path))  # the longest last
     command = (
         *(sys.executable, "-m", "pytest", "-m", "cuda", "-v", "--durations=20"),
         # Another torch than the pinned one may warn of what is not ours.

@@ -7,6 +7,7 @@ import pytest
 from autosync.documents import from_data, from_json, to_data, to_json
 from autosync.errors import InvalidStrategy
 from autosync.nccl_knobs import (
+    MOST_CTAS,
     NcclKnobs,
     NcclRange,
     environment_of,
@@ -70,6 +71,13 @@ def test_a_limit_of_ctas_is_the_number_of_a_lines_channels() -> None:
 def test_a_process_group_takes_what_its_configuration_has() -> None:
     assert group_configuration(FIXED) == {"min_ctas": 2, "max_ctas": 8, "cga_cluster_size": 0}
     assert group_configuration(SWITCHED) == {}
+
+
+def test_a_least_number_of_ctas_has_a_greatest_in_a_communicator() -> None:
+    """NCCL 2.28 answers 'Invalid config min/max channels attribute value' to the least alone."""
+    knobs = NcclKnobs(min_ctas=16)
+    assert group_configuration(knobs) == {"min_ctas": 16, "max_ctas": MOST_CTAS}
+    assert environment_of(knobs) == {"NCCL_MIN_CTAS": "16"}
 
 
 def test_groups_of_the_runtime_need_no_variables_of_ctas() -> None:
