@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.cluster import Cluster, Device, Node
+from autosync.cluster.devices import device_type_of_gpu
 from autosync.domain import Domain, Optimizer
 from autosync.importing.several_examples import moved_examples
 from autosync.importing.training_step import loss_of, module_arguments
@@ -83,15 +85,18 @@ def main() -> None:
     parser.add_argument("--optimizer", default="adamw", choices=tuple(STATE_TENSORS))
     options = parser.parse_args()
     print(f"{'':32}{'measured MB':>12}{'predicted MB':>13}{'error':>8}")
-    table = Table(options.json, {"device": options.device, "machine": machine_facts()})
+    facts = machine_facts()
+    table = Table(options.json, {"device": options.device, "machine": facts})
+    device_type = device_type_of_gpu(facts["gpu"]) if options.device == "cuda" else "cpu"
+    placed = partial(domain_of, backend=options.backend, device_type=device_type)
     for named in options.alone:
         model, batch = named.split(":")
-        domain = domain_of(model, int(batch), options.optimizer, backend=options.backend)
+        domain = placed(model, int(batch), options.optimizer)
         table.add(named, measured(domain, None, options.device)[0], predicted_alone(domain))
     model, batch = options.strategies.split(":")
     of_two = [name for name in (*NAMES, *SHARDINGS) if name not in HYBRID]
     for designs, ranks in ((of_two, 1), (HYBRID, 2)):
-        of_one = domain_of(model, int(batch), options.optimizer, ranks, options.backend)
+        of_one = placed(model, int(batch), options.optimizer, ranks)
         domain = replace(of_one, accumulate=options.accumulate)
         for name in designs:
             if options.designs is not None and name not in options.designs:
@@ -168,15 +173,20 @@ def peak_bytes(
 
 
 def domain_of(
-    model: str, batch: int, optimizer: str, ranks_per_node: int = 1, backend: BackendName = "gloo"
+    model: str,
+    batch: int,
+    optimizer: str,
+    ranks_per_node: int = 1,
+    backend: BackendName = "gloo",
+    device_type: str = "cpu",
 ) -> Domain:
-    """Two nodes, so that strategies can be made; alone, one of their CPUs is looked at."""
+    """Two nodes, so that strategies can be made; alone, one of their devices is looked at."""
     graph = bundled(model, batch)
-    cpus = (Device("cpu", ranks_per_node),)
-    nodes = tuple(Node(f"127.0.0.{i + 1}", cpus, 10.0, 20.0) for i in range(2))
+    devices = (Device(device_type, ranks_per_node),)
+    nodes = tuple(Node(f"127.0.0.{i + 1}", devices, 10.0, 20.0) for i in range(2))
     kind = Optimizer(optimizer, True, STATE_TENSORS[optimizer])
     cluster = Cluster("two", nodes, backend=backend)
-    return Domain(graph, cluster, estimate_profile(graph, "cpu"), kind)
+    return Domain(graph, cluster, estimate_profile(graph, device_type), kind)
 
 
 def predicted_on(domain: Domain, strategy: Strategy) -> list[float]:

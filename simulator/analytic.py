@@ -61,7 +61,7 @@ def analytic_seconds(
         placed = restated_domain(domain, population, index)
         compute[index] = compute_seconds(placed, (layout,))[0]
     result: NDArray[np.float64] = np.maximum(compute, sync)
-    return result + before_seconds(plans, population, domain)
+    return result + before_seconds(population, domain, plans)
 
 
 @cached_kernel

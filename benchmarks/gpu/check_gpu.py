@@ -76,7 +76,7 @@ def main() -> None:
     stages = chosen(stages_of(setting), options.stages)
     deadline = time.monotonic() + 60 * options.minutes
     outcomes: list[Outcome] = []
-    with kernels_compiled_meanwhile(setting):
+    with kernels_compiled(setting, beside=stages[0].name == "nccl-tests"):
         for stage in stages:
             left = deadline - time.monotonic()
             seconds = min(stage.seconds * options.minutes / DEFAULT_MINUTES, left - LEAVE_SECONDS)
@@ -131,8 +131,9 @@ def chosen(stages: tuple[Stage, ...], wanted: str | None) -> list[Stage]:
 
 
 @contextmanager
-def kernels_compiled_meanwhile(setting: Setting) -> Iterator[None]:
-    """The ranking kernels of a tuning, on another core beside the first stage: a minute, once."""
+def kernels_compiled(setting: Setting, beside: bool) -> Iterator[None]:
+    """The ranking kernels of a tuning, once, which takes a minute. beside: on another core while
+    the first stage runs, which measures nothing."""
     with (setting.folder / "compiled.log").open("wb") as output:
         compiling = subprocess.Popen(
             [sys.executable, str(ROOT / "scripts" / "warm_caches.py")],
@@ -140,6 +141,8 @@ def kernels_compiled_meanwhile(setting: Setting) -> Iterator[None]:
             stderr=subprocess.STDOUT,
         )
     try:
+        if not beside:
+            compiling.wait()
         yield
     finally:
         compiling.kill()

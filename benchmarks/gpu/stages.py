@@ -75,7 +75,7 @@ def nccl_tests(setting: Setting) -> Stage:
     )
     title = f"tests over {setting.backend.upper()} between ranks"
     environment: dict[str, str] = {"COMPUTE_DEVICE": setting.device}
-    return Stage("nccl-tests", title, 245, (command,), ("nccl-tests.xml",), environment)
+    return Stage("nccl-tests", title, 290, (command,), ("nccl-tests.xml",), environment)
 
 
 def beside_ddp(setting: Setting) -> Stage:
@@ -106,7 +106,7 @@ def diagnosis(setting: Setting) -> Stage:
     )
     pages = tuple(f"diagnosis-{wrap}.json" for wrap in ("ddp", "fsdp2"))
     traces = tuple(f"trace-{wrap}-0.json.gz" for wrap in ("ddp", "fsdp2"))
-    return Stage("diagnosis", "autosync.diagnose on two ranks", 95, (command,), pages + traces)
+    return Stage("diagnosis", "autosync.diagnose on two ranks", 80, (command,), pages + traces)
 
 
 def knobs(setting: Setting) -> Stage:
@@ -134,7 +134,7 @@ def tuning(setting: Setting) -> Stage:
         *(() if setting.dry else ("--repeats", "5")),
     )
     title = f"a tuning of {setting.model} over {setting.backend} at 10 Gbit/s"
-    return Stage("tuning", title, 135, (command,), ("runtimes.parquet", "best.json"))
+    return Stage("tuning", title, 120, (command,), ("runtimes.parquet", "best.json"))
 
 
 def write_cluster(setting: Setting) -> None:
@@ -158,7 +158,7 @@ def memory(setting: Setting) -> Stage:
         *setting.where,
         *("--json", str(setting.folder / "memory.json")),
     )
-    return Stage("memory", "predicted beside allocated memory", 55, (command,), ("memory.json",))
+    return Stage("memory", "predicted beside allocated memory", 50, (command,), ("memory.json",))
 
 
 def profiles(setting: Setting) -> Stage:
@@ -173,4 +173,4 @@ def profiles(setting: Setting) -> Stage:
         *("--device", "cpu" if setting.dry else "cuda:0", "--iterations", "2"),
         *("--json", str(setting.folder / "profiles.json")),
     )
-    return Stage("profiles", "profiles beside the roofline", 45, (command,), ("profiles.json",))
+    return Stage("profiles", "profiles beside the roofline", 35, (command,), ("profiles.json",))

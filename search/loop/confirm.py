@@ -18,7 +18,7 @@ from autosync.search.loop.outcome import (
 )
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Proposal, Store
-from autosync.trials.contract import TrialResult
+from autosync.trials.contract import ErrorKind, TrialResult
 
 FINALISTS = 3
 """Strategies that run against the baseline in the interleaved repeats."""
@@ -191,14 +191,29 @@ def _baseline(store: Store, ranked: Sequence[MeasuredRow]) -> MeasuredRow:
     if base is not None and base.step_seconds is not None:
         return base
     ddp = next((row for row in ranked if is_ddp(row.candidate.strategy)), None)
-    why = ddp.error if ddp else "it was not tried before the tuning stopped"
-    full = ddp is not None and ddp.error_kind == "out_of_memory"
-    raise AutosyncError(
+    if ddp is None:
+        raise _not_compared("it was not tried before the tuning stopped", None)
+    raise _not_compared(ddp.error, ddp.error_kind)
+
+
+def check_comparable(proposals: Sequence[Proposal], result: TrialResult) -> None:
+    """Raises AutosyncError where it is of the search's first trial of DDP, which failed for another
+    reason than memory: nothing can be compared, whatever else is measured."""
+    if (error := result.error) is None or error.kind == "out_of_memory":
+        return
+    searched = (each for each in proposals if each.phase == "search")
+    first = next((each for each in searched if is_ddp(each.candidate.strategy)), None)
+    if first is not None and first.key == result.key:
+        raise _not_compared(f"{error.kind}: {error.message}", error.kind)
+
+
+def _not_compared(why: str, kind: ErrorKind | None) -> AutosyncError:
+    return AutosyncError(
         f"torch's DDP could not be measured, so nothing can be compared: {why.rstrip('.')}.",
         thing="ddp",
         value=why,
         remedy="No other strategy was measured either: take a smaller batch, or larger devices."
-        if full
+        if kind == "out_of_memory"
         else "Look at the trial's stderr; check that the workers can start.",
     )
 

@@ -9,7 +9,12 @@ from autosync.cancellation import beside, check_cancelled
 from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import own_ddp
-from autosync.search.loop.confirm import conclude, confirmation, most_confirming_trials
+from autosync.search.loop.confirm import (
+    check_comparable,
+    conclude,
+    confirmation,
+    most_confirming_trials,
+)
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import since_then
 from autosync.search.loop.outcome import OnEvent, Outcome, TuningEvent
@@ -99,7 +104,7 @@ def run_pending(
     stop: StopRule = never,
 ) -> None:
     """Run every stored proposal that has no trial yet and whose phase has not ended, in the order
-    in which they were stored."""
+    in which they were stored. Raises AutosyncError as `check_comparable` does."""
     trials = {trial.key: trial for trial in store.trials()}
     proposals = store.proposals()
     best = min((t.step_seconds for t in trials.values() if t.step_seconds), default=None)
@@ -111,7 +116,10 @@ def run_pending(
     done = dict.fromkeys(totals, 0)
     for proposal in proposals:
         done[proposal.phase] += 1
-        if proposal.key in trials or stop(proposal.phase):
+        if (known := trials.get(proposal.key)) is not None:
+            check_comparable(proposals, known)
+            continue
+        if stop(proposal.phase):
             continue
         check_cancelled()
         result = pool.run(_request(proposal, domain, settings))
@@ -121,6 +129,7 @@ def run_pending(
         phase = proposal.phase
         message = describe_trial(proposal, result)
         on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
+        check_comparable(proposals, result)
 
 
 def learn(

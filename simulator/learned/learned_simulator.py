@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population
-from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.extension_prediction import restated_strategies
 from autosync.simulator.learned.features.feature_names import SUMMARY_COLUMNS
 from autosync.simulator.learned.features.strategy_features import (
@@ -26,7 +25,6 @@ from autosync.simulator.learned.gaussian_process import (
     standardisation,
     start_kernel,
 )
-from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_simulator import before_seconds
 
 if TYPE_CHECKING:
@@ -99,7 +97,7 @@ class LearnedSimulator:
                 std[rows][foreign] = UNTRIED_STD
             seconds[rows] = chunk.base_seconds * np.exp(mean)
             last = seconds[rows].copy()
-            seconds[rows] += _before_seconds(domain, population.between(rows.start, rows.stop))
+            seconds[rows] += before_seconds(population.between(rows.start, rows.stop), domain)
             std[rows] *= last / seconds[rows]
         return seconds, std
 
@@ -118,7 +116,7 @@ class LearnedSimulator:
             return
         tried = population.take(own)
         features = features_of(_with_one_batch(domain), tried, self.encoder is not None)
-        last = step_seconds[own] - _before_seconds(domain, tried)
+        last = step_seconds[own] - before_seconds(tried, domain)
         least = LEAST_LEFT if domain.accumulate > 1 else 0.0
         told = np.flatnonzero(last > least * features.base_seconds)
         if len(told):
@@ -150,20 +148,6 @@ class LearnedSimulator:
 def _with_one_batch(domain: Domain) -> Domain:
     """What a process knows is about an update's last batch."""
     return domain if domain.accumulate == 1 else replace(domain, accumulate=1)
-
-
-def _before_seconds(domain: Domain, population: Population) -> F64:
-    """Of the batches before the last of an update, `(strategies,)`. They are compute alone, for
-    which no plan is compiled, but under `fully_shard` and where extensions lengthen it."""
-    if domain.accumulate == 1:
-        return np.zeros(len(population))
-    factors = slowest_factors(domain, population.layouts)[population.layout]
-    found: F64 = (domain.accumulate - 1) * factors * domain.profile.compute_seconds
-    told = np.flatnonzero((population.engine > 0) | (population.extension > 0))
-    if len(told):
-        part = population.take(told)
-        found[told] = before_seconds(compile_plans_fast(part, domain), part, domain)
-    return found
 
 
 def _foreign(population: Population) -> NDArray[np.bool_]:

@@ -92,32 +92,50 @@ def simulate(plans: PlanTable, population: Population, domain: Domain) -> NDArra
         )
     for prediction, _ in carried_predictions(population):
         periods = prediction.step_seconds(domain, population, plans, factors, periods)
-    result: NDArray[np.float64] = periods + before_seconds(plans, population, domain)
+    result: NDArray[np.float64] = periods + before_seconds(population, domain, plans)
     return result
 
 
-def before_seconds(plans: PlanTable, population: Population, domain: Domain) -> NDArray[np.float64]:
+def before_seconds(
+    population: Population, domain: Domain, plans: PlanTable | None = None
+) -> NDArray[np.float64]:
     """What the batches before the last of an update take, `(strategies,)`; 0 where it has one.
 
     Nothing travels meanwhile (`no_sync` of DDP) but under `fully_shard`, where each batch gathers
     values and reduces gradients as the strategy says. Updates that may be late (SSP) are taken to
     travel beside the last batch alone.
+
+    plans: of the population. Without them, those of strategies under `fully_shard` or with
+        extensions are compiled; the others' batches are compute alone.
     """
     if domain.accumulate == 1:
         return np.zeros(len(population))
+    if plans is not None:
+        return (domain.accumulate - 1) * _batch_seconds(plans, population, domain)
+    factors = slowest_factors(domain, population.layouts)[population.layout]
+    found: NDArray[np.float64] = factors * domain.profile.compute_seconds
+    told = np.flatnonzero((population.engine > 0) | (population.extension > 0))
+    if len(told):
+        part = population.take(told)
+        found[told] = _batch_seconds(compile_plans_fast(part, domain), part, domain)
+    return (domain.accumulate - 1) * found
+
+
+def _batch_seconds(plans: PlanTable, population: Population, domain: Domain) -> NDArray[np.float64]:
+    """Of one batch before the last, `(strategies,)`."""
     factors = slowest_factors(domain, population.layouts)[population.layout]
     factors = factors * slowdowns(domain, population, plans)
     passes = np.full(len(population), domain.profile.compute_seconds)
     for index in np.flatnonzero(restated_strategies(population)).tolist():
         passes[index] = restated_domain(domain, population, index).profile.compute_seconds
-    found: NDArray[np.float64] = (domain.accumulate - 1) * factors * passes
+    found: NDArray[np.float64] = factors * passes
     sharded = np.flatnonzero(population.engine).tolist()
     inputs = timeline_inputs(plans, domain) if sharded else None
     for index in sharded:
         assert inputs is not None
         engine, factor = _engine(population, index), float(factors[index])
         batch = inputs.play_sharded(plans, index, factor, engine, before_last=True)
-        found[index] = (domain.accumulate - 1) * batch.step_seconds
+        found[index] = batch.step_seconds
     return found
 
 

@@ -18,13 +18,13 @@ from autosync.search.designs.design_table import DESIGNS, hand_designed
 from autosync.search.designs.known_designs import ddp
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.simulator.learned import learned_simulator
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.sharded_strategy import fully_sharded, sharded_by
+from autosync.simulator.timeline import timeline_simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.torch_engine import FullyShard, Kept
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -145,7 +145,7 @@ def test_batches_before_the_last_want_no_second_plan(monkeypatch: pytest.MonkeyP
         compiled.append(len(population))
         return compile_plans_fast(population, domain)
 
-    monkeypatch.setattr(learned_simulator, "compile_plans_fast", counted)
+    monkeypatch.setattr(timeline_simulator, "compile_plans_fast", counted)
     four = with_batches(LAYERED, 4)
     mixed = [ddp(four), DESIGNS["dear"](four), fully_sharded(four, four.world_size)]
     for strategies, again in ((mixed[:2], []), (mixed, [1])):

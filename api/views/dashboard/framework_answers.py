@@ -29,11 +29,12 @@ OTHERS = tuple(name for name in TITLES if name not in ("autosync", "nccl"))
 
 @dataclass(frozen=True, slots=True)
 class FrameworkAnswer:
-    """row, label: None where it can run none of those looked at. deviations: what the framework
-    does otherwise than the measured strategy."""
+    """looked_at: how many strategies, the fastest of the tuning. row, label: None where it can run
+    none of these. deviations: what the framework does otherwise than the measured strategy."""
 
     framework: FrameworkName
     title: str
+    looked_at: int
     row: RankedStrategy | None = None
     label: StrategyLabel | None = None
     deviations: tuple[str, ...] = ()
@@ -57,9 +58,10 @@ def framework_answers(session: Session, tuning_id: str) -> list[FrameworkAnswer]
     for name in OTHERS:
         if name in found:
             key, deviations = found[name]
-            answer = FrameworkAnswer(name, TITLES[name], rows[key], labels[key], deviations)
+            told = rows[key], labels[key], deviations
+            answer = FrameworkAnswer(name, TITLES[name], len(rows), *told)
         else:
-            answer = FrameworkAnswer(name, TITLES[name])
+            answer = FrameworkAnswer(name, TITLES[name], len(rows))
         answers.append(answer)
     return answers
 

@@ -3,11 +3,12 @@
 import copy
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TypeVar
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,9 @@ from autosync.errors import AutosyncError
 from autosync.extensions.placement.document import evenly
 from autosync.extensions.placement.proposals import with_placement
 from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.execution import message_queue, monitor
+from autosync.runtime.execution.monitor import LOOK_SECONDS
+from autosync.runtime.transport import value_agreement
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import Schedule
@@ -34,6 +38,8 @@ PLANS = {
     "server": Case(method="ps"),
 }
 """One of each way to update, and torch's own DDP."""
+LATE = {"clocks": Case(method="ps", staleness=1)}
+CASES = {**PLANS, **LATE}
 
 DDP = Case(schedule=Schedule("ddp"), groups=1)
 
@@ -41,6 +47,15 @@ PATIENCE = timedelta(seconds=60)
 """Half of the process group's timeout."""
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | list[Optimizer])
+
+
+@contextmanager
+def looking_often() -> Iterator[None]:
+    """A rank that waits looks ten times as often whether the other one has refused to go on."""
+    with ExitStack() as patched:
+        for module in (monitor, message_queue, value_agreement):
+            patched.enter_context(patch.object(module, "LOOK_SECONDS", LOOK_SECONDS / 10))
+        yield
 
 
 def bundle_of(case: Case, model: nn.Module, world: int) -> Bundle:

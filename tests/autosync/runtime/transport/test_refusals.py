@@ -1,41 +1,34 @@
 """What ends training on one rank ends it on the others, in the same words, while that rank's
-process lives on. What a script catches, and goes on from, ends nothing."""
+process lives on."""
 
-import atexit
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import count
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-import autosync
-from autosync.errors import AutosyncError
-from autosync.runtime.execution import message_queue, monitor
-from autosync.runtime.execution.monitor import LOOK_SECONDS
-from autosync.runtime.transport import value_agreement
 from autosync.strategy import AllGather, AllReduce, Synchronizer
 from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import Case, data, make_optimizer
-from tests.autosync.runtime.distributing import PLANS, distributed, ended_alone, refusal
-from tests.autosync.runtime.ranks import ANSWER_SECONDS, Ranks, ranks
+from tests.autosync.runtime.distributing import (
+    CASES,
+    LATE,
+    PLANS,
+    distributed,
+    ended_alone,
+    looking_often,
+)
+from tests.autosync.runtime.ranks import Ranks
 from tests.long_parameters import long_after
 
 LAST = 2
 """The iteration in which one rank does what it may not."""
-
-LATE = {"clocks": Case(method="ps", staleness=1)}
-CASES = {**PLANS, **LATE}
 
 
 class Odd(nn.Module):
@@ -141,15 +134,6 @@ ERRORS: dict[Act, str] = {
     break_update: "KeyError: 'lr'",
     break_hook: "IndexError: list index out of range",
 }
-
-
-@contextmanager
-def looking_often() -> Iterator[None]:
-    """A rank that waits looks ten times as often whether the other one has refused to go on."""
-    with ExitStack() as patched:
-        for module in (monitor, message_queue, value_agreement):
-            patched.enter_context(patch.object(module, "LOOK_SECONDS", LOOK_SECONDS / 10))
-        yield
 
 
 def stopped(rank: int, world: int, case: Case, culprit: int, odd: str, act: Act) -> str:
@@ -266,151 +250,3 @@ def test_a_table_with_a_dense_gradient_on_one_rank(pair: Ranks, culprit: int) ->
     words = "'table.weight' is synchronized by touched rows, but its gradient is dense"
     assert words in said[culprit]
     assert said[1 - culprit] == f"rank {culprit} stopped: {said[culprit]}"
-
-
-def odd_training(rank: int, world: int, case: Case) -> tuple[Odd, Optimizer]:
-    model = Odd()
-    optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
-    return model, optimizer
-
-
-def passes(model: Odd, optimizer: Optimizer, iteration: int, rank: int) -> None:
-    optimizer.zero_grad()
-    model(data(iteration, rank)[0]).square().mean().backward()
-
-
-def no_loss() -> float:
-    raise ValueError("there is no loss")
-
-
-NO_LOSS = "rank 1 stopped: optimizer.step() ended with ValueError: there is no loss"
-
-
-def caught(rank: int, world: int, case: Case) -> list[float]:
-    """Rank 1's script catches an error of its closure, and is busy with that for longer than it
-    takes the other rank to look."""
-    model, optimizer = odd_training(rank, world, case)
-    for iteration in range(LAST + 3):
-        passes(model, optimizer, iteration, rank)
-        if (rank, iteration) == (1, LAST):
-            with pytest.raises(ValueError, match="no loss"):
-                optimizer.step(no_loss)
-            time.sleep(3 * LOOK_SECONDS)
-        optimizer.step()
-    autosync.detach(model)
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_script_that_catches_an_error_goes_on(pair: Ranks, name: str) -> None:
-    first, second = pair.run(caught, CASES[name])
-    assert first == second
-
-
-def went_on_without_step(rank: int, world: int, case: Case) -> str:
-    """Rank 1's script catches the error and leaves the iteration out. Rank 0 has stepped."""
-    model, optimizer = odd_training(rank, world, case)
-
-    def iterations() -> None:
-        for iteration in range(LAST + 3):
-            passes(model, optimizer, iteration, rank)
-            if (rank, iteration) == (1, LAST):
-                with pytest.raises(ValueError, match="no loss"):
-                    optimizer.step(no_loss)
-            else:
-                optimizer.step()
-
-    with looking_often():
-        return ended_alone(model, rank == 1, iterations)
-
-
-def test_values_of_a_step_that_was_left_out_are_not_waited_for(pair: Ranks) -> None:
-    first, second = pair.run(went_on_without_step, PLANS["sharded"])
-    assert first.startswith(NO_LOSS)
-    assert "A peer died" in second
-
-
-def left_out_everywhere(rank: int, world: int, case: Case) -> list[float]:
-    model, optimizer = odd_training(rank, world, case)
-    with looking_often():
-        for iteration in range(LAST + 3):
-            passes(model, optimizer, iteration, rank)
-            if iteration != LAST:
-                optimizer.step()
-            elif rank == 1:
-                with pytest.raises(ValueError, match="no loss"):
-                    optimizer.step(no_loss)
-                time.sleep(LOOK_SECONDS)
-    autosync.detach(model)
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-
-
-def test_a_step_that_every_rank_leaves_out_ends_none(pair: Ranks) -> None:
-    first, second = pair.run(left_out_everywhere, PLANS["sharded"])
-    assert first == second
-
-
-TIMEOUT_SECONDS = 8.0
-
-
-def never_returned(rank: int, world: int, case: Case) -> str:
-    """Rank 1's script catches the error, and does something else for ever."""
-    model, optimizer = odd_training(rank, world, case)
-    said = ""
-    for iteration in range(LAST + 3):
-        try:
-            passes(model, optimizer, iteration, rank)
-            optimizer.step(no_loss if (rank, iteration) == (1, LAST) else None)
-        except Exception as error:
-            said = str(error)
-            break
-    store = dist.distributed_c10d._get_default_store()
-    if rank == 1:
-        store.wait(["ended"], timedelta(seconds=60))
-    else:
-        store.set("ended", said)
-    with suppress(AutosyncError):  # the other one has gone
-        autosync.detach(model)
-    return said
-
-
-@pytest.mark.parametrize("name", ["all-reduce", "sharded", "clocks"])
-def test_a_rank_that_never_comes_back_is_waited_for_until_the_timeout(name: str) -> None:
-    with ranks(2, timeout_seconds=TIMEOUT_SECONDS) as pool:
-        first, second = pool.run(never_returned, CASES[name])
-    assert first.startswith(NO_LOSS)
-    assert second == "there is no loss"
-
-
-def uncaught(rank: int, world: int, case: Case, culprit: int) -> str:
-    """Nobody catches the error of one rank's script: the interpreter ends as it always does."""
-    model, optimizer = odd_training(rank, world, case)
-
-    def iterations() -> None:
-        for iteration in range(LAST + 3):
-            passes(model, optimizer, iteration, rank)
-            optimizer.step(no_loss if (rank, iteration) == (culprit, LAST) else None)
-
-    if rank != culprit:
-        said = refusal(iterations)
-        with suppress(AutosyncError):  # the other one has gone
-            autosync.detach(model)
-        return said
-    with pytest.raises(ValueError, match="no loss"):
-        iterations()
-    atexit._run_exitfuncs()
-    os._exit(1)
-
-
-@pytest.mark.parametrize(
-    ("name", "culprit"), [("all-reduce", 0), ("sharded", 1), ("server", 0), ("clocks", 0)]
-)
-def test_an_error_that_no_script_catches_ends_the_other_rank_by_name(
-    name: str, culprit: int
-) -> None:
-    """Rank 0 holds the store. No message times out here while the test waits."""
-    with ranks(2, timeout_seconds=2 * ANSWER_SECONDS) as pool:
-        found = pool.answers(uncaught, CASES[name], culprit)
-    assert found[culprit] == ("error", "died")
-    assert found[1 - culprit][1].startswith(NO_LOSS.replace("1", str(culprit)))

@@ -1,0 +1,180 @@
+"""An error on one rank ends the others only where they cannot go on: what a script catches, and
+goes on from, ends nothing."""
+
+import atexit
+import os
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+import autosync
+from autosync.errors import AutosyncError
+from autosync.runtime.execution.monitor import LOOK_SECONDS
+from tests.autosync.runtime.cases import Case, data, make_optimizer
+from tests.autosync.runtime.distributing import (
+    CASES,
+    PLANS,
+    distributed,
+    ended_alone,
+    looking_often,
+    refusal,
+)
+from tests.autosync.runtime.ranks import ANSWER_SECONDS, Ranks, ranks
+
+FAULTY = 2
+"""The iteration in which one rank's script meets an error."""
+
+
+def training(rank: int, world: int, case: Case) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    optimizer = make_optimizer("sgd", model)
+    distributed(rank, world, case, model, optimizer)
+    return model, optimizer
+
+
+def passes(model: nn.Module, optimizer: Optimizer, iteration: int, rank: int) -> None:
+    optimizer.zero_grad()
+    model(data(iteration, rank)[0]).square().mean().backward()
+
+
+def no_loss() -> float:
+    raise ValueError("there is no loss")
+
+
+NO_LOSS = "rank 1 stopped: optimizer.step() ended with ValueError: there is no loss"
+
+
+def caught(rank: int, world: int, case: Case) -> list[float]:
+    """Rank 1's script catches an error of its closure, and is busy with that for longer than it
+    takes the other rank to look."""
+    model, optimizer = training(rank, world, case)
+    for iteration in range(FAULTY + 3):
+        passes(model, optimizer, iteration, rank)
+        if (rank, iteration) == (1, FAULTY):
+            with pytest.raises(ValueError, match="no loss"):
+                optimizer.step(no_loss)
+            time.sleep(3 * LOOK_SECONDS)
+        optimizer.step()
+    autosync.detach(model)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_that_catches_an_error_goes_on(pair: Ranks, name: str) -> None:
+    first, second = pair.run(caught, CASES[name])
+    assert first == second
+
+
+def went_on_without_step(rank: int, world: int, case: Case) -> str:
+    """Rank 1's script catches the error and leaves the iteration out. Rank 0 has stepped."""
+    model, optimizer = training(rank, world, case)
+
+    def iterations() -> None:
+        for iteration in range(FAULTY + 3):
+            passes(model, optimizer, iteration, rank)
+            if (rank, iteration) == (1, FAULTY):
+                with pytest.raises(ValueError, match="no loss"):
+                    optimizer.step(no_loss)
+            else:
+                optimizer.step()
+
+    with looking_often():
+        return ended_alone(model, rank == 1, iterations)
+
+
+def test_values_of_a_step_that_was_left_out_are_not_waited_for(pair: Ranks) -> None:
+    first, second = pair.run(went_on_without_step, PLANS["sharded"])
+    assert first.startswith(NO_LOSS)
+    assert "A peer died" in second
+
+
+def left_out_everywhere(rank: int, world: int, case: Case) -> list[float]:
+    model, optimizer = training(rank, world, case)
+    with looking_often():
+        for iteration in range(FAULTY + 3):
+            passes(model, optimizer, iteration, rank)
+            if iteration != FAULTY:
+                optimizer.step()
+            elif rank == 1:
+                with pytest.raises(ValueError, match="no loss"):
+                    optimizer.step(no_loss)
+                time.sleep(LOOK_SECONDS)
+    autosync.detach(model)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+def test_a_step_that_every_rank_leaves_out_ends_none(pair: Ranks) -> None:
+    first, second = pair.run(left_out_everywhere, PLANS["sharded"])
+    assert first == second
+
+
+TIMEOUT_SECONDS = 8.0
+
+
+def never_returned(rank: int, world: int, case: Case) -> str:
+    """Rank 1's script catches the error, and does something else for ever."""
+    model, optimizer = training(rank, world, case)
+    said = ""
+    for iteration in range(FAULTY + 3):
+        try:
+            passes(model, optimizer, iteration, rank)
+            optimizer.step(no_loss if (rank, iteration) == (1, FAULTY) else None)
+        except Exception as error:
+            said = str(error)
+            break
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["ended"], timedelta(seconds=60))
+    else:
+        store.set("ended", said)
+    with suppress(AutosyncError):  # the other one has gone
+        autosync.detach(model)
+    return said
+
+
+@pytest.mark.parametrize("name", ["all-reduce", "sharded", "clocks"])
+def test_a_rank_that_never_comes_back_is_waited_for_until_the_timeout(name: str) -> None:
+    with ranks(2, timeout_seconds=TIMEOUT_SECONDS) as pool:
+        first, second = pool.run(never_returned, CASES[name])
+    assert first.startswith(NO_LOSS)
+    assert second == "there is no loss"
+
+
+def uncaught(rank: int, world: int, case: Case, culprit: int) -> str:
+    """Nobody catches the error of one rank's script: the interpreter ends as it always does."""
+    model, optimizer = training(rank, world, case)
+
+    def iterations() -> None:
+        for iteration in range(FAULTY + 3):
+            passes(model, optimizer, iteration, rank)
+            optimizer.step(no_loss if (rank, iteration) == (culprit, FAULTY) else None)
+
+    if rank != culprit:
+        said = refusal(iterations)
+        with suppress(AutosyncError):  # the other one has gone
+            autosync.detach(model)
+        return said
+    with pytest.raises(ValueError, match="no loss"):
+        iterations()
+    atexit._run_exitfuncs()
+    os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit"), [("all-reduce", 0), ("sharded", 1), ("server", 0), ("clocks", 0)]
+)
+def test_an_error_that_no_script_catches_ends_the_other_rank_by_name(
+    name: str, culprit: int
+) -> None:
+    """Rank 0 holds the store. No message times out here while the test waits."""
+    with ranks(2, timeout_seconds=2 * ANSWER_SECONDS) as pool:
+        found = pool.answers(uncaught, CASES[name], culprit)
+    assert found[culprit] == ("error", "died")
+    assert found[1 - culprit][1].startswith(NO_LOSS.replace("1", str(culprit)))
