@@ -19,6 +19,11 @@ CAUSES_FIRST: tuple[FailureKind, ...] = (
 """Kinds by how likely they are the cause: a crash may be a consequence of the kinds before it, a
 timeout or a lost peer of any kind."""
 
+TIMEOUT_WORDS = ("timed out", "application timeout")
+"""Of gloo's errors: of an operation, and of others on the pair that it closed."""
+LOST_WORDS = ("connection", "broken pipe")
+"""Of gloo's errors, once a peer has gone: what the system said of a read or a write."""
+
 
 class IterationsTookTooLong(Exception):
     """The iterations of a trial took longer than they may."""
@@ -37,9 +42,9 @@ def error_kind(error: BaseException) -> FailureKind:
         return "out_of_memory"
     failed = isinstance(error, SynchronizationFailed)
     if failed or isinstance(error, RuntimeError):
-        if "timed out" in message:
+        if any(words in message for words in TIMEOUT_WORDS):
             return "timeout"
-        if failed or "connection" in message:
+        if failed or any(words in message for words in LOST_WORDS):
             return PEER_LOST
     return "refused" if isinstance(error, AutosyncError) else "crashed"
 

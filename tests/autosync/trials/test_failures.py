@@ -36,8 +36,10 @@ def test_a_lack_of_memory_has_many_words(text: str) -> None:
         (RuntimeError("a shape does not fit"), "crashed"),
         # it has ended the groups that the next plan would run on
         (SynchronizationFailed("a peer has gone."), PEER_LOST),
+        (SynchronizationFailed("Application timeout caused pair closure"), "timeout"),
         (SynchronizationFailed("the trial was abandoned."), PEER_LOST),
         (RuntimeError("[pair.cc:525] Connection closed by peer [10.0.0.2]:5000"), PEER_LOST),
+        (RuntimeError("[pair.cc:320] writev [10.0.0.2]:5000: Broken pipe"), PEER_LOST),
         (RuntimeError("[unbound_buffer.cc:84] Timed out waiting 3000ms for recv"), "timeout"),
         (SynchronizationFailed("message 3 failed: Timed out waiting 3000ms"), "timeout"),
         # connections of the user's own step are no peers

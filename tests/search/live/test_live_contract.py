@@ -167,7 +167,7 @@ def test_faults_cost_their_own_trial(seen: Seen) -> None:
         )
     assert told[""] == [("", "")] * 5
     assert told["raise"] == [("crashed", "rank 1: RuntimeError: raised on purpose")] * 2
-    assert [kind for kind, _ in told["hang"]] == ["timeout", "timeout"]
+    assert [kind for kind, _ in told["hang"]] == ["timeout", "timeout"], told["hang"]
     assert told["slow"][0][0] == "timeout"
     assert "all that they may" in told["slow"][0][1]
     assert "keeps a reference" in told["keep"][0][1]
