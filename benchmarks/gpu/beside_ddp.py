@@ -52,9 +52,9 @@ WARMUP = 3
 @dataclass(frozen=True, slots=True)
 class WayFigures:
     """Medians over rounds, of rank 0. ratio: the median of the rounds' own ratios of `step` to
-    that of torch's DDP; host_over_alone_ms: what a way costs the host beyond no synchronization;
-    device_ms: None in host memory. bucket_bytes: of what travels in one message, sorted; empty
-    where DDP is compiled, or nothing travels."""
+    that of torch's DDP, ratio_low and ratio_high their range; host_over_alone_ms: what a way costs
+    the host beyond no synchronization; device_ms: None in host memory. bucket_bytes: of what
+    travels in one message, sorted; empty where DDP is compiled, or nothing travels."""
 
     model: str
     ranks: int
@@ -66,6 +66,8 @@ class WayFigures:
     device_ms: float | None
     step_ms: float
     ratio: float
+    ratio_low: float
+    ratio_high: float
     parameters: int
     bucket_bytes: list[int]
 
@@ -236,6 +238,7 @@ def figures(
         host = statistics.median(each.host_ms for each in rounds)
         devices = [each.device_ms for each in rounds if each.device_ms is not None]
         pairs = zip(rounds, found["DDP"], strict=True)
+        ratios = [mine.step_ms / theirs.step_ms for mine, theirs in pairs]
         rows.append(
             WayFigures(
                 model=named,
@@ -247,7 +250,9 @@ def figures(
                 processor_ms=statistics.median(each.processor_ms for each in rounds),
                 device_ms=statistics.median(devices) if devices else None,
                 step_ms=statistics.median(each.step_ms for each in rounds),
-                ratio=statistics.median(mine.step_ms / theirs.step_ms for mine, theirs in pairs),
+                ratio=statistics.median(ratios),
+                ratio_low=min(ratios),
+                ratio_high=max(ratios),
                 parameters=parameters,
                 bucket_bytes=formed[way],
             )
@@ -262,7 +267,8 @@ def print_rows(rows: list[WayFigures]) -> None:
             f"{row.model}, {row.ranks} ranks{', ' + row.sharing if row.sharing else ''}: "
             f"{row.way:24} host {row.host_ms:8.2f} ms ({row.host_over_alone_ms:+.2f}), processor "
             f"{row.processor_ms:8.2f} ms, {on_device}step {row.step_ms:8.2f} ms, "
-            f"{row.ratio:.3f} of DDP's, {len(row.bucket_bytes)} buckets",
+            f"{row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f}) of DDP's, "
+            f"{len(row.bucket_bytes)} buckets",
             flush=True,
         )
 
