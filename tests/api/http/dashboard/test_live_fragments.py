@@ -71,7 +71,7 @@ def test_a_running_tunings_page_keeps_what_is_open(page: Page, shown_database: D
     expect(page.locator("figure#confirmation")).to_be_visible()
     assert page.evaluate("document.activeElement.getAttribute('href')") == chosen
     assert figure.locator("details").get_attribute("open") is not None
-    assert page.locator("table.ranked details.words[open]").count() == 1
+    expect(page.locator("table.ranked details.words[open]")).to_have_count(1)
     assert canvas.evaluate("each => each.mine"), "the canvas itself stays"
     assert plots(figure)[0]["points"]["confirmation"] > 0, "and shows what came"
 
