@@ -42,7 +42,8 @@ WAYS = {
 QUEUE = "knobs"
 LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}
 UNSET = {"NCCL_MAX_CTAS": "", "NCCL_PROTO": ""}
-"""Given to ranks that share a GPU; NCCL puts variables above what a communicator is given."""
+"""Takes from ranks that share a GPU what `shared_gpu_environment` gives them: in NCCL a variable
+wins over a communicator's configuration."""
 TELLING = re.compile(
     r"Comm config|coll channels|Bytes -> Algo|NCCL_(ALGO|PROTO|M(IN|AX)_CTAS|CGA_CLUSTER_SIZE)"
 )

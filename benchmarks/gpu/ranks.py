@@ -118,9 +118,12 @@ def _serve(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    for name in (name for name, value in environment.items() if not value):
-        os.environ.pop(name, None)
-    os.environ |= {name: value for name, value in environment.items() if value} | {
+    for name, value in environment.items():
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+    os.environ |= {
         "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
