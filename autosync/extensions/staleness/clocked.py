@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.process_groups import Groups
 from autosync.runtime.transport.refusals import reported
+from autosync.runtime.updates.clipping import Arguments, clipping_first
 from autosync.runtime.updates.part_updates import SCALARS
 
 log = logging.getLogger("autosync")
@@ -148,12 +150,14 @@ class ClockedAttachment:
             with self.reporting("model()"):
                 check_not_in_ddp(self.model)
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         self.client.check()
-        if self.max_grad_norm:
-            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         for bucket in self.buckets:
             bucket.gather(self.parameters, self.before[bucket.index])
+        if not (limit := self.max_grad_norm):
+            return None
+        clip = partial(nn.utils.clip_grad_norm_, self.parameters, limit)
+        return clipping_first(clip, args, kwargs)
 
     def _after_step(self, *_: Any) -> None:
         """The step's updates leave, and the newest values are taken."""

@@ -20,6 +20,9 @@ from autosync.runtime.updates.part_updates import FlatUpdate
 EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a `step()`: its positional arguments, the optimizer first, and its keywords."""
+
 
 def check_max_norm(max_grad_norm: float | None) -> None:
     """None and 0 do not clip. Raises InvalidInput for what is no norm."""
@@ -82,10 +85,39 @@ def clip_before_step(model: nn.Module, optimizer: Optimizer, max_norm: float) ->
     """Clip where torch's DDP synchronizes: every rank holds whole gradients then."""
     parameters = list(model.parameters())
 
-    def clip(stepping: Optimizer, args: Any, kwargs: Any) -> None:
-        nn.utils.clip_grad_norm_(parameters, max_norm * float(loss_scale(stepping)))
+    def clip(stepping: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
+        return clipping_first(
+            lambda: nn.utils.clip_grad_norm_(parameters, max_norm * float(loss_scale(stepping))),
+            args,
+            kwargs,
+        )
 
     return optimizer.register_step_pre_hook(clip)
+
+
+def clipping_first(clip: Callable[[], object], args: Any, kwargs: Any) -> Arguments | None:
+    """Clip before the update of a `step()`, in a hook that runs before it: at once, or, where the
+    step was given a closure, behind that, since its backward pass makes the gradients.
+
+    args, kwargs: of the step, its optimizer included. Returns what the hook returns.
+    """
+    if not any(callable(given) for given in (*args[1:], *kwargs.values())):
+        clip()
+        return None
+
+    def with_clipping(given: Any) -> Any:
+        if not callable(given):
+            return given
+
+        def closure() -> Any:
+            loss = given()
+            clip()
+            return loss
+
+        return closure
+
+    named = {name: with_clipping(given) for name, given in kwargs.items()}
+    return (args[0], *map(with_clipping, args[1:])), named
 
 
 def clipping_of_several() -> NotSupported:

@@ -86,6 +86,42 @@ def test_clipping_does_not_depend_on_what_synchronizes(pair: Ranks, method: str,
         assert max(differences) < 3e-6, differences
 
 
+def clipped_in_closures(rank: int, world: int, case: Case, given: Bundle, host: str) -> float:
+    """The gradients come within `step()`, where torch runs a closure behind its hooks."""
+    os.environ["AUTOSYNC_HOST"] = host.format(rank=rank)
+    model, alone = make_model(case.model), make_model(case.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    single = torch.optim.SGD(alone.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network, _ = autosync.distribute(model, optimizer, given, max_grad_norm=0.05)
+    norms = []
+    for iteration in range(case.iterations):
+
+        def closure(iteration: int = iteration) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(network, iteration, rank)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]  # torch says float
+        set_reference_gradients(alone, iteration, (1 / world,) * world)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)))
+        single.step()
+    if not isinstance(network, DistributedDataParallel):
+        model.state_dict()
+    assert max(norms) > 0.05
+    return worst_difference(model, alone)
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "ddp"])
+@pytest.mark.parametrize("host", ["host{rank}", "one"])
+def test_gradients_of_a_closure_are_clipped(pair: Ranks, method: str, host: str) -> None:
+    case = DDP if method == "ddp" else Case(method=method)
+    for difference in pair.run(clipped_in_closures, case, shipped(case, 2), host):
+        assert difference < 3e-6
+
+
 class WithLoss(torch.nn.Module):
     """What is often imported: it computes the loss, and holds the model that is distributed."""
 

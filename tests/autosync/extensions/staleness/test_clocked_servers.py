@@ -389,20 +389,30 @@ def test_ranks_that_have_taken_other_numbers_of_steps_are_told(pair: Ranks) -> N
         assert "the ranks have taken [2, 3] steps" in words
 
 
-def clipped(rank: int, world: int) -> float:
+def clipped(rank: int, world: int, by_closure: bool) -> float:
     """Each rank's own gradient, to a norm of 1."""
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     made = attached(model, optimizer, SERVERS, world, 0, max_grad_norm=1.0)
     before = [p.detach().clone() for p in model.parameters()]
-    count(made, 0, 0)  # the same on every rank
+    if by_closure:
+        optimizer.step(lambda: float(backward_of(model)))
+    else:
+        count(made, 0, 0)  # the same on every rank
     made.detach()
     pairs = zip(model.parameters(), before, strict=True)
     return float(torch.cat([(p.detach() - b).flatten() for p, b in pairs]).norm())
 
 
-def test_a_rank_clips_its_own_gradient(pair: Ranks) -> None:
-    assert pair.run(clipped) == pytest.approx([1.0, 1.0], rel=1e-5)
+def backward_of(model: nn.Module) -> Tensor:
+    loss: Tensor = model(integers(0, 0))
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_a_rank_clips_its_own_gradient(pair: Ranks, by_closure: bool) -> None:
+    assert pair.run(clipped, by_closure) == pytest.approx([1.0, 1.0], rel=1e-5)
 
 
 def trained(rank: int, world: int) -> tuple[float, float, list[float]]:
