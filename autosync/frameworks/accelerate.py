@@ -54,8 +54,13 @@ def use_bundle(accelerator: Any, bundle: Bundle | str | Path, **options: Any) ->
             stacklevel=2,
         )
         return
+    give_options(accelerator, BundleOptions(bundle, **options))
+
+
+def give_options(accelerator: Any, given: BundleOptions) -> None:
+    """As `use_bundle`, of an accelerator for several processes."""
     _check_data_parallel(accelerator)
-    accelerator.__dict__[GIVEN] = BundleOptions(bundle, **options)
+    accelerator.__dict__[GIVEN] = given
     if not isinstance(accelerator, BundleAccelerator):
         accelerator.__class__ = class_with(BundleAccelerator, type(accelerator))  # type: ignore[arg-type]
 
@@ -72,6 +77,8 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
         models = [(one, place) for one, place in given if isinstance(one, nn.Module)]
         new = [m for m, _ in models if _trains(m) and ATTACHED.network_of(m) is None]
         optimizers = [_inner(one) for one in args if isinstance(one, Optimizer)]
+        if not new:
+            _check_distributed(optimizers)
         networks = {
             id(model): self._distribute(new, optimizers, place)
             if model in new
@@ -153,6 +160,24 @@ def _inner(optimizer: Optimizer) -> Optimizer:
     """Of Accelerate's wrapper, unless that holds the `step` of before, as it does for a scaler."""
     wrapped = isinstance(optimizer, AcceleratedOptimizer) and optimizer.scaler is None
     return optimizer.optimizer if wrapped else optimizer  # type: ignore[attr-defined]
+
+
+def _check_distributed(optimizers: list[Optimizer]) -> None:
+    """Raises InvalidInput where an optimizer came with no distributed model: nothing would
+    synchronize what it trains."""
+    for optimizer in optimizers:
+        plain = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+        if not ATTACHED.came_with_model(plain):
+            kind = type(plain).__name__
+            raise InvalidInput(
+                f"the optimizer ({kind}) was prepared without its model, and no plan synchronizes "
+                "what it trains.",
+                thing="accelerator.prepare",
+                value=kind,
+                remedy="Prepare both in one call: `model, optimizer = accelerator.prepare(model, "
+                "optimizer)`. A Trainer with torch_compile does so only before its first "
+                "evaluate(), and not again after autosync.detach.",
+            )
 
 
 def _ddp_options(accelerator: Any) -> dict[str, Any]:

@@ -61,6 +61,12 @@ class BundleTrainer(Trainer):  # type: ignore[misc]  # has no types here
             self.model.state_dict()
         super().save_model(output_dir, _internal_call)
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Every trial of a hyperparameter search makes a new accelerator, which gets the bundle."""
+        given = self.accelerator.__dict__[accelerate.GIVEN]
+        super().create_accelerator_and_postprocess()
+        accelerate.give_options(self.accelerator, given)
+
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """A new model to train: the last one's plan ends."""
         if ATTACHED.network_of(self.model) is not None:

@@ -80,6 +80,13 @@ class AttachedModels:
         plain = compiled_from(model)
         return model if id(plain) in self.plans else self.ddp_around(plain)
 
+    def came_with_model(self, optimizer: Optimizer) -> bool:
+        """Whether `distribute` was given it with a model that is distributed still."""
+        given = [plan.given for plan in self.plans.values()]
+        given += [made.optimizers for made in self.wrapped.values()]
+        each = ([one] if isinstance(one, Optimizer) else one for one in given)
+        return any(held is optimizer for optimizers in each for held in optimizers)
+
 
 ATTACHED = AttachedModels()
 

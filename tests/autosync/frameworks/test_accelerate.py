@@ -277,6 +277,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     found["late"] = refusal(lambda: accelerator.prepare(*wrapped))
     found["alone"] = refusal(lambda: accelerator.prepare(make_model("mlp")))
     found["alone, too"] = refusal(lambda: accelerator.prepare_model(make_model("mlp")))
+    found["optimizer alone"] = refusal(lambda: accelerator.prepare(pair_of()[1]))
     found["two"] = refusal(lambda: accelerator.prepare(*pair_of(), *pair_of()))
     uneven = bundle_of(Case(shares=(0.75, 0.25)), make_model("mlp"), world)
     use_bundle(accelerator, uneven)
@@ -311,6 +312,7 @@ def test_wrong_uses_are_refused_with_the_line_to_write(pair: Ranks) -> None:
         "late": "Call use_bundle(accelerator, bundle) before accelerator.prepare",
         "alone": "`model, optimizer = accelerator.prepare(model, optimizer)`",
         "alone, too": "`model, optimizer = accelerator.prepare(model, optimizer)`",
+        "optimizer alone": "(SGD) was prepared without its model",
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
         "fully sharded": "Use Accelerate's own FSDP2",

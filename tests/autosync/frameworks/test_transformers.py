@@ -198,14 +198,17 @@ def new_models(rank: int, world: int, folder: str) -> list[Any]:
     first = found(trainer)
     trainer.train()
     again = found(trainer)
+    trainer.create_accelerator_and_postprocess()  # as each trial of a hyperparameter search does
+    trainer.train()
+    searched = found(trainer)
     held = len(ATTACHED.plans) - before
     autosync.detach(trainer.model)
-    return [largest_difference(again, first), held]
+    return [largest_difference(again, first), largest_difference(searched, first), held]
 
 
 @pytest.mark.long
 def test_a_new_model_for_every_training(pair: Ranks, tmp_path: Path) -> None:
-    assert pair.run(new_models, str(tmp_path)) == [[0.0, 1]] * 2
+    assert pair.run(new_models, str(tmp_path)) == [[0.0, 0.0, 1]] * 2
 
 
 def refused(rank: int, world: int, folder: str) -> dict[str, str]:
@@ -232,6 +235,11 @@ def refused(rank: int, world: int, folder: str) -> dict[str, str]:
     trainer = make_trainer(folder, ddp_bucket_cap_mb=3)
     use_bundle(trainer, shipped)
     found["buckets"] = refusal(trainer.train)
+    with_fresh_accelerate(rank, world)
+    trainer = make_trainer(folder)
+    use_bundle(trainer, shipped)
+    trainer.model_wrapped = torch.compile(trainer.model, backend="eager")  # as by evaluate()
+    found["compiled to evaluate"] = refusal(trainer.train)
     return found
 
 
@@ -241,6 +249,7 @@ def test_wrong_uses_are_refused_with_the_line_to_write(pair: Ranks, tmp_path: Pa
         "with it": "call use_bundle(trainer, bundle) in place of autosync.distribute",
         "late": "Call use_bundle(trainer, bundle) before the first trainer.train()",
         "buckets": "bucket_cap_mb=3 contradicts the plan",
+        "compiled to evaluate": "was prepared without its model",
     }
     for found in pair.run(refused, str(tmp_path)):
         assert found.keys() == expected.keys()
