@@ -1,5 +1,6 @@
 """Common mistakes of distributed jobs, recognized from what ranks recorded, each with its mend."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -132,9 +133,11 @@ def _of_accumulation(
     ddp = facts[0].ddp
     if ddp is None or passes < 2:
         return
-    sums = sum(each.operation == "all_reduce" for each in breakdown.collectives)
+    # By size: the script all-reduces its metrics, and DDP its map of used parameters.
+    sums = Counter(e.size_bytes for e in breakdown.collectives if e.operation == "all_reduce")
     buckets = len(ddp.bucket_bytes)
-    if buckets and sums >= passes * buckets:
+    wanted = Counter(ddp.bucket_bytes).items()
+    if buckets and all(sums[size] >= passes * count for size, count in wanted):
         yield Mistake(
             "accumulation_without_no_sync",
             f"an iteration has {passes} passes, and each of them all-reduces all {buckets} "

@@ -12,6 +12,7 @@ from autosync.diagnosis.pci_topology import FarPort
 MB = 1_000_000
 RANK = RankSeconds(0, "a", 1.0, 0.6, 0.2, 0.0, 0.0, 0.1, 0.0, 0.5)
 SUM = CollectiveSeconds(0, "all_reduce", 25 * MB, 0.5, 0.0, 0.1, 0.1, 25.0 * MB)
+METRIC = replace(SUM, size_bytes=4)
 GOOD = Breakdown((RANK, replace(RANK, rank=1)), (SUM, SUM), None, 10, True, "nccl")
 DDP = DdpFacts(False, True, False, (25 * MB, 25 * MB), 0)
 FACTS = JobFacts(0, "a", "ddp", "cuda", "nccl", False, 50 * MB, DDP, "eth0", 10.0)
@@ -49,6 +50,7 @@ HIDES_NOTHING, IDLE = in_all_parts(transfer=0.5), in_all_parts(python=0.3)
         (GOOD, (replace(JOB[0], ddp=LOOKING), replace(JOB[1], ddp=NEEDED)), 1, ""),
         (replace(GOOD, collectives=(SUM,) * 4), JOB, 2, "accumulation_without_no_sync"),
         (replace(GOOD, collectives=(SUM,) * 2), JOB, 2, ""),
+        (replace(GOOD, collectives=(SUM, SUM, METRIC, METRIC)), JOB, 2, ""),
         (HIDES_NOTHING, all_ranks(compiled=True), 1, "compiled_as_one_region"),
         (HIDES_NOTHING, JOB, 1, ""),
         (GOOD, all_ranks(compiled=True), 1, ""),
