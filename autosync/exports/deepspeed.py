@@ -72,6 +72,8 @@ def deepspeed_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
         deviations.append(
             f"DeepSpeed keeps float32 copies of {model_type} values and updates those."
         )
+    if domain.accumulate > 1:
+        deviations += _accumulating(domain.accumulate, zero["stage"])
     snippet = SNIPPET.format(file=CONFIGURATION_FILE)
     if zero["stage"]:
         snippet += ZERO_NOTE
@@ -158,6 +160,20 @@ def _with_zero(strategy: Strategy, domain: Domain) -> tuple[dict[str, Any], Enco
         "contiguous_gradients": True,
     }
     return zero, one_encoding(messages, "deepspeed"), deviations
+
+
+def _accumulating(batches: int, stage: int) -> list[str]:
+    """What DeepSpeed does otherwise where an update adds up the gradients of several batches."""
+    said = [
+        f"DeepSpeed divides each loss by the {batches} batches of an update: call model.backward() "
+        "and model.step() for each batch, and leave the division out of the script."
+    ]
+    if stage == 2:  # which holds only parts of gradients between batches
+        said.append(
+            f"ZeRO 2 reduces the gradients of each of the {batches} batches; the strategy their "
+            "sum, once."
+        )
+    return said
 
 
 def _one_type(domain: Domain) -> str:

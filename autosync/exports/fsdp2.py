@@ -138,6 +138,12 @@ def _deviations(strategy: Strategy, messages: list[GradientMessage], domain: Dom
         said.append(
             "FSDP2 gathers values within the next forward pass; the strategy before it begins."
         )
+    if (batches := domain.accumulate) > 1:
+        said.append(
+            f"FSDP2 reduces the gradients of each of the {batches} batches of an update, the "
+            "strategy their sum, once: call model.set_requires_gradient_sync(last) before each "
+            "forward pass."
+        )
     return said
 
 

@@ -228,6 +228,25 @@ def test_deepspeed_sends_gradients_in_the_models_type(
         settings_for("deepspeed", grouped(*[0] * 6), domain)
 
 
+def test_what_several_batches_per_update_change_is_listed() -> None:
+    """Reductions in each batch, and a division of the loss that scripts make by themselves."""
+    several = replace(DOMAIN, accumulate=4)
+
+    def said(framework: FrameworkName, strategy: Strategy) -> str:
+        once, found = (settings_for(framework, strategy, d).deviations for d in (DOMAIN, several))
+        assert found[: len(once)] == once
+        return " ".join(found[len(once) :])
+
+    buckets, one = sharded(1, 1, 1, 1, 0, 0), sharded(*[0] * 6)
+    assert "divides each loss by the 4 batches" in said("deepspeed", buckets)
+    assert "ZeRO 2 reduces the gradients of each of the 4" in said("deepspeed", buckets)
+    assert "divides each loss by the 4 batches" in said("deepspeed", one)
+    assert "ZeRO 2" not in said("deepspeed", one)
+    assert "divides each loss by the 4 batches" in said("deepspeed", grouped(*[0] * 6))
+    by_module = sharded(0, 0, 1, 1, 2, 2)
+    assert "set_requires_gradient_sync(last)" in said("fsdp2", by_module)
+
+
 def test_zero_takes_no_optimizer_of_whole_variables() -> None:
     domain = replace(DOMAIN, optimizer=Optimizer("lars", elementwise=False))
     with pytest.raises(NotSupported, match="lars needs whole variables"):
