@@ -25,7 +25,7 @@ from autosync.diagnosis.pci_topology import (
 from autosync.environment import host_name
 from autosync.runtime.hooks.torch_compile import is_compiled
 
-Wrapping = Literal["ddp", "fsdp2", "none"]
+Wrapping = Literal["ddp", "fsdp1", "fsdp2", "none"]
 
 INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 INTERFACES = Path("/sys/class/net")
@@ -82,6 +82,8 @@ def wrapping_of(model: nn.Module) -> Wrapping:
     if isinstance(inner, DistributedDataParallel):
         return "ddp"
     kinds = {kind.__name__ for each in inner.modules() for kind in type(each).__mro__}
+    if "FullyShardedDataParallel" in kinds:
+        return "fsdp1"
     return "fsdp2" if "FSDPModule" in kinds else "none"
 
 

@@ -21,6 +21,7 @@ HIDDEN_SHARE = 0.1
 MUCH_FASTER = 2.0
 MERGING = {
     "ddp": "Raise bucket_cap_mb (25 by default).",
+    "fsdp1": "Give FullyShardedDataParallel an auto_wrap_policy of larger modules.",
     "fsdp2": "Give fully_shard larger modules, or lists of modules.",
     "none": "Send several gradients in one message.",
 }

@@ -30,7 +30,13 @@ MESSAGES = "Messages of an iteration, as the profiler saw them"
 MOST_LISTED = 40
 """Collectives of an iteration that the page lists."""
 
-WRAPPED = {"ddp": "torch's DDP", "fsdp2": "FSDP2", "none": "no wrapper of torch's", "": "a trace"}
+WRAPPED = {
+    "ddp": "torch's DDP",
+    "fsdp1": "FSDP1",
+    "fsdp2": "FSDP2",
+    "none": "no wrapper of torch's",
+    "": "a trace",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,9 @@ class LinkRate:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """step_seconds: of an iteration without the profiler; None of traces. wrapping: `ddp`, `fsdp2`,
-    `none`, or empty of traces. attainable: None where nothing is predicted, with the reason in
-    `notes`."""
+    """step_seconds: of an iteration without the profiler; None of traces. wrapping: `ddp`, `fsdp1`,
+    `fsdp2`, `none`, or empty of traces. attainable: None where nothing is predicted, with the
+    reason in `notes`."""
 
     hosts: int
     wrapping: str
@@ -110,7 +116,7 @@ class Diagnosis:
         if not self.breakdown.mean("in_flight"):
             return "No messages were recorded: are the ranks synchronized at all?"
         most, predicted = f"{self.gain:.2f} times as fast", self.predicted_gain
-        what = {"ddp": "DDP", "fsdp2": "FSDP2"}.get(self.wrapping, "what runs")
+        what = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}.get(self.wrapping, "what runs")
         if self.is_worth_tuning and predicted is not None:
             return f"Worth tuning: {predicted:.2f} times as fast by prediction, at most {most}."
         if self.is_worth_tuning:

@@ -263,7 +263,7 @@ def _no_prediction(model: nn.Module, predict: bool) -> str | None:
     """Why nothing is predicted; empty where nobody asked; None where it can be."""
     if not predict:
         return ""
-    if wrapping_of(model) == "fsdp2":
+    if wrapping_of(model) in ("fsdp1", "fsdp2"):
         return (
             "Nothing is predicted for a model that is sharded: the limit is what is left where all "
             "communication is hidden."

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from autosync.diagnosis.breakdown import Breakdown, CollectiveSeconds, RankSeconds
-from autosync.diagnosis.job_facts import DdpFacts, JobFacts
+from autosync.diagnosis.job_facts import DdpFacts, JobFacts, wrapping_of
 from autosync.diagnosis.mistakes import find_mistakes
 from autosync.diagnosis.pci_topology import FarPort
 
@@ -65,6 +66,20 @@ def test_a_mistake_is_found_where_it_is_made_and_nowhere_else(
     assert names(breakdown, *facts, passes=passes) == found.split()
 
 
+def test_a_model_in_either_fsdp_is_not_bare() -> None:
+    """By the names of classes: those of torch take a process group."""
+
+    class FullyShardedDataParallel(nn.Sequential):
+        pass
+
+    class FSDPModule(nn.Linear):
+        pass
+
+    assert wrapping_of(nn.Sequential(nn.Linear(2, 2))) == "none"
+    assert wrapping_of(nn.Sequential(FSDPModule(2, 2))) == "fsdp2"
+    assert wrapping_of(FullyShardedDataParallel(nn.Linear(2, 2))) == "fsdp1"
+
+
 def test_an_interface_that_is_slower_than_another() -> None:
     slow = all_ranks(others_gbps=(("ib0", 100.0), ("eth1", 12.0)))
     (found,) = find_mistakes(GOOD, slow)
@@ -107,4 +122,6 @@ def test_many_small_messages() -> None:
     assert "bucket_cap_mb" in found.mend
     (sharded,) = find_mistakes(many, all_ranks(wrapping="fsdp2", ddp=None))
     assert "fully_shard" in sharded.mend
+    (sharded,) = find_mistakes(many, all_ranks(wrapping="fsdp1", ddp=None))
+    assert "auto_wrap_policy" in sharded.mend
     assert names(replace(GOOD, collectives=(small,) * 3), *JOB) == []
