@@ -174,6 +174,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
         iterations=settings.iterations,
         passes=2 if proposal.phase == "search" else 1,
         timeout_seconds=settings.timeout_seconds * domain.accumulate,
+        expected_seconds=proposal.candidate.predicted_seconds,
         record=proposal.phase == "confirm" and proposal.round == 0,
         compute_slowdown=predicted_slowdown(domain, strategy),
     )

@@ -117,6 +117,20 @@ def test_the_finalists_and_ddp_record_their_timelines_once() -> None:
     assert len(pool.recorded) == 4
 
 
+def test_a_trial_is_given_the_time_that_it_is_predicted_to_take() -> None:
+    """A pool may then tell a slow trial from one that hangs."""
+    expected: dict[str, float] = {}
+
+    class NotingPool(TablePool):
+        def run(self, request: TrialRequest) -> TrialResult:
+            expected[request.key] = request.expected_seconds
+            return super().run(request)
+
+    store = MemoryStore()
+    run(NotingPool(by_simulator), store)
+    assert expected == {p.key: p.candidate.predicted_seconds for p in store.proposals()}
+
+
 def test_keeping_ddp_is_an_answer() -> None:
     outcome = run(TablePool(ddp_is_best), MemoryStore())
     assert outcome.keep_ddp
