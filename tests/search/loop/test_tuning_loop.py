@@ -177,7 +177,22 @@ def test_without_ddp_there_is_no_comparison() -> None:
     for _ in range(2):  # as it goes on later, too
         with pytest.raises(AutosyncError, match="DDP could not be measured"):
             run(pool, store)
-    assert len(pool.ran) == 1  # whatever else is measured would tell nothing
+    first = pool.ran[0]
+    assert pool.ran == [first, f"{first}/1"]  # whatever else is measured would tell nothing
+    assert store.proposals()[-1].candidate.origin == "ddp"
+
+
+def test_a_tuning_that_ended_with_ddps_failure_goes_on_once_ddp_runs() -> None:
+    """As after a host that could not be reached: that trial alone runs again, before all others."""
+    store, broken = MemoryStore(), TablePool(lambda strategy: None)
+    with pytest.raises(AutosyncError, match="DDP could not be measured"):
+        run(broken, store)
+    mended = TablePool(by_simulator)
+    outcome = run(mended, store)
+    assert mended.ran[0] == f"{broken.ran[0]}/1"
+    assert len({*broken.ran, *mended.ran}) == len(broken.ran) + len(mended.ran)
+    assert outcome.ddp_seconds == outcome.baseline_seconds
+    assert sum(key.startswith("search/") for key in mended.ran) == SETTINGS.budget - 1
 
 
 def test_stopping_keeps_what_was_measured() -> None:
