@@ -11,12 +11,15 @@ from autosync.cluster import MessageCost
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
+from autosync.search.designs.known_designs import ddp, dear
+from autosync.search.loop import proposing
 from autosync.search.loop.outcome import Outcome, TuningEvent
+from autosync.search.loop.proposing import proposals_of
 from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext, Shortlist
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.loop.tuning_loop import StopRule, learn, never, tune
-from autosync.search.loop.tuning_store import MemoryStore
+from autosync.search.loop.tuning_store import Candidate, MemoryStore
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
@@ -340,6 +343,25 @@ def test_a_search_without_gain_ends_and_is_confirmed(least_gain: float, rounds: 
     again = TablePool(lambda strategy: 0.9)
     tune(DOMAIN, Space(), lambda: again, store, Sure(), settings, lambda event: None)
     assert again.ran == []
+
+
+def test_the_last_trial_of_a_budget_runs_though_it_promises_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A round of one trial may have but a buffer to tune that is predicted slower than the best."""
+    store = MemoryStore()
+    store.propose(proposals_of([Candidate(ddp(DOMAIN), 1.0, "analytic", "ddp")], 0))
+    key = store.proposals()[0].key
+    store.record(TrialResult(key, (1.0,), 1.0, 0.0, None, "a table", 1.0, 1.0))
+    slower = Candidate(dear(DOMAIN), 1.1, "analytic", "dear_tuned")
+    monkeypatch.setattr(proposing, "tuned_fusion", lambda *given: [slower])
+    for least_gain, expected in ((0.0, [slower]), (0.01, [])):
+        settings = replace(SETTINGS, least_gain=least_gain)
+        simulator = AnalyticSimulator()
+        chosen = proposing.propose(
+            DOMAIN, Space(), simulator, store, settings, 1, lambda event: None
+        )
+        assert [each.candidate for each in chosen] == expected
 
 
 def race(seconds: Callable[[Strategy, int], float], repeats: int) -> tuple[Outcome, dict[str, int]]:
