@@ -25,7 +25,7 @@ from autosync.cancellation import Cancelled, check_cancelled
 from autosync.errors import AutosyncError
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import tune
-from autosync.search.loop.tuning_store import Phase
+from autosync.search.loop.tuning_store import Phase, Store
 from autosync.trials.contract import Launcher, reporting_waits
 from autosync.trials.request_names import LauncherName
 
@@ -265,7 +265,7 @@ def _tune(queue: WorkQueue, held: Claim, launcher_of: Callable[[str], Launcher])
         raise _keeps_dying(held)
     request = queue.request(held)
     launcher = reporting_waits(
-        launcher_of(request.launcher),
+        launcher_of(launcher_begun_with(request.launcher, store)),
         lambda message: store.report(TuningEvent("waiting", message)),
     )
     request = with_measured_costs(request, store, launcher)
@@ -284,6 +284,16 @@ def _tune(queue: WorkQueue, held: Claim, launcher_of: Callable[[str], Launcher])
     ran_on = ", ".join(dict.fromkeys(trial.launcher for trial in store.trials()))
     queue.finish(held, answer_of(request, outcome, ran_on))
     log.info("tuning %s: finished", held.job_id)
+
+
+def launcher_begun_with(asked: str, store: Store) -> str:
+    """The launcher that goes on with a tuning: of `auto` the one that measured its trials so far.
+    Trials over shaped links and over the loopback do not compare."""
+    if asked != "auto":
+        return asked
+    measured = (trial for trial in store.trials() if trial.step_seconds is not None)
+    kinds = (trial.launcher.partition(" ")[0] for trial in measured)
+    return next((kind for kind in kinds if kind in ("testbed", "local")), asked)
 
 
 class TimeLimit:

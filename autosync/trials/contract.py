@@ -106,6 +106,10 @@ class TrialRequest:
     """key: identifies the trial; a pool asked twice for one key runs it once.
 
     Each of `passes` passes runs `warmup` iterations and then measures `iterations`.
+    timeout_seconds: of a pass. Pools of worker processes add to it what its iterations are expected
+        to take, several times over and at the time scale (`ProcessPool.pass_timeout`).
+    expected_seconds: of an iteration in the domain's time, as predicted; 0 where it is not known,
+        and where it is infinite or NaN it counts as not known.
     record: also note when each message and each phase of compute ran. That costs a few us a
         message, and a kilobyte per 10 messages and rank in the result, so it is asked for.
     compute_slowdown: how many times longer forward and backward take by the strategy's extensions,
@@ -120,6 +124,7 @@ class TrialRequest:
     timeout_seconds: float = 60.0
     record: bool = False
     compute_slowdown: float = 1.0
+    expected_seconds: float = 0.0
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 

@@ -2,6 +2,7 @@
 the answer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from autosync.search.loop.outcome import (
 )
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Proposal, Store
-from autosync.trials.contract import ErrorKind, TrialResult
+from autosync.trials.contract import ErrorKind, TrialError, TrialResult
 
 FINALISTS = 3
 """Strategies that run against the baseline in the interleaved repeats."""
@@ -197,14 +198,39 @@ def _baseline(store: Store, ranked: Sequence[MeasuredRow]) -> MeasuredRow:
 
 
 def check_comparable(proposals: Sequence[Proposal], result: TrialResult) -> None:
-    """Raises AutosyncError where it is of the search's first trial of DDP, which failed for another
+    """Raises AutosyncError where it is the search's latest trial of DDP, and failed for another
     reason than memory: nothing can be compared, whatever else is measured."""
-    if (error := result.error) is None or error.kind == "out_of_memory":
+    if (error := _ending_error(result)) is None:
         return
-    searched = (each for each in proposals if each.phase == "search")
-    first = next((each for each in searched if is_ddp(each.candidate.strategy)), None)
-    if first is not None and first.key == result.key:
+    tried = ddp_trials(proposals)
+    if tried and tried[-1].key == result.key:
         raise _not_compared(f"{error.kind}: {error.message}", error.kind)
+
+
+def ddp_trials(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The search's first proposal of DDP, and those that `ddp_once_more` made of it."""
+    searched = [each for each in proposals if each.phase == "search"]
+    first = next((each for each in searched if is_ddp(each.candidate.strategy)), None)
+    if first is None:
+        return []
+    return [each for each in searched if f"{each.key}/".startswith(f"{first.key}/")]
+
+
+def ddp_once_more(store: Store) -> list[Proposal]:
+    """The search's trial of DDP under another key, where the latest one ended the tuning, which now
+    goes on: what was wrong with the hosts may be mended."""
+    tried = ddp_trials(store.proposals())
+    trials = {trial.key: trial for trial in store.trials()}
+    last = trials.get(tried[-1].key) if tried else None
+    if last is None or _ending_error(last) is None:
+        return []
+    return [replace(tried[0], key=f"{tried[0].key}/{len(tried)}")]
+
+
+def _ending_error(result: TrialResult) -> TrialError | None:
+    """Of a trial of DDP, where it failed for another reason than memory."""
+    error = result.error
+    return None if error is None or error.kind == "out_of_memory" else error
 
 
 def _not_compared(why: str, kind: ErrorKind | None) -> AutosyncError:

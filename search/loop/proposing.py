@@ -80,7 +80,8 @@ def propose(
     found, expected = sources.candidates(shares, insured, beside)
     chosen += found
     gains += expected
-    if number > 0 and max(gains, default=0.0) < settings.least_gain:
+    ends = settings.least_gain > 0 and max(gains, default=0.0) < settings.least_gain
+    if number > 0 and ends:
         chosen = due
     return proposals_of(chosen, number)
 

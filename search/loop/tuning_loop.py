@@ -13,6 +13,8 @@ from autosync.search.loop.confirm import (
     check_comparable,
     conclude,
     confirmation,
+    ddp_once_more,
+    ddp_trials,
     most_confirming_trials,
 )
 from autosync.search.loop.earlier_document import EarlierTrials
@@ -63,7 +65,8 @@ def tune(
 
     The loop can stop and continue at any point: trials in the store never run again. stop: may end
     the search before its budget, and the confirmation before its last repeat; earlier measurements
-    count. earlier: measurements of a tuning of the same model; see `earlier_trials`.
+    count. Where DDP's trial ended the tuning, it runs once more. earlier: measurements of a
+    tuning of the same model; see `earlier_trials`.
 
     Raises:
         AutosyncError: torch's DDP could not be measured for another reason than memory, or nothing
@@ -73,6 +76,8 @@ def tune(
     on_event(TuningEvent("opening", "starting the workers"))
     pool = open_pool()
     try:
+        if again := ddp_once_more(store):
+            store.propose(again)
         run_pending(domain, pool, store, settings, on_event, stop)
         while (left := _trials_left(store, settings)) > 0 and not stop("search"):
             # the pool is closed at once where this is cancelled, whatever is still computed
@@ -104,7 +109,8 @@ def run_pending(
     stop: StopRule = never,
 ) -> None:
     """Run every stored proposal that has no trial yet and whose phase has not ended, in the order
-    in which they were stored. Raises AutosyncError as `check_comparable` does."""
+    in which they were stored, but the search's of DDP before all. Raises AutosyncError as
+    `check_comparable` does."""
     trials = {trial.key: trial for trial in store.trials()}
     proposals = store.proposals()
     best = min((t.step_seconds for t in trials.values() if t.step_seconds), default=None)
@@ -114,7 +120,8 @@ def run_pending(
     most = most_confirming_trials(finalists, settings.repeats)
     totals["confirm"] = max(totals["confirm"], most)
     done = dict.fromkeys(totals, 0)
-    for proposal in proposals:
+    first = {each.key for each in ddp_trials(proposals)}
+    for proposal in sorted(proposals, key=lambda each: each.key not in first):
         done[proposal.phase] += 1
         if (known := trials.get(proposal.key)) is not None:
             check_comparable(proposals, known)
@@ -174,6 +181,7 @@ def _request(proposal: Proposal, domain: Domain, settings: Settings) -> TrialReq
         iterations=settings.iterations,
         passes=2 if proposal.phase == "search" else 1,
         timeout_seconds=settings.timeout_seconds * domain.accumulate,
+        expected_seconds=proposal.candidate.predicted_seconds,
         record=proposal.phase == "confirm" and proposal.round == 0,
         compute_slowdown=predicted_slowdown(domain, strategy),
     )

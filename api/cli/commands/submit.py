@@ -109,6 +109,13 @@ def slurm(
     _check_options("--tune", tune, ["MODEL", "CLUSTER"], options)
     python = python or sys.executable
     beside = output.with_suffix(".yaml").name
+    if cluster is not None and (nodes is not None or hardware is not None):
+        raise InvalidInput(
+            "CLUSTER names the hosts and what they have, so --nodes and --hardware have no effect.",
+            thing="CLUSTER",
+            value=cluster,
+            remedy="Leave them out, or CLUSTER, so that the job describes the hosts that it gets.",
+        )
     if cluster is not None:
         job = _on_known_hosts(model, cluster, options, url, python, tuple(sbatch or ()))
     elif url is not None:

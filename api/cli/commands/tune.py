@@ -41,6 +41,8 @@ from autosync.environment import (
 from autosync.errors import AutosyncError, InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from autosync.api.cli.connection import Connection
     from autosync.api.client.rest_client import Client
     from autosync.api.views.tuning_schemas import Tuning
@@ -158,8 +160,8 @@ def tune(
     given = {**asked, **({"space": space} if space else {}), "advanced": advanced_from(advanced)}
     spec = checked(TuningSpec, {"graph": "", "cluster": "", **given})
     domain: Domain | None = None
+    estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
     if model is not None and cluster is not None:
-        estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
         refuse_unused(spec.compute, {"--profile": profile or None, **estimate})
         settings = ComputeSettings(step_seconds=step_seconds, efficiency=efficiency)
         choice = ProfileChoice(profile, device, settings)
@@ -175,6 +177,10 @@ def tune(
             thing="arguments",
             remedy="Example: `autosync tune resnet50 example-4x1`; see `autosync tune --help`.",
         )
+    else:
+        of_domain: dict[str, object] = {"MODEL": model, "CLUSTER": cluster, "--batch": batch}
+        of_domain |= {"--device": device, "--optimizer": optimizer, "--backend": backend}
+        _refuse_without_domain(resume, {**of_domain, "--profile": profile or None, **estimate})
     if since is not None and resume is not None:
         raise InvalidInput(
             "--from begins another tuning, --resume goes on with one.",
@@ -282,12 +288,14 @@ def _resumed(client: "Client", resume: str, domain: "Domain | None", spec: Tunin
     """The tuning to go on with.
 
     Raises:
-        NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain.
+        NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain, or an option
+            says otherwise than the tuning was begun with.
     """
     from autosync.api.cli.tuning_lookup import find_tuning
     from autosync.api.engine.tuning_request import same_tuning
 
     tuning = find_tuning(client, resume)
+    _refuse_other_options(tuning, spec)
     stored = None if domain is None else client.tunings.domain(tuning.id)
     if domain is not None and stored and not same_tuning(domain, stored, spec.compute):
         raise InvalidInput(
@@ -297,6 +305,45 @@ def _resumed(client: "Client", resume: str, domain: "Domain | None", spec: Tunin
             remedy=f"Give the same MODEL, CLUSTER and options, or only --resume {tuning.id[:8]}.",
         )
     return tuning
+
+
+def _refuse_without_domain(resume: str, given: "Mapping[str, object]") -> None:
+    """given: what says of which domain a tuning is, by its name; None where left out.
+
+    Raises:
+        InvalidInput: one is given, and not both MODEL and CLUSTER: the tuning has its own.
+    """
+    for thing, value in given.items():
+        if value is not None:
+            raise InvalidInput(
+                f"{thing} has no effect beside --resume without both MODEL and CLUSTER.",
+                thing=thing,
+                value=value,
+                remedy=f"Give only --resume {resume}, or the whole command that began the tuning.",
+            )
+
+
+def _refuse_other_options(tuning: "Tuning", spec: TuningSpec) -> None:
+    """A tuning goes on as it was begun. What is the usual value counts as left out.
+
+    Raises:
+        InvalidInput: an option says otherwise.
+    """
+    usual = TuningSpec(graph="", cluster="")
+    asked = {name: getattr(spec, name) for name in ASKED}
+    asked = {name: value for name, value in asked.items() if value != getattr(usual, name)}
+    asked |= {name: getattr(spec.advanced, name) for name in spec.advanced.model_fields_set}
+    if "space" in spec.model_fields_set:
+        asked["space"] = spec.space.only
+    for name, value in asked.items():
+        begun = tuning.settings[name] if name in tuning.settings else getattr(tuning, name)
+        if value != begun:
+            raise InvalidInput(
+                f"{name} is {value}, and tuning {tuning.id[:8]} was begun with {begun}.",
+                thing=name,
+                value=value,
+                remedy=f"Leave it out to go on, or begin another one with --from {tuning.id[:8]}.",
+            )
 
 
 def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) -> None:

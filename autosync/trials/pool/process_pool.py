@@ -1,5 +1,6 @@
 """A pool of worker processes: the local, testbed, command and ray launchers open it."""
 
+import math
 import os
 import re
 import threading
@@ -54,6 +55,10 @@ LOADED = f"waits for other processes, which take more than {LOAD_LIMIT:.0%} of t
 
 REPEATS = 2
 """How often a contaminated pass is measured again, unless the environment says otherwise."""
+
+PATIENCE = 3.0
+"""Times the predicted seconds of a pass's iterations that these may take, besides the request's
+timeout: a slow pass is no hung one, and predictions may be wrong."""
 
 MESSAGES_TIMEOUT_SECONDS = 60.0
 
@@ -251,7 +256,7 @@ class ProcessPool(TrialPool):
                     self.on_wait(LOADED)
                 self._load_may_pass = wait_until_quiet(LOAD_LIMIT, QUIET_SECONDS)
             begun = time.monotonic()
-            answers = group.ask(command, PassDone, request.timeout_seconds)
+            answers = group.ask(command, PassDone, self.pass_timeout(request))
             wall_seconds = time.monotonic() - begun
         measured = pass_measurement(
             request,
@@ -265,6 +270,15 @@ class ProcessPool(TrialPool):
         )
         self._load_may_pass |= measured.load <= LOAD_LIMIT
         return measured
+
+    def pass_timeout(self, request: TrialRequest) -> float:
+        """Seconds within which every rank must answer a pass. At a time scale k its iterations
+        really take k times what is predicted."""
+        if not math.isfinite(request.expected_seconds):
+            return request.timeout_seconds
+        iterations = request.warmup + request.iterations
+        expected_seconds = iterations * request.expected_seconds * self.workload.time_scale
+        return request.timeout_seconds + PATIENCE * expected_seconds
 
     def _plan_index(self, request: TrialRequest, group: WorkerGroup) -> tuple[int, ...] | None:
         """See `pass_measurement`; only a recorded timeline needs it."""

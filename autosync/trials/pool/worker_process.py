@@ -29,6 +29,9 @@ STDERR_CHARACTERS = 4000
 GRACE_SECONDS = 1.0
 """How long a process that closed its output may take to end."""
 
+PIPE_SECONDS = 5.0
+"""How long the ends of a killed process's pipes are waited for."""
+
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -274,14 +277,17 @@ class WorkerProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
+        """A process that has left the group, such as ssh's connection in the background
+        (ControlPersist), may hold an end of a pipe for hours: what reads or writes the other end is
+        then left to itself."""
         self.begin_kill()
         self.process.wait()
         self._parent_death.disarm()
         self._commands.put(None)
-        for thread in self._threads:
-            thread.join()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
+        streams = (self.process.stdin, self.process.stdout, self.process.stderr)
+        for thread, stream in zip(self._threads, streams, strict=True):
+            thread.join(PIPE_SECONDS)
+            if stream is not None and not thread.is_alive():
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 

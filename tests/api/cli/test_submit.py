@@ -82,6 +82,8 @@ def test_a_job_on_the_hosts_of_a_file_asks_for_these(tmp_path: Path) -> None:
         (("resnet50", "example-4x1", "--sbatch=--x\nrm -r"), "is no option of sbatch"),
         (("resnet50", "--url", "http://127.0.0.1:1"), "CLUSTER is missing"),
         (("resnet50", "no-cluster"), "no-cluster"),
+        (("resnet50", "example-4x1", "--nodes", "2"), "--nodes and --hardware have no effect"),
+        (("resnet50", "example-4x1", "--hardware", "--per-host 2"), "have no effect"),
     ],
 )
 def test_what_cannot_run_is_refused_before_it_waits_for_hosts(

@@ -105,6 +105,12 @@ def test_what_a_tuning_cannot_begin_or_go_on_from_is_refused(real_tuning: RealTu
         ((*begun, prefix, "--resume", prefix), "--from begins another"),
         ((*begun, "none.json"), "none.json"),
         (("tune", "resnet50", "pair.yaml", "--resume", prefix), "another model"),
+        (("tune", "--resume", prefix, "--budget", "9"), "budget is 9, and tuning"),
+        (("tune", "--resume", prefix, "--no-probe"), "probe is False"),
+        (("tune", "--resume", prefix, "--space", "fsdp2"), "space is fsdp2"),
+        (("tune", "--resume", prefix, "--advanced", '{"alpha": 2}'), "alpha is 2.0"),
+        (("tune", "chain.json", "--resume", prefix), "MODEL has no effect"),
+        (("tune", "--resume", prefix, "--batch", "8"), "--batch has no effect"),
     ):
         assert words in autosync(folder, *arguments, code=2).stderr
 

@@ -12,14 +12,15 @@ from autosync.api.db import Database
 from autosync.api.db.tables import TrialRow, TuningRow
 from autosync.api.engine import job_queue, version_training
 from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.queue_worker import MOST_CLAIMS, run_claim, work
+from autosync.api.engine.queue_worker import MOST_CLAIMS, launcher_begun_with, run_claim, work
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.engine.work_queue import DatabaseQueue
 from autosync.api.views import reports
 from autosync.errors import NotSupported
 from autosync.search.loop.settings import Settings
-from autosync.trials.contract import Pool, Workload
+from autosync.search.loop.tuning_store import MemoryStore
+from autosync.trials.contract import Pool, TrialError, TrialResult, Workload
 from tests.api.sample import claimed, run_search
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
@@ -92,6 +93,31 @@ def test_a_tuning_that_cannot_run_fails_and_says_why(sqlite: Database) -> None:
         tuning = reports.tuning(session, tuning_id)
     assert tuning.state == "failed"
     assert tuning.error == "no links here. Get some."
+
+
+LOCAL = "local (unshaped links)"
+TESTBED = "testbed (2 nodes, link rates within 0.3% of the cluster file, latency not emulated)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran", "seconds", "goes_on_with"),
+    [
+        ("auto", TESTBED, 0.1, "testbed"),
+        ("auto", LOCAL, 0.1, "local"),
+        ("auto", LOCAL, None, "auto"),  # nothing that another one's trials would be compared with
+        ("auto", "", 0.1, "auto"),
+        ("local", TESTBED, 0.1, "local"),
+    ],
+)
+def test_a_tuning_goes_on_where_it_was_measured(
+    asked: str, ran: str, seconds: float | None, goes_on_with: str
+) -> None:
+    """What `auto` stands for on another machine, or on a machine under load, may be another."""
+    store = MemoryStore()
+    error = None if seconds else TrialError("crashed", "the worker fell over")
+    store.record(TrialResult("a", (), seconds, 0.0, error, ran, 1.0, 1.0))
+    assert launcher_begun_with(asked, store) == goes_on_with
+    assert launcher_begun_with(asked, MemoryStore()) == asked
 
 
 class Stopping(Refusing):

@@ -1,7 +1,8 @@
 """Which passes a trial measures again, what counts around them, and which workers survive."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from autosync.bundle import with_extension
 from autosync.extensions.offload.document import Offload
 from autosync.strategy import AllReduce
+from autosync.trials.commands import Command
 from autosync.trials.contract import (
     ErrorKind,
     TrialError,
@@ -24,6 +26,7 @@ from autosync.trials.measurement import PassMeasurement
 from autosync.trials.pool import process_pool
 from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.process_pool import ProcessPool
+from autosync.trials.pool.worker_group import WorkerGroup
 from autosync.trials.request_names import PREDICTED_WAITS
 from autosync.trials.trial_procedure import TrialPool
 from tests.autosync.trials.contract_suite import assert_failed
@@ -57,6 +60,32 @@ def test_a_quiet_pass_is_measured_once() -> None:
     assert run(pool).error is None
     assert pool.repeated == 0
     assert [worker.trials for worker in group.workers] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("expected_seconds", "may_take"),
+    [(0.0, 60.0), (2.0, 60.0 + 3 * (4 * 2.0 * 8)), (math.inf, 60.0), (math.nan, 60.0)],
+)
+def test_a_pass_that_is_predicted_to_take_long_has_that_time(
+    monkeypatch: pytest.MonkeyPatch, expected_seconds: float, may_take: float
+) -> None:
+    """Of four iterations, eight times slower than the domain's."""
+    asked: list[float] = []
+    ask = WorkerGroup.ask
+
+    def noted(
+        group: WorkerGroup, command: Command, answered_by: type[Any], timeout_seconds: float
+    ) -> list[Any]:
+        asked.append(timeout_seconds)
+        return ask(group, command, answered_by, timeout_seconds)
+
+    monkeypatch.setattr(WorkerGroup, "ask", noted)
+    pool = FakeWorkers([(0.01, 0.0)]).pool()
+    pool.workload = replace(pool.workload, time_scale=8.0)
+    bundle = ddp(pool.workload.domain)
+    request = TrialRequest("a", bundle, 1, 3, expected_seconds=expected_seconds)
+    assert pool.run(request).error is None
+    assert asked == [may_take]
 
 
 def test_passes_that_disagree_are_followed_by_one_more() -> None:

@@ -11,12 +11,15 @@ from autosync.cluster import MessageCost
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.population import Population, decode, encode
+from autosync.search.designs.known_designs import ddp, dear
+from autosync.search.loop import proposing
 from autosync.search.loop.outcome import Outcome, TuningEvent
+from autosync.search.loop.proposing import proposals_of
 from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext, Shortlist
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.loop.tuning_loop import StopRule, learn, never, tune
-from autosync.search.loop.tuning_store import MemoryStore
+from autosync.search.loop.tuning_store import Candidate, MemoryStore
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
@@ -117,6 +120,20 @@ def test_the_finalists_and_ddp_record_their_timelines_once() -> None:
     assert len(pool.recorded) == 4
 
 
+def test_a_trial_is_given_the_time_that_it_is_predicted_to_take() -> None:
+    """A pool may then tell a slow trial from one that hangs."""
+    expected: dict[str, float] = {}
+
+    class NotingPool(TablePool):
+        def run(self, request: TrialRequest) -> TrialResult:
+            expected[request.key] = request.expected_seconds
+            return super().run(request)
+
+    store = MemoryStore()
+    run(NotingPool(by_simulator), store)
+    assert expected == {p.key: p.candidate.predicted_seconds for p in store.proposals()}
+
+
 def test_keeping_ddp_is_an_answer() -> None:
     outcome = run(TablePool(ddp_is_best), MemoryStore())
     assert outcome.keep_ddp
@@ -163,7 +180,22 @@ def test_without_ddp_there_is_no_comparison() -> None:
     for _ in range(2):  # as it goes on later, too
         with pytest.raises(AutosyncError, match="DDP could not be measured"):
             run(pool, store)
-    assert len(pool.ran) == 1  # whatever else is measured would tell nothing
+    first = pool.ran[0]
+    assert pool.ran == [first, f"{first}/1"]  # whatever else is measured would tell nothing
+    assert store.proposals()[-1].candidate.origin == "ddp"
+
+
+def test_a_tuning_that_ended_with_ddps_failure_goes_on_once_ddp_runs() -> None:
+    """As after a host that could not be reached: that trial alone runs again, before all others."""
+    store, broken = MemoryStore(), TablePool(lambda strategy: None)
+    with pytest.raises(AutosyncError, match="DDP could not be measured"):
+        run(broken, store)
+    mended = TablePool(by_simulator)
+    outcome = run(mended, store)
+    assert mended.ran[0] == f"{broken.ran[0]}/1"
+    assert len({*broken.ran, *mended.ran}) == len(broken.ran) + len(mended.ran)
+    assert outcome.ddp_seconds == outcome.baseline_seconds
+    assert sum(key.startswith("search/") for key in mended.ran) == SETTINGS.budget - 1
 
 
 def test_stopping_keeps_what_was_measured() -> None:
@@ -311,6 +343,25 @@ def test_a_search_without_gain_ends_and_is_confirmed(least_gain: float, rounds: 
     again = TablePool(lambda strategy: 0.9)
     tune(DOMAIN, Space(), lambda: again, store, Sure(), settings, lambda event: None)
     assert again.ran == []
+
+
+def test_the_last_trial_of_a_budget_runs_though_it_promises_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A round of one trial may have but a buffer to tune that is predicted slower than the best."""
+    store = MemoryStore()
+    store.propose(proposals_of([Candidate(ddp(DOMAIN), 1.0, "analytic", "ddp")], 0))
+    key = store.proposals()[0].key
+    store.record(TrialResult(key, (1.0,), 1.0, 0.0, None, "a table", 1.0, 1.0))
+    slower = Candidate(dear(DOMAIN), 1.1, "analytic", "dear_tuned")
+    monkeypatch.setattr(proposing, "tuned_fusion", lambda *given: [slower])
+    for least_gain, expected in ((0.0, [slower]), (0.01, [])):
+        settings = replace(SETTINGS, least_gain=least_gain)
+        simulator = AnalyticSimulator()
+        chosen = proposing.propose(
+            DOMAIN, Space(), simulator, store, settings, 1, lambda event: None
+        )
+        assert [each.candidate for each in chosen] == expected
 
 
 def race(seconds: Callable[[Strategy, int], float], repeats: int) -> tuple[Outcome, dict[str, int]]:

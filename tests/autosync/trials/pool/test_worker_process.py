@@ -2,6 +2,9 @@
 
 import os
 import queue
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -78,3 +81,17 @@ def test_only_a_kill_since_the_last_command_is_for_memory(
     worker.begin_kill()
     ended = worker.exit()
     assert (ended.status, ended.for_memory) == (-9, for_memory)
+
+
+def test_a_process_that_left_the_group_and_holds_a_pipe_is_not_waited_for(start: Start) -> None:
+    """As ssh's connection in the background does under ControlPersist, where ssh is older."""
+    left = "setsid sh -c 'echo $$ >&2; exec sleep 600' </dev/null >/dev/null &"
+    worker = start(f"{left} exec sleep 600")
+    while not (told := worker.stderr_tail()).endswith("\n"):
+        time.sleep(0.01)
+    killing = threading.Thread(target=worker.kill, daemon=True)
+    killing.start()
+    killing.join(WAIT_SECONDS)
+    ended = not killing.is_alive()
+    os.kill(int(told), signal.SIGKILL)  # then the pipe ends, too
+    assert ended
