@@ -194,13 +194,15 @@ def give_up(database: Database, held: Claim, reason: EndReason) -> None:
 def release(database: Database, held: Claim) -> None:
     """Give the job back to the queue, or leave it paused where somebody asked for that; what it
     has measured stays."""
+    cancelled = JobRow.state == "cancelling"
     state = case(
-        (JobRow.state == "cancelling", "cancelled"),
+        (cancelled, "cancelled"),
         (JobRow.state == "pausing", "paused"),
         else_="queued",
     )
+    finished_at = case((cancelled, now_seconds()), else_=JobRow.finished_at)
     with database.writing() as session:
-        _write(session, held, state=state, lease_until=None, worker=None)
+        _write(session, held, state=state, finished_at=finished_at, lease_until=None, worker=None)
 
 
 def cancel(database: Database, tuning_id: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from urllib.parse import parse_qsl
 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
@@ -28,6 +29,7 @@ from autosync.api.db.database import Database
 from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, TuningRow
 from autosync.api.http.access.guard import authorized, check_scope, methods_of, refusal_for
 from autosync.api.http.answer_processes import CLIENT_LEFT, AnswerProcesses, Lane
+from autosync.api.http.routes.pages import LIKE
 from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.errors import AutosyncError
 from autosync.models import bundled, is_bundled
@@ -38,6 +40,8 @@ SMALL_YAML_BYTES = 4 * 1024
 """Of YAML: some 20 ms. JSON is YAML, so that all clusters count as such."""
 SMALL_WORK = 8192
 """Variables times devices of a domain whose strategies are played in the service."""
+PART_HEADER = b"content-disposition"
+"""In lower case: each part of a form in parts has it (RFC 7578, 4.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,17 @@ def _started(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     except (ValueError, RecursionError):  # refused where it is read as a request
         return Load()
     return _named(database, asked if isinstance(asked, dict) else {})
+
+
+def _started_by_form(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """As `_started`, of the dashboard's form, with the tuning that it was filled in from. Browsers
+    send it in one part; one in several is heavy, whatever it names."""
+    if PART_HEADER in body.lower():
+        return Load(json_bytes=SMALL_JSON_BYTES + 1)
+    fields = dict(parse_qsl(body.replace(b";", b"&").decode("utf-8", "replace")))
+    named = _named(database, fields)
+    like = _of_tunings(database, {"tuning_id": fields.get(LIKE, "")}, body)
+    return Load(named.json_bytes + like.json_bytes, work=named.work + like.work)
 
 
 def _named(database: Database, asked: Mapping[str, object]) -> Load:
@@ -164,10 +179,15 @@ READING: dict[tuple[str, str], LoadOf] = {
     ("POST", "/clusters"): _posted_yaml,
     ("PUT", "/v1/simulators/{name}"): _posted_json,
     ("POST", "/v1/tunings"): _started,
+    ("POST", "/tunings"): _started_by_form,
+    ("PATCH", "/v1/tunings/{tuning_id}"): _posted_json,
+    ("PUT", "/v1/queue/workers"): _posted_json,
+    ("POST", "/v1/queue/claims"): _posted_json,
     **{
         (method, f"/v1/queue/claims/{{tuning_id}}/{{fence}}/{what}"): _posted_json
         for method, what in (
             *(("POST", "proposals"), ("POST", "trials"), ("POST", "answer")),
+            *(("POST", "renewal"), ("POST", "events"), ("POST", "failure"), ("POST", "end")),
             ("PUT", "domain"),
         )
     },
@@ -177,6 +197,7 @@ READING: dict[tuple[str, str], LoadOf] = {
     **{
         ("GET", path): _of_tunings
         for path in (
+            "/v1/tunings/{tuning_id}/buckets",
             "/v1/tunings/{tuning_id}/bundle",
             "/v1/tunings/{tuning_id}/settings",
             "/v1/tunings/{tuning_id}/timeline",
@@ -184,6 +205,7 @@ READING: dict[tuple[str, str], LoadOf] = {
             "/v1/tunings/{tuning_id}/domain",
             "/v1/tunings/{tuning_id}/measured",
             "/tunings/{tuning_id}/charts",
+            "/tunings/{tuning_id}/frameworks",
             "/tunings/{tuning_id}/why",
             "/tunings/{tuning_id}/compare",
             "/tunings/{tuning_id}/strategies/{strategy_id}",
@@ -191,7 +213,8 @@ READING: dict[tuple[str, str], LoadOf] = {
         )
     },
 }
-"""Heavy where the load is. A page that parses documents stands here."""
+"""Heavy where the load is. A page that parses documents stands here. So does what takes JSON under
+a limit of `OF_BODIES`: its scope is looked at before the body is read."""
 PREDICTING = (
     ("POST", "/v1/rank"),
     ("POST", "/v1/predict"),

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from autosync.api.engine.service_limits import OF_BODIES, OF_FORMS, ServiceLimits
-from autosync.api.http.problems import problem
+from autosync.api.http.problems import METHODS, problem
 from autosync.units import MIB
 
 FORM_BYTES = MIB // 4
@@ -143,6 +143,8 @@ class ProblemProtocol(H11Protocol):
         self.transport.close()
 
 
+OTHER_METHODS = "other"
+"""How methods are counted that no route has: a client may send any word."""
 BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 Labels = tuple[tuple[str, str], ...]
@@ -159,7 +161,8 @@ class RequestMetrics:
 
     def count(self, method: str, path: str, status: int, seconds: float) -> None:
         """path: as the route has it, without ids."""
-        self.answered[("method", method), ("path", path), ("status", str(status))] += 1
+        known = method if method in METHODS else OTHER_METHODS
+        self.answered[("method", known), ("path", path), ("status", str(status))] += 1
         found = self.buckets.setdefault(path, [0] * (len(BUCKETS_SECONDS) + 1))
         found[bisect_left(BUCKETS_SECONDS, seconds)] += 1
         self.seconds[path] += seconds  # type: ignore[assignment]  # a Counter adds floats, too

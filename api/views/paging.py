@@ -108,8 +108,8 @@ def newest(
 
 
 Row = TypeVar("Row")
-LONGEST_CURSOR = 500
-"""Characters; keys are an id, a name and a few numbers."""
+LONGEST_CURSOR = 2500
+"""Characters; keys are an id, up to two names of 200 characters and a few numbers, in UTF-8."""
 
 
 def one_page(
@@ -126,7 +126,8 @@ def one_page(
 
 
 def written_cursor(*key: str | int | float) -> str:
-    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
+    text = json.dumps(key, ensure_ascii=False)
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def read_cursor(text: str, *kinds: type) -> tuple[Any, ...]:

@@ -119,6 +119,20 @@ def test_what_was_cancelled_stays_so_when_its_worker_dies(database: Database) ->
     assert state(database, held.job_id) == "cancelled"
 
 
+def test_what_a_stopping_worker_gives_back_has_ended_only_if_it_was_cancelled(
+    database: Database,
+) -> None:
+    """Retention removes what ended, by the moment of its end."""
+    for cancel, ends in ((False, "queued"), (True, "cancelled")):
+        held = job_queue.claim(database, "a") or claimed(database, REQUEST)[0]
+        if cancel:
+            assert job_queue.cancel(database, held.job_id) == "cancelling"
+        job_queue.give_up(database, held, "interrupted")
+        with database.reading() as session:
+            row = session.get_one(TuningRow, held.job_id)
+            assert (row.state, row.finished_at is not None) == (ends, cancel)
+
+
 def test_what_has_ended_cannot_be_cancelled(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
     job_queue.fail(database, held, "no\x00 workers")

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import os
+import re
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,21 +18,27 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.engine.prediction_work import check_work, estimated_seconds
-from autosync.api.engine.service_limits import ServiceLimits, TryLater
+from autosync.api.engine.service_limits import OF_BODIES, ServiceLimits, TryLater
 from autosync.api.http import answer_processes, heavy_requests
 from autosync.api.http.access.access_rules import Access
+from autosync.api.http.access.guard import methods_of
+from autosync.api.http.answer_process import ForwardedAnswer
 from autosync.api.http.answer_processes import WAITING, WAITING_BYTES, AnswerProcesses, _Turns
-from autosync.api.http.app import create_app
+from autosync.api.http.app import API, create_app
+from autosync.api.http.heavy_requests import SMALL_JSON_BYTES
 from autosync.cluster.cluster_file import load_cluster
 from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.documents import to_json
 from autosync.errors import InvalidInput
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from tests.api.http.forms import given_token
 from tests.api.http.serving import Service, children
+from tests.api.sample import finished
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((4, 4),) * 600
@@ -291,6 +298,91 @@ def test_a_key_of_a_worker_prepares_no_prediction_and_has_no_documents_looked_up
         for path in ("/predict", "/predict/answer", "/models/vgg16"):
             assert client.get(path, headers=shown).status_code == 403, path
     assert asked == []
+
+
+LARGE = [
+    (method, re.sub(r"\{.*?\}", "7", route.path))
+    for router in API
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.body_field is not None
+    for method in methods_of(route)
+    if route.path.startswith(tuple(OF_BODIES))
+]
+"""Of what FastAPI reads and parses before any dependency runs: requests whose body may have MiB."""
+
+
+def test_who_may_not_is_refused_before_a_large_body_is_read(sqlite: Database) -> None:
+    from autosync.api.engine.api_keys import make_key
+
+    app = create_app(sqlite)
+    read: list[str] = []
+    shown = {"authorization": f"Bearer {make_key(sqlite, 'reader', 'read').text}"}
+
+    async def body(path: str) -> AsyncIterator[bytes]:
+        read.append(path)
+        yield b"{}"
+
+    async def ask() -> set[int]:
+        transport = httpx.ASGITransport(app)
+        headers = {**shown, "content-type": "application/json"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            answers = [
+                await client.request(method, path, content=body(path), headers=headers)
+                for method, path in LARGE
+            ]
+        return {answer.status_code for answer in answers}
+
+    assert asyncio.run(ask()) == {403}
+    assert read == []
+
+
+@pytest.fixture
+def asked_apart(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that came as far as a process."""
+    paths: list[str] = []
+
+    async def noted(*given: Any) -> ForwardedAnswer:
+        paths.append(given[3]["path"])
+        return ForwardedAnswer(204, [], b"")
+
+    monkeypatch.setattr(AnswerProcesses, "answer", noted)
+    return paths
+
+
+def test_large_json_is_parsed_in_a_process_whoever_sends_it(
+    sqlite: Database, asked_apart: list[str]
+) -> None:
+    large = json.dumps({"x": "x" * SMALL_JSON_BYTES})
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        for method, path in LARGE:
+            headers = {"content-type": "application/json"}
+            client.request(method, path, content=large, headers=headers)
+    assert asked_apart == [path for _, path in LARGE]
+
+
+def test_what_parses_a_tunings_documents_is_answered_in_a_process(
+    sqlite: Database, asked_apart: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a form names them, however it is written."""
+    tuning_id = finished(sqlite)
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        graph = client.get(f"/v1/tunings/{tuning_id}").json()["graph_id"]
+        token = given_token(client)
+        monkeypatch.setattr(heavy_requests, "SMALL_JSON_BYTES", 0)
+        parts = ("why", "charts", "frameworks")
+        paths = [f"/v1/tunings/{tuning_id}/buckets"]
+        paths += [f"/tunings/{tuning_id}/{part}" for part in parts]
+        for path in paths:
+            client.get(path)
+        assert asked_apart == paths
+        asked_apart.clear()
+        named = {"graph": graph, "cluster": "example-4x1"}
+        like = {"graph": "resnet50", "cluster": "example-4x1", "like": tuning_id}
+        for form in (named, like):
+            client.post("/tunings", data={**form, **token})
+        in_parts = {name: (None, value) for name, value in {**named, **token}.items()}
+        client.post("/tunings", files=in_parts)
+    assert asked_apart == ["/tunings"] * 3
 
 
 def test_requests_for_predictions_may_be_as_large_as_those_for_tunings(

@@ -90,6 +90,15 @@ def test_numbers_to_watch(client: TestClient, sqlite: Database) -> None:
     assert not any("nobody" in line for line in lines)
 
 
+def test_methods_that_nobody_knows_add_no_series(client: TestClient) -> None:
+    for method in ("BREW", "WHEN", "X" * 1000):
+        assert client.request(method, "/v1/health").status_code == 405
+    told = client.get("/metrics").text.splitlines()
+    counted = [line for line in told if line.startswith("autosync_http_requests_total")]
+    assert [line.split()[-1] for line in counted if 'method="other"' in line] == ["3"]
+    assert not any("BREW" in line for line in told)
+
+
 def test_numbers_are_for_who_has_the_token(sqlite: Database) -> None:
     with TestClient(create_app(sqlite, Access("secret")), base_url="http://127.0.0.1") as client:
         assert client.get("/metrics").status_code == 401

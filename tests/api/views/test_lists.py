@@ -3,6 +3,7 @@ read by an index."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,14 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
+from autosync.api.db.document_store import LONGEST_NAME
 from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_control import write_notes
 from autosync.api.http.routes.pages import listed_tunings
 from autosync.api.views import documents, reports, simulators
 from autosync.api.views.exports import bundle_document
-from autosync.api.views.paging import written_cursor
+from autosync.api.views.paging import LONGEST_CURSOR, written_cursor
 from autosync.api.views.rankings import ranked_strategy
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import Page
@@ -254,6 +256,23 @@ def test_documents_sorted(database: Database) -> None:
         assert [row.parameters for row in rows_of(graphs)] == [81, 16, 4]
         clusters = whole(lambda at: documents.clusters(session, 2, at, "world_size"))
         assert [row.world_size for row in rows_of(clusters)] == [2, 3, 4]
+
+
+def test_a_page_may_end_at_the_longest_name(database: Database) -> None:
+    """In characters that take the most bytes."""
+    graph = replace(chain_graph(), name="\U00020000" * LONGEST_NAME)
+    cluster = replace(grid_cluster(), name="\U00020001" * LONGEST_NAME)
+    request = replace(small_request(), domain=domain_of(graph, cluster))
+    ids = {enqueue(database, request) for _ in range(2)}
+    with database.reading() as session:
+        for sort in ("model", "-cluster"):
+            pages = whole(lambda at, s=sort: reports.tunings(session, 1, at, TuningFilter(sort=s)))  # type: ignore[misc]
+            assert {row.id for row in rows_of(pages)} == ids
+            following = reports.tunings(session, 1, None, TuningFilter(sort=sort)).next
+            assert following is not None
+            assert len(following) <= LONGEST_CURSOR
+    both = written_cursor("-measured", 1e9 / 3, f"{graph.name} on {cluster.name}")
+    assert len(both) <= LONGEST_CURSOR
 
 
 def test_what_is_no_sort_or_another_ones_cursor(sqlite: Database) -> None:
