@@ -130,7 +130,10 @@ def least_transfer(domain: Domain, allowed: Allowed) -> F64:
 
 
 def _without_links(cluster: Cluster) -> Cluster:
-    """Each stated link becomes room on both NICs, so that no ring around a slow link is missed."""
+    """Each stated link becomes room on both NICs, so that no ring around a slow link is missed.
+    What passes such a link may not cross the spine, whose rate then bounds nothing."""
+    if not cluster.links:
+        return cluster
     extra = {node.address: 0.0 for node in cluster.nodes}
     for link in cluster.links:
         for address in link.nodes:
@@ -139,4 +142,4 @@ def _without_links(cluster: Cluster) -> Cluster:
         replace(node, bandwidth_gbps=node.bandwidth_gbps + extra[node.address])
         for node in cluster.nodes
     )
-    return replace(cluster, nodes=nodes, links=())
+    return replace(cluster, nodes=nodes, links=(), oversubscription=1.0)

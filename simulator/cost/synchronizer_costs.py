@@ -16,6 +16,7 @@ from autosync.simulator.cost.network import network_of
 from autosync.simulator.cost.network_arrays import Network
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import (
+    EXACT,
     AllGather,
     AllReduce,
     Factors,
@@ -154,6 +155,8 @@ def _synchronizers(allowed: Allowed) -> Iterator[Synchronizer]:
         if allowed.parameter_server:
             for hierarchical in hierarchies:
                 yield ParameterServer(0, 0, hierarchical, encoding)
+                if encoding != EXACT and not encoding.rank:  # sums return packed, values do not
+                    yield ParameterServer(0, 0, hierarchical, encoding, returns_gradients=True)
 
 
 def _suits(synchronizer: Synchronizer, variable: Variable) -> bool:

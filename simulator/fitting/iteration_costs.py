@@ -24,6 +24,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.plan import PlanTable
 from autosync.population import Population
+from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.extension_prediction import restated_strategies
 from autosync.simulator.fitting.cost_parameters import (
     CostParameters,
@@ -133,8 +134,11 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
     population: the strategies of the trials; those that are predicted in a domain of their own
     (`restated_strategies`) count for nothing: what else travels there is not known well enough.
     step_seconds `(strategies,)`: measured; NaN where one failed. With fewer than `FEWEST_TRIALS`
-    the domain is returned as it is.
+    the domain is returned as it is; also where the model of NCCL's collectives has its costs, since
+    costs that a cluster states replace that model and the curves that were measured.
     """
+    if has_collective_model(domain.cluster):
+        return domain
     sound = np.isfinite(step_seconds) & (step_seconds > 0)
     ran = np.flatnonzero(sound & ~restated_strategies(population))
     if len(ran) < FEWEST_TRIALS:

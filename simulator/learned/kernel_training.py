@@ -127,11 +127,12 @@ class Grams:
         sizes = [len(source) for source in sources]
         domain = np.repeat(np.arange(len(sources)), sizes)
         descriptors = np.array([source.descriptor for source in sources])
-        # of unit correlations and reach: exp(-distance), and 0 or a half across backends
-        plain = replace(kernel, correlations=np.ones(3), reach=1.0)
-        fall = domain_correlations(plain, descriptors, descriptors)
-        self.fall = torch.from_numpy(fall[:, domain[:, None], domain[None, :]])
-        self.same = torch.from_numpy(domain[:, None] == domain[None, :])
+        # whatever the distance: 0 or a half across backends, else 1
+        unit = replace(kernel, correlations=np.ones(3), reach=np.inf)
+        across = domain_correlations(unit, descriptors, descriptors)
+        self.across = torch.from_numpy(across[:, domain[:, None], domain[None, :]])
+        far = np.linalg.norm(descriptors[:, None] - descriptors, axis=2)
+        self.far = torch.from_numpy(far[domain[:, None], domain[None, :]])
         self.residual = torch.from_numpy(np.concatenate([each.residual for each in sources]))
         slowness = np.concatenate([each.slowness for each in sources])
         self.noise = torch.diag(torch.from_numpy(kernel.noise_variance(slowness)))
@@ -151,12 +152,13 @@ class Grams:
         distance = torch.sqrt(3.0 * squares + 1e-12)
         smooth = (1.0 + distance) * torch.exp(2.0 * values["smooth"] - distance)
         parts = (torch.exp(2.0 * values["level"]), linear, smooth)
+        fall = torch.exp(-self.far * torch.exp(-values["reach"]))
         found = torch.zeros(())
-        for part, shared, fall in zip(
-            parts, torch.sigmoid(values["correlations"]), self.fall, strict=True
+        for part, shared, across in zip(
+            parts, torch.sigmoid(values["correlations"]), self.across, strict=True
         ):
-            between = shared * fall ** torch.exp(-values["reach"])
-            found = found + part * torch.where(self.same, 1.0, between)
+            between = shared * across * fall
+            found = found + part * torch.where(self.far == 0.0, 1.0, between)
         return found + self.noise
 
     def left_out_loss(self, values: dict[str, Tensor], hidden: Tensor | None = None) -> Tensor:

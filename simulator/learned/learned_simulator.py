@@ -146,8 +146,21 @@ class LearnedSimulator:
 
 
 def _with_one_batch(domain: Domain) -> Domain:
-    """What a process knows is about an update's last batch."""
-    return domain if domain.accumulate == 1 else replace(domain, accumulate=1)
+    """What a process knows is about an update's last batch, whose messages carry the touched rows
+    and the factors of all batches."""
+    if domain.accumulate == 1:
+        return domain
+    table = domain.variables
+    variables = tuple(
+        replace(variable, touched_rows=touched, factor_rows=rows)
+        for variable, touched, rows in zip(
+            domain.graph.variables,
+            table.touched_rows.tolist(),
+            table.factor_rows.tolist(),
+            strict=True,
+        )
+    )
+    return replace(domain, graph=replace(domain.graph, variables=variables), accumulate=1)
 
 
 def _foreign(population: Population) -> NDArray[np.bool_]:

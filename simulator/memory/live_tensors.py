@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.graph import ModelGraph, Operation
+from autosync.graph import ITEM_BYTES, ModelGraph, Operation
 from autosync.profiling import MATRIX_PRODUCTS, reach_variables
 
 F64 = NDArray[np.float64]
@@ -75,7 +75,7 @@ def storages_of(graph: ModelGraph, trained: list[bool], on_gpu: bool) -> Storage
         keeps.append(tuple(dict.fromkeys(root[i] for i in kept)))
         size = float(operation.output_bytes)
         if on_gpu and operation.type == "bernoulli_":
-            size /= 4
+            size /= ITEM_BYTES[operation.dtype]
         share = KEPT_APART.get(operation.type, 0.0)
         apart.append(size * share)
         read.append(size - apart[-1])

@@ -26,9 +26,11 @@ from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.sharded_strategy import fully_sharded, sharded_by
 from autosync.simulator.timeline import timeline_simulator
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from autosync.strategy import AllGather, AllReduce, Factors
 from autosync.torch_engine import FullyShard, Kept
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.sampler.test_sharded_draws import DOMAIN as LAYERED
+from tests.simulator.worked_examples import strategy_of
 
 SMALL = domain_of(chain_graph(), grid_cluster(2), 2e-4)
 
@@ -115,6 +117,15 @@ def test_memory_follows_what_is_kept_between_batches() -> None:
     assert once < parts < gradients < values
     assert gradients - parts < LAYERED.graph.size_bytes
     assert values < 3 * LAYERED.graph.size_bytes + parts
+
+
+def test_a_learner_counts_the_rows_and_factors_of_all_batches() -> None:
+    graph = chain_graph(((400, 16), (64, 32), (48,)), sparse=(0,), factor_rows=4)
+    four = with_batches(domain_of(graph, grid_cluster(2, gbps=0.01)), 4)
+    kinds = (AllGather(0), Factors(1), AllReduce(2))
+    population = encode([strategy_of(four, lambda v: kinds[v])], four)
+    expected = TimelineSimulator().predict(four, population)
+    assert LearnedSimulator().predict(four, population) == pytest.approx(expected)
 
 
 def designs() -> Population:

@@ -22,7 +22,7 @@ from autosync.simulator.preemptive_schedule import (
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Encoding, ParameterServer
 from tests.domains import chain_graph, domain_of
-from tests.simulator.worked_examples import cluster_of, random_strategy, strategy_of
+from tests.simulator.worked_examples import cluster_of, period, random_strategy, strategy_of
 
 SHAPES = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
 
@@ -85,6 +85,27 @@ def test_fewer_bytes_lower_the_limit() -> None:
     assert iteration_limit(domain).transfer_seconds == pytest.approx(3 * 8 * 2000 * 4 / 1e8)
     half = iteration_limit(domain, Allowed(factors=False, encodings=(Encoding("bf16"),)))
     assert half.transfer_seconds == pytest.approx(dense / 2)
+
+
+def test_owners_return_packed_gradients_in_fewer_bytes_than_values() -> None:
+    domain = domain_of(chain_graph(((250_000,),) * 4), cluster_of(gbps=(1.6, 1.6, 0.8, 0.8)), 0.0)
+    packed = Encoding("bf16")
+    bound = iteration_limit(domain, Allowed(encodings=(packed,)))
+    # A slow node sends and receives half of 4 MB: a ring would carry three quarters either way.
+    assert bound.transfer_seconds == pytest.approx(2e6 / 1e8)
+    owned = strategy_of(
+        domain, lambda v: ParameterServer(v % 2, v, encoding=packed, returns_gradients=True)
+    )
+    assert period(domain, owned)[0] >= bound.seconds * (1 - 1e-9)
+
+
+def test_what_passes_a_link_between_two_nodes_does_not_cross_the_spine() -> None:
+    link = Link(("10.0.0.0", "10.0.0.1"), 8.0)
+    cluster = replace(cluster_of(2, gbps=0.8), links=(link,), oversubscription=2.0)
+    domain = domain_of(chain_graph(((250_000,),) * 4), cluster, 0.0)
+    (seconds,) = period(domain, strategy_of(domain, lambda v: AllReduce(0)))
+    assert seconds == pytest.approx(4e6 / 1e9)
+    assert iteration_limit(domain).seconds <= seconds
 
 
 def test_uneven_shares_lower_what_devices_must_compute() -> None:

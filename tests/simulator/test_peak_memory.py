@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import count
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from autosync.cluster import Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy
 from autosync.extensions.staleness.document import late_by
-from autosync.graph import Operation
+from autosync.graph import ITEM_BYTES, DType, Operation
 from autosync.plan import PlanTable
 from autosync.population import Population, concatenate, encode
 from autosync.search.designs.design_table import hand_designed, torch_designs
@@ -19,7 +20,7 @@ from autosync.search.designs.torch_engines import fsdp2, zero2
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.explanation import explain
-from autosync.simulator.memory.live_tensors import activation_curve
+from autosync.simulator.memory.live_tensors import activation_curve, storages_of
 from autosync.simulator.memory.memory_check import check_memory, fitting_rows
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
@@ -77,6 +78,16 @@ def test_an_operation_in_place_has_its_inputs_storage_and_keeps_its_result() -> 
     held = activation_curve(pointwise).held[1] / 4096
     # relu_ adds no storage; its result is what the third operation multiplies.
     assert held.tolist() == [1, 1, 2, 3, 3, 3, 3, 1]
+
+
+def test_on_a_gpu_a_mask_of_dropout_takes_a_byte_an_element_of_any_type() -> None:
+    chain = chain_graph((MEGABYTE,) * 3)
+    for dtype in get_args(DType):
+        drawn = replace(chain.operations[1], type="bernoulli_", variables=(), dtype=dtype)
+        graph = replace(chain, operations=(chain.operations[0], drawn, chain.operations[2]))
+        on_gpu, on_cpu = (storages_of(graph, [True] * 3, gpu) for gpu in (True, False))
+        assert on_gpu.read_bytes[1] == 4096 / ITEM_BYTES[dtype]
+        assert on_cpu.read_bytes[1] == 4096
 
 
 def test_a_gradient_that_an_addition_passes_on_is_one_storage() -> None:

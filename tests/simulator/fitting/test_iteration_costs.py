@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosync.cluster import Cluster, MessageCost
+from autosync.cluster import Cluster, Device, MessageCost, Node
 from autosync.domain import Domain
 from autosync.population import Population, encode
+from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.fitting.cost_parameters import (
     HOST_SECONDS,
     LINK_SECONDS_PER_SEND,
@@ -62,6 +63,18 @@ def test_too_few_trials_change_nothing_and_failed_ones_do_not_count() -> None:
     domain, population = drawn(12)
     seconds = TimelineSimulator().predict(as_it_is(domain), population)
     seconds[:5] = np.nan
+    assert recalibrated(domain, population, seconds) is domain
+
+
+def test_trials_leave_the_model_of_nccls_collectives_in_place() -> None:
+    """Stated costs would replace it, and know neither trees nor NVLS."""
+    nodes = tuple(Node(f"10.0.0.{i}", (Device("h100", 2),), 400.0, 2808.0, 5.0) for i in range(2))
+    cluster = Cluster("two nodes", nodes, "nccl", transport="infiniband")
+    domain = domain_of(chain_graph(), cluster)
+    assert has_collective_model(cluster)
+    rng = np.random.default_rng(3)
+    population = encode([random_strategy(domain, rng) for _ in range(12)], domain)
+    seconds = TimelineSimulator().predict(domain, population)
     assert recalibrated(domain, population, seconds) is domain
 
 

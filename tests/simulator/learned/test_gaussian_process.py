@@ -164,6 +164,17 @@ def test_training_and_prediction_have_one_covariance(
     assert again.reach == pytest.approx(kernel.reach)
 
 
+def test_training_has_the_covariance_of_prediction_across_backends_too(
+    kernel: Kernel, sources: list[SourceTrials]
+) -> None:
+    """And where one domain was measured twice, as on two hosts."""
+    descriptor = sources[0].descriptor.copy()
+    descriptor[NCCL] = 1.0
+    every = [*sources, replace(sources[0], descriptor=descriptor), sources[1]]
+    found = Grams(every, (*MODELS, "a", "b"), kernel).covariance(values_of(kernel))
+    np.testing.assert_allclose(found.numpy(), covariance_of_all(every, kernel), atol=1e-8)
+
+
 def test_training_reads_a_hidden_state_as_prediction_does(sources: list[SourceTrials]) -> None:
     """The last group of columns, as it is."""
     rng = np.random.default_rng(0)
