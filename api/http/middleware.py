@@ -3,6 +3,7 @@ request has an id, a line of log and its place in the metrics. And the protocol 
 refuses what is no HTTP like any other request.
 """
 
+import asyncio
 import json
 import logging
 import re
@@ -11,6 +12,7 @@ import uuid
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -29,17 +31,23 @@ FORM_BYTES = MIB // 4
 its file."""
 LONGEST_LENGTH = 18
 """Digits of a Content-Length that are parsed; Python refuses numbers of thousands of digits."""
+HELD_BYTES = 128 * MIB
+"""Of bodies that a client may have here at once, whole or still arriving. One body may have more,
+where the operator allows it: the bound is on the others beside it."""
+RETRY_SECONDS = 5
 DRAINED_BYTES, DRAINED_SECONDS = 1024 * MIB, 20.0
 """How much of a refused upload is read and dropped: a client that is cut off while it sends
 often never reads the answer."""
 
 
 class BodyLimit:
-    """ASGI middleware: 413 where Content-Length or what really arrives exceeds the limit."""
+    """ASGI middleware: 413 where Content-Length or what really arrives exceeds the limit, 429 where
+    the requests of a client that are not answered yet would have more than HELD_BYTES in all."""
 
     def __init__(self, app: ASGIApp, limits: ServiceLimits):
         self.app = app
         self.limits = limits
+        self._held: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,7 +55,7 @@ class BodyLimit:
         most, name = _most_bytes(scope["path"], self.limits)
         length = dict(scope["headers"]).get(b"content-length", b"")
         announced = int(length[:LONGEST_LENGTH]) if length.isdigit() else 0
-        arrived = 0
+        client, arrived = str(scope["state"]["client"]), 0
 
         async def limited() -> Message:
             nonlocal arrived
@@ -55,13 +63,22 @@ class BodyLimit:
                 await _drain(receive)
                 raise _too_large(announced, most, name)
             message = await receive()
-            arrived += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            arrived += size
+            self._held[client] += size
             if arrived > most:
                 await _drain(receive)
                 raise _too_large(arrived, most, name)
+            if self._held[client] > HELD_BYTES and self._held[client] > arrived:
+                await _drain(receive)
+                raise _holds_too_much()
             return message
 
-        await self.app(scope, limited, send)
+        try:
+            await self.app(scope, limited, send)
+        finally:
+            self._held[client] -= arrived
+            self._held += Counter()  # forgets those at 0
 
 
 def _most_bytes(path: str, limits: ServiceLimits) -> tuple[int, str]:
@@ -80,13 +97,23 @@ def _too_large(size: int, most: int, name: str) -> HTTPException:
     return HTTPException(413, f"the body has {size} bytes or more; the limit is {shown}.")
 
 
+def _holds_too_much() -> HTTPException:
+    return HTTPException(
+        429,
+        f"your requests that are not answered yet have more than {HELD_BYTES // MIB} MiB in all.",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+    )
+
+
 async def _drain(receive: Receive) -> None:
-    dropped, until = 0, time.monotonic() + DRAINED_SECONDS
-    while dropped < DRAINED_BYTES and time.monotonic() < until:
-        message = await receive()
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            return
-        dropped += len(message.get("body", b""))
+    dropped = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAINED_SECONDS):
+            while dropped < DRAINED_BYTES:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                dropped += len(message.get("body", b""))
 
 
 class HeadRequests:

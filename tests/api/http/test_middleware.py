@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -152,3 +152,37 @@ def test_head_of_a_stream_that_goes_on_ends_at_once(client: TestClient, sqlite: 
 def test_head_of_what_is_not_there(client: TestClient) -> None:
     assert client.head("/v1/tunings/none").status_code == 404
     assert client.head("/v1/tunings/none/cancel").status_code == 405
+
+
+def test_bodies_that_arrive_at_once_are_bounded_for_each_client(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "HELD_BYTES", 3000)
+    app = create_app(sqlite)
+
+    async def ask() -> list[httpx.Response]:
+        arrived, may_end = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b" " * 2000
+            arrived.set()
+            await may_end.wait()
+            yield b"{"
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+
+            async def post(body: bytes | AsyncIterator[bytes]) -> httpx.Response:
+                sent = {"content-type": "application/json"}
+                return await client.post("/v1/graphs", content=body, headers=sent)
+
+            first = asyncio.create_task(post(slow()))
+            await arrived.wait()
+            beside = await post(b" " * 2000)
+            may_end.set()
+            return [await first, beside, await post(b" " * 4000)]
+
+    first, beside, alone = asyncio.run(ask())
+    assert beside.status_code == 429
+    assert beside.headers["retry-after"] == "5"
+    assert {first.status_code, alone.status_code} == {422}
