@@ -146,9 +146,10 @@ def conclude(store: Store, ddp_fits: bool = True) -> Outcome:
     base_id = base.candidate.strategy.id
     seconds = repeated_seconds(proposals, trials)
     repeated = {
-        row.candidate.strategy.id: _common(seconds[base_id], seconds[row.candidate.strategy.id])
+        row.candidate.strategy.id: both
         for row in ranked
         if row.confirmed and base.confirmed and row is not base
+        if (both := _common(seconds[base_id], seconds[row.candidate.strategy.id]))[0]
     }
     choosing = {key: paired_speedup(*map(choosing_half, both))[1] for key, both in repeated.items()}
     pairs = {key: paired_speedup(*map(reporting_half, both)) for key, both in repeated.items()}

@@ -364,7 +364,9 @@ def test_the_last_trial_of_a_budget_runs_though_it_promises_nothing(
         assert [each.candidate for each in chosen] == expected
 
 
-def race(seconds: Callable[[Strategy, int], float], repeats: int) -> tuple[Outcome, dict[str, int]]:
+def race(
+    seconds: Callable[[Strategy, int], float | None], repeats: int
+) -> tuple[Outcome, dict[str, int]]:
     """The outcome, and how often each finalist ran in the confirmation."""
     store, ran = MemoryStore(), dict[str, int]()
 
@@ -431,3 +433,13 @@ def test_one_odd_repeat_of_ten_does_not_keep_ddp(odd: int, keeps: bool) -> None:
 
     outcome, _ = race(seconds, 10)
     assert outcome.keep_ddp is keeps
+
+
+def test_repeats_of_which_none_ran_both_compare_nothing() -> None:
+    def seconds(strategy: Strategy, repeat: int) -> float | None:
+        fails = (repeat == 1) == (strategy.schedule.order == "ddp")
+        return None if fails else 0.5
+
+    outcome, ran = race(seconds, 2)
+    assert len(ran) > 1
+    assert outcome.keep_ddp
