@@ -148,6 +148,16 @@ class ShareSampler(Sampler[int]):
 
 
 def _rank(rank: int | None, world: int) -> int:
+    if rank is None and dist.is_initialized() and dist.get_world_size() != world:
+        raise InvalidInput(
+            f"the shares are of {world} ranks, this job has {dist.get_world_size()}: some samples "
+            "would belong to no rank, or some ranks would have none.",
+            thing="shares",
+            value=world,
+            remedy="Tune for this number of ranks, or give one share for each: even ones, "
+            "`[1 / ranks] * ranks`, where torch's DDP has taken the place of the plan. Within a "
+            "process group that is not all ranks, give this rank's number there, too.",
+        )
     if rank is None:
         rank = dist.get_rank() if dist.is_initialized() else -1
     if not 0 <= rank < world:

@@ -11,7 +11,8 @@ import autosync
 from autosync.errors import InvalidInput
 from autosync.runtime.attachment import attach
 from autosync.runtime.share_sampler import sizes
-from tests.autosync.runtime.cases import Case, plan
+from tests.autosync.runtime.cases import Case, make_model, plan
+from tests.autosync.runtime.distributing import bundle_of, refusal
 from tests.autosync.runtime.ranks import Ranks
 
 SHARES = st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6).map(
@@ -96,6 +97,21 @@ def test_batches_that_shares_do_not_divide_are_refused(
     with pytest.raises(InvalidInput) as caught:
         autosync.ShareSampler(range(20), batch, shares, rank)
     assert words in f"{caught.value} {caught.value.remedy}"
+
+
+def of_another_job(rank: int, world: int) -> list[str]:
+    """The bundle is for four ranks: `distribute` would go on under torch's DDP."""
+    given = bundle_of(Case(), make_model("mlp"), 4)
+    return [
+        refusal(lambda: autosync.ShareSampler(range(24), 8, given)),
+        refusal(lambda: autosync.local_batch_size(8, given)),
+    ]
+
+
+def test_shares_of_other_ranks_are_refused_on_every_rank(pair: Ranks) -> None:
+    for found in pair.run(of_another_job):
+        for said in found:
+            assert "the shares are of 4 ranks, this job has 2" in said
 
 
 def epoch(rank: int, world: int, shares: tuple[float, ...]) -> float:
