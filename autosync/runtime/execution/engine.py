@@ -321,6 +321,11 @@ class Engine:
                 accumulator.make_last()
                 self._is_due = True
 
+    def accumulated(self, variable: VariableRecord) -> None:
+        """The gradient of a pass under `no_sync` is added to the variable's."""
+        if self.iteration.phase is Phase.REDUCING:
+            self.optimizer_step.accumulated(variable)
+
     def _pack_waiting(self) -> None:
         waiting = self._waiting
         self._forget_waiting()
