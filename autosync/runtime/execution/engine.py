@@ -231,11 +231,13 @@ class Engine:
             self.values.begin_forward()
         self._end_is_expected = False
         if self.iteration.phase is Phase.BACKWARD:
-            raise SynchronizationFailed(
+            error = SynchronizationFailed(
                 "the last backward pass ended with an error, so this rank's gradients are missing.",
                 thing="backward",
                 remedy="Start all ranks again from the last checkpoint.",
             )
+            self.monitor.stop(error)
+            raise error
 
     def before_buffers(self) -> None:
         """A module is about to read its buffers: the script may call it by itself."""
