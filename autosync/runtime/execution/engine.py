@@ -377,7 +377,10 @@ class Engine:
         # A GPU may still work on what the host has completed: readers wait for its events.
         self.gradients.make_pending(completed=self.streams.asynchronous)
         self.monitor.wait(lambda: self.iteration.blocking_variables == 0)
-        self.streams.wait_last_events(v for v in self.variables if v.whole and not v.deferred)
+        awaited = [v for v in self.variables if v.whole and not v.deferred]
+        self.streams.wait_last_events(awaited)
+        with self.monitor.exchange("the count of unused variables"):
+            self.completion.drop_unused([v for v in awaited if not v.held_by_some])
 
     def _pack_late(self) -> None:
         """Pack the rest: gradients of earlier passes, and zeros."""
