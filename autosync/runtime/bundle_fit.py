@@ -35,7 +35,7 @@ def changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:
 def check_averages_evenly(shipped: Bundle, changed: str, ranks: int) -> None:
     """Raises NotSupported where torch's DDP cannot take the place of the plan: it averages ranks
     evenly, while their batches are uneven. changed: why it would have to. Where the number of
-    ranks has changed, `ShareSampler` refuses by itself."""
+    ranks has changed, `ShareSampler` deals evenly."""
     shares = shipped.plan.shares
     if len(shares) != ranks or max(shares) - min(shares) <= SHARE_TOLERANCE:
         return
