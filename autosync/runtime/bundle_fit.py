@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from torch import nn
 
 from autosync.bundle import Bundle
+from autosync.errors import NotSupported
 from autosync.runtime.transport.agreement import RankReport
 from autosync.torch_dtypes import TORCH_DTYPES
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 log = logging.getLogger("autosync")
 
@@ -28,6 +30,23 @@ def changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:
         if report.change:
             return f"on rank {rank}, {report.change}"
     return host_changes(shipped.hosts, tuple(report.host for report in reports))
+
+
+def check_averages_evenly(shipped: Bundle, changed: str, ranks: int) -> None:
+    """Raises NotSupported where torch's DDP cannot take the place of the plan: it averages ranks
+    evenly, while their batches are uneven. changed: why it would have to. Where the number of
+    ranks has changed, `ShareSampler` deals evenly."""
+    shares = shipped.plan.shares
+    if len(shares) != ranks or max(shares) - min(shares) <= SHARE_TOLERANCE:
+        return
+    raise NotSupported(
+        f"the bundle does not fit this job ({changed}), and torch's DDP cannot take its place: it "
+        f"averages ranks evenly, and the bundle gives them the shares {shares[:16]} of the batch.",
+        thing="bundle.shares",
+        value=shares[:16],
+        remedy="Tune this job again. Until then use torch's DistributedDataParallel and "
+        "DistributedSampler.",
+    )
 
 
 def variable_changes(shipped: Bundle, model: nn.Module) -> str:

@@ -20,7 +20,12 @@ from autosync.extensions.seams import attach_beside, check_beside, engine_of
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
-from autosync.runtime.bundle_fit import changes_anywhere, model_names, variable_changes
+from autosync.runtime.bundle_fit import (
+    changes_anywhere,
+    check_averages_evenly,
+    model_names,
+    variable_changes,
+)
 from autosync.runtime.compression.half import check_lossless
 from autosync.runtime.device.model_tensors import check_own_places, device_of
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
@@ -105,8 +110,9 @@ def distribute(
             rank, whichever finds it.
         NotSupported: the optimizer cannot be applied to parts of variables, as the plan needs, the
             plan is lossy or lags and that is not allowed, or an option of DDP's contradicts the
-            plan; the model is sharded by FSDP or tensor parallelism; an extension cannot
-            work on the model, because it is compiled, say.
+            plan; the bundle no longer fits, and its shares are uneven; the model is sharded by FSDP
+            or tensor parallelism; an extension cannot work on the model, because it is compiled,
+            say.
     """
     group = working_group(process_group)
     network = compiled_from(model)
@@ -145,6 +151,7 @@ def distribute(
     reports = exchange_reports(mine, group, device)
     changed = changes_anywhere(shipped, reports)
     if changed:
+        check_averages_evenly(shipped, changed, len(reports))
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
         log.warning(message)

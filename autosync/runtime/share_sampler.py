@@ -4,6 +4,7 @@ torch's DistributedSampler deals evenly; a strategy may give a faster device a l
 the runtime weights the rank's gradient by it. The two must agree, so both come from the bundle.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence, Sized
 from math import fsum
 from pathlib import Path
@@ -29,8 +30,8 @@ def local_batch_size(global_batch: int, shares: Shares, rank: int | None = None)
     Raises:
         InvalidInput: a rank would have no sample, or the shares do not add up to 1.
     """
-    given = shares_of(shares)
-    return sizes(global_batch, given)[_rank(rank, len(given))]
+    given, own = _shares_and_rank(shares, rank)
+    return sizes(global_batch, given)[own]
 
 
 def sizes(total: int, shares: Sequence[float]) -> list[int]:
@@ -92,9 +93,7 @@ class ShareSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ):
-        given = shares_of(shares)
-        self.rank = _rank(rank, len(given))
-        self.shares = given
+        self.shares, self.rank = _shares_and_rank(shares, rank)
         self.global_batch = global_batch
         self.samples = len(dataset)
         self.shuffle = shuffle
@@ -147,14 +146,42 @@ class ShareSampler(Sampler[int]):
             )
 
 
-def _rank(rank: int | None, world: int) -> int:
-    if rank is None:
-        rank = dist.get_rank() if dist.is_initialized() else -1
-    if not 0 <= rank < world:
+def _shares_and_rank(shares: Shares, rank: int | None) -> tuple[tuple[float, ...], int]:
+    """By default the rank is this process's own. Where the job has other ranks than the bundle,
+    every rank has an even share: `distribute` runs torch's DDP there, which averages evenly.
+
+    Raises:
+        InvalidInput: the shares do not add up to 1, or are not one for each rank of the job; there
+            is no such rank.
+    """
+    given = shares_of(shares)
+    if rank is None and dist.is_initialized():
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        if len(given) != ranks:
+            given = _even_shares(shares, len(given), ranks)
+    if rank is None or not 0 <= rank < len(given):
         raise InvalidInput(
-            f"there is no rank {rank} among {world} shares.",
+            f"there is no rank {-1 if rank is None else rank} among {len(given)} shares.",
             thing="rank",
             value=rank,
             remedy="Give `rank`, or call torch.distributed.init_process_group before.",
         )
-    return rank
+    return given, rank
+
+
+def _even_shares(shares: Shares, number: int, ranks: int) -> tuple[float, ...]:
+    if not isinstance(shares, Bundle | str | Path):
+        raise InvalidInput(
+            f"there are {number} shares, and this job has {ranks} ranks: some samples would belong "
+            "to no rank, or some ranks would have none.",
+            thing="shares",
+            value=number,
+            remedy="Give one share for each rank. Within a process group that is not all ranks, "
+            "give this rank's number there, too.",
+        )
+    warnings.warn(
+        f"the bundle is for {number} ranks and this job has {ranks}, so every rank is dealt the "
+        "same share. Within a process group that is not all ranks, give this rank's number there.",
+        stacklevel=4,
+    )
+    return (1 / ranks,) * ranks

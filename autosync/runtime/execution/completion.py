@@ -183,7 +183,7 @@ class Completion:
         with torch.no_grad():
             streams.wait_event(self._step_event)
             if bucket.update:
-                unused = self._unused.by_every_rank(variable.index for variable in bucket.variables)
+                unused = self._unused_by_all(bucket.variables)
                 bucket.update.run(self._optimizer, self._settings, unused.__contains__)
             if not bucket.values_travel:
                 unpack_values(bucket)
@@ -199,7 +199,7 @@ class Completion:
     def update_deferred(self, variables: list[VariableRecord]) -> None:
         """Update whole variables while the script continues; it may already have replaced their
         gradients. Called without the lock, on the stream of updates."""
-        unused = self._unused.by_every_rank(variable.index for variable in variables)
+        unused = self._unused_by_all(variables)
         used = [variable for variable in variables if variable.index not in unused]
         self._streams.wait_event(self._step_event)
         update_aliases(self._optimizer, used, self._settings)
@@ -208,10 +208,8 @@ class Completion:
     def update_whole(self, variables: list[VariableRecord], all_of_them: bool) -> None:
         """Update whole variables from `parameter.grad`, within the script's `step()` and on the
         stream of updates. all_of_them: these are all variables of the optimizer."""
-        unused = self._unused.by_every_rank(variable.index for variable in variables)
-        for variable in variables:
-            if variable.index in unused:
-                variable.parameter.grad = None
+        # Of the others that was done at the end of backward.
+        self.drop_unused([v for v in variables if v.deferred or v.held_by_some])
         self._streams.wait_event(self._step_event)
         if all_of_them and not self._script_may_change_settings():
             with as_plain(self._optimizer):
@@ -219,12 +217,30 @@ class Completion:
         else:
             update_parameters(self._optimizer, variables, self._settings)
 
+    def drop_unused(self, variables: list[VariableRecord]) -> None:
+        """Take the zeros off variables that no rank used: torch does not update what has no
+        gradient. One that the script has put there stays. Called when their sums have completed."""
+        unused = self._unused_by_all(variables)
+        for variable in variables:
+            if variable.index in unused and variable.parameter.grad is variable.target:
+                variable.parameter.grad = None
+
     def updated(self, variables: list[VariableRecord]) -> None:
         """These variables have their new values."""
         with self._condition:
             self._streams.set_last_event(variables)
             self.iteration.values_arrived(variables)
             self._condition.notify_all()
+
+    def _unused_by_all(self, variables: list[VariableRecord]) -> frozenset[int]:
+        """Indices of those that no rank used. A GPU is waited for only where it depends on ranks
+        that may not have come so far."""
+
+        def arrived() -> None:
+            for variable in variables:
+                self._streams.synchronize_event(variable.last_event)
+
+        return self._unused.by_every_rank((variable.index for variable in variables), arrived)
 
     def _script_may_change_settings(self) -> bool:
         """Before the device reads them: a learning rate may be a tensor there."""

@@ -231,11 +231,13 @@ class Engine:
             self.values.begin_forward()
         self._end_is_expected = False
         if self.iteration.phase is Phase.BACKWARD:
-            raise SynchronizationFailed(
+            error = SynchronizationFailed(
                 "the last backward pass ended with an error, so this rank's gradients are missing.",
                 thing="backward",
                 remedy="Start all ranks again from the last checkpoint.",
             )
+            self.monitor.stop(error)
+            raise error
 
     def before_buffers(self) -> None:
         """A module is about to read its buffers: the script may call it by itself."""
@@ -321,6 +323,11 @@ class Engine:
                 accumulator.make_last()
                 self._is_due = True
 
+    def accumulated(self, variable: VariableRecord) -> None:
+        """The gradient of a pass under `no_sync` is added to the variable's."""
+        if self.iteration.phase is Phase.REDUCING:
+            self.optimizer_step.accumulated(variable)
+
     def _pack_waiting(self) -> None:
         waiting = self._waiting
         self._forget_waiting()
@@ -370,7 +377,10 @@ class Engine:
         # A GPU may still work on what the host has completed: readers wait for its events.
         self.gradients.make_pending(completed=self.streams.asynchronous)
         self.monitor.wait(lambda: self.iteration.blocking_variables == 0)
-        self.streams.wait_last_events(v for v in self.variables if v.whole and not v.deferred)
+        awaited = [v for v in self.variables if v.whole and not v.deferred]
+        self.streams.wait_last_events(awaited)
+        with self.monitor.exchange("the count of unused variables"):
+            self.completion.drop_unused([v for v in awaited if not v.held_by_some])
 
     def _pack_late(self) -> None:
         """Pack the rest: gradients of earlier passes, and zeros."""

@@ -38,6 +38,7 @@ class OptimizerStep:
         self._all_whole = all(variable.whole for variable in engine.variables)
         self._last: dict[int, int] = {}
         self._stepped: set[int] = set()
+        self._local: dict[VariableRecord, Tensor | None] = {}
         self._noted: list[tuple[VariableRecord, Tensor | None]] = []
         self._postponed: list[tuple[Optimizer, bool]] = []
         owners = joined.owners() if joined else []
@@ -50,6 +51,12 @@ class OptimizerStep:
         """A synchronized backward pass begins."""
         self._stepped.clear()
         self._noted.clear()
+        self._local.clear()
+
+    def accumulated(self, variable: VariableRecord) -> None:
+        """A pass under `no_sync` came behind the synchronized one, and added to this gradient what
+        other ranks do not have."""
+        self._local[variable] = plain_gradient(variable)
 
     def step(self, optimizer: Optimizer) -> None:
         """The `step()` of the script's optimizer, or of one of them."""
@@ -64,6 +71,7 @@ class OptimizerStep:
         if engine.iteration.phase is not Phase.REDUCING:
             check_synchronized(engine.variables)
         elif id(optimizer) not in self._stepped:  # else it has cleared its gradients
+            self._check_local(optimizer)
             self._last[id(optimizer)] = engine.iteration.number
             if self._joined is None or (self.together and self._note(self._joined, optimizer)):
                 self._step()
@@ -95,8 +103,11 @@ class OptimizerStep:
         updates nothing."""
         if optimizer is None:
             self._last.clear()
-        else:
-            self._last.pop(id(optimizer), None)
+            self._local.clear()
+            return
+        self._last.pop(id(optimizer), None)
+        for variable in self._held(optimizer) if self._local else ():
+            self._local.pop(variable, None)
 
     def check_finished(self) -> None:
         """Before anything that reads values: every noted `step()` has run.
@@ -111,6 +122,15 @@ class OptimizerStep:
 
     def _waits_for_others(self) -> bool:
         return self.together and 0 < len(self._stepped) < len(self._optimizers)
+
+    def _held(self, optimizer: Optimizer) -> list[VariableRecord]:
+        return self._variables[id(optimizer)] if self._joined else self._engine.variables
+
+    def _check_local(self, optimizer: Optimizer) -> None:
+        """Raises NotSupported where a gradient that it applies is not the same on every rank."""
+        held = self._held(optimizer) if self._local else []
+        local = (v for v in held if v in self._local and plain_gradient(v) is self._local[v])
+        check_synchronized(local)
 
     def _check_first(self, optimizer: Optimizer) -> None:
         """Raises NotSupported where the gradients of this iteration are applied already, and not

@@ -126,8 +126,12 @@ def _watch(engine: Engine, variable: VariableRecord) -> Removable:
 def _dense_hook(engine: Engine, variable: VariableRecord) -> NodeHook:
 
     def hook(_: Any, gradients: Any) -> None:
-        if engine.synchronizing and gradients[0] is not None:
+        if gradients[0] is None:
+            return
+        if engine.synchronizing:
             engine.arrived(variable)
+        else:
+            engine.accumulated(variable)
 
     return hook
 
@@ -142,6 +146,7 @@ def _factor_hook(engine: Engine, variable: VariableRecord, capture: FactorCaptur
         else:
             with torch.no_grad():
                 capture.accumulate()
+            engine.accumulated(variable)
 
     return hook
 

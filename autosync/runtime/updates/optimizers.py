@@ -8,7 +8,7 @@ reads to update one element of it.
 
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
 from typing import Any
@@ -126,10 +126,11 @@ class JoinedOptimizers(Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         """Of a shadow: its groups come from `settings`."""
-        for number, optimizer in enumerate(self.optimizers):
-            mine = [group for group in self.param_groups if group[NUMBER] == number]
-            groups = [{k: v for k, v in group.items() if k != NUMBER} for group in mine]
-            step_shadow(optimizer, groups, self.state)
+        mine: defaultdict[int, Settings] = defaultdict(list)
+        for group in self.param_groups:
+            mine[group.pop(NUMBER)].append(group)
+        for number, groups in mine.items():
+            step_shadow(self.optimizers[number], groups, self.state)
 
     @property
     def grad_scale(self) -> Tensor | None:
@@ -207,7 +208,8 @@ def plain_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any]:
 
 
 def step_shadow(optimizer: Optimizer, groups: Settings, state: Any) -> None:
-    """One step of an optimizer with the settings of `optimizer`, but other groups and state."""
+    """One step of an optimizer with the settings of `optimizer`, but other groups and state. What
+    its class counts in attributes of its own goes on."""
     if not groups:
         return
     kind = own_class(optimizer)
@@ -218,15 +220,28 @@ def step_shadow(optimizer: Optimizer, groups: Settings, state: Any) -> None:
     shadow.__dict__["state"] = state
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         shadow.__dict__[hooks] = OrderedDict()
+    before = dict(shadow.__dict__)
     plain_step(kind)(shadow)
+    optimizer.__dict__.update(_changed(before, shadow.__dict__))
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step has put there."""
+    return {key: value for key, value in after.items() if value is not before.get(key)}
 
 
 def update_parameters(
     optimizer: Optimizer, variables: Sequence[VariableRecord], settings: Settings
 ) -> None:
-    """Update whole variables from `parameter.grad`, on the script's own thread."""
+    """Update whole variables from `parameter.grad`, on the script's own thread. What the optimizer
+    writes into its groups (timm's LAMB counts steps there) is in them from then on."""
     groups = grouped(((v.group, v.parameter) for v in variables), settings)
+    before = [dict(group) for group in groups]
     step_shadow(optimizer, groups, held_state(optimizer))
+    held = [group for one in optimizers_in(optimizer) for group in one.param_groups]
+    numbers = sorted({v.group for v in variables if v.group >= 0})
+    for number, old, new in zip(numbers, before, groups, strict=True):
+        held[number].update(_changed(old, new))
 
 
 def update_aliases(

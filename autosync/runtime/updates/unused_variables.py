@@ -7,7 +7,7 @@ all ranks are in the store. A rank that has never left a variable out writes and
 its first bitmap on a rank writes one in every iteration, so that one read gives all of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -54,29 +54,37 @@ class UnusedVariables:
                 bitmap |= 1 << self._numbers[variable]
             self._store.set(f"{iteration % SLOTS}/{self._rank}", f"{iteration} {bitmap:x}")
 
-    def by_every_rank(self, variables: Iterable[int]) -> frozenset[int]:
-        """Those of the variables that no rank has a gradient for; called when their sums are here.
-        The store is read once, or not at all where the bitmaps that were read before suffice."""
-        mine = self._mine.intersection(variables)
-        known = {variable: self._known(variable) for variable in mine}
+    def by_every_rank(
+        self, variables: Iterable[int], arrived: Callable[[], None] = lambda: None
+    ) -> frozenset[int]:
+        """Those of the variables that no rank has a gradient for; called when the host has
+        completed their sums. The store is read once, or not at all where the bitmaps that were read
+        before suffice.
+
+        arrived: returns when the sums are here. On NCCL the host completes a message when it has
+        asked for it: other ranks may not have come so far, and not have said what they left out.
+        """
+        mine, bitmaps = self._mine.intersection(variables), self._bitmaps
+        known = {variable: self._known(variable, bitmaps) for variable in mine}
         if None in known.values():
-            self._read()
-            known = {variable: self._known(variable) for variable in mine}
+            arrived()
+            bitmaps = self._bitmaps = self._read()
+            known = {variable: self._known(variable, bitmaps) for variable in mine}
         # A rank without a bitmap has used a variable, or its zeros would not be here.
         return frozenset(variable for variable, unused in known.items() if unused)
 
-    def _known(self, variable: int) -> bool | None:
+    def _known(self, variable: int, bitmaps: Sequence[int | None]) -> bool | None:
         """None where it depends on bitmaps that were not there when they were read last."""
-        said = [self._bitmaps[rank] for rank in self._holders[variable]]
+        said = [bitmaps[rank] for rank in self._holders[variable]]
         bit = 1 << self._numbers[variable]
         if not all(bitmap & bit for bitmap in said if bitmap is not None):
             return False
         return None if None in said else True
 
-    def _read(self) -> None:
+    def _read(self) -> list[int | None]:
         slot = self._iteration % SLOTS
         posts = self._store.multi_get([f"{slot}/{rank}" for rank in range(self._world)])
-        self._bitmaps = [self._bitmap(post) for post in posts]
+        return [self._bitmap(post) for post in posts]
 
     def _bitmap(self, post: bytes) -> int | None:
         """None of an iteration before."""

@@ -166,6 +166,21 @@ def test_bundles_of_other_models_and_jobs_fall_back_to_ddp(pair: Ranks) -> None:
             assert words in warning
 
 
+def unfitting(rank: int, world: int, given: Bundle) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    return refusal(lambda: autosync.distribute(model, make_optimizer("sgd", model), given))
+
+
+def test_ddp_does_not_take_the_place_of_uneven_shares(pair: Ranks) -> None:
+    """It would average evenly what `ShareSampler` deals unevenly."""
+    fits = shipped(Case(shares=(0.75, 0.25)), 2)
+    other = replace(fits.variables[1], shape=(11,))
+    for said in pair.run(unfitting, replace(fits, variables=(fits.variables[0], other))):
+        assert "has shape (10,)" in said
+        assert "the shares (0.75, 0.25) of the batch" in said
+
+
 def differing(rank: int, world: int) -> str:
     model = make_model("mlp")
     optimizer = make_optimizer("sgd", model)

@@ -1,5 +1,7 @@
 """Shares of the global batch: dealt whole, every sample once, and weighted right."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,8 @@ import autosync
 from autosync.errors import InvalidInput
 from autosync.runtime.attachment import attach
 from autosync.runtime.share_sampler import sizes
-from tests.autosync.runtime.cases import Case, plan
+from tests.autosync.runtime.cases import Case, make_model, plan
+from tests.autosync.runtime.distributing import bundle_of, refusal
 from tests.autosync.runtime.ranks import Ranks
 
 SHARES = st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6).map(
@@ -96,6 +99,27 @@ def test_batches_that_shares_do_not_divide_are_refused(
     with pytest.raises(InvalidInput) as caught:
         autosync.ShareSampler(range(20), batch, shares, rank)
     assert words in f"{caught.value} {caught.value.remedy}"
+
+
+def of_another_job(rank: int, world: int) -> tuple[list[int], int, list[str], str]:
+    """The bundle is for four ranks: `distribute` goes on under torch's DDP."""
+    given = bundle_of(Case(shares=(0.4, 0.3, 0.2, 0.1)), make_model("mlp"), 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dealt = sorted(autosync.ShareSampler(range(24), 8, given))
+        size = autosync.local_batch_size(8, given)
+    said = refusal(lambda: autosync.local_batch_size(8, (0.25,) * 4))
+    return dealt, size, [str(each.message) for each in caught], said
+
+
+def test_a_job_of_other_ranks_is_dealt_evenly(pair: Ranks) -> None:
+    found = pair.run(of_another_job)
+    assert sorted([*found[0][0], *found[1][0]]) == list(range(24))
+    for dealt, size, warned, said in found:
+        assert (len(dealt), size) == (12, 4)
+        assert len(warned) == 2
+        assert all("for 4 ranks and this job has 2" in words for words in warned)
+        assert "there are 4 shares, and this job has 2 ranks" in said
 
 
 def epoch(rank: int, world: int, shares: tuple[float, ...]) -> float:

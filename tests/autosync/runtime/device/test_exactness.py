@@ -1,5 +1,7 @@
 """Plans over NCCL, between ranks that share a GPU, equal training in one process."""
 
+import time
+
 import pytest
 import torch.distributed as dist
 
@@ -14,9 +16,11 @@ from tests.autosync.runtime.compression import test_encodings, test_factors, tes
 from tests.autosync.runtime.device.gpus import between_gpus, on_gpus
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
 from tests.autosync.runtime.execution import test_exact, test_random, test_training
+from tests.autosync.runtime.place import beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.traces import disorder
 from tests.autosync.runtime.training import OVERLAP
+from tests.autosync.runtime.updates import test_unused
 
 SCHEDULES = (Schedule(), OVERLAP)
 
@@ -86,6 +90,38 @@ def test_two_teams_whose_messages_get_ready_in_opposite_orders(
 def test_models(nccl_pair: Ranks, model: str) -> None:
     cases = [Case(model=model, schedule=OVERLAP), Case(model=model, method="zero")]
     training.each_case(nccl_pair, training.train_plain, *cases)
+
+
+def left_out_late(rank: int, world: int, cases: list[Case]) -> list[float]:
+    """Rank 1 says later than rank 0 that it has left out a branch, too. How far what no rank used
+    has moved."""
+    found = []
+    for case in cases:
+        model = here(test_unused.Branches())
+        _, optimizer, attachment = attached(case, world, model=model)
+        for iteration in range(3):
+            optimizer.zero_grad()
+            loss = model(beside(model, test_unused.inputs(iteration, rank)), (0,))
+            if rank == 1:
+                time.sleep(0.2)
+            loss.backward()
+            optimizer.step()
+        attachment.detach()
+        start = here(test_unused.Branches())
+        found.append(worst_difference(model.branches[1:], start.branches[1:]))
+    return found
+
+
+@on_gpus
+def test_what_no_rank_used_is_unchanged_where_one_is_late(nccl_pair: Ranks) -> None:
+    """Nothing makes the host of the other one wait."""
+    cases = [
+        Case(optimizer="adamw", method=method, schedule=schedule, groups=3)
+        for method in ("all_reduce", "zero")
+        for schedule in SCHEDULES
+    ]
+    for moved in nccl_pair.run(left_out_late, cases):
+        assert max(moved) == 0.0, dict(zip(cases, moved, strict=True))
 
 
 @on_gpus

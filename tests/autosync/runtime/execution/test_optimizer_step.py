@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 import autosync
 from tests.autosync.runtime.beside_ddp import PLANS
 from tests.autosync.runtime.cases import Case, loss_of, make_model, two_optimizers, worst_difference
-from tests.autosync.runtime.distributing import ddp_of, distributed, refusal
+from tests.autosync.runtime.distributing import ddp_of, distributed, refusal, train
+from tests.autosync.runtime.parts import without_sync
 from tests.autosync.runtime.ranks import Ranks
 
 BYTEPS = Case(method="byteps", schedule=PLANS["server"].schedule)
@@ -54,6 +55,35 @@ def test_a_second_step_on_the_same_gradients_is_refused(
     for said in pair.run(twice, EACH[plan], make):
         assert said.startswith("optimizer.step() came a second time on the gradients of one")
         assert said.count("came a second time") == 1
+
+
+def behind_the_synchronized(
+    rank: int, world: int, case: Case, make: Callable[[nn.Module], list[Optimizer]]
+) -> tuple[set[str], float]:
+    """The script catches it, clears the gradients, and goes on."""
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    mine, its = make(model), make(alone)
+    distributed(rank, world, case, model, mine if len(mine) > 1 else mine[0])
+    loss_of(model, 0, rank).backward()
+    with without_sync(model):
+        loss_of(model, 1, rank).backward()
+    found = {refusal(optimizer.step) for optimizer in mine}
+    train(rank, model, mine, range(2))
+    train(rank, network, its, range(2))
+    autosync.detach(model)
+    return found, worst_difference(model, alone)
+
+
+@pytest.mark.parametrize(
+    ("plan", "make"), list(zip(EACH, cycle((of_one, two_optimizers)), strict=False)), ids=EACH
+)
+def test_a_pass_under_no_sync_behind_the_synchronized_one_is_refused(
+    pair: Ranks, plan: str, make: Callable[[nn.Module], list[Optimizer]]
+) -> None:
+    for found, difference in pair.run(behind_the_synchronized, EACH[plan], make):
+        assert all("that no backward pass has synchronized" in said for said in found)
+        assert difference < 3e-6
 
 
 def by_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

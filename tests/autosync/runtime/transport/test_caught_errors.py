@@ -115,6 +115,39 @@ def test_a_step_that_every_rank_leaves_out_ends_none(pair: Ranks) -> None:
     assert first == second
 
 
+def fails(gradient: torch.Tensor) -> None:
+    raise ValueError("this gradient is wrong")
+
+
+def left_a_batch_out(rank: int, world: int, case: Case) -> str:
+    """Rank 1's script catches an error in the middle of its backward pass, and takes the next
+    batch."""
+    model, optimizer = training(rank, world, case)
+    first = next(model.parameters())
+
+    def iterations() -> None:
+        for iteration in range(FAULTY + 3):
+            if (rank, iteration) == (1, FAULTY):
+                handle = first.register_hook(fails)
+                with pytest.raises(ValueError, match="is wrong"):
+                    passes(model, optimizer, iteration, rank)
+                handle.remove()
+            else:
+                passes(model, optimizer, iteration, rank)
+                optimizer.step()
+
+    with looking_often():
+        return ended_alone(model, rank == 1, iterations)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_an_error_inside_of_backward_ends_the_other_rank_by_name(pair: Ranks, name: str) -> None:
+    words = "the last backward pass ended with an error"
+    first, second = pair.run(left_a_batch_out, PLANS[name])
+    assert first.startswith(f"rank 1 stopped: {words}")
+    assert second.startswith(words)
+
+
 TIMEOUT_SECONDS = 8.0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import autosync
 from tests.autosync.runtime.cases import Case, make_model, worst_difference
@@ -65,6 +65,24 @@ def total_norm(gradients: list[Tensor]) -> Tensor:
     return norm
 
 
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in its groups, as timm's LAMB does, and in an attribute."""
+
+    def __init__(self, parameters: Any, lr: float):
+        super().__init__(parameters, {"lr": lr})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    lr = group["lr"] / (group["step"] + self.steps)
+                    parameter.sub_(lr * parameter.grad)
+
+
 KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "norm of all": lambda parameters: Normalized(parameters, lr=0.1),
     "another inside": lambda parameters: Ahead(parameters, lr=0.1),
@@ -94,6 +112,31 @@ def test_optimizers_that_need_all_variables_update_them_together(
             assert "may look at several variables at once" in said[0]
         else:
             assert said == []
+
+
+def counting_beside(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() != 2]
+    return [Counting(matrices, lr=0.1), torch.optim.AdamW(rest, lr=0.01)]
+
+
+def counted(rank: int, world: int, case: Case) -> tuple[float, int]:
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    mine, theirs = counting_beside(model), counting_beside(alone)
+    warned(lambda: distributed(rank, world, case, model, mine))
+    train(rank, model, mine, range(4))
+    train(rank, network, theirs, range(4))
+    autosync.detach(model)
+    steps: int = mine[0].param_groups[0]["step"]
+    return worst_difference(model, alone), steps
+
+
+@pytest.mark.parametrize("plan", WHOLE)
+def test_what_an_optimizer_counts_beside_another_goes_on(pair: Ranks, plan: str) -> None:
+    for difference, steps in pair.run(counted, WHOLE[plan]):
+        assert difference < 3e-6
+        assert steps == 4
 
 
 def with_closure(rank: int, world: int, case: Case) -> str:

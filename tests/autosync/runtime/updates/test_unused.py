@@ -113,6 +113,35 @@ def test_gradients_of_earlier_passes_are_not_lost(pair: Ranks) -> None:
         assert max(differences) < 2e-6, dict(zip(CASES, differences, strict=True))
 
 
+TWICE = (CASES[0], Case(optimizer="adamw", method="rs", partition="even"))
+"""Plans that take several synchronized passes before one step."""
+
+
+def passed_twice(rank: int, world: int, cases: tuple[Case, ...]) -> list[float]:
+    """Branch 0 in the first pass, branch 1 in the second, branch 2 in neither."""
+    found = []
+    for case in cases:
+        model = Branches()
+        _, optimizer, attachment = attached(case, world, model=model)
+        for iteration in range(3):
+            optimizer.zero_grad()
+            for branch in range(2):
+                model(inputs(iteration + 50 * branch, rank), (branch,)).backward()
+            optimizer.step()
+        attachment.detach()
+        passes: list[list[tuple[Tensor, tuple[int, ...]]]] = [
+            [(inputs(i + 50 * b, r), (b,)) for b in range(2) for r in range(2)] for i in range(3)
+        ]
+        found.append(worst_difference(model, alone(case, passes)))
+        assert worst_difference(model.branches[2], Branches().branches[2]) == 0.0
+    return found
+
+
+def test_parameters_that_two_passes_left_out_are_unchanged(pair: Ranks) -> None:
+    for differences in pair.run(passed_twice, TWICE):
+        assert max(differences) < 2e-6, dict(zip(TWICE, differences, strict=True))
+
+
 class Broken(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -161,6 +190,18 @@ def test_bitmaps_of_one_iteration() -> None:
         assert ranks[0].by_every_rank([0, 1, 2]) == ({0, 2} if iteration % 2 else {2})
         assert ranks[1].by_every_rank([0, 1, 2]) == ({0, 2} if iteration % 2 else set())
         assert ranks[2].by_every_rank([0, 1]) == ({0} if iteration % 2 else set())
+
+
+def test_bitmaps_are_read_behind_the_sums() -> None:
+    """On NCCL the host completes a message that other ranks have not come to."""
+    ranks = posts_of(HashStore())
+    ranks[0].post(0, [0, 1])
+
+    def arrived() -> None:
+        ranks[1].post(0, [0])
+        ranks[2].post(0, [0, 1])
+
+    assert ranks[0].by_every_rank([0, 1], arrived) == {0}
 
 
 def counted_operations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
