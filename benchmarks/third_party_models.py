@@ -15,6 +15,7 @@ marks.
 import importlib
 import json
 import logging
+import math
 import random
 import re
 import sys
@@ -70,10 +71,10 @@ def compare(rank: int, world: int, name: str, bundles: dict[str, Bundle]) -> dic
         _seed(0)
         begun = {name: value.clone() for name, value in chosen.build().state_dict().items()}
         expected = _trained(chosen, rank, _in_ddp(chosen))
-        if not _largest_difference(begun, expected)[0]:
+        if not largest_difference(begun, expected)[0]:
             raise AssertionError("three steps changed nothing, so that nothing is compared")
         return {
-            kind: _largest_difference(expected, _trained(chosen, rank, _under(bundle)))
+            kind: largest_difference(expected, _trained(chosen, rank, _under(bundle)))
             for kind, bundle in bundles.items()
         }
 
@@ -127,12 +128,18 @@ def _seed(seed: int) -> None:
     random.seed(seed)
 
 
-def _largest_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> Difference:
+def largest_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> Difference:
     return max(
-        (float((value.double() - expected[name].double()).abs().max()), name)
+        (_difference(expected[name], value), name)
         for name, value in found.items()
         if value.numel()
     )
+
+
+def _difference(expected: Tensor, found: Tensor) -> float:
+    """The largest; infinite where either is not a number, which no comparison would find larger."""
+    apart = (found.double() - expected.double()).abs().masked_fill(found == expected, 0.0)
+    return float(apart.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
 def bundles_of(graph: ModelGraph) -> dict[str, Bundle]:

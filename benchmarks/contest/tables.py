@@ -36,10 +36,12 @@ one is mostly noise."""
 
 @dataclass(frozen=True, slots=True)
 class FinalFigure:
-    """A strategy in the interleaved repeats. step_seconds: the median; over_ddp and the two after
-    it: DDP's seconds by its own in the same repeat, median, 10th and 90th percentile."""
+    """A strategy in the interleaved repeats. key: of its rows, which one label may share with other
+    strategies. step_seconds: the median; over_ddp and the two after it: DDP's seconds by its own in
+    the same repeat, median, 10th and 90th percentile."""
 
     label: str
+    key: str
     step_seconds: float
     over_ddp: float
     over_ddp_p10: float
@@ -163,7 +165,8 @@ def figure_of(row: ContestRow, own: Mapping[int, float], ddp: Mapping[int, float
     ratios = [ddp[repeat] / own[repeat] for repeat in both] or [float("nan")]
     low, middle, high = np.percentile(ratios, (10, 50, 90))
     seconds = float(np.median(list(own.values())))
-    return FinalFigure(row.label, seconds, float(middle), float(low), float(high), len(both))
+    shares = float(middle), float(low), float(high)
+    return FinalFigure(row.label, row.key, seconds, *shares, len(both))
 
 
 def summary_table(results: Sequence[ContestResult]) -> str:
@@ -299,9 +302,9 @@ def fixed_aims(results: Sequence[ContestResult]) -> list[tuple[str, bool, str]]:
         if each.best_baseline(each.budget)[1].step_seconds / each.facts.limit_seconds >= 1.15
     }
     slower = {
-        each.facts.name: each.answers["autosync", each.budget].over_ddp_p90
+        each.facts.name: each.answers["autosync", each.budget].over_ddp
         for each in results
-        if each.answers["autosync", each.budget].over_ddp_p90 < 1.0
+        if each.answers["autosync", each.budget].over_ddp < 1.0
     }
     shares = [each.share_of_limit(each.budget) for each in results]
     mean = float(np.mean(shares)) if shares else float("nan")

@@ -58,20 +58,19 @@ def racers(folder: Path, given: CollectionTarget, domain: Domain) -> dict[str, C
     result = result_of(file, facts) if facts else None
     if result is None:
         return {}
-    other, _ = result.best_baseline(result.budget)
-    found = {DDP: contestant_of(BY_NAME[DDP], domain, 0.0)}
-    own = result.answers[AUTOSYNC, result.budget].label
-    rows = [row for row in file.rows if row.kind == "search" and row.label == own]
+    own = result.answers[AUTOSYNC, result.budget]
+    answer = next(row for row in file.rows if row.kind == "search" and row.key == own.key)
     strategies = {each.id: each for each in all_strategies(folder, given, domain, file)}
-    kept = [row for row in rows if row.strategy_id in strategies]
-    if not kept:
+    if answer.strategy_id not in strategies:
         return {}
-    best = min(kept, key=lambda row: row.step_seconds or float("inf"))
-    found[AUTOSYNC] = Contestant(own, PLAN, strategies[best.strategy_id])
-    label = result.answers[other, result.budget].label
-    sizes = [row.size_mib for row in file.of("search", other) if row.label == label]
-    if other != DDP and sizes:
-        found[other] = contestant_of(BY_NAME[other], domain, sizes[0])
+    found = {
+        DDP: contestant_of(BY_NAME[DDP], domain, 0.0),
+        AUTOSYNC: Contestant(own.label, PLAN, strategies[answer.strategy_id]),
+    }
+    other, figure = result.best_baseline(result.budget)
+    if other != DDP:
+        best = next(row for row in file.of("search", other) if row.key == figure.key)
+        found[other] = contestant_of(BY_NAME[other], domain, best.size_mib)
     return found
 
 

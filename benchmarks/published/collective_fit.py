@@ -30,7 +30,12 @@ from autosync.simulator.backends.nccl.constants import (
     FittedValue,
 )
 from autosync.simulator.backends.nccl.tuner import ONLY_FORCED, fastest
-from benchmarks.published.collective_rows import Sweep, read_statements, read_sweeps
+from benchmarks.published.collective_rows import (
+    SMALL_BYTES,
+    Sweep,
+    read_statements,
+    read_sweeps,
+)
 
 F64 = NDArray[np.float64]
 Table = dict[tuple[str, str], Constant]
@@ -122,12 +127,12 @@ class Predicted(NamedTuple):
         return self.seconds / factor, self.seconds * factor
 
 
-def predict(sweep: Sweep, table: Table) -> Predicted:
-    """A sweep at given constants."""
+def predict(sweep: Sweep, table: Table, floor_seconds: float | None = None) -> Predicted:
+    """A sweep at given constants. floor_seconds: see `floored`."""
     choices = choices_of(sweep, lambda *key: table[key])
     seconds, place = fastest(choices, sweep.size_bytes)
     widths = log_widths(choices, place, sweep.size_bytes, seconds)
-    return Predicted(sweep, floored(sweep, seconds), widths)
+    return Predicted(sweep, floored(sweep, seconds, floor_seconds), widths)
 
 
 def choices_of(sweep: Sweep, lookup: Lookup) -> tuple[Candidate, ...]:
@@ -140,13 +145,26 @@ def choices_of(sweep: Sweep, lookup: Lookup) -> tuple[Candidate, ...]:
     )
 
 
-def floored(sweep: Sweep, seconds: F64) -> F64:
+def floored(sweep: Sweep, seconds: F64, floor_seconds: float | None = None) -> F64:
     """A process that drives several GPUs starts no operation before it has launched the one before
-    on all of them: its least time is a floor, and no constant of the system."""
+    on all of them: its least time is a floor, and no constant of the system.
+
+    floor_seconds: by default the sweep's own. A sweep that was left out gets that of other systems,
+    because its own is a measurement that the prediction must not know.
+    """
     if not sweep.one_process:
         return seconds
-    result: F64 = (seconds**4 + sweep.seconds.min() ** 4) ** 0.25
+    floor = launch_floor_seconds((sweep,)) if floor_seconds is None else floor_seconds
+    result: F64 = (seconds**4 + floor**4) ** 0.25
     return result
+
+
+def launch_floor_seconds(sweeps: Iterable[Sweep]) -> float:
+    """The least time of small messages where one process drives several GPUs, the median of the
+    sweeps; 0 where none of them has small messages."""
+    small = [each.seconds[each.size_bytes < SMALL_BYTES] for each in sweeps if each.one_process]
+    least = [seconds.min() for seconds in small if len(seconds)]
+    return float(np.median(least)) if least else 0.0
 
 
 class CollectiveFit:
@@ -233,12 +251,14 @@ def fitted(sweeps: tuple[Sweep, ...]) -> Table:
 
 @cache
 def left_out() -> tuple[Predicted, ...]:
-    """Every complete sweep by constants that no sweep of its system was fitted to."""
+    """Every complete sweep by constants that no sweep of its system was fitted to, and by the
+    launches of other systems."""
     sweeps = complete_sweeps()
     found = []
     for family in dict.fromkeys(sweep.family for sweep in sweeps):
-        table = fitted(tuple(sweep for sweep in sweeps if sweep.family != family))
-        found += [predict(sweep, table) for sweep in sweeps if sweep.family == family]
+        others = tuple(sweep for sweep in sweeps if sweep.family != family)
+        table, floor = fitted(others), launch_floor_seconds(others)
+        found += [predict(sweep, table, floor) for sweep in sweeps if sweep.family == family]
     return tuple(found)
 
 

@@ -1,5 +1,7 @@
 """The published sweeps of nccl-tests stay predicted as well as the constants can."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from benchmarks.published.collective_fit import (
     complete_sweeps,
     fitted,
     interval_scale,
+    launch_floor_seconds,
     left_out,
     predict,
 )
@@ -82,6 +85,18 @@ def test_a_fit_comes_closer_than_its_priors() -> None:
     table = fit.found()
     after = [np.abs(np.log(predict(each, table).seconds / each.seconds)).mean() for each in sweeps]
     assert np.mean(after) < np.mean(before)
+
+
+def test_a_left_out_sweep_does_not_tell_its_own_floor() -> None:
+    sweeps = {sweep.name: sweep for sweep in complete_sweeps()}
+    sweep, large = sweeps["superbench_a100_ar"], sweeps["h100pcie_2"]
+    assert sweep.one_process
+    assert large.one_process
+    slower = replace(sweep, seconds=2.0 * sweep.seconds)
+    assert (predict(slower, PRIORS, 40e-6).seconds == predict(sweep, PRIORS, 40e-6).seconds).all()
+    assert (predict(slower, PRIORS).seconds > predict(sweep, PRIORS).seconds).any()
+    assert 30e-6 < launch_floor_seconds(sweeps.values()) < 50e-6
+    assert launch_floor_seconds((large,)) == 0.0  # its least time is that of 1 GiB
 
 
 def test_the_scale_of_intervals_holds_nine_of_ten_rows() -> None:

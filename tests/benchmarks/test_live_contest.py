@@ -55,12 +55,15 @@ from benchmarks.contest.live_contest import (
     tune_with,
 )
 from benchmarks.contest.tables import (
+    ContestResult,
+    FinalFigure,
     aims,
     aims_table,
     competitors_table,
     contest_results,
     contest_tables,
     domains_table,
+    fixed_aims,
     summary_table,
 )
 from benchmarks.contest.unseen_simulator import unseen_simulator
@@ -255,6 +258,17 @@ def test_the_tables_say_what_the_rows_hold(tmp_path: Path) -> None:
     narrow = replace(result, ddp_seconds=1.05 * result.facts.limit_seconds)
     assert wide not in {aim for aim, _, _ in aims([narrow])}
     assert aims_table(aims([result])).count("**missed**") == sum(not good for good in met.values())
+
+
+def test_an_answer_that_is_slower_than_ddp_in_the_median_misses_its_aim() -> None:
+    """However lucky one repeat of ten was."""
+    facts = ContestFacts("one", 1.0, 1.0, 2.0, 0.08, 0.08, 0.09, "schedule", "its id", "here")
+    ddp = FinalFigure("ddp", "plan:ddp", 0.100, 1.0, 1.0, 1.0, 6)
+    for over_ddp, met in ((0.99, False), (1.01, True)):
+        own = FinalFigure("own", "plan:own", 0.100 / over_ddp, over_ddp, 0.97, 1.02, 6)
+        answers = {("ddp", 24): ddp, ("autosync", 24): own}
+        result = ContestResult(facts, 0.100, answers, {}, "here", {}, "2 + 2")
+        assert {aim: good for aim, good, _ in fixed_aims([result])}["never slower than DDP"] == met
 
 
 def test_half_a_line_is_dropped(tmp_path: Path) -> None:

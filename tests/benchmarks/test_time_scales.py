@@ -10,8 +10,13 @@ import pytest
 from autosync.errors import AutosyncError
 from autosync.trials.contract import Workload
 from benchmarks.contest import tables, time_scales
-from benchmarks.contest.contest_records import ContestFacts, stored_strategies
-from benchmarks.contest.live_contest import final_line
+from benchmarks.contest.contest_records import (
+    ContestFacts,
+    ContestFile,
+    stored_strategies,
+    trial_rows,
+)
+from benchmarks.contest.live_contest import best_rows, final_line
 from benchmarks.contest.time_scales import ScaleResult
 from tests.benchmarks.test_live_contest import DOMAIN, GIVEN, PredictingPool, contest
 
@@ -104,3 +109,25 @@ def test_a_domain_without_a_kept_answer_is_named(folder: Path) -> None:
     with pytest.raises(AutosyncError, match="whose strategy was kept") as refused:
         time_scales.measure(folder, GIVEN, (1.0,), 1)
     assert refused.value.value == GIVEN.name
+
+
+@pytest.mark.long
+def test_the_answer_is_told_from_finalists_of_the_same_label(folder: Path) -> None:
+    """Even from one whose trial was faster, and which was slower in the repeats."""
+    file = ContestFile(folder, GIVEN.name)
+    (result,) = tables.contest_results(folder)
+    answer = result.answers["autosync", 12]
+    finalists = best_rows(file.of("search", "autosync_12"), 12)
+    (own,) = (row for row in finalists if row.key == answer.key)
+    (other,) = (row for row in finalists if row.key != answer.key)
+    faster, slower = 0.5 * answer.step_seconds, 2.0 * answer.step_seconds
+    (folder / "rows" / f"{GIVEN.name}.jsonl").unlink()
+    for row in file.rows:
+        seconds = row.step_seconds
+        if row.key == other.key:
+            seconds = faster if row.kind == "search" else slower
+        label = "refined" if row.competitor == "autosync_12" else row.label
+        trial_rows(folder).add(GIVEN.name, replace(row, label=label, step_seconds=seconds))
+    line = time_scales.racers(folder, GIVEN, DOMAIN)
+    assert line["autosync"].label == "refined"
+    assert line["autosync"].strategy.id == own.strategy_id

@@ -2,7 +2,8 @@
 
 A class is a link inside a node (nvlink4, pcie4-without-p2p), a generation of GPUs (hopper) or a
 transport between nodes (efa). Each of its quantities has a prior, from a data sheet or from the
-constants of NCCL's own tuner (src/graph/tuning.cc), a physical bound, and a width.
+constants of NCCL's own tuner (src/graph/tuning.cc), a bound, and a width. Where neither says it, it
+was set with published sweeps in view (`PEAKS`, `SWEEPS`): leaving these out does not undo that.
 """
 
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ class Constant:
 
 
 TUNER = "NCCL, src/graph/tuning.cc: the tuner's constants"
+SWEEPS = "no source: set while published sweeps of the transport were compared with predictions"
 TCP_CONNECTION = "one connection carried 10 to 15 Gbit/s (PACE, section VI-D; NVIDIA/nccl#209)"
 PEAKS = "the peak of an all-reduce over the nominal rate"
 HOST_MEMORY = "memory of hosts, and four RTX 2080 Ti (datasets/measurements/rtx-2080-ti.json)"
@@ -83,10 +85,10 @@ def _share(value: float, width: float, source: str, high: float = 1.0) -> Consta
     return Constant(value, 0.01, high, width, source)
 
 
-def _common(hops_us: tuple[float, float, float]) -> dict[str, Constant]:
-    """What links and transports have alike."""
+def _common(hops_us: tuple[float, float, float], source: str = TUNER) -> dict[str, Constant]:
+    """What links and transports have alike. source: of the hops."""
     found = {
-        f"hop_{protocol}_seconds": _seconds(each)
+        f"hop_{protocol}_seconds": _seconds(each, source=source)
         for protocol, each in zip(PROTOCOLS, hops_us, strict=True)
     }
     found["ll_share"] = _share(0.25, 0.3, TUNER)
@@ -119,7 +121,8 @@ def _priors() -> dict[tuple[str, str], Constant]:
         classes[name] = {f"launch_{each}_seconds": _seconds(us) for each, us in microseconds}
     for name, share in TRANSPORT_SHARES.items():
         hop = TRANSPORT_HOPS_US[name]
-        hops = _common((hop, hop + 3.5, SIMPLE_HOPS_US.get(name, hop + 9.0)))
+        hops_us = hop, hop + 3.5, SIMPLE_HOPS_US.get(name, hop + 9.0)
+        hops = _common(hops_us, TUNER if name == "infiniband" else SWEEPS)
         classes[name] = hops | {"share": _share(share, 0.08, PEAKS)}
     connection = Constant(1.6, 0.3, 6.0, 0.3, TCP_CONNECTION)
     classes["tcp"]["connection_gbytes_per_second"] = connection
