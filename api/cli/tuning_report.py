@@ -70,7 +70,7 @@ def _print_ranked(
     others = ranked.items[top:]
     shown = ranked.items[:top] + [row for row in others if row.is_ddp or row.is_baseline]
     winner = tuning.result.strategy_id if tuning.result is not None else ""
-    over = f"speed-up over {tuning.result.compared_with if tuning.result else 'DDP'}"
+    over = f"speed-up over {_compared_with(tuning, ranked)}"
     columns = ["", "id", "strategy", "predicted ms", "measured ms", "spread", over]
     rows = [[_place(row, winner), row.strategy_id[:8], *_cells(row)] for row in shown]
     if peaks:
@@ -82,6 +82,14 @@ def _print_ranked(
     _explain_intervals(shown)
     if len(ranked.items) > len(shown):
         out.print(f"[dim]{len(ranked.items)} strategies tried; --top lists more.[/]")
+
+
+def _compared_with(tuning: "Tuning", ranked: "RankedStrategies") -> str:
+    """What speed-ups are over, in a word: of the answer, before there is one of the ranking."""
+    if tuning.result is not None:
+        return tuning.result.compared_with
+    base = next((row for row in ranked.items if row.is_baseline), None)
+    return "DDP" if base is None or base.is_ddp else base.origin
 
 
 def print_curve(curve: "BucketCurve", answer: str = "") -> None:

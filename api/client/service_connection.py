@@ -59,7 +59,7 @@ class ServiceConnection:
                     raise unreachable(self.address, error) from error
                 self.sleep(pause_seconds(attempt))
                 continue
-            if not response.is_error or _is_answer(response, accepted):
+            if response.is_success or _is_answer(response, accepted):
                 return response
             refusal = refusal_in(response)
             if last or not worth_another(refusal, again):
@@ -75,7 +75,7 @@ class ServiceConnection:
             ServiceError: the service refused. httpx.TransportError: it does not answer.
         """
         with self.http.stream("GET", path, **request) as response:
-            if response.is_error:
+            if not response.is_success:
                 response.read()
                 raise refusal_in(response)
             yield response

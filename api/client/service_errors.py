@@ -48,7 +48,7 @@ def refusal_in(response: httpx.Response) -> ServiceError:
         str(problem.get("detail") or f"the service answered {response.status_code}."),
         thing=str(problem.get("thing", "")),
         value=problem.get("value"),
-        remedy=str(problem.get("remedy", "")),
+        remedy=str(problem.get("remedy", "")) or _way_on(response),
         status=response.status_code,
         title=str(problem.get("title", "")),
         retry_seconds=float(retry) if retry.isdigit() else None,
@@ -63,6 +63,13 @@ def unreachable(address: str, why: object) -> ServiceUnreachable:
         value=address,
         remedy="Start one with `autosync serve`, or give the address of one.",
     )
+
+
+def _way_on(response: httpx.Response) -> str:
+    """Redirects are not followed: the token is for the address that was given."""
+    if not response.has_redirect_location:
+        return ""
+    return f"It leads to {response.headers['Location']!r}: give the address of the service there."
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

@@ -224,6 +224,14 @@ def baseline_strategy(session: Session, tuning_id: str) -> StrategySummaryRow | 
     return ddp if other is None else session.get_one(StrategySummaryRow, (tuning_id, other))
 
 
+def baseline_name(session: Session, tuning: Tuning) -> str:
+    """What speed-ups are over, in a word: of the answer, before there is one of the ranking."""
+    if tuning.result is not None:
+        return tuning.result.compared_with
+    base = baseline_strategy(session, tuning.id)
+    return "DDP" if base is None or base.origin == DDP else base.origin
+
+
 def first_confirmed(
     column: SQLColumnExpression[str], tuning_id: SQLColumnExpression[str]
 ) -> Select[str]:

@@ -196,6 +196,24 @@ def shown_tunings(database: Database) -> Shown:
 def finished_without_ddp(database: Database, request: TuningRequest) -> str:
     """The id of a tuning whose DDP ran out of memory; the others took what was predicted."""
     held, store = claimed(database, request)
+    _search_without_ddp(store, request)
+    run_confirmation(database, store, held, request)
+    return held.job_id
+
+
+def confirming_without_ddp(database: Database, request: TuningRequest) -> str:
+    """The id of such a tuning whose finalists have run in the first repeat."""
+    held, store = claimed(database, request)
+    _search_without_ddp(store, request)
+    rng = random.Random(2)
+    finalists = confirmation(store, request.settings)
+    store.propose(finalists)
+    for one in finalists:
+        store.record(result(one.key, request, one.candidate.predicted_seconds, rng))
+    return held.job_id
+
+
+def _search_without_ddp(store: DatabaseStore, request: TuningRequest) -> None:
     rng = random.Random(1)
     chosen = candidates(request.domain, request.settings.budget)
     store.propose([proposal(candidate) for candidate in chosen])
@@ -206,5 +224,3 @@ def finished_without_ddp(database: Database, request: TuningRequest) -> str:
             error = TrialError("out_of_memory", "rank 1: can't allocate memory")
             measured = replace(measured, error=error)
         store.record(measured)
-    run_confirmation(database, store, held, request)
-    return held.job_id

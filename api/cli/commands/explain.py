@@ -1,7 +1,7 @@
 """`autosync explain`: a strategy, a bundle or a tuning's answer in words."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,12 +26,19 @@ if TYPE_CHECKING:
     from autosync.strategy import Strategy
 
 
-def print_prediction(strategy: "Strategy", domain: "Domain") -> None:
-    """What compute, updates, transfers and startups add to the iteration; peak memory a rank."""
+def print_prediction(
+    strategy: "Strategy", domain: "Domain", limit_seconds: float | None = None
+) -> None:
+    """What compute, updates, transfers and startups add to the iteration; peak memory a rank.
+
+    limit_seconds: of the strategies that might be chosen; by default of all exact ones.
+    """
     from autosync.simulator.backends import backend_of
     from autosync.simulator.explanation import explain
 
     found = explain(domain, strategy)
+    if limit_seconds is not None:
+        found = replace(found, limit_seconds=limit_seconds)
     out.print(f"\n[bold]Predicted[/] {found}")
     out.print(f"[bold]Peak memory[/] {_memory_words(found)}")
     for extension, words in found.extensions:
@@ -175,17 +182,19 @@ def explain(
     else:
         _print_strategy(loaded, every)
     if recorded is not None and isinstance(loaded, Bundle):
-        print_prediction(loaded.strategy, recorded.domain)
+        print_prediction(loaded.strategy, recorded.domain, recorded.limit_seconds)
         print_timeline(recorded.timeline)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a tuning has of a bundle's strategy. trace: of its timeline, for ui.perfetto.dev."""
+    """What a tuning has of a bundle's strategy. trace: of its timeline, for ui.perfetto.dev.
+    limit_seconds: over the space of the tuning; None before its end."""
 
     domain: "Domain"
     timeline: "Timeline"
     trace: dict[str, Any]
+    limit_seconds: float | None
 
 
 def _recorded(client: "Client", bundle: "Bundle", tuning_id: str | None = None) -> Recorded | None:
@@ -199,7 +208,9 @@ def _recorded(client: "Client", bundle: "Bundle", tuning_id: str | None = None) 
         return None
     timeline = tunings.timeline(tuning_id, strategy=strategy_id)
     trace = tunings.trace(tuning_id, strategy=strategy_id)
-    return Recorded(tunings.domain(tuning_id), timeline, trace)
+    result = tunings.get(tuning_id).result
+    limit_seconds = None if result is None else result.limit_seconds
+    return Recorded(tunings.domain(tuning_id), timeline, trace, limit_seconds)
 
 
 def _write_trace(recorded: Recorded | None, trace: Path, document: str) -> None:

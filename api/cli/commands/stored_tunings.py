@@ -15,7 +15,7 @@ from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
     from autosync.api.cli.connection import Connection
-    from autosync.api.views.tuning_schemas import Tuning
+    from autosync.api.views.tuning_schemas import Tuning, TuningResult
 
 TuningId = Annotated[
     str,
@@ -178,8 +178,16 @@ def _row(tuning: "Tuning") -> tuple[str, ...]:
         "" if tuning.state in ENDED else phase or progress.phase,
         str(progress.trials),
         number_of_ms(answer.best_seconds if answer else tuning.best_seconds),
-        "" if answer is None else "keep DDP" if answer.keep_ddp else f"{answer.speedup:.2f}",
+        "" if answer is None else _speedup_words(answer),
     )
+
+
+def _speedup_words(answer: "TuningResult") -> str:
+    """For the column of speed-ups over DDP; what is over another design says so."""
+    if answer.keep_ddp:
+        return "keep DDP"
+    other = f" over {answer.compared_with}" if answer.ddp_seconds is None else ""
+    return f"{answer.speedup:.2f}{other}"
 
 
 def _print_head(tuning: "Tuning") -> None:

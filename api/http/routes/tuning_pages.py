@@ -17,6 +17,7 @@ from autosync.api.views.rankings import (
     RANKING_STATES,
     WHOLE_RANKING,
     RankingFilter,
+    baseline_name,
     baseline_strategy,
     ddp_strategy,
     found_strategies,
@@ -66,7 +67,8 @@ Wanted = Annotated[RankingFilter, Depends(_wanted)]
 def tuning_page(
     tuning_id: Id, request: Request, session: Reading, wanted: Wanted, cursor: Cursor = None
 ) -> Response:
-    shown = _status(session, tuning_id) | _ranked(session, tuning_id, wanted, cursor)
+    shown = _status(session, tuning_id)
+    shown |= _ranked(session, shown["tuning"], wanted, cursor)
     shown["costs"] = documents.measured_costs(session, shown["tuning"])
     return show(request, "tuning/tuning.html", shown)
 
@@ -81,7 +83,7 @@ def ranked_fragment(
     tuning_id: Id, request: Request, session: Reading, wanted: Wanted, cursor: Cursor = None
 ) -> Response:
     tuning = reports.tuning(session, tuning_id)
-    shown = {"tuning": tuning} | _ranked(session, tuning_id, wanted, cursor)
+    shown = {"tuning": tuning} | _ranked(session, tuning, wanted, cursor)
     return show(request, "tuning/ranked.html", shown)
 
 
@@ -120,9 +122,11 @@ def why_fragment(
 @router.get("/frameworks")
 def frameworks_fragment(tuning_id: Id, request: Request, session: Reading) -> Response:
     """What other frameworks can run of what was measured."""
+    tuning = reports.tuning(session, tuning_id)
     shown = {
-        "tuning": reports.tuning(session, tuning_id),
+        "tuning": tuning,
         "answers": framework_answers(session, tuning_id),
+        "baseline": baseline_name(session, tuning),
     }
     return show(request, "tuning/frameworks.html", shown)
 
@@ -259,14 +263,15 @@ def _answer(session: Session, tuning: Tuning) -> Any:
 
 
 def _ranked(
-    session: Session, tuning_id: str, wanted: RankingFilter, cursor: str | None
+    session: Session, tuning: Tuning, wanted: RankingFilter, cursor: str | None
 ) -> dict[str, Any]:
-    page = found_strategies(session, tuning_id, RANKED_ON_A_PAGE, cursor, wanted)
+    page = found_strategies(session, tuning.id, RANKED_ON_A_PAGE, cursor, wanted)
     whole = wanted == WHOLE_RANKING
-    shown = _with_baseline(session, tuning_id, page.items) if whole else page.items
+    shown = _with_baseline(session, tuning.id, page.items) if whole else page.items
     return {
         "ranked": shown,
-        "ranked_total": ranked_count(session, tuning_id),
+        "ranked_total": ranked_count(session, tuning.id),
+        "baseline": baseline_name(session, tuning),
         "cursor": cursor,
         "next": page.next,
         "wanted": wanted,
@@ -304,10 +309,12 @@ def _compared(session: Session, tuning_id: str, strategy_ids: list[str | None]) 
     accounts = [strategy_account(session, tuning_id, each) for each in strategy_ids]
     if len(accounts) > 1 and accounts[0].strategy_id == accounts[1].strategy_id:
         accounts = accounts[:1]
+    baseline = baseline_name(session, tuning)
     return {
         "tuning": tuning,
         "accounts": accounts,
-        "facts": compared_facts(accounts, tuning.result.compared_with if tuning.result else "DDP"),
+        "baseline": baseline,
+        "facts": compared_facts(accounts, baseline),
         "charts": account_charts(accounts),
         "choices": _choices(session, tuning_id),
     }

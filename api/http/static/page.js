@@ -7,6 +7,8 @@
 const kept = {
   open: "details",
   checked: "input[type=checkbox], input[type=radio]",
+  value: "input[type=search]",
+  selected: ".filters option",
   width: "canvas",
   height: "canvas",
   style: "canvas, .plot",

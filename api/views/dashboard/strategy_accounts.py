@@ -235,8 +235,9 @@ def _order(account: StrategyAccount) -> str:
 
 
 def _slices(account: StrategyAccount) -> str:
-    size = account.strategy.schedule.slice_bytes
-    if account.is_ddp or not size:
+    schedule = account.strategy.schedule
+    size = schedule.slice_bytes
+    if schedule.order == "ddp" or not size:  # of DDP it is the size of buckets
         return "none"
     return f"{size / MIB:.3g} MiB"
 

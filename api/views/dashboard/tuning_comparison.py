@@ -66,8 +66,12 @@ def compared_tunings(session: Session, tuning_ids: Sequence[str]) -> ComparedTun
     tunings = tuple(reports.tuning(session, each) for each in ids)
     ddp = [measured_ddp_seconds(session, tuning) for tuning in tunings]
     ran_on = [", ".join(tuning.ran_on) for tuning in tunings]
-    same = len({(tuning.graph_id, tuning.cluster_id) for tuning in tunings}) == 1
-    warning = "They are of different models or clusters: compare speed-ups, not times."
+    alike = {(tuning.graph_id, tuning.cluster_id, tuning.accumulate) for tuning in tunings}
+    same = len(alike) == 1
+    warning = (
+        "They are of different models or clusters, or differ in the batches per update: compare "
+        "speed-ups, not times."
+    )
     trials = [trial_points(session, tuning.id) for tuning in tunings]
     return ComparedTunings(
         tunings,

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from autosync.api.cli.console import between_ms
 from autosync.api.cli.main import app
 from autosync.api.db import Database
-from autosync.api.db.tables import StrategyRow, TuningRow
+from autosync.api.db.document_store import load_domain
+from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
 from autosync.api.engine.submission import enqueue
 from autosync.api.views.prediction_errors import FEWEST_MEASURED
 from autosync.bundle import Evidence, load_bundle
@@ -21,11 +22,19 @@ from autosync.documents import from_json, to_json
 from autosync.extensions.offload.document import Offload
 from autosync.nccl_knobs import NcclKnobs, NcclRange
 from autosync.search.space import SPACES
+from autosync.simulator.explanation import explain
 from autosync.strategy import Strategy
 from tests.api.cli.command import completed
 from tests.api.databases import opened
 from tests.api.http.serving import served
-from tests.api.sample import claimed, finished, run_search, small_request
+from tests.api.sample import (
+    claimed,
+    confirming_without_ddp,
+    finished,
+    finished_without_ddp,
+    run_search,
+    small_request,
+)
 
 WIDE = {"COLUMNS": "200"}
 
@@ -122,6 +131,32 @@ def test_a_curve_of_bucket_sizes(source: tuple[str, str], sqlite: Database) -> N
     (best,) = (each for each in data["bucket_curve"] if each["strategy_id"] == answer)
     assert f"model = {best['code']}" in table
     assert best["code"] in run("export", tuning_id[:8], *source, "--for", "ddp")
+
+
+def test_speed_ups_over_another_design_than_ddp_say_so(
+    db: tuple[str, str], sqlite: Database
+) -> None:
+    done = finished_without_ddp(sqlite, small_request())
+    confirming = confirming_without_ddp(sqlite, small_request())
+    answer = json.loads(run("show", done, *db, "--json"))["tuning"]["result"]
+    (line,) = [each for each in run("tunings", *db).splitlines() if done[:8] in each]
+    assert f"{answer['speedup']:.2f} over {answer['baseline']}" in line
+    rows = json.loads(run("show", confirming, *db, "--json"))["strategies"]
+    (base,) = [each["origin"] for each in rows if each["is_baseline"]]
+    assert base != "ddp"
+    assert f"speed-up over {base}" in run("show", confirming, *db)
+
+
+def test_the_limit_that_explain_states_is_the_tunings(
+    db: tuple[str, str], sqlite: Database, tuning_id: str, tmp_path: Path
+) -> None:
+    """Strategies that the space allows beyond the exact ones have a lower limit."""
+    run("export", tuning_id, *db, "-o", str(tmp_path / "best.json"))
+    with sqlite.writing() as session:
+        domain = load_domain(session, session.get_one(TuningRow, tuning_id).domain_id)
+        found = explain(domain, load_bundle(tmp_path / "best.json").strategy)
+        session.get_one(OutcomeRow, tuning_id).limit_seconds = 0.25 * found.step_seconds
+    assert "; 25 % of the limit" in run("explain", tuning_id, *db)
 
 
 def test_a_shell_completes_ids(

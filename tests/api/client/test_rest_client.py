@@ -290,6 +290,24 @@ def test_what_would_happen_twice_is_not_sent_twice() -> None:
         assert len(script.seen) == 1
 
 
+def test_a_redirect_is_no_answer(tmp_path: Path) -> None:
+    """As of a proxy that leads from http to https."""
+    elsewhere = (308, {"Location": "https://tuner.example.com/v1"}, "moved")
+    with scripted(elsewhere) as script, Client(script.address) as client:
+        for call in (
+            lambda: client.tunings.get("3f2a90c1"),
+            lambda: client.tunings.save_bundle("3f2a90c1", tmp_path / "best.json"),
+            lambda: client.simulators.delete("mine"),
+            lambda: list(client.runtimes.rows()),
+            lambda: list(client.tunings.events("3f2a90c1")),
+        ):
+            with pytest.raises(ServiceError, match="answered 308") as caught:
+                call()
+            assert "https://tuner.example.com" in caught.value.remedy
+        assert len(script.seen) == 5
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_long_pause_is_left_to_the_caller() -> None:
     with (
         scripted((429, {"Retry-After": "600"}, PROBLEM)) as script,

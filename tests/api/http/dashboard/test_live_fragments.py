@@ -76,6 +76,22 @@ def test_a_running_tunings_page_keeps_what_is_open(page: Page, shown_database: D
     assert plots(figure)[0]["points"]["confirmation"] > 0, "and shows what came"
 
 
+def test_a_running_tunings_page_keeps_what_is_typed_and_chosen_in_its_search(
+    page: Page, shown_database: Database
+) -> None:
+    held, store = claimed(shown_database, REQUEST)
+    run_search(store, REQUEST)
+    page.goto(f"/tunings/{held.job_id}")
+    words, state = page.get_by_role("searchbox"), page.locator("#ranked select[name=state]")
+    state.select_option("failed")
+    words.fill("slices")
+    run_confirmation(shown_database, store, held, REQUEST)
+    expect(page.locator("#ranked .tag.answer")).to_be_visible()
+    expect(words).to_have_value("slices")
+    expect(words).to_be_focused()
+    expect(state).to_have_value("failed")
+
+
 def test_the_fastest_so_far_is_explained_unless_a_reader_has_chosen(
     page: Page, shown_database: Database
 ) -> None:

@@ -18,11 +18,18 @@ from autosync.api.http.app import create_app
 from autosync.api.spec import TuningSpec
 from autosync.api.views import reports
 from autosync.api.views.dashboard.tuning_form import form_of_tuning
-from autosync.api.views.rankings import RankingFilter, found_strategies
+from autosync.api.views.rankings import RankingFilter, baseline_strategy, found_strategies
 from autosync.search.loop.outcome import DDP
+from autosync.search.space import SPACES
 from tests.api.databases import opened
 from tests.api.http.forms import given_token
-from tests.api.sample import claimed, finished, run_search, small_request
+from tests.api.sample import (
+    claimed,
+    confirming_without_ddp,
+    finished,
+    run_search,
+    small_request,
+)
 
 REQUEST = small_request(budget=8)
 
@@ -129,6 +136,42 @@ def test_several_tunings_are_compared_on_one_chart(
     assert "3 tunings compared" in text_of(reader, path)
     assert "Choose 2 to 6" in text_of(reader, f"/compare?tuning={ids[0]}", 422)
     assert "Choose 2 to 6" in text_of(reader, "/compare", 422)
+
+
+def test_updates_of_other_numbers_of_batches_are_compared_by_speed_ups(
+    reader: TestClient, shown: Database, tuning_id: str
+) -> None:
+    several = enqueue(shown, replace(REQUEST, domain=replace(REQUEST.domain, accumulate=4)))
+    path = f"/compare?tuning={tuning_id}&tuning={several}"
+    assert "compare speed-ups, not times" in text_of(reader, path)
+    assert "times as fast as its DDP" in reader.get(path).text
+    job_queue.cancel(shown, several)
+
+
+def test_before_there_is_an_answer_speed_ups_say_what_they_are_over(sqlite: Database) -> None:
+    """DDP ran out of memory: finalists run beside another design."""
+    tuning_id = confirming_without_ddp(sqlite, REQUEST)
+    with sqlite.reading() as session:
+        base = baseline_strategy(session, tuning_id)
+        assert base is not None
+        name, key = base.origin, base.strategy_id
+    assert name != DDP
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        for part in ("ranked", "frameworks", f"strategies/{key}"):
+            page = text_of(client, f"/tunings/{tuning_id}/{part}")
+            assert f"Over {name}" in page
+            assert "Over DDP" not in page
+
+
+def test_sizes_of_buckets_are_no_slices(sqlite: Database) -> None:
+    """torch's DDP sends each bucket in one message."""
+    tuning_id = finished(sqlite, small_request(space=SPACES["buckets"]))
+    with sqlite.reading() as session:
+        rows = reports.ranked_strategies(session, tuning_id).items
+    sized = next(row.strategy_id for row in rows if "bucket_cap_mb=" in row.words)
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        page = text_of(client, f"/tunings/{tuning_id}/strategies/{sized}")
+    assert "Slices none none" in page
 
 
 def test_a_comparison_says_what_was_measured(

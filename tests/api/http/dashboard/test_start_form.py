@@ -1,19 +1,24 @@
 """What the form that starts a tuning offers, however much is stored."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
 from autosync.api.db.document_store import graph_row, insert_rows
 from autosync.api.db.tables import GraphRow
 from autosync.api.engine.simulator_store import store_simulator
+from autosync.api.engine.submission import enqueue
 from autosync.api.http.app import create_app
+from autosync.environment import PREFIX_VARIABLE
 from autosync.search.space import SPACES
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from tests.api.checkpoints import checkpoint
 from tests.api.http.forms import given_token
+from tests.api.sample import small_request
 from tests.domains import chain_graph
 
 MANY = 60
@@ -70,6 +75,17 @@ def test_every_space_that_has_a_name_can_be_chosen(sqlite: Database) -> None:
             started = answer.headers["location"].rpartition("/")[2]
             assert client.get(f"/v1/tunings/{started}").json()["space"] == name
             assert chosen_space(client.get(f"/?like={started}").text) == name
+
+
+def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX_VARIABLE, "ssh {host}")
+    first = enqueue(sqlite, replace(small_request(), launcher="command"))
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        assert "command" not in options(client.get("/").text, "launcher")
+        shown = options(client.get(f"/?like={first}").text, "launcher")
+    assert [value for value, chosen in shown.items() if chosen] == ["command"]
 
 
 def spaces(text: str) -> dict[str, bool]:
