@@ -1,10 +1,9 @@
 """The worker of `test_ending`: python -m tests.api.engine.ending_worker URL. The pools of all its
-tunings fork their ranks from one process. It is not ended when it is overdue, as `autosync worker`
-is: beside other load it may need longer to give back what runs."""
+tunings fork their ranks from one process."""
 
 import sys
 
-from autosync.api.cli.stop_signals import stop_on_signals
+from autosync.api.cli.stop_signals import leave_when_overdue, stop_on_signals
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.registry import AutoLauncher
 from autosync.trials.contract import Launcher
@@ -28,7 +27,9 @@ def main() -> None:
         "local": LocalLauncher(repeats=0),
         "testbed": TestbedLauncher(repeats=0, check=False),
     }
-    work(sys.argv[1], stop_on_signals(), trains=False, launcher_of=launchers.__getitem__)
+    stop = stop_on_signals()
+    leave_when_overdue(stop)
+    work(sys.argv[1], stop, trains=False, launcher_of=launchers.__getitem__)
 
 
 if __name__ == "__main__":
