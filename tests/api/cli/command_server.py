@@ -44,7 +44,7 @@ REQUEST_BYTES = 1 << 20
 STREAMS = 3
 FORK_SERVERS = f"\0autosync-fork-servers-{os.getpid()}"
 LEAVE_SECONDS = 300.0
-"""How long a command that is asked to stop may take to give back what runs, and to say how to go on:
+"""How long a command that is asked to stop may take to give back what runs and say how to go on:
 beside other load longer than a user would wait."""
 
 
