@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from autosync.api import cli
+from autosync.api.cli import stop_signals
 from autosync.trials.launchers import local_launcher
 from autosync.trials.pool import fork_server
 from autosync.trials.pool.fork_server import ForkServer
@@ -42,6 +43,9 @@ MAIN = "autosync.api.cli.main"
 REQUEST_BYTES = 1 << 20
 STREAMS = 3
 FORK_SERVERS = f"\0autosync-fork-servers-{os.getpid()}"
+LEAVE_SECONDS = 300.0
+"""How long a command that is asked to stop may take to give back what runs and say how to go on:
+beside other load longer than a user would wait."""
 
 
 class ForkedForkServer(ForkServer):
@@ -66,6 +70,7 @@ def become(request: dict[str, Any], streams: list[int]) -> str:
     sys.argv[1:] = request["arguments"]
     sys.path[0] = request["folder"]
     local_launcher.ForkServer = ForkedForkServer  # type: ignore[attr-defined]
+    stop_signals.LEAVE_SECONDS = LEAVE_SECONDS
     return str(request["module"])
 
 

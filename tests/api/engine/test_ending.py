@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from autosync.api.cli import stop_signals
 from autosync.api.db import Database, connect
 from autosync.api.db.tables import EventRow, ProposalRow, TrialRow, TuningRow
-from autosync.api.engine import job_queue
-from autosync.api.engine.leases import ClaimedWork, EndReason, leased
+from autosync.api.engine import job_queue, leases
+from autosync.api.engine.leases import ClaimedWork, EndReason, ServiceAway, leased
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import check_cancelled
@@ -190,9 +191,17 @@ def test_work_that_looks_at_no_token_is_given_up_in_its_absence() -> None:
     assert given_up == ["cancelled"]
 
 
-def test_a_claim_that_no_longer_holds_ends_the_work() -> None:
+@pytest.mark.parametrize("away", [False, True])
+def test_a_claim_that_no_longer_holds_ends_the_work(away: bool) -> None:
+    """away: nobody answered for as long as the lease."""
     given_up: list[EndReason] = []
-    work = ClaimedWork(lambda seconds: False, lambda: None, given_up.append)
+
+    def renew(seconds: float) -> bool:
+        if away:
+            raise ServiceAway
+        return False
+
+    work = ClaimedWork(renew, lambda: None, given_up.append)
 
     def looks() -> bool:
         check_cancelled()
@@ -200,4 +209,8 @@ def test_a_claim_that_no_longer_holds_ends_the_work() -> None:
 
     with leased(work, 0.0):
         until(looks, "never", 60)
-    assert given_up == ["lost"]
+    assert set(given_up) == {"lost"}
+
+
+def test_what_was_claimed_is_given_back_before_its_process_leaves() -> None:
+    assert leases.POLL_SECONDS + leases.OVERDUE_SECONDS < stop_signals.LEAVE_SECONDS

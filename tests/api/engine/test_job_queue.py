@@ -20,15 +20,10 @@ from autosync.api.engine.tuning_answer import answer_of, outcome_row
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from tests.api.cli.forked_command import ROOT, ForkedCommand
-from tests.api.engine.test_queue_worker import until
+from tests.api.engine.test_queue_worker import state, until
 from tests.api.sample import claimed, run_search, small_request
 
 REQUEST = small_request()
-
-
-def state(database: Database, tuning_id: str) -> str:
-    with database.reading() as session:
-        return session.get_one(TuningRow, tuning_id).state
 
 
 def expire(database: Database, held: Claim) -> None:

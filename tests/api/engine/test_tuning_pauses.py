@@ -17,9 +17,9 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import Cancelled
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.contract import TrialRequest
-from tests.api.engine.test_job_queue import expire, state, taken_over
+from tests.api.engine.test_job_queue import expire, taken_over
 from tests.api.engine.test_queue_worker import REQUEST as SHORT
-from tests.api.engine.test_queue_worker import rows
+from tests.api.engine.test_queue_worker import rows, state
 from tests.api.sample import candidates, claimed, finished, proposal, small_request
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady

@@ -228,12 +228,13 @@ def test_what_is_known_is_not_sent_again(client: TestClient, sqlite: Database) -
 
 def test_what_changes_has_another_tag(client: TestClient, sqlite: Database) -> None:
     held, store = claimed(sqlite, REQUEST)
-    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
-        before = client.get(path).headers["etag"]
-        assert client.get(path, headers={"If-None-Match": before}).status_code == 304
+    paths = (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials")
+    known = {path: {"If-None-Match": client.get(path).headers["etag"]} for path in paths}
+    for path in paths:
+        assert client.get(path, headers=known[path]).status_code == 304
     run_search(store, REQUEST)
-    for path in (f"/v1/tunings/{held.job_id}", f"/v1/tunings/{held.job_id}/trials"):
-        assert client.get(path, headers={"If-None-Match": before}).status_code == 200
+    for path in paths:
+        assert client.get(path, headers=known[path]).status_code == 200, path
     missing = client.get(f"/v1/tunings/{'0' * 32}/trials", headers={"If-None-Match": "*"})
     assert missing.status_code == 404
 

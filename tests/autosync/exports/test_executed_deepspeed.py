@@ -20,6 +20,7 @@ from autosync.exports import settings_for
 from autosync.exports.deepspeed import CONFIGURATION_FILE, zero_buckets
 from autosync.strategy import AllReduce, Encoding, ReduceScatter
 from tests.autosync.exports.test_executed_settings import INPUTS, grouped, network, recorded
+from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import ranks
 
 pytestmark = pytest.mark.skipif(
@@ -77,7 +78,7 @@ def under_deepspeed(
     finally:
         dist.all_reduce = reduce
     pairs = zip(engine.module.parameters(), alone.parameters(), strict=True)
-    worst = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
+    worst = max(gap(mine, theirs) for mine, theirs in pairs)
     return sorted(seen), worst
 
 

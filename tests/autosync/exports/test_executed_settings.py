@@ -19,6 +19,7 @@ from autosync.importing import import_module
 from autosync.simulator.sharded_strategy import sharded_by
 from autosync.strategy import AllReduce, Encoding, EncodingName, ReduceScatter, Strategy
 from autosync.torch_engine import FullyShard, Kept
+from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster
 from tests.simulator.worked_examples import strategy_of
@@ -178,7 +179,7 @@ def under_fsdp2(
             if group is not None:
                 taken[id(group)] = {str(each._param_fqn) for each in group.fsdp_params}
     worst = max(
-        (mine.full_tensor() - theirs).abs().max().item()
+        gap(mine.full_tensor(), theirs)
         for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True)
     )
     return sorted(sorted(names) for names in taken.values()), worst

@@ -11,12 +11,17 @@ from tests.autosync.importing.graph_contract import assert_graph_contract
 from tests.torchvision_operators import declare_operators
 
 declare_operators()
-pytest.importorskip("timm")
-pytest.importorskip("torchvision")
 
 BATCH = 2
 
 
+@pytest.fixture
+def libraries() -> None:
+    pytest.importorskip("timm")
+    pytest.importorskip("torchvision")
+
+
+@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(
     ("target", "parameters"),
     [
@@ -36,14 +41,19 @@ def test_named_classifiers_have_the_published_parameters(target: str, parameters
     assert_graph_contract(graph, BATCH)
 
 
+@pytest.mark.parametrize("target", ["timm:hf-hub:someone/model", "timm:local-dir:/tmp", "timm:"])
+def test_what_is_no_name_is_refused_before_a_library_is_loaded(target: str) -> None:
+    with pytest.raises(InvalidInput, match="names no model") as caught:
+        load_library_model(target, BATCH)
+    assert caught.value.remedy
+
+
+@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(
     ("target", "kind", "why"),
     [
         ("timm:resnet5", NotFound, "timm has no model 'resnet5'"),
         ("torchvision:resnet5", NotFound, "resnet50"),
-        ("timm:hf-hub:someone/model", InvalidInput, "names no model"),
-        ("timm:local-dir:/tmp", InvalidInput, "names no model"),
-        ("timm:", InvalidInput, "names no model"),
         ("torchvision:fcn_resnet50", NotSupported, "is no classifier"),
         ("torchvision:raft_small", NotSupported, "is no classifier"),
     ],

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf, isnan
 from typing import Any
 
 import torch
@@ -346,9 +347,16 @@ def attached(
     return model, optimizer, attachment
 
 
+def gap(one: Tensor, other: Tensor) -> float:
+    """Of the elements that differ most; infinite where one is not a number: Python's `max` passes
+    over a NaN that does not come first."""
+    found = float((one - other).detach().abs().max())
+    return inf if isnan(found) else found
+
+
 def worst_difference(model: nn.Module, other: nn.Module) -> float:
     pairs = zip(model.parameters(), other.parameters(), strict=True)
-    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+    return max(gap(a, b) for a, b in pairs)
 
 
 def weights(model: nn.Module) -> Tensor:

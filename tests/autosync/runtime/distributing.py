@@ -28,7 +28,7 @@ from autosync.runtime.transport import value_agreement
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import Schedule
-from tests.autosync.runtime.cases import Case, domain, loss_of, strategy
+from tests.autosync.runtime.cases import Case, domain, gap, loss_of, strategy
 from tests.autosync.runtime.training import OVERLAP
 
 PLANS = {
@@ -156,11 +156,12 @@ def ddp_of(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel]:
 
 
 def largest_difference(first: object, second: object) -> float:
-    """Between the tensors of two structures of one shape; infinite where their shapes differ."""
+    """Between the tensors of two structures of one shape; infinite where their shapes differ, or
+    where a difference is not a number."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         if first.shape != second.shape:
             return float("inf")
-        return float((first.double() - second.double()).abs().max()) if first.numel() else 0.0
+        return gap(first.double(), second.double()) if first.numel() else 0.0
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
             return float("inf")

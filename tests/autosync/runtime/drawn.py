@@ -14,7 +14,7 @@ from autosync.importing import import_module
 from autosync.plan import Plan
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.layout.records import issue_order
-from tests.autosync.runtime.cases import weights
+from tests.autosync.runtime.cases import gap, weights
 from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.place import attach_here, beside, here
 from tests.autosync.runtime.traces import disorder
@@ -179,10 +179,8 @@ def run_one(rank: int, case: Drawn) -> Trained:
     attachment.detach()
     found = weights(model)
     wanted = reference(case.model, case.optimizer, case.plan.shares)
-    worst = float((found - wanted).abs().max())
-    return Trained(
-        found.tolist(), worst, disorder(trace, issue_order(case.plan), queues, ITERATIONS)
-    )
+    wrong = disorder(trace, issue_order(case.plan), queues, ITERATIONS)
+    return Trained(found.tolist(), gap(found, wanted), wrong)
 
 
 @cache

@@ -15,6 +15,7 @@ from autosync.runtime.updates.clipping import _scale_by, scale_gradients
 from tests.autosync.runtime.cases import (
     Case,
     attached,
+    gap,
     loss_of,
     make_model,
     make_optimizer,
@@ -55,8 +56,8 @@ def beside_torch(rank: int, world: int, case: Case) -> float:
         attachment.detach()
         theirs = train(DistributedDataParallel(alone), beside, case, rank, scaled)
         assert max(theirs) > MAX_NORM
-        differences = (abs(a - b) for a, b in zip(mine, theirs, strict=True))
-        found += [worst_difference(model, alone), *differences]
+        assert len(mine) == len(theirs)
+        found += [worst_difference(model, alone), gap(torch.tensor(mine), torch.tensor(theirs))]
     return max(found)
 
 

@@ -13,7 +13,7 @@ import autosync
 from autosync.errors import InvalidInput
 from autosync.runtime.attachment import attach
 from autosync.runtime.share_sampler import sizes
-from tests.autosync.runtime.cases import Case, make_model, plan
+from tests.autosync.runtime.cases import Case, make_model, plan, worst_difference
 from tests.autosync.runtime.distributing import bundle_of, refusal
 from tests.autosync.runtime.ranks import Ranks
 
@@ -142,8 +142,7 @@ def epoch(rank: int, world: int, shares: tuple[float, ...]) -> float:
     whole = autosync.ShareSampler(data, 8, (1.0,), 0)
     for x, y in DataLoader(data, batch_size=8, sampler=whole):
         step(alone, optimizers[1], x, y)
-    pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+    return worst_difference(model, alone)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:

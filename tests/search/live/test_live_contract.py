@@ -21,6 +21,7 @@ from autosync.trials.live.job_cluster import measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import record_job
+from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import ranks
 from tests.autosync.trials.strategies import ddp, mixed, small_domain
 from tests.search.live.live_training import (
@@ -142,9 +143,7 @@ def contract(rank: int, world: int) -> dict[str, Any]:
     going_on = autosync.distribute(model, optimizer, mixed(domain))
     mine_after = trained(*going_on, rank)
     return {
-        "difference": max(
-            float((a - b).abs().max()) for a, b in zip(mine_after, theirs, strict=True)
-        ),
+        "difference": max(gap(a, b) for a, b in zip(mine_after, theirs, strict=True)),
         "results": results,
         "domain": domain,
         "step_seconds": recorded.step_seconds,

@@ -27,6 +27,7 @@ from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SpaceName
 from autosync.simulator.memory.memory_check import most_peak_bytes
+from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster, layered_graph
 from tests.search.live import live_training
@@ -130,7 +131,7 @@ def both(rank: int, world: int, optimizer_has_state: bool, save: Path) -> dict[s
     seen = tuned(rank, optimizer_has_state, save)
     wanted = by_ddp(rank, optimizer_has_state)
     pairs = zip(seen.pop("values"), wanted, strict=True)
-    return seen | {"difference": max(float((a - b).abs().max()) for a, b in pairs)}
+    return seen | {"difference": max(gap(a, b) for a, b in pairs)}
 
 
 def test_a_job_that_begins_goes_on_sharded(pair: Ranks, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.earlier_trials import read_earlier
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
+from tests.autosync.runtime.cases import gap, worst_difference
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.search.live.live_training import (
     EventChecks,
@@ -107,7 +108,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         "events": [event.kind for event in events],
         "messages": [event.message for event in events],
         "kind": type(model_after).__name__,
-        "difference": max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)),
+        "difference": max(gap(a, b) for a, b in zip(mine, theirs, strict=True)),
         "again": tuned_again(rank, model_after, out),
     }
 
@@ -335,13 +336,12 @@ def several(rank: int, world: int) -> dict[str, Any]:
         for _ in range(4):
             step(network, stepping)
     model.state_dict()  # waits for what is on its way
-    pairs = zip(model.parameters(), twin.parameters(), strict=True)
     return {
         "refused": refused,
         "failures": events.failures,
         "same": same is optimizers,
         "restored": events.restored,
-        "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
+        "difference": worst_difference(model, twin),
     }
 
 

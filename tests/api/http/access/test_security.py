@@ -141,6 +141,7 @@ def test_tokens_have_names_and_clients_are_told_apart() -> None:
 
 def test_guesses_of_tokens_are_slowed_down_and_cost_nobody_else_anything(sqlite: Database) -> None:
     app = create_app(sqlite, Access("alice:open,bob:sesame"))
+    app.state.authentication.wrong_tokens.clock = lambda: 0.0  # however long the requests take
     right = {"authorization": "Bearer sesame"}
     key = {"authorization": f"Bearer {make_key(sqlite, 'carol', 'read').text}"}
     with TestClient(app, base_url="http://127.0.0.1", client=("192.0.2.1", 1)) as client:
@@ -179,6 +180,7 @@ def test_a_script_with_an_old_key_or_token_keeps_nobody_out(sqlite: Database) ->
 
 def test_requests_of_a_client_are_counted_wherever_they_come_from(sqlite: Database) -> None:
     app = create_app(sqlite, Access("alice:open,bob:sesame"), ServiceLimits(requests=1))
+    app.state.authentication.requests.clock = lambda: 0.0  # however long they take
     headers = {name: {"authorization": f"Bearer {name}"} for name in ("open", "sesame")}
     for host in ("192.0.2.1", "192.0.2.2"):
         with TestClient(app, base_url="http://127.0.0.1", client=(host, 1)) as client:

@@ -19,6 +19,7 @@ from tests.autosync.extensions.dynamic.drawn_graphs import (
     random_trees,
 )
 from tests.autosync.extensions.dynamic.unbatched import evaluate_unbatched
+from tests.autosync.runtime.distributing import largest_difference
 
 INPUTS, CELLS = 5, 4
 TOLERANCE = 1e-10
@@ -53,11 +54,6 @@ def gradients(model: nn.Module, external: Tensor, outputs: Tensor) -> dict[str, 
     return dict(zip(["external", *named], found, strict=True))
 
 
-def worst(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
-    assert first.keys() == second.keys()
-    return max(float((first[name] - second[name]).abs().max()) for name in first)
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", range(2))
 def test_forward_and_gradients_are_those_of_a_vertex_at_a_time(name: str, seed: int) -> None:
@@ -66,9 +62,8 @@ def test_forward_and_gradients_are_those_of_a_vertex_at_a_time(name: str, seed: 
     model, external = made(kind), inputs_of(graphs, seed)
     batched, single = model(graphs, external), evaluate_unbatched(model, graphs, external)
     assert float((batched - single).detach().abs().max()) < TOLERANCE
-    assert (
-        worst(gradients(model, external, batched), gradients(model, external, single)) < TOLERANCE
-    )
+    differences = gradients(model, external, batched), gradients(model, external, single)
+    assert largest_difference(*differences) < TOLERANCE
 
 
 def test_sequences_are_those_of_torch() -> None:
@@ -83,7 +78,7 @@ def test_sequences_are_those_of_torch() -> None:
     outputs = model(graphs, external)
     assert float((outputs - expected).detach().abs().max()) < TOLERANCE
     differences = gradients(model, external, outputs), gradients(torchs, external, expected)
-    assert worst(*differences) < TOLERANCE
+    assert largest_difference(*differences) < TOLERANCE
 
 
 def test_frozen_parameters_get_no_gradient() -> None:

@@ -136,6 +136,7 @@ def test_the_policy_proposes_where_nothing_fits(
     seconds = [each.predicted_seconds for each in found]
     assert seconds == sorted(seconds)
     assert all(modules_of(each.strategy) for each in found)
+    assert found or not fits
     assert bool(asked) == (not fits)
 
 

@@ -24,6 +24,7 @@ from autosync.extensions.placement.proposals import (
 from autosync.importing.importer import import_module
 from autosync.search.designs.known_designs import all_reduce_5mb
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import Ranks
 from tests.domains import domain_of, grid_cluster
 from tests.placed_models import loss
@@ -112,7 +113,7 @@ def within(rank: int, world: int, memory_bytes: int, given: Bundle) -> float:
         for number in range(STEPS):
             step(model, optimizer, rank, number)
     found = model.state_dict()
-    far = max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
+    far = max(gap(found[name], wanted[name]) for name in wanted)
     autosync.detach(model)
     return far
 

@@ -27,7 +27,7 @@ from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica
 from autosync.verification import verify
-from tests.autosync.runtime.distributing import refusal
+from tests.autosync.runtime.distributing import largest_difference, refusal
 from tests.autosync.runtime.ranks import Ranks
 from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
 
@@ -92,20 +92,15 @@ def distributed(
     return autosync.distribute(model, optimizer_of(kind, model), given)
 
 
-def far_from(found: dict[str, Any], wanted: dict[str, Any]) -> float:
-    assert found.keys() == wanted.keys()
-    return max(float((found[name] - wanted[name]).detach().abs().max()) for name in wanted)
-
-
 def beside_ddp(rank: int, world: int, given: Bundle, kind: str) -> tuple[float, float]:
     model, optimizer = distributed(rank, given, kind)
     ddp = DistributedDataParallel(make())
     theirs = optimizer_of(kind, ddp)
     train(model, optimizer, rank)
     train(ddp, theirs, rank)
-    whole = far_from(model.state_dict(), ddp.module.state_dict())
+    whole = largest_difference(model.state_dict(), ddp.module.state_dict())
     autosync.detach(model)
-    after = far_from(dict(model.named_parameters()), dict(ddp.module.named_parameters()))
+    after = largest_difference(dict(model.named_parameters()), dict(ddp.module.named_parameters()))
     return whole, after
 
 
@@ -146,7 +141,7 @@ def uneven(
     model, optimizer = distributed(rank, given)
     train(model, optimizer, rank, rows[rank])
     held = [parameter.numel() for parameter in model.parameters()]
-    far = far_from(model.state_dict(), wanted)
+    far = largest_difference(model.state_dict(), wanted)
     autosync.detach(model)
     return far, held
 
@@ -213,7 +208,7 @@ def resumed(rank: int, world: int, given: Bundle) -> tuple[float, float, list[in
     again.load_state_dict(saved[0])
     second.load_state_dict(copy.deepcopy(saved[1]))  # torch goes on with the given tensors
     train(again, second, rank)
-    found = far_from(again.state_dict(), wanted)
+    found = largest_difference(again.state_dict(), wanted)
     plain = make()
     third = optimizer_of("adamw", plain)
     plain.load_state_dict(saved[0])
@@ -222,7 +217,7 @@ def resumed(rank: int, world: int, given: Bundle) -> tuple[float, float, list[in
     train(ddp, third, rank)
     for each in (model, again):
         autosync.detach(each)
-    return found, far_from(plain.state_dict(), wanted), sorted(saved[1]["state"])
+    return found, largest_difference(plain.state_dict(), wanted), sorted(saved[1]["state"])
 
 
 def test_a_checkpoint_is_whole_and_goes_on_anywhere(pair: Ranks) -> None:
@@ -246,7 +241,7 @@ def detached(rank: int, world: int, given: Bundle) -> tuple[float, list[bool]]:
     train(alone, theirs, rank)
     train(alone, theirs, rank)
     trained = [parameter.requires_grad for parameter in plain.parameters()]
-    return far_from(plain.state_dict(), alone.module.state_dict()), trained
+    return largest_difference(plain.state_dict(), alone.module.state_dict()), trained
 
 
 def test_detach_gives_everything_back(pair: Ranks) -> None:
@@ -267,7 +262,7 @@ def accumulated(rank: int, world: int, given: Bundle) -> float:
             loss(network(y), y).backward()
             own.step()
             own.zero_grad()
-    far = far_from(model.state_dict(), ddp.module.state_dict())
+    far = largest_difference(model.state_dict(), ddp.module.state_dict())
     autosync.detach(model)
     return far
 
@@ -284,7 +279,7 @@ def sparse(rank: int, world: int, given: Bundle) -> float:
     theirs = torch.optim.SGD(ddp.parameters(), lr=0.1)
     train(model, own, rank)
     train(ddp, theirs, rank)
-    far = far_from(model.state_dict(), ddp.module.state_dict())
+    far = largest_difference(model.state_dict(), ddp.module.state_dict())
     autosync.detach(model)
     return far
 
@@ -315,7 +310,7 @@ def clipped(rank: int, world: int, given: Bundle, by: str) -> float:
         assert norm > 0.5, "nothing was clipped"
         own.step()
         theirs.step()
-    far = far_from(model.state_dict(), ddp.module.state_dict())
+    far = largest_difference(model.state_dict(), ddp.module.state_dict())
     autosync.detach(model)
     return far
 

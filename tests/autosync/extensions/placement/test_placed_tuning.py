@@ -29,6 +29,7 @@ from autosync.trials.live.job_cluster import measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.live.step_graph import record_job
+from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import Ranks
 from tests.search.live.live_training import fingerprint
 
@@ -210,7 +211,7 @@ def tuned(rank: int, world: int) -> dict[str, Any]:
         step(twin, theirs)
     inner = after.module if isinstance(after, DistributedDataParallel) else after
     mine, wanted = inner.state_dict(), twin.module.state_dict()
-    far = max(float((mine[name] - wanted[name]).abs().max()) for name in wanted)
+    far = max(gap(mine[name], wanted[name]) for name in wanted)
     autosync.detach(after)
     return {"messages": messages, "far": far}
 

@@ -20,7 +20,7 @@ from autosync.strategy import (
     Schedule,
     Synchronizer,
 )
-from tests.autosync.runtime.cases import weights
+from tests.autosync.runtime.cases import gap, weights
 from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import gradient_of, linear, total_of
 from tests.autosync.runtime.place import beside, here
@@ -77,9 +77,9 @@ def excess(rank: int, world: int, method: str, name: str) -> tuple[float, bool, 
     for p, old, gradient, size in zip(
         model.parameters(), before.parameters(), exact, sizes, strict=True
     ):
-        error = (p.detach() - (old.detach() - gradient)).abs()
+        error = p.detach() - (old.detach() - gradient)
         bound = (world + 1) * ROUNDING[name] * size + 1e-6
-        worst = max(worst, float((error / bound).max()))
+        worst = max(worst, gap(error / bound, torch.zeros(())))
     found = weights(model)
     half = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
     return worst, bool((found.to(half).float() != found).any()), found.tolist()
@@ -239,7 +239,7 @@ def uncompressed(rank: int, world: int) -> float:
     loss(model, 0, rank).backward()
     exact = averaged_all(net(), loss, 0, (1.0 / world,) * world)
     pairs = zip(model.parameters(), exact, strict=True)
-    worst = max(float((gradient_of(p) - wanted).abs().max()) for p, wanted in pairs)
+    worst = max(gap(gradient_of(p), wanted) for p, wanted in pairs)
     optimizer.step()
     attachment.detach()
     return worst

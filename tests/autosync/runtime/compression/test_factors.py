@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from autosync.strategy import AllReduce, Factors, Schedule, Synchronizer
-from tests.autosync.runtime.cases import weights, worst_difference
+from tests.autosync.runtime.cases import gap, weights, worst_difference
 from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import gradient_of, without_sync
 from tests.autosync.runtime.place import beside, here
@@ -116,7 +116,7 @@ def gradients(rank: int, world: int, dtype: torch.dtype) -> list[float]:
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         assert parameter.grad is not None
         assert parameter.grad.dtype == dtype
-        worst.append(float((parameter.grad - wanted).abs().max()))
+        worst.append(gap(parameter.grad, wanted))
     optimizer.step()
     attachment.detach()
     return worst

@@ -17,6 +17,7 @@ from tests.autosync.runtime.beside_ddp import PLANS, Script, beside_ddp, complet
 from tests.autosync.runtime.cases import (
     Case,
     attached,
+    gap,
     make_model,
     make_optimizer,
     worst_difference,
@@ -136,7 +137,7 @@ def readings(rank: int, world: int, case: Case) -> dict[str, float]:
         values = [read(p).detach().clone() for p in model.parameters()]
         attachment.detach()
         pairs = zip(values, model.parameters(), strict=True)
-        found[name] = max(float((a - b).detach().abs().max()) for a, b in pairs)
+        found[name] = max(gap(a, b) for a, b in pairs)
         assert {type(p) for p in model.parameters()} == {nn.Parameter}
     return found
 

@@ -12,6 +12,7 @@ from autosync.strategy import Schedule
 from tests.autosync.runtime.cases import (
     Case,
     attached,
+    gap,
     iterate,
     loss_of,
     make_model,
@@ -109,7 +110,8 @@ def clipped(rank: int, world: int, case: Case) -> float:
         found.append(attachment.engine.gradients.grad_norm)
     attachment.detach()
     difference = worst_difference(model, manual_reference(case, world, change))
-    return max(difference, *(abs(a - b) for a, b in zip(found, norms, strict=True)))
+    assert len(found) == len(norms)
+    return max(difference, gap(torch.tensor(found), torch.tensor(norms)))
 
 
 def test_clipping_by_the_true_norm(pair: Ranks) -> None:
@@ -220,9 +222,7 @@ def buffers_in_step(rank: int, world: int, case: Case) -> float:
         zip(model.state_dict().values(), reference.module.state_dict().values(), strict=True)
     )
     attachment.detach()
-    if rank == 0:
-        return max(float((a - b).abs().max()) for a, b in pairs)
-    return max(float((a - b).abs().max()) for a, b in pairs[:2])
+    return max(gap(a, b) for a, b in (pairs if rank == 0 else pairs[:2]))
 
 
 def test_module_buffers(pair: Ranks) -> None:

@@ -24,7 +24,7 @@ from autosync.strategy import Encoding, Strategy
 from autosync.torch_engine import DdpArguments
 from tests.autosync.runtime.beside_ddp import make_mlp
 from tests.autosync.runtime.cases import domain, iterate, loss_of, make_model, make_optimizer
-from tests.autosync.runtime.distributing import ddp_of, refusal
+from tests.autosync.runtime.distributing import ddp_of, largest_difference, refusal
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
 
@@ -43,11 +43,6 @@ def trained(network: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> 
         name: value.full_tensor() if isinstance(value, DTensor) else value.detach()
         for name, value in plain.named_parameters()
     }
-
-
-def difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    assert found.keys() == wanted.keys()
-    return max(float((found[name] - wanted[name]).detach().abs().max()) for name in wanted)
 
 
 def beside_ddp(
@@ -76,7 +71,7 @@ def beside_ddp(
         clip_before_step(alone, theirs, max_grad_norm)
     found = trained(network, same, rank)
     kind = "fsdp" if isinstance(network, FSDPModule) else type(network).__name__
-    return difference(found, trained(ddp, theirs, rank)), kind
+    return largest_difference(found, trained(ddp, theirs, rank)), kind
 
 
 @pytest.mark.parametrize("make", [fsdp2, zero2])
@@ -113,7 +108,7 @@ def under_buckets(rank: int, world: int, given: Bundle) -> tuple[float, list[int
     formed = [int(each) for each in told["rebuilt_bucket_sizes"].split(",")]
     views = bool(told["gradient_as_bucket_view"])
     wanted = trained(ddp, make_optimizer("sgd", alone), rank)
-    return difference(found, wanted), formed, views
+    return largest_difference(found, wanted), formed, views
 
 
 @pytest.mark.parametrize("limits", [(100,), (400, 1200), (50, 300, 100)])

@@ -20,6 +20,7 @@ from autosync.runtime.transport.base import SynchronizationFailed
 from tests.autosync.runtime.cases import (
     Case,
     attached,
+    gap,
     iterate,
     loss_of,
     make_model,
@@ -40,11 +41,11 @@ def evaluated(rank: int, world: int, case: Case) -> float:
     for iteration in range(case.iterations):
         iterate(model, optimizer, rank, [iteration])
         with torch.no_grad():
-            loss = float(loss_of(model.eval(), 99, 0))
+            loss = loss_of(model.eval(), 99, 0)
         model.train()
         reference = train_reference(replace(case, iterations=iteration + 1), world)
         with torch.no_grad():
-            worst = max(worst, abs(loss - float(loss_of(reference.eval(), 99, 0))))
+            worst = max(worst, gap(loss, loss_of(reference.eval(), 99, 0)))
         other = make_model(case.model)
         other.load_state_dict(model.state_dict())
         worst = max(worst, worst_difference(other, reference))
