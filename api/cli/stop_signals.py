@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 PARENT_POLL_SECONDS = 0.5
-LEAVE_SECONDS = 1.5
+LEAVE_SECONDS = 1.75
 """From the request to stop until the process ends, whatever it computes: compiled code looks at no
 token. What was claimed is given back before that (`engine.leases`), and the kernel ends the ranks
 and the testbeds of a process with it."""

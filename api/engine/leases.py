@@ -16,7 +16,7 @@ LEASE_SECONDS = 15.0
 """Of a claim; renewed every third of it. The longest wait after a worker was killed."""
 POLL_SECONDS = 0.25
 """Between two looks at the database and at the worker's own signals."""
-OVERDUE_SECONDS = 1.0
+OVERDUE_SECONDS = 0.75
 """Work that has not ended so long after it was asked to (it compiles, say) is given up in its
 absence: the database says so, and nothing that it still does is written."""
 EndReason = Literal["cancelled", "interrupted", "lost", "paused"]
