@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-SLOTS = 4
-"""Bitmaps of a rank that the store holds. One is written over when every rank is more than two
-iterations past it."""
+from autosync.runtime.transport.base import SynchronizationFailed
+
+SLOTS = 64
+"""Bitmaps of a rank that the store holds. On gloo ranks are at most two iterations apart. On NCCL
+the host of one that leaves nothing out runs ahead, as far as its GPU's queue of launches allows."""
 
 
 class UnusedVariables:
@@ -40,8 +42,8 @@ class UnusedVariables:
         self._mine: frozenset[int] = frozenset()
         self._iteration = -1
         self._bitmaps: list[int | None] = []
-        for slot in range(SLOTS):
-            self._store.set(f"{slot}/{rank}", "-1 0")
+        slots = [f"{slot}/{rank}" for slot in range(SLOTS)]
+        self._store.multi_set(slots, ["-1 0"] * SLOTS)
 
     def post(self, iteration: int, variables: Iterable[int]) -> None:
         """This rank has no gradient for these; called in every iteration."""
@@ -59,7 +61,7 @@ class UnusedVariables:
     ) -> frozenset[int]:
         """Those of the variables that no rank has a gradient for; called when the host has
         completed their sums. The store is read once, or not at all where the bitmaps that were read
-        before suffice.
+        before suffice. Raises SynchronizationFailed where a rank is SLOTS iterations ahead.
 
         arrived: returns when the sums are here. On NCCL the host completes a message when it has
         asked for it: other ranks may not have come so far, and not have said what they left out.
@@ -84,9 +86,17 @@ class UnusedVariables:
     def _read(self) -> list[int | None]:
         slot = self._iteration % SLOTS
         posts = self._store.multi_get([f"{slot}/{rank}" for rank in range(self._world)])
-        return [self._bitmap(post) for post in posts]
+        return [self._bitmap(rank, post) for rank, post in enumerate(posts)]
 
-    def _bitmap(self, post: bytes) -> int | None:
-        """None of an iteration before."""
-        iteration, bitmap = post.decode().split()
-        return int(bitmap, 16) if int(iteration) == self._iteration else None
+    def _bitmap(self, rank: int, post: bytes) -> int | None:
+        """None of an iteration before. Raises SynchronizationFailed of one after."""
+        number, bitmap = post.decode().split()
+        if int(number) > self._iteration:
+            raise SynchronizationFailed(
+                f"rank {rank} is {int(number) - self._iteration} iterations ahead of this one: which "
+                "parameters it left out here is no longer known.",
+                thing="backward",
+                remedy="Read the loss every few iterations (`loss.item()`): the hosts of all ranks "
+                "then stay together.",
+            )
+        return int(bitmap, 16) if int(number) == self._iteration else None

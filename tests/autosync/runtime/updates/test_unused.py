@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from autosync.runtime.execution import monitor
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.value_agreement import THREAD
 from autosync.runtime.updates.unused_variables import SLOTS, UnusedVariables
 from autosync.strategy import Schedule
@@ -202,6 +203,15 @@ def test_bitmaps_are_read_behind_the_sums() -> None:
         ranks[2].post(0, [0, 1])
 
     assert ranks[0].by_every_rank([0, 1], arrived) == {0}
+
+
+def test_a_bitmap_that_was_written_over_is_not_guessed() -> None:
+    ranks = posts_of(HashStore())
+    ranks[0].post(0, [0])
+    for iteration in (0, SLOTS):
+        ranks[1].post(iteration, [0])
+    with pytest.raises(SynchronizationFailed, match=f"rank 1 is {SLOTS} iterations ahead"):
+        ranks[0].by_every_rank([0])
 
 
 def counted_operations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
