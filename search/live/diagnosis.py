@@ -126,7 +126,7 @@ def diagnose(
 
     with job_control(PATIENCE) as control:
         control.agreed(check)
-        before = take_snapshot(model, optimizers, others)
+        before = take_snapshot(model, optimizers, others, batches)
         try:
             measured = _measured(control, step, model, optimizer, batches, iterations, report)
             before.restore()

@@ -163,7 +163,7 @@ def tune(
         mine = None if dist.get_rank() else since
         known = control.agreed(lambda: read_earlier(mine) if isinstance(mine, str | Path) else mine)
         control.share_values(model)
-        before = take_snapshot(model, given_optimizers(optimizer), others)
+        before = take_snapshot(model, given_optimizers(optimizer), others, batches)
         job = LiveJob(
             step, model, optimizer, before, control, patience, max_grad_norm, options, device_type
         )
