@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from autosync.bundle import Bundle
-from autosync.errors import AutosyncError, NotSupported
+from autosync.errors import NotSupported
 from autosync.extensions.seams import AttachedBeside, attach_beside, check_beside, engine_of
 from autosync.plan import Plan
 from autosync.runtime import attachment as runtime
@@ -187,7 +187,7 @@ def attach(
     try:
         for each in attach_beside(beside, model, given_optimizers(optimizer)):
             _add_beside(attached, each, keep_state=not running)
-    except AutosyncError:  # an arena does not hold the model
+    except Exception:  # the device or the host has no room for it, for instance
         attached.abandon()
         raise
     return attached

@@ -88,6 +88,7 @@ def searched_from(
     """
     rng = np.random.default_rng(seed)
     found = fastest(first, predict(first), keep)
+    generation = max(1, min(generation, count))
     for number in range(max(1, count // generation) if len(found[0]) else 0):
         parents = parents_of(domain, space, found[0].take(np.arange(min(KEPT, len(found[0])))))
         base = rng.integers(len(parents), size=generation)

@@ -29,7 +29,7 @@ from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.designs import known_designs as designs
-from autosync.search.live.live_tuning import own_timeout
+from autosync.search.live.live_tuning import check_folders, own_timeout
 from autosync.search.live.message_costs import measure_message_costs
 from autosync.search.live.time_budget import collective_timeout
 from autosync.search.loop.design_candidates import known_designs
@@ -100,7 +100,7 @@ def diagnose(
 
     Raises:
         InvalidInput: the model follows a plan of AutoSync's; the step fails on a rank; `batches` is
-            empty; `save` ends in none of the three.
+            empty; `save` ends in none of the three, or its folder is missing.
         SynchronizationFailed: a rank died.
     """
     group = working_group(None)
@@ -123,10 +123,12 @@ def diagnose(
                 value=str(save),
                 remedy=f"End it in one of {', '.join(FORMATS)}.",
             )
+        if dist.get_rank() == 0:
+            check_folders(save=save)
 
     with job_control(PATIENCE) as control:
         control.agreed(check)
-        before = take_snapshot(model, optimizers, others)
+        before = take_snapshot(model, optimizers, others, batches)
         try:
             measured = _measured(control, step, model, optimizer, batches, iterations, report)
             before.restore()

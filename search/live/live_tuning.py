@@ -134,9 +134,10 @@ def tune(
     Raises:
         InvalidInput: torch.distributed is not initialized; a rank has no batch; the model or an
             optimizer is distributed already; an optimizer trains what is not the model's; an
-            option is none of DistributedDataParallel's; step does not do what it must; `since` is
-            no bundle and no file of trials; no space has that name; the space is `fsdp2`, an
-            optimizer has state, and `save` says no place for the answer. On every rank.
+            option is none of DistributedDataParallel's; step does not do what it must; there is no
+            folder for `save` or `trials`; `since` is no bundle and no file of trials; no space has
+            that name; the space is `fsdp2`, an optimizer has state, and `save` says no place for
+            the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
             several optimizers are to be clipped.
@@ -147,6 +148,8 @@ def tune(
 
     def check() -> Space:
         check_tunable(model, given_optimizers(optimizer), others, max_grad_norm, options)
+        if dist.get_rank() == 0:
+            check_folders(save=save, trials=trials)
         asked = space_named(space) if isinstance(space, str) else space or Space()
         if asked.only == "fsdp2" and save is None and dist.get_rank() == 0:
             check_untrained(given_optimizers(optimizer))
@@ -163,7 +166,7 @@ def tune(
         mine = None if dist.get_rank() else since
         known = control.agreed(lambda: read_earlier(mine) if isinstance(mine, str | Path) else mine)
         control.share_values(model)
-        before = take_snapshot(model, given_optimizers(optimizer), others)
+        before = take_snapshot(model, given_optimizers(optimizer), others, batches)
         job = LiveJob(
             step, model, optimizer, before, control, patience, max_grad_norm, options, device_type
         )
@@ -273,6 +276,23 @@ def _no_batches(why: str, batches: object) -> InvalidInput:
         remedy="Give every rank a DataLoader or an iterator with a batch at least, or none and a "
         "step that has its own.",
     )
+
+
+def check_folders(**files: str | Path | None) -> None:
+    """files: written once everything is measured, by the arguments that name them.
+
+    Raises:
+        InvalidInput: there is no folder for one of them.
+    """
+    for argument, file in files.items():
+        folder = None if file is None else Path(file).absolute().parent
+        if folder is not None and not folder.is_dir():
+            raise InvalidInput(
+                f"{argument} is {str(file)!r}, and there is no folder {str(folder)!r}.",
+                thing=argument,
+                value=str(file),
+                remedy="Make the folder first, or name another file.",
+            )
 
 
 def own_timeout(job: LiveJob) -> timedelta:

@@ -84,7 +84,11 @@ def attach(
     device.memory.count([*model.parameters(), *model.buffers()])
     watched = tuple(optimizers) if swap.optimizer_state else ()
     swapper = HostSwapper(model, swap.budget_bytes, watched, device, smallest_bytes)
-    swapper.install()
+    try:
+        swapper.install()
+    except Exception:  # the host may have no room for the state
+        swapper.remove(keep_state=False)
+        raise
     return swapper
 
 

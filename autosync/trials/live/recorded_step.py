@@ -33,8 +33,8 @@ class Tape:
     """One recorded iteration; of one that adds up the gradients of several batches, the last batch.
 
     called: modules around variables, by name. ready: by variable, when its gradient was last
-    complete. batches: of the iteration, which began at step_begun. updated_early: one of them came
-    behind an update.
+    complete. touched: by variable, rows of its gradient, which adds up all batches so far. batches:
+    of the iteration, which began at step_begun. updated_early: one of them came behind an update.
     """
 
     begun: Moment

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
 from autosync.extensions.offload.arena import host_memory
 
@@ -27,24 +28,27 @@ class Stateful(Protocol):
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything a step changes: values and gradients of parameters, module buffers and modes,
-    the optimizer's state and settings, other stateful objects, random states.
+    the optimizer's state and settings, other stateful objects, random states, generators of a data
+    loader.
 
     Values of a GPU are saved in host memory, the optimizer's state and others' among them: so a
     trial has the memory that training has.
     """
 
     parameters: list[tuple[nn.Parameter, Tensor, Tensor | None]]
-    buffers: list[tuple[Tensor, Tensor]]
+    buffers: list["BufferCopy"]
     modes: list[tuple[nn.Module, bool]]
     optimizers: list["OptimizerCopy"]
     others: list[tuple[Stateful, dict[str, Any]]]
     random_states: tuple[Any, Any, Tensor, list[Tensor]]
+    generators: list[tuple[torch.Generator, Tensor]]
 
     def restore(self) -> None:
         """Parameters and buffers keep their identity and storage. Where a part cannot be put back
         (its device is full, for instance), the others are, and the error is raised after them."""
         with ExitStack() as parts:  # the last one first
             parts.callback(_restore_random, self.random_states)
+            parts.callback(self._restore_generators)
             parts.callback(self._restore_others)
             parts.callback(self._restore_modes)
             for optimizer in reversed(self.optimizers):
@@ -54,9 +58,12 @@ class Snapshot:
                 parts.callback(_restore_parameter, *saved)
 
     def _restore_buffers(self) -> None:
-        with torch.no_grad():
-            for buffer, value in self.buffers:
-                buffer.copy_(value)
+        for copy in self.buffers:
+            copy.restore()
+
+    def _restore_generators(self) -> None:
+        for generator, state in self.generators:
+            generator.set_state(state)
 
     def _restore_modes(self) -> None:
         for module, training in self.modes:
@@ -67,6 +74,21 @@ class Snapshot:
             other.load_state_dict(restored(state))
             if isinstance(other, GradScaler):
                 other._per_optimizer_states.clear()  # what a step that failed half way had begun
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCopy:
+    """A buffer of a module, which may replace it by another tensor. held: where it holds it."""
+
+    held: dict[str, Any]
+    name: str
+    buffer: Tensor
+    value: Tensor
+
+    def restore(self) -> None:
+        self.held[self.name] = self.buffer
+        with torch.no_grad():
+            self.buffer.copy_(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +110,41 @@ class OptimizerCopy:
 
 
 def take_snapshot(
-    model: nn.Module, optimizers: Sequence[Optimizer], others: Sequence[Stateful] = ()
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    others: Sequence[Stateful] = (),
+    batches: object = None,
 ) -> Snapshot:
+    """batches: what the steps' batches come from, before any has been drawn."""
     return Snapshot(
         parameters=[
             (p, host_copy(p.detach()), None if p.grad is None else host_copy(p.grad))
             for p in model.parameters()
         ],
-        buffers=[(buffer, host_copy(buffer)) for buffer in model.buffers()],
+        buffers=[copy for module in model.modules() for copy in _buffer_copies(module)],
         modes=[(module, module.training) for module in model.modules()],
         optimizers=[_optimizer_copy(optimizer) for optimizer in optimizers],
         others=[(other, saved(other.state_dict())) for other in others],
         random_states=_random(),
+        generators=[(each, each.get_state()) for each in _generators(batches)],
     )
+
+
+def _buffer_copies(module: nn.Module) -> list[BufferCopy]:
+    """Of a module itself, without those that it contains."""
+    own: dict[str, Any] = dict(module.named_buffers(recurse=False, remove_duplicate=False))
+    held: dict[str, Any] = module._buffers if "_buffers" in module.__dict__ else own
+    return [BufferCopy(held, name, buffer, host_copy(buffer)) for name, buffer in own.items()]
+
+
+def _generators(batches: object) -> list[torch.Generator]:
+    """From which a data loader and its samplers draw in place of torch's own."""
+    if not isinstance(batches, DataLoader):
+        return []
+    holders: list[object] = [batches, batches.sampler, batches.batch_sampler]
+    holders.append(getattr(batches.batch_sampler, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
 def _restore_parameter(parameter: nn.Parameter, value: Tensor, gradient: Tensor | None) -> None:

@@ -189,7 +189,7 @@ def _tape_graph(
         batch_size=batch_size,
         operations=operations,
         variables=tuple(
-            _variable(key, parameter, tape.touched.get(v, 0), rows.get(v, 0))
+            _variable(key, parameter, -(-tape.touched.get(v, 0) // tape.batches), rows.get(v, 0))
             for v, (key, parameter) in enumerate(named.items())
         ),
         backward_order=tuple(order),

@@ -64,6 +64,19 @@ def test_a_local_search_improves_what_it_begins_from() -> None:
     assert set(found.method) <= set(Method)
 
 
+def test_a_short_search_looks_at_no_more_than_it_is_asked_for() -> None:
+    looked_at: list[int] = []
+
+    def counted(population: Population) -> np.ndarray:
+        looked_at.append(len(population))
+        return predict(population)
+
+    first = sample(DOMAIN, SMALL, 0, 4, 0)
+    found, _ = searched_from(DOMAIN, SMALL, first, counted, 16, 1, 32)
+    assert sum(looked_at) == len(first) + 16
+    assert len(found)
+
+
 def test_a_search_from_many_finds_more_than_as_many_random_draws() -> None:
     first = sample(DOMAIN, SMALL, 0, 64, 0)
     found, seconds = searched_from(DOMAIN, SMALL, first, predict, 1536, 0, 32)

@@ -90,6 +90,8 @@ def cases(rank: int) -> dict[str, tuple[nn.Module, Any, dict[str, Any]]]:
         "others": (model, optimizer, {"others": [object()]}),
         "clipped": (model, halves, {"max_grad_norm": 1.0}),
         "closure": (model, torch.optim.LBFGS(model.parameters()), {}),
+        "no folder": (model, optimizer, {"save": "/nowhere/best.json"}),
+        "no folder of trials": (model, optimizer, {"trials": "/nowhere/trials.json"}),
         "compiled": (Compiled(model), optimizer, {}),
         "compiled part": (nn.Sequential(Compiled(model)), optimizer, {}),
     }
@@ -120,6 +122,8 @@ def refusals(world: Ranks) -> list[dict[str, str]]:
         ("others", "others[0] (object) has no state_dict"),
         ("clipped", "max_grad_norm was given with several optimizers"),
         ("closure", "LBFGS.step() needs a closure"),
+        ("no folder", "save is '/nowhere/best.json', and there is no folder"),
+        ("no folder of trials", "trials is '/nowhere/trials.json', and there is no folder"),
         ("compiled", "the model is compiled"),
         ("compiled part", "module '0' of the model is compiled"),
     ],

@@ -363,7 +363,10 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
     samples = torch.randn(32, 8, generator=generator)
     size = 4 if rank != 1 else 8
     rows = cast(Dataset[Tensor], list(samples))
-    stream: DataLoader[Tensor] = DataLoader(rows, batch_size=size, shuffle=True)
+    own = torch.Generator().manual_seed(rank)
+    order = own if rank else None
+    stream: DataLoader[Tensor] = DataLoader(rows, size, shuffle=True, generator=order)
+    untouched = own.get_state()
     seen: list[int] = []
 
     def step(model: nn.Module, optimizers: list[torch.optim.Optimizer], values: Tensor) -> None:
@@ -376,7 +379,7 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
 
     batches: Any = [] if rank == 2 else stream
     refused = refusal_of(autosync.tune, step, model, optimizers, batches=batches)
-    expected = [hash(tuple(values.flatten().tolist())) for values in peek(stream)]
+    expected = [hash(tuple(values.flatten().tolist())) for values in peek(stream, own)]
     events = EventChecks(model, optimizers)
     autosync.tune(
         step,
@@ -398,14 +401,16 @@ def streaming(rank: int, world: int) -> dict[str, Any]:
         "recorded": recorded == expected[:4],
         "passes": len(passes),
         "alike": all(one == recorded for one in passes),
+        "untouched": torch.equal(own.get_state(), untouched),
     }
 
 
-def peek(stream: DataLoader[Tensor]) -> list[Tensor]:
-    """What it gives, and the random state as it was before."""
-    state = torch.get_rng_state()
+def peek(stream: DataLoader[Tensor], own: torch.Generator) -> list[Tensor]:
+    """What it gives, and random states as they were before."""
+    state, of_own = torch.get_rng_state(), own.get_state()
     found = list(stream)
     torch.set_rng_state(state)
+    own.set_state(of_own)
     return found
 
 
@@ -420,6 +425,7 @@ def test_every_trial_runs_the_same_batches_of_a_stream(trio: Ranks) -> None:
         assert found["again"]
         assert found["recorded"]
         assert found["alike"]
+        assert found["untouched"]
         assert found["passes"] >= 3
 
 

@@ -1,6 +1,6 @@
 """A running job as a workload: its state is put back, its ranks' devices and answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.arena import Arena
@@ -61,6 +62,49 @@ def test_several_optimizers_are_put_back() -> None:
     assert not any(optimizer.state for optimizer in optimizers)
     pairs = zip(values, model.parameters(), strict=True)
     assert all(torch.equal(value, parameter) for value, parameter in pairs)
+
+
+class Averaging(nn.Module):
+    """Puts another tensor in place of its buffer in every forward pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(3))
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + x.mean(dim=0)
+        found: Tensor = self.weight * (x - self.mean)
+        return found
+
+
+def test_a_buffer_that_forward_replaces_is_put_back() -> None:
+    model = Averaging()
+    buffer = model.mean
+    before = take_snapshot(model, [])
+    for _ in range(2):
+        model(torch.full((2, 3), 4.0))
+        assert not torch.equal(model.mean, torch.ones(3))
+        before.restore()
+        assert model.mean is buffer
+        assert torch.equal(buffer, torch.ones(3))
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_data_loader_with_a_generator_begins_anew(sampled: bool) -> None:
+    rows = cast(Dataset[Tensor], list(torch.arange(16.0)))
+    generator = torch.Generator().manual_seed(5)
+    loader: DataLoader[Tensor] = DataLoader(rows, shuffle=True, generator=generator)
+    if sampled:
+        sampler = RandomSampler(cast(Sized, rows), generator=generator)
+        loader = DataLoader(rows, batch_sampler=BatchSampler(sampler, 2, drop_last=False))
+    before = take_snapshot(nn.Linear(3, 2), [], batches=loader)
+    drawn = torch.cat(list(loader)).tolist()
+    before.restore()
+    assert torch.cat(list(loader)).tolist() == drawn
+    assert torch.cat(list(loader)).tolist() != drawn
 
 
 class Average:

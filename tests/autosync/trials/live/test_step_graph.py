@@ -263,6 +263,33 @@ def test_of_several_batches_one_is_recorded() -> None:
     assert "no_sync" not in model.__dict__
 
 
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(60, 4, sparse=True)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.embedding(rows)
+        return found
+
+
+def test_rows_of_several_batches_count_once() -> None:
+    """A gradient adds up the rows of all batches, and the graph has those of one."""
+
+    def accumulate(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        for batch in range(3):
+            with model.no_sync() if batch < 2 else nullcontext():
+                model(torch.tensor([2 * batch, 2 * batch + 1])).sum().backward()
+        optimizer.step()
+
+    found = record_job(job_of(accumulate, Table()), None, "cpu")
+    (variable,) = found.graph.variables
+    assert (variable.sparse, variable.touched_rows, found.accumulate) == (True, 2, 3)
+    domain = found.domain_on(grid_cluster(2))
+    assert domain.variables.touched_rows.tolist() == [6]
+
+
 def test_iterations_have_as_many_batches() -> None:
     with pytest.raises(InvalidInput, match="2 batches in some iterations and 3 in others"):
         recorded_batches([2, 3])
