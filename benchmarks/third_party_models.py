@@ -130,9 +130,7 @@ def _seed(seed: int) -> None:
 
 def largest_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> Difference:
     return max(
-        (_difference(expected[name], value), name)
-        for name, value in found.items()
-        if value.numel()
+        (_difference(expected[name], value), name) for name, value in found.items() if value.numel()
     )
 
 

@@ -43,7 +43,7 @@ class UnusedVariables:
         self._iteration = -1
         self._bitmaps: list[int | None] = []
         slots = [f"{slot}/{rank}" for slot in range(SLOTS)]
-        self._store.multi_set(slots, ["-1 0"] * SLOTS)
+        self._store.multi_set(slots, ["-1 0"] * SLOTS)  # type: ignore[attr-defined]  # has no type
 
     def post(self, iteration: int, variables: Iterable[int]) -> None:
         """This rank has no gradient for these; called in every iteration."""
@@ -93,8 +93,8 @@ class UnusedVariables:
         number, bitmap = post.decode().split()
         if int(number) > self._iteration:
             raise SynchronizationFailed(
-                f"rank {rank} is {int(number) - self._iteration} iterations ahead of this one: which "
-                "parameters it left out here is no longer known.",
+                f"rank {rank} is {int(number) - self._iteration} iterations ahead of this one: "
+                "which parameters it left out here is no longer known.",
                 thing="backward",
                 remedy="Read the loss every few iterations (`loss.item()`): the hosts of all ranks "
                 "then stay together.",

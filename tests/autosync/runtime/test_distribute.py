@@ -104,7 +104,7 @@ def clipped_in_closures(rank: int, world: int, case: Case, given: Bundle, host: 
             loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[arg-type]  # torch says float
+        optimizer.step(closure)
         set_reference_gradients(alone, iteration, (1 / world,) * world)
         norms.append(float(torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)))
         single.step()
