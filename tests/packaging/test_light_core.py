@@ -125,6 +125,14 @@ def test_commands_that_need_no_service_run_without_it_and_others_say_so(tmp_path
         assert "Traceback" not in text
 
 
+def test_a_client_of_a_service_needs_none_to_tune(tmp_path: Path) -> None:
+    words = ("tune", "resnet50", "example-4x1", "--url", "http://127.0.0.1:1")
+    ((code, text),) = told_without(OF_SERVICE, [words], tmp_path)
+    assert code == 2
+    assert "http://127.0.0.1:1" in text
+    assert "pip install" not in text
+
+
 def test_what_a_dependency_lacks_is_named_and_is_no_defect(tmp_path: Path) -> None:
     ((code, text),) = told_without(("llvmlite",), [("rank", "resnet50", "example-4x1")], tmp_path)
     assert code == 2, text

@@ -234,8 +234,8 @@ def _print_strategy(strategy: "Strategy", every: bool) -> None:
     out.print(f"[bold]{strategy.name or 'Strategy'}[/]: {describe(strategy)}")
     if strategy.engine is not None:
         out.print(
-            "The model's parameters become DTensors: docs/runtime.md says what that changes for a "
-            "training script."
+            "The model's parameters become DTensors: docs/synchronizers/torch-engines.md says what "
+            "that changes for a training script."
         )
     shown = strategy.choices if every else strategy.choices[:SHOWN]
     rows = []

@@ -46,7 +46,7 @@ def quickstart(
         typer.Option("--stay/--leave", help="Then serve the dashboard until Ctrl-C."),
     ] = None,
 ) -> None:
-    """Tune ResNet-50 for a small cluster from scratch: about three minutes, no GPU needed.
+    """Tune ResNet-50 for a small cluster from scratch: about two minutes, no GPU needed.
 
     Imports a real ResNet-50 module, tunes it for a bundled cluster of 4 nodes (emulated on this
     machine, at scales that it prints), shows the search live, and ends with the ranked table, the

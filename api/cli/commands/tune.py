@@ -149,7 +149,6 @@ def tune(
     """
     from autosync.api.cli.connection import connected
     from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.db.database import masked
     from autosync.api.engine.request_checks import refuse_unused
     from autosync.compute_settings import ComputeSettings
 
@@ -188,15 +187,23 @@ def tune(
             value=since,
             remedy="Give one of them.",
         )
+    place = url or _masked(db)
     with connected(db, url, create=resume is None) as at:
         if resume is not None:
             tuning = _resumed(at.client, resume, domain, spec)
         else:
             assert domain is not None  # MODEL and CLUSTER were required
-            tuning = _started(at.client, domain, spec, since, url or db)
-        where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {masked(db)}"
+            tuning = _started(at.client, domain, spec, since, place)
+        where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {place}"
         run_tuning(at, tuning, resume is not None, where)
         report(at.client, tuning.id, output, top, json, memory=url is None)
+
+
+def _masked(db: str) -> str:
+    """Without its secrets. A client of a service needs no SQLAlchemy."""
+    from autosync.api.db.database import masked
+
+    return masked(db)
 
 
 def _refuse_launcher_options(
@@ -247,7 +254,6 @@ def _started(
     """Queue a new tuning, and say what it is."""
     from autosync.api.cli.domain_arguments import describe_domain
     from autosync.api.cli.tuning_report import scale_words, warn_unshaped
-    from autosync.api.db.database import masked
 
     describe_domain(domain)
     options = spec.model_dump(exclude={"graph", "cluster", "earlier", "space"}, exclude_unset=True)
@@ -265,7 +271,7 @@ def _started(
         say(f"Trials compute kernels on {spec.compute_device}; what they take is measured first")
     if tuning.launcher == "local":
         warn_unshaped()
-    say(f"[dim]Tuning {tuning.id[:8]} in {escape(masked(place))}[/]")
+    say(f"[dim]Tuning {tuning.id[:8]} in {escape(place)}[/]")
     return tuning
 
 

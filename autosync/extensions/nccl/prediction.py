@@ -48,7 +48,7 @@ class NcclPrediction(Prediction):
         unknown = {
             "min_ctas": knobs.min_ctas,
             "cga_cluster_size": knobs.cga_cluster_size is not None,
-            "pxn": knobs.pxn is not None,
+            "pxn": knobs.pxn is not None and topology_of(domain.cluster).spine is None,
         }
         names = [name for name, stated in unknown.items() if stated]
         return [f"No prediction knows what {', '.join(names)} changes."] if names else []
