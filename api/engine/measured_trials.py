@@ -187,8 +187,7 @@ class Circumstances:
 
 def family_of(domain: Domain) -> str:
     """Equal for domains of which only the probed costs differ, and what else trials correct."""
-    cluster = replace(domain.cluster, costs=(), overlap_slowdown=None, link_seconds_per_send=0.0)
-    return replace(domain, cluster=cluster).id
+    return replace(domain, cluster=domain.cluster.without_measured_costs()).id
 
 
 Seconds = dict[str, list[float]]
@@ -246,29 +245,41 @@ def measured_sources(
     measured: MeasuredTrials, sources: Sequence[SourceTrials]
 ) -> list[SplitTrials]:
     """What a simulator learns from. A strategy's seconds are the median of all its iterations in a
-    tuning; picks are what the search drew and chose."""
-    return [
-        joined_trials(
-            [
-                _split(measured, measured.domain(key), seconds, source.found)
-                for key, seconds in source.seconds.items()
-            ]
-        )
-        for source in sources
-    ]
+    tuning; picks are what the search drew and chose. Sources in which too few strategies teach
+    anything are left out."""
+    split = []
+    for source in sources:
+        teaching = {key: _teaching(measured, source.seconds[key]) for key in source.seconds}
+        names = {name for of_domain in teaching.values() for name in of_domain}
+        if len(names) < FEWEST_OF_A_SOURCE:
+            continue
+        parts = [
+            _split(measured.domain(key), of_domain, source.seconds[key], source.found)
+            for key, of_domain in teaching.items()
+            if of_domain
+        ]
+        joined = joined_trials(parts)
+        if not joined.held_out.all():
+            split.append(joined)
+    return split
+
+
+def _teaching(measured: MeasuredTrials, seconds: Seconds) -> dict[str, Strategy]:
+    """What this runtime and torch's DDP did with replicas: fully_shard and placed modules teach
+    nothing about them."""
+    strategies = {name: from_json(Strategy, measured.strategies[name]) for name in sorted(seconds)}
+    return {
+        name: strategy
+        for name, strategy in strategies.items()
+        if strategy.engine is None and not restates_domain(strategy.extensions)
+    }
 
 
 def _split(
-    measured: MeasuredTrials, domain: Domain, seconds: Seconds, found: frozenset[str]
+    domain: Domain, strategies: Mapping[str, Strategy], seconds: Seconds, found: frozenset[str]
 ) -> SplitTrials:
-    """Of what this runtime and torch's DDP did with replicas: fully_shard and placed modules teach
-    nothing about them."""
-    strategies = {name: from_json(Strategy, measured.strategies[name]) for name in seconds}
-    names = sorted(
-        name
-        for name, strategy in strategies.items()
-        if strategy.engine is None and not restates_domain(strategy.extensions)
-    )
+    """strategies: at least one."""
+    names = list(strategies)
     population = encode([strategies[name] for name in names], domain)
     labels = np.array([float(np.median(seconds[name])) for name in names])
     picked = np.array([name in found for name in names], dtype=np.bool_)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from autosync.api.db.database import Database
 from autosync.api.db.tables import (
     SimulatorPromotionRow,
+    SimulatorRow,
     SimulatorTrainingRow,
     SimulatorVersionRow,
     TrialRow,
@@ -86,10 +87,9 @@ class VersionTask:
         dataset = content_hash([FEATURE_VERSION, bundled, measured_hash(found)])
         if dataset == self.known or not found:
             return None
-        sources = (
-            *split_dataset(load_dataset(self.dataset_folder)),
-            *measured_sources(self.measured, found),
-        )
+        if not (measured := measured_sources(self.measured, found)):
+            return None
+        sources = (*split_dataset(load_dataset(self.dataset_folder)), *measured)
         in_use = restore(self.card, self.weights, "the version in use")
         outcome = train_simulator(sources, say)
         say("judging it beside the version in use")
@@ -168,7 +168,7 @@ def run_training(database: Database, held: Claim) -> None:
         job_queue.report(database, held, text)
 
     check_cancelled()
-    if not _has_new_trials(database):
+    if not has_new_trials(database):
         return _end_without_version(database, held)
     say("reading what was measured")
     task = _task(database, held)
@@ -179,11 +179,14 @@ def run_training(database: Database, held: Claim) -> None:
     _store(database, held, task.parent, trained)
 
 
-def _has_new_trials(database: Database) -> bool:
-    """Whether a trial was measured since the newest version's training began."""
+def has_new_trials(database: Database) -> bool:
+    """Whether a trial was measured since the newest version's training began; all are new where
+    that version reads other features than this version of AutoSync."""
     newest = (
         select(SimulatorTrainingRow.started_at)
         .join(SimulatorVersionRow, SimulatorVersionRow.training_id == SimulatorTrainingRow.id)
+        .join(SimulatorRow, SimulatorRow.name == SimulatorVersionRow.simulator)
+        .where(SimulatorRow.feature_version == FEATURE_VERSION)
         .order_by(SimulatorVersionRow.number.desc())
         .limit(1)
     )

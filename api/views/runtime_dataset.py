@@ -29,6 +29,7 @@ from autosync.api.views.runtimes import (
 )
 from autosync.documents import to_json
 from autosync.errors import NotSupported
+from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
 
 TRIALS = pa.schema(
     [
@@ -111,7 +112,7 @@ def _trials(database: Database, only: RuntimeFilter) -> Iterator[pa.Table]:
 
 
 def _trial(row: dict[str, Any]) -> dict[str, Any]:
-    picked = row["origin"] == "sampled"
+    picked = row["origin"] in FOUND_BY_SEARCH
     confirms = row["phase"] == "confirm"
     same = {name: row[name] for name in TRIALS.names if name in row}
     return same | {

@@ -17,7 +17,7 @@ from autosync.search.loop.fusion_tuning import tuned_fusion
 from autosync.search.loop.outcome import DDP, MeasuredRow, OnEvent, rank_measured
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import INSURED_SHARE, Searched, Sources, quota, round_shares
-from autosync.search.loop.tuning_store import Candidate, Proposal, Store
+from autosync.search.loop.tuning_store import SEARCHES, Candidate, Proposal, Store
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
@@ -73,7 +73,8 @@ def propose(
     gains = [1 - c.predicted_seconds / best_seconds for c in chosen if best_seconds is not None]
     searched = Searched.after(domain, simulator, fastest, settings)
     parents, sharded = len(searched.parents), searched.shardings
-    shares = round_shares(settings, slots - len(chosen), parents, later, sharded)
+    had = sum(each.round > 0 and each.candidate.origin in SEARCHES for each in stored)
+    shares = round_shares(settings, slots - len(chosen), parents, had, sharded)
     insured = quota(INSURED_SHARE, later, slots)
     sources = Sources(domain, space, simulator, settings, number, best_seconds, searched, on_event)
     beside = [*tried, *(each.strategy for each in chosen)]

@@ -172,9 +172,9 @@ def round_shares(
     a share is listed even without a trial, since others may leave it theirs; sources other than
     draws need a parent.
 
-    before: trials of such rounds so far. A share is of all of them together, so that a share of an
-    eighth has a trial in every second round of four. sharded: parents under torch's `fully_shard`,
-    which have neighbours alone: without others, these have both shares.
+    before: trials of these sources in later rounds so far. A share is of all of them together, so
+    that a share of an eighth has a trial in every second round of four. sharded: parents under
+    torch's `fully_shard`, which have neighbours alone: without others, these have both shares.
     """
     refined, neighbour = settings.refined_share, settings.neighbour_share
     if not parents:

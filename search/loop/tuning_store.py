@@ -14,6 +14,7 @@ from autosync.trials.contract import TrialResult
 Phase = Literal["search", "confirm"]
 Source = Literal["sampled", "refined", "neighbour"]
 """A search that gets a share of a round's trials."""
+SEARCHES: tuple[Source, ...] = get_args(Source)
 
 Origin = Literal[Source, "placed", "placed_by_policy"]
 """Where a candidate that a search found comes from: random draws, local searches from

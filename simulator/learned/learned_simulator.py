@@ -91,7 +91,7 @@ class LearnedSimulator:
         for chunk in feature_chunks(_with_one_batch(domain), population, self.encoder is not None):
             rows = slice(done, done := done + len(chunk))
             mean, std[rows] = self._log_residuals(chunk)
-            foreign = _foreign(population.between(rows.start, rows.stop))
+            foreign = foreign_strategies(population.between(rows.start, rows.stop))
             if foreign.any():
                 mean[foreign] = self.posterior(chunk.descriptor).level()
                 std[rows][foreign] = UNTRIED_STD
@@ -111,7 +111,7 @@ class LearnedSimulator:
         `fully_shard`, or in a domain of their own (`restated_strategies`), teach nothing about the
         others. Of an update of several batches, what the last one took is learned from
         (`LEAST_LEFT`)."""
-        own = np.flatnonzero(~_foreign(population))
+        own = np.flatnonzero(~foreign_strategies(population))
         if not len(own):
             return
         tried = population.take(own)
@@ -163,6 +163,6 @@ def _with_one_batch(domain: Domain) -> Domain:
     return replace(domain, graph=replace(domain.graph, variables=variables), accumulate=1)
 
 
-def _foreign(population: Population) -> NDArray[np.bool_]:
+def foreign_strategies(population: Population) -> NDArray[np.bool_]:
     """Strategies that the process does not judge."""
     return (population.engine > 0) | restated_strategies(population)

@@ -15,7 +15,11 @@ from autosync.population import Population, decode
 from autosync.simulator.learned.checkpoint import SourceDomain
 from autosync.simulator.learned.features.strategy_features import StrategyFeatures, features_of
 from autosync.simulator.learned.gaussian_process import kept_rows, source_trials
-from autosync.simulator.learned.learned_simulator import LabelledTrials, LearnedSimulator
+from autosync.simulator.learned.learned_simulator import (
+    LabelledTrials,
+    LearnedSimulator,
+    foreign_strategies,
+)
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
 from autosync.simulator.runtime_dataset import MeasuredDomain
 
@@ -113,12 +117,18 @@ def split_dataset(
     measured: Sequence[MeasuredDomain], with_nodes: bool = False
 ) -> list[SplitTrials]:
     """`split_trials` of each domain of a dataset whose updates have one batch: residuals of several
-    domains compare on the seconds of such iterations."""
-    return [
-        split_trials(m.domain, m.population, m.label_seconds, m.chosen, with_nodes)
-        for m in measured
-        if m.domain.accumulate == 1
-    ]
+    domains compare on the seconds of such iterations. Left out are strategies that a process does
+    not judge, and domains without any to learn from."""
+    split = []
+    for m in measured:
+        rows = np.flatnonzero(~foreign_strategies(m.population))
+        if m.domain.accumulate > 1 or not len(rows):
+            continue
+        population, seconds = m.population.take(rows), m.label_seconds[rows]
+        found = split_trials(m.domain, population, seconds, m.chosen[rows], with_nodes)
+        if not found.held_out.all():
+            split.append(found)
+    return split
 
 
 def joined_trials(parts: Sequence[SplitTrials]) -> SplitTrials:
@@ -141,7 +151,7 @@ def joined_trials(parts: Sequence[SplitTrials]) -> SplitTrials:
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
     """accuracy: the mean over domains of the share of pairs ranked rightly, as `unseen` says; None
-    where all domains are of one model."""
+    where all domains are of one model, or none has a pair."""
 
     simulator: LearnedSimulator
     accuracy: float | None
@@ -167,9 +177,11 @@ def train_simulator(
         others = [each for each, name in zip(learned, graphs, strict=True) if name != graph]
         simulator = simulator_from(others, network and network())
         for source in (each.trials for each in sources if each.trials.domain.graph.name == graph):
-            shares.append(_accuracy(simulator, source))
+            if np.isnan(share := _accuracy(simulator, source)):
+                continue
+            shares.append(share)
             where = f"{graph}, {source.domain.cluster.name}"
-            say(f"{where}: {shares[-1]:.1%} of pairs, learned from other models")
+            say(f"{where}: {share:.1%} of pairs, learned from other models")
     say("learning from all of them")
     simulator = simulator_from(learned, network and network())
     if not shares:

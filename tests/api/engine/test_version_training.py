@@ -1,5 +1,6 @@
 """The next version of the simulator: trained under a lease, judged, kept, brought back."""
 
+import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from autosync.api.db import Database
-from autosync.api.db.tables import TrialRow
+from autosync.api.db.tables import SimulatorRow, TrialRow
 from autosync.api.engine import job_queue, measured_trials, version_training
 from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.job_queue import enqueue_training
@@ -28,14 +29,23 @@ from autosync.api.engine.simulator_store import (
     version_in_use,
 )
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.version_training import NOTHING_NEW, VersionFigures, run_training
+from autosync.api.engine.version_training import (
+    NOTHING_NEW,
+    VersionFigures,
+    has_new_trials,
+    run_training,
+)
 from autosync.api.http.app import create_app
 from autosync.cluster import MessageCost
+from autosync.cluster.collective_curve import CollectiveCurve
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import encode
+from autosync.search.space import SPACES
+from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.simulator.learned.training import SplitTrials
 from tests.api.http.forms import given_token
-from tests.api.sample import candidates, finished, small_request
+from tests.api.sample import candidates, claimed, finished, proposal, result, small_request
+from tests.domains import domain_of, layered_graph
 from tests.simulator.measurements import measured, write
 
 NEVER = threading.Event()
@@ -82,6 +92,11 @@ def test_a_tuning_teaches_the_next_version(
     assert card["parents"] == ["version-0"]
     assert card["dataset"]
     assert {source["graph"] for source in card["sources"]} == {small_request().domain.graph.name}
+    for updated in (True, False):  # of features of another version all trials are new
+        with sqlite.writing() as session:
+            row = session.get_one(SimulatorRow, "version-1")
+            row.feature_version = FEATURE_VERSION - updated
+        assert has_new_trials(sqlite) == updated
 
     _trains_no_version(sqlite, client)
     finished(sqlite, replace(small_request(4), byte_scale=0.25))  # too few to learn from
@@ -191,7 +206,9 @@ def sources(database: Database) -> list[SplitTrials]:
 def test_only_probed_costs_leave_a_domain_what_it_is(sqlite: Database) -> None:
     """Trials at another scale are a source of their own."""
     request = small_request(12)
-    cluster = replace(request.domain.cluster, costs=(MessageCost("all_reduce", 1e-3),))
+    curve = CollectiveCurve("all_reduce", 4, 4, (8.0, 1024.0), (3e-5, 4e-5))
+    costs = (MessageCost("all_reduce", 1e-3),)
+    cluster = replace(request.domain.cluster, costs=costs, curves=(curve,))
     probed = replace(request, domain=replace(request.domain, cluster=cluster))
     finished(sqlite, request)
     finished(sqlite, probed)
@@ -203,6 +220,22 @@ def test_only_probed_costs_leave_a_domain_what_it_is(sqlite: Database) -> None:
     assert len(two[0].trials.step_seconds) == len(source.trials.step_seconds)
     assert source.held_out.any()
     assert not source.held_out.all()
+
+
+def test_a_source_has_enough_strategies_that_teach(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tuning of shardings DDP alone does, and one strategy has no pair to be judged by."""
+    request = replace(small_request(12), domain=domain_of(layered_graph()))
+    chosen = candidates(request.domain, 12, SPACES["fsdp2"])
+    _, store = claimed(sqlite, request)
+    store.propose([proposal(each) for each in chosen])
+    for each in chosen:
+        key = proposal(each).key
+        store.record(result(key, request, each.predicted_seconds, random.Random(1)))
+    monkeypatch.setattr(measured_trials, "FEWEST_OF_A_SOURCE", 2)
+    assert len(source_trials(read_measured_trials(sqlite))) == 1
+    assert sources(sqlite) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What the service exports is what `autosync simulator train` reads."""
 
 import io
+import random
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,15 @@ from autosync.api.views.runtimes import RuntimeFilter
 from autosync.errors import NotSupported
 from autosync.simulator.learned.training import split_dataset
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
-from tests.api.sample import Shown, finished, small_request
+from tests.api.sample import (
+    Shown,
+    candidates,
+    claimed,
+    finished,
+    proposal,
+    result,
+    small_request,
+)
 
 REQUEST = small_request(budget=8)
 
@@ -66,3 +75,19 @@ def test_times_that_do_not_compare_are_not_mixed(sqlite: Database, tmp_path: Pat
     assert "?tuning=ID" in refused.value.remedy
     (alone,) = exported(sqlite, tmp_path, RuntimeFilter(tuning=tuning_id))
     assert len(alone) == 7
+
+
+def test_what_any_search_found_is_a_pick(sqlite: Database, tmp_path: Path) -> None:
+    ddp, *others = candidates(REQUEST.domain, 4)
+    kinds = ("sampled", "refined", "neighbour")
+    found = [replace(each, origin=kind) for each, kind in zip(others, kinds, strict=True)]
+    _, store = claimed(sqlite, REQUEST)
+    store.propose([proposal(each) for each in (ddp, *found)])
+    for each in (ddp, *found):
+        key = proposal(each).key
+        store.record(result(key, REQUEST, each.predicted_seconds, random.Random(1)))
+    (measured,) = exported(sqlite, tmp_path, RuntimeFilter())
+    assert measured.chosen.sum() == 3
+    assert measured.predicted_seconds is not None
+    predicted = sorted(measured.predicted_seconds[measured.picks])
+    assert predicted == sorted(each.predicted_seconds for each in found)

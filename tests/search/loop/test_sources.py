@@ -2,16 +2,20 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
 
 from autosync.errors import InvalidInput
-from autosync.population import encode
+from autosync.population import decode, encode
+from autosync.search.loop import proposing
 from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.ranking import Shortlist, ranking_context
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import INSURED_SHARE, earned_share, passed_on, quota, round_shares
+from autosync.search.loop.tuning_store import Candidate
+from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.fitting.iteration_costs import MODEL_NOISE
 from tests.search.loop.test_design_candidates import SETTINGS, TIMELINE, Doubtful, tuned
@@ -91,3 +95,19 @@ def test_draws_that_cannot_be_the_fastest_leave_their_trials_to_refinements() ->
     blind = tuned(replace(SETTINGS, refined_share=0.0, neighbour_share=0.0), 0.0)
     alone = [p.candidate.origin for n in blind if n for p in blind[n]]
     assert alone.count("sampled") > 0.5 * later, "with nobody to leave them to"
+
+
+def test_neighbours_have_their_share_where_each_round_tunes_a_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the other three trials of four rounds one is theirs."""
+    numbers = count()
+
+    def buffer(*given: object) -> list[Candidate]:
+        drawn = sample(DOMAIN, Space(), next(numbers), 1, 99)
+        return [Candidate(decode(drawn, 0, DOMAIN), 1.0, "doubtful", "dear_tuned")]
+
+    monkeypatch.setattr(proposing, "tuned_fusion", buffer)
+    rounds = tuned(replace(SETTINGS, design_share=0.0, repeats=1), 1.0)
+    later = Counter(p.candidate.origin for n in rounds if n for p in rounds[n])
+    assert (later["dear_tuned"], later["neighbour"]) == (4, 1)

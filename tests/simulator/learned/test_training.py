@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autosync.population import concatenate, encode
+from autosync.search.designs.torch_engines import fsdp2, zero2
 from autosync.simulator.learned.checkpoint import weights_of
 from autosync.simulator.learned.training import (
     UNSEEN,
@@ -16,6 +18,8 @@ from autosync.simulator.learned.training import (
     train_simulator,
 )
 from autosync.simulator.runtime_dataset import MeasuredDomain, dataset_hash
+from tests.domains import domain_of, layered_graph
+from tests.simulator.learned.worlds import some_strategies
 from tests.simulator.measurements import measured
 
 
@@ -83,3 +87,26 @@ def test_another_measurement_is_another_dataset(dataset: list[MeasuredDomain]) -
     changed = replace(dataset[0], step_seconds=seconds)
     assert dataset_hash(dataset) == dataset_hash(list(dataset))
     assert dataset_hash([changed, dataset[1]]) != dataset_hash(dataset)
+
+
+def test_a_domain_without_a_pair_judges_nothing(sources: list[SplitTrials]) -> None:
+    first, other = sources
+    one = np.arange(1)
+    lone = SplitTrials(first.trials.take(one), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+    said: list[str] = []
+    found = train_simulator([lone, other], said.append)
+    assert found.accuracy is not None
+    assert 0.0 <= found.accuracy <= 1.0
+    assert sum("of pairs" in words for words in said) == 1
+
+
+def test_what_a_process_does_not_judge_teaches_nothing() -> None:
+    """A tuning tries shardings beside others, and its trials may become a dataset."""
+    domain = domain_of(layered_graph())
+    sharded = encode([fsdp2(domain), zero2(domain)], domain)
+    both = concatenate([some_strategies(domain, 8), sharded])
+    seconds = np.linspace(1.0, 2.0, 10)
+    (split,) = split_dataset([MeasuredDomain(domain, both, seconds)])
+    np.testing.assert_array_equal(split.trials.step_seconds, seconds[:8])
+    assert len(split.held_out) == len(split.picked) == 8
+    assert split_dataset([MeasuredDomain(domain, sharded, seconds[:2])]) == []
