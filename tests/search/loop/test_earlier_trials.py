@@ -98,9 +98,13 @@ def test_nothing_is_measured_twice_in_a_search_and_designs_get_another_chance() 
     assert designs - {"sampled", "neighbour"}
 
 
+BRIEF = replace(SETTINGS, budget=6)
+"""Less than what was measured then: part of it is not measured again."""
+
+
 def test_what_was_measured_then_counts_as_what_it_takes_now() -> None:
     earlier = first_tuning()
-    store = again(earlier, twice_as_slow)
+    store = again(earlier, twice_as_slow, BRIEF)
     now = since_then(earlier, store)
     then = {trial.strategy.id: trial.step_seconds for trial in earlier.trials}
     assert now
@@ -124,11 +128,12 @@ class Noting(AnalyticSimulator):
 
 def test_a_simulator_learns_from_both() -> None:
     earlier = first_tuning()
-    store = again(earlier, twice_as_slow)
+    store = again(earlier, twice_as_slow, BRIEF)
     simulator = Noting()
     learn(DOMAIN, simulator, store, earlier)
     measured = [trial.step_seconds for trial in store.trials()]
     known = [seconds for _, seconds in since_then(earlier, store)]
+    assert known
     assert simulator.taught == [*measured, *known]
     learn(DOMAIN, simulator, store)
     assert simulator.taught == measured
