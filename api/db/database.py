@@ -48,6 +48,7 @@ SQLITE_TROUBLES = {
     sqlite3.SQLITE_NOTADB: "is a file of another kind",
     sqlite3.SQLITE_CORRUPT: "is damaged",
     sqlite3.SQLITE_BUSY: "is locked by another process",
+    sqlite3.SQLITE_PROTOCOL: "cannot be locked, as on some network file systems",
 }
 """By primary result code (sqlite.org/rescode.html). Others, as of a missing table, are defects."""
 PRIMARY_CODE = 0xFF

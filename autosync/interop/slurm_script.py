@@ -10,6 +10,12 @@ PREFIX = "srun -w {host} -N1 -n1 --overlap"
 """How launcher `command` starts a rank on a host of the allocation."""
 NOTICE_SECONDS = 60
 """Before the end of its time the job is asked to stop, so that its ranks end in good order."""
+HOSTS_FILE = "tune-$SLURM_JOB_ID.yaml"
+"""The cluster file that a job writes. Jobs of one folder may run on different hosts at once."""
+DATABASE = (
+    'export AUTOSYNC_DATABASE_URL="${AUTOSYNC_DATABASE_URL:-sqlite:///autosync-$SLURM_JOB_ID.db}"'
+)
+"""SQLite in WAL takes processes of one host alone (sqlite.org/wal.html): each job has a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,12 @@ def slurm_script(job: SlurmJob) -> str:
     ]
     if job.needs_key:
         lines.append(': "${AUTOSYNC_TOKEN:?set it to a key of scope worker before sbatch}"')
+    else:
+        lines.append(DATABASE)
     # exec: the signal before the end goes to the batch shell alone
     return "\n".join([*lines, *first, f"exec {last}", ""])
 
 
 def _line(python: str, words: Sequence[str]) -> str:
-    return shlex.join([python, "-m", "autosync", *words])
+    line = shlex.join([python, "-m", "autosync", *words])
+    return line.replace(shlex.quote(HOSTS_FILE), f'"{HOSTS_FILE}"')

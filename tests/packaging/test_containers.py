@@ -1,6 +1,7 @@
 """The container files name what exists, and what they start works: run here without an engine, by
 the same entry point, commands and checks, over a real PostgreSQL."""
 
+import asyncio
 import json
 import os
 import re
@@ -19,9 +20,11 @@ from typing import Any
 
 import pytest
 import typer
+import uvicorn
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from autosync import environment
 from autosync.api.cli.main import app
@@ -44,6 +47,8 @@ KNOWN_KEYS = {
 """Of the Compose specification, those that are used."""
 OF_POSTGRESQL = {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD_FILE"}
 """Variables of its official image."""
+OF_UVICORN = {"FORWARDED_ALLOW_IPS"}
+"""Variables that it reads itself."""
 START_SECONDS = 300.0
 """Not what it takes, but when to give up."""
 
@@ -103,8 +108,27 @@ def test_variables_are_those_that_autosync_reads() -> None:
     assert by_file is not None
     read |= {f"{name}_FILE" for name in by_file[1].split()}
     for name, service in COMPOSE["services"].items():
-        known = OF_POSTGRESQL if name == "database" else read
+        known = OF_POSTGRESQL if name == "database" else read | OF_UVICORN
         assert set(service["environment"]) <= known, name
+
+
+def test_a_proxy_of_the_machine_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service sees it at the bridge's address, and its port is open to the machine alone."""
+    service = COMPOSE["services"]["service"]
+    assert all(mapping.startswith("127.0.0.1:") for mapping in service["ports"])
+    for name in OF_UVICORN:
+        monkeypatch.setenv(name, service["environment"][name])
+    seen: list[tuple[str, str]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["scheme"], scope["client"][0]))
+
+    trusted = uvicorn.Config(app, log_config=None).forwarded_allow_ips
+    heard: Any = ProxyHeadersMiddleware(app, trusted)
+    headers = [(b"x-forwarded-proto", b"https"), (b"x-forwarded-for", b"203.0.113.7")]
+    gateway = {"type": "http", "scheme": "http", "client": ("172.18.0.1", 4242), "headers": headers}
+    asyncio.run(heard(gateway, None, None))
+    assert seen == [("https", "203.0.113.7")]
 
 
 def test_ports_are_the_same_everywhere() -> None:

@@ -108,7 +108,6 @@ def slurm(
 
     _check_options("--tune", tune, ["MODEL", "CLUSTER"], options)
     python = python or sys.executable
-    beside = output.with_suffix(".yaml").name
     if cluster is not None and (nodes is not None or hardware is not None):
         raise InvalidInput(
             "CLUSTER names the hosts and what they have, so --nodes and --hardware have no effect.",
@@ -127,7 +126,7 @@ def slurm(
             "--url out.",
         )
     else:
-        job = _on_any_hosts(model, nodes, hardware, beside, options, python, tuple(sbatch or ()))
+        job = _on_any_hosts(model, nodes, hardware, options, python, tuple(sbatch or ()))
     script = slurm_script(job)
     if dry_run:
         sys.stdout.write(script)
@@ -182,14 +181,12 @@ def _on_any_hosts(
     model: str,
     nodes: int | None,
     hardware: str | None,
-    cluster: str,
     options: str,
     python: str,
     sbatch: tuple[str, ...],
 ) -> "SlurmJob":
-    """cluster: the file that the job writes about its hosts."""
     from autosync.cluster.devices import DEVICE_TYPES
-    from autosync.interop.slurm_script import SlurmJob
+    from autosync.interop.slurm_script import HOSTS_FILE, SlurmJob
 
     if nodes is None or hardware is None:
         raise InvalidInput(
@@ -207,13 +204,13 @@ def _on_any_hosts(
             remedy="Give --per-host NUMBER and --device TYPE in it; types are "
             f"{', '.join(DEVICE_TYPES)}.",
         )
-    described = ("import-cluster", "slurm", *shlex.split(hardware), "-o", cluster)
+    described = ("import-cluster", "slurm", *shlex.split(hardware), "-o", HOSTS_FILE)
     return SlurmJob(
         nodes=nodes,
         ranks_per_host=per_host,
         on_gpus=DEVICE_TYPES[device].is_gpu,
         python=python,
-        commands=(described, _tuning(model, cluster, options, python)),
+        commands=(described, _tuning(model, HOSTS_FILE, options, python)),
         options=sbatch,
     )
 

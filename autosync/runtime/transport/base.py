@@ -157,9 +157,19 @@ class SynchronizationFailed(AutosyncError):
     """A message of the plan did not arrive: a peer died, hung past the timeout or differs."""
 
 
+GLOO_DID_NOT_JOIN = "connectFullMesh"
+"""In the error of a gloo group whose members do not reach each other."""
+GLOO_REMEDY = (
+    "Ranks meet by gloo, those of an NCCL job too. It binds to the address of the host's own name: "
+    "where that is a loopback address (Debian's 127.0.1.1), or not reached from the other hosts, "
+    "set GLOO_SOCKET_IFNAME to the interface between the hosts. Else: "
+)
+
+
 def lost_peer(what: str, thing: str, value: object, state_is_split: bool) -> SynchronizationFailed:
     """state_is_split: every rank held only its own part of the optimizer's state."""
-    remedy = "A peer died, hung past the timeout, or runs another plan: see its log. "
+    remedy = GLOO_REMEDY if GLOO_DID_NOT_JOIN in what else ""
+    remedy += "A peer died, hung past the timeout, or runs another plan: see its log. "
     if state_is_split:
         remedy += "Its part of the optimizer's state is lost with it. "
     remedy += "Start all ranks again from the last checkpoint."

@@ -1,8 +1,11 @@
 """Joining a Ray cluster that already runs, and its nodes as a cluster file names them."""
 
 import os
+import signal
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from autosync.cluster import Cluster
@@ -69,16 +72,30 @@ def connect_to_ray(address: str) -> bool:
     refuse_unreachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        with _sigterm_kept():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray raises anything from ConnectionError to ValueError here
         raise NotSupported(
             f"the Ray cluster at {address!r} cannot be joined: {error}",
             thing="address",
             value=address,
-            remedy="Check `ray status --address`, and that the token here is the head's "
+            remedy="Ray's programs run on nodes of its cluster: see that Ray runs on this machine "
+            "(`ray start --address=HOST:PORT`), and that the token here is the head's "
             "(~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN).",
         ) from None
     return True
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray puts a handler of its own in the place of this process's, which leaves at once: a worker
+    would not give back what it runs."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def refuse_unreachable(address: str) -> None:

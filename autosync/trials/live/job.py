@@ -18,6 +18,7 @@ from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.torch_engines import check_options
+from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.base import lost_peer
 from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
@@ -96,8 +97,13 @@ class ControlGroup:
 
 
 def open_control(patience: timedelta) -> ControlGroup:
-    """A collective. patience: how long a rank waits for another."""
-    group = dist.new_group(backend="gloo", timeout=patience)
+    """A collective. patience: how long a rank waits for another.
+
+    Raises:
+        SynchronizationFailed: the ranks do not reach each other.
+    """
+    with ranks_meet():
+        group = dist.new_group(backend="gloo", timeout=patience)
     assert isinstance(group, dist.ProcessGroup)  # every rank is a member
     return ControlGroup(group)
 

@@ -48,6 +48,10 @@ from autosync.trials.worker.training_job import (
 GROUP_TIMEOUT = timedelta(minutes=30)
 """Longer than any trial: the launcher, which knows a trial's timeout, kills one that hangs."""
 
+CONNECT_TIMEOUT = timedelta(seconds=30)
+"""Well below the launcher's for a start, which knows no reason: a firewall, or a name of rank 0's
+host that only ssh knows."""
+
 
 class Rank:
     """State of a worker between commands."""
@@ -98,9 +102,7 @@ class Rank:
         self._job = build(self._workload, self._rank)
         port = 0
         if self._rank == 0:
-            store = TCPStore(
-                command.host, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
-            )
+            store = opened_store(command.host, 0, is_master=True)
             self._store, port = store, store.port
         by_mps = on_gpu and mps_running()
         return WorkerStarted(port, self._job.scaled, gpu, nccl_host(), by_mps)
@@ -112,9 +114,7 @@ class Rank:
         if "GLOO_SOCKET_IFNAME" not in os.environ:
             interface = interface_towards(command.host, command.peer)
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        store = self._store or TCPStore(
-            command.host, command.port, is_master=False, timeout=GROUP_TIMEOUT
-        )
+        store = self._store or opened_store(command.host, command.port, is_master=False)
         dist.init_process_group(
             workload.backend,
             store=store,
@@ -204,6 +204,16 @@ class Rank:
         on_device = dist.group.WORLD if groups.backend == "nccl" else None
         share_initial_values(groups.get("control", everyone, "gloo"), job.model, on_device)
         job.optimizer.state.clear()
+
+
+def opened_store(host: str, port: int, *, is_master: bool) -> TCPStore:
+    """Where the ranks meet; the master, rank 0, opens it. Raises RuntimeError, with host and port,
+    where it is not reached."""
+    store = TCPStore(
+        host, port, is_master=is_master, wait_for_workers=False, timeout=CONNECT_TIMEOUT
+    )
+    store.set_timeout(GROUP_TIMEOUT)
+    return store
 
 
 def kept_in_memory(name: str, text: str) -> str:

@@ -57,11 +57,37 @@ def test_a_job_on_any_hosts_describes_those_it_gets(tmp_path: Path) -> None:
         "--time=01:00:00",
     ]
     assert commands(script) == [
-        f"/venv/python -m autosync import-cluster slurm {hardware} -o tune.yaml",
-        "exec /venv/python -m autosync tune resnet50 tune.yaml --budget 16 --launcher command "
-        "--prefix 'srun -w {host} -N1 -n1 --overlap' --python /venv/python",
+        f'/venv/python -m autosync import-cluster slurm {hardware} -o "tune-$SLURM_JOB_ID.yaml"',
+        'exec /venv/python -m autosync tune resnet50 "tune-$SLURM_JOB_ID.yaml" --budget 16 '
+        "--launcher command --prefix 'srun -w {host} -N1 -n1 --overlap' --python /venv/python",
     ]
     assert list(tmp_path.glob("*.sbatch")) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "database"),
+    [({}, "sqlite:///autosync-7.db"), ({"AUTOSYNC_DATABASE_URL": "other"}, "other")],
+)
+def test_jobs_of_one_folder_share_no_file(
+    tmp_path: Path, given: dict[str, str], database: str
+) -> None:
+    """They may run on different hosts, and SQLite takes processes of one host alone."""
+    shows = tmp_path / "shows"
+    shows.write_text('#!/bin/sh\necho "$AUTOSYNC_DATABASE_URL" "$@"\n')
+    shows.chmod(0o755)
+    hosts = ("--nodes", "2", "--hardware", HARDWARE)
+    script = script_of(tmp_path, "resnet50", *hosts, "--python", str(shows))
+    ran = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, last = ran.stdout.splitlines()
+    assert first.startswith(f"{database} -m autosync import-cluster slurm ")
+    assert first.endswith(" -o tune-7.yaml")
+    assert last.startswith(f"{database} -m autosync tune resnet50 tune-7.yaml --launcher command ")
 
 
 def test_a_job_on_the_hosts_of_a_file_asks_for_these(tmp_path: Path) -> None:

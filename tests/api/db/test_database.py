@@ -1,10 +1,11 @@
 """Connections: how SQLite is opened, and which databases are refused."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
 from autosync.api.db import connect, migrate
 from autosync.api.db.database import database_trouble, masked
@@ -95,3 +96,11 @@ def test_a_full_disk_is_no_defect_and_a_missing_table_is(tmp_path: Path) -> None
             session.execute(text("select * from nothing"))
         assert database_trouble(missing.value) is None
     assert database_trouble(OSError()) is None
+
+
+def test_a_file_system_without_locks_is_no_defect() -> None:
+    failed = sqlite3.OperationalError("locking protocol")
+    failed.sqlite_errorcode = sqlite3.SQLITE_PROTOCOL
+    trouble = database_trouble(OperationalError("BEGIN IMMEDIATE", {}, failed))
+    assert trouble is not None
+    assert "network file systems (locking protocol)" in trouble.message

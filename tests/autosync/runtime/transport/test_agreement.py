@@ -19,6 +19,7 @@ from autosync.errors import (
     InvalidInput,
     NotSupported,
 )
+from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.refusals import Refusals, reported
 from autosync.strategy import Schedule
@@ -251,3 +252,13 @@ def test_errors_of_the_script_are_told_by_name() -> None:
     assert type(found) is SynchronizationFailed
     assert found.message == "optimizer.step() ended with AttributeError: no loss"
     assert found.value == "AttributeError"
+
+
+def test_ranks_that_gloo_does_not_join_are_told_of_its_interface() -> None:
+    """Where hosts know their own names by a loopback address, NCCL works and gloo does not."""
+    words = "Gloo connectFullMesh failed with [pair.cc:152] connecting: remote=[127.0.1.1]"
+    with pytest.raises(SynchronizationFailed, match="set GLOO_SOCKET_IFNAME"), ranks_meet():
+        raise RuntimeError(words)
+    with pytest.raises(SynchronizationFailed) as died, ranks_meet():
+        raise RuntimeError("Connection closed by peer")
+    assert "GLOO_SOCKET_IFNAME" not in str(died.value)

@@ -5,7 +5,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from autosync.interop.host_clusters import HostHardware, cluster_of_hosts, hosts
 from autosync.trials.launchers import ray_launcher
 from autosync.trials.launchers.ray_cluster import (
     alive_nodes,
+    connect_to_ray,
     ray_addresses,
     ray_nodes,
     refuse_unreachable,
@@ -149,6 +151,43 @@ def test_a_port_where_nothing_listens_is_refused() -> None:
 def test_an_impossible_port_is_refused() -> None:
     with pytest.raises(NotSupported, match=r"127\.0\.0\.1:99999"):
         refuse_unreachable("127.0.0.1:99999")
+
+
+def joining(monkeypatch: pytest.MonkeyPatch, init: Callable[..., None]) -> None:
+    """`connect_to_ray` finds a head, and joins by `init`."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    found = "autosync.trials.launchers.ray_cluster.refuse_unreachable"
+    monkeypatch.setattr(found, lambda address: None)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+
+
+def test_joining_leaves_sigterm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is to end gives back what runs; Ray's handler would leave at once."""
+
+    def init(**options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+
+    joining(monkeypatch, init)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert connect_to_ray("10.0.0.1:6379")
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_machine_outside_the_cluster_is_told_to_be_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(**options: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+
+    joining(monkeypatch, init)
+    with pytest.raises(NotSupported, match="Ray runs on this machine"):
+        connect_to_ray("10.0.0.1:6379")
 
 
 def test_a_head_that_has_gone_leaves_a_pool_that_closes(monkeypatch: pytest.MonkeyPatch) -> None:

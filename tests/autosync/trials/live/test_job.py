@@ -1,6 +1,7 @@
 """A running job as a workload: its state is put back, its ranks' devices and answers."""
 
 from collections.abc import Callable, Sized
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,11 +14,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.offload.arena import Arena
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialFailed, TrialRequest
 from autosync.trials.iterations import peak_bytes, reset_peak
 from autosync.trials.live import job_cluster
-from autosync.trials.live.job import LiveJob
+from autosync.trials.live.job import LiveJob, open_control
 from autosync.trials.live.job_cluster import (
     RankReport,
     device_memory_gb,
@@ -247,3 +249,12 @@ def test_nics_are_told_where_every_node_has_its_own_kernel() -> None:
     assert counted_nics([first, answer("b", "x")]) == []
     assert counted_nics([first, first]) == []
     assert counted_nics([answer("", "x"), answer("", "y")]) == []
+
+
+def test_a_tuning_whose_ranks_gloo_does_not_join_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def new_group(**options: object) -> None:
+        raise RuntimeError("Gloo connectFullMesh failed with [pair.cc:152] timed out connecting")
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    with pytest.raises(SynchronizationFailed, match="set GLOO_SOCKET_IFNAME"):
+        open_control(timedelta(seconds=1))
