@@ -82,6 +82,13 @@ class FactorCapture:
         else:
             self._owner.__dict__.pop("forward", None)
 
+    def check_hooks(self) -> None:
+        """Raises NotSupported where the script has a hook on the weight's gradient: autograd has no
+        gradient to give it, and skips what `register_post_accumulate_grad_hook` took."""
+        parameter: Any = self.variable.parameter
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise _refusal(self.variable, "has a hook of the script on its gradient")
+
     def take(self, activations: Tensor, gradients: Tensor) -> None:
         """See `Take`."""
         columns, rows = activations.shape[-1], gradients.shape[-1]

@@ -112,7 +112,7 @@ class ParameterStorage:
         self._strides: list[tuple[int, ...]] = []
         self._views = [v.view for v in variables if v.view is not None]
         self._view_places = [view.data_ptr() for view in self._views]
-        self._captures = [v for v in variables if isinstance(v.packer, FactorCapture)]
+        self._captures = [(v, v.packer) for v in variables if isinstance(v.packer, FactorCapture)]
         self._pointers: list[int] = []
         self._moved: list[VariableRecord] = []
         self._note_places()
@@ -122,6 +122,7 @@ class ParameterStorage:
         with torch._C.DisableTorchFunctionSubclass():  # values may be on their way
             self._structure.check()
             self.check()
+            self._check_hooks()
         for variable in self._moved:
             if variable.accumulator is not None and variable.parameter.requires_grad:
                 variable.accumulator.follow()
@@ -135,7 +136,10 @@ class ParameterStorage:
         """
         self._structure.check()
         self.check()
-        for variable in self._captures:
+        self._check_hooks()
+        for variable, _ in self._captures:
+            if not variable.parameter.requires_grad:  # frozen since: it has no node
+                continue
             if variable.accumulator is not None and not variable.accumulator.follows():
                 raise _refusal(variable, "was converted between forward and backward")
         if list(map(Tensor.data_ptr, self._views)) != self._view_places:
@@ -159,6 +163,10 @@ class ParameterStorage:
         if list(map(_place, self._parameters)) != self._places:
             self._follow()
         self._pointers = pointers
+
+    def _check_hooks(self) -> None:
+        for _, capture in self._captures:
+            capture.check_hooks()
 
     def _note_places(self) -> None:
         self._places = list(map(_place, self._parameters))
