@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from autosync.errors import NotSupported
 from autosync.plan import Plan
+from autosync.runtime.layout.packing import show_view
 from autosync.runtime.layout.records import Accumulator, Bucket, NodeHook, VariableRecord
 from autosync.runtime.transport.base import Start, Then, Work
 from autosync.runtime.transport.process_groups import Groups
@@ -118,11 +119,9 @@ class FactorCapture:
 
     def pack(self) -> None:
         """Make what was collected, and what stood there before, what the message carries."""
-        parameter, view = self.variable.parameter, self.variable.view
-        assert view is not None  # a whole variable in a bucket of its own type
         self.packed = _joined([*self._accumulated(), *self._collected, self._none()])
         self._accumulated_factors, self._collected, self._product = [], [], None
-        parameter.grad = self.variable.target = view
+        show_view(self.variable)  # a whole variable in a bucket of its own type
 
     def _of_this_pass(self) -> list[Factors]:
         task = torch._C._current_graph_task_id()
