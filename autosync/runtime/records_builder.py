@@ -163,7 +163,7 @@ def _dense_bucket(
         whole_shape = segment.shape == shapes[segment.variable]
         variable.pieces.append((None if whole_shape else segment.region, view, bucket))
         if whole and segment.strides == strides:
-            variable.view = view
+            variable.view = view[...]  # of its own: the script has it for a gradient
     return bucket
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from autosync.errors import NotSupported
 from autosync.plan import Plan
+from autosync.runtime.layout.packing import show_view
 from autosync.runtime.layout.records import Accumulator, Bucket, NodeHook, VariableRecord
 from autosync.runtime.transport.base import Start, Then, Work
 from autosync.runtime.transport.process_groups import Groups
@@ -82,6 +83,13 @@ class FactorCapture:
         else:
             self._owner.__dict__.pop("forward", None)
 
+    def check_hooks(self) -> None:
+        """Raises NotSupported where the script has a hook on the weight's gradient: autograd has no
+        gradient to give it, and skips what `register_post_accumulate_grad_hook` took."""
+        parameter: Any = self.variable.parameter
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise _refusal(self.variable, "has a hook of the script on its gradient")
+
     def take(self, activations: Tensor, gradients: Tensor) -> None:
         """See `Take`."""
         columns, rows = activations.shape[-1], gradients.shape[-1]
@@ -111,11 +119,9 @@ class FactorCapture:
 
     def pack(self) -> None:
         """Make what was collected, and what stood there before, what the message carries."""
-        parameter, view = self.variable.parameter, self.variable.view
-        assert view is not None  # a whole variable in a bucket of its own type
         self.packed = _joined([*self._accumulated(), *self._collected, self._none()])
         self._accumulated_factors, self._collected, self._product = [], [], None
-        parameter.grad = self.variable.target = view
+        show_view(self.variable)  # a whole variable in a bucket of its own type
 
     def _of_this_pass(self) -> list[Factors]:
         task = torch._C._current_graph_task_id()

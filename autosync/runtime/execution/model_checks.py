@@ -110,9 +110,9 @@ class ParameterStorage:
         self._structure = ModelStructure(model, self._parameters)
         self._places: list[Place] = []
         self._strides: list[tuple[int, ...]] = []
-        self._views = [v.view for v in variables if v.view is not None]
-        self._view_places = [view.data_ptr() for view in self._views]
-        self._captures = [v for v in variables if isinstance(v.packer, FactorCapture)]
+        self._viewed = [v for v in variables if v.view is not None]
+        self._view_places = [v.pieces[0][1].data_ptr() for v in self._viewed]
+        self._captures = [(v, v.packer) for v in variables if isinstance(v.packer, FactorCapture)]
         self._pointers: list[int] = []
         self._moved: list[VariableRecord] = []
         self._note_places()
@@ -122,6 +122,7 @@ class ParameterStorage:
         with torch._C.DisableTorchFunctionSubclass():  # values may be on their way
             self._structure.check()
             self.check()
+            self._check_hooks()
         for variable in self._moved:
             if variable.accumulator is not None and variable.parameter.requires_grad:
                 variable.accumulator.follow()
@@ -135,10 +136,13 @@ class ParameterStorage:
         """
         self._structure.check()
         self.check()
-        for variable in self._captures:
+        self._check_hooks()
+        for variable, _ in self._captures:
+            if not variable.parameter.requires_grad:  # frozen since: it has no node
+                continue
             if variable.accumulator is not None and not variable.accumulator.follows():
                 raise _refusal(variable, "was converted between forward and backward")
-        if list(map(Tensor.data_ptr, self._views)) != self._view_places:
+        if [v.view.data_ptr() for v in self._viewed if v.view is not None] != self._view_places:
             self._restore_views()
 
     def check_step(self) -> None:
@@ -160,6 +164,10 @@ class ParameterStorage:
             self._follow()
         self._pointers = pointers
 
+    def _check_hooks(self) -> None:
+        for _, capture in self._captures:
+            capture.check_hooks()
+
     def _note_places(self) -> None:
         self._places = list(map(_place, self._parameters))
         self._strides = list(map(Tensor.stride, self._parameters))
@@ -173,24 +181,20 @@ class ParameterStorage:
             _follow_strides(variable)
             for bucket in variable.buckets:
                 _follow_rows(bucket)
+        self._viewed = [v for v in self._variables if v.view is not None]
+        self._view_places = [v.pieces[0][1].data_ptr() for v in self._viewed]
         self._moved += moved
         self._note_places()
 
     def _restore_views(self) -> None:
-        """A gradient that the script saw was converted: buffers get their views back."""
-        pieces = {
-            id(view): (bucket, segment)
-            for variable in self._variables
-            for bucket in variable.buckets
-            for _, segment, view in bucket.pieces
-        }
-        for view, place in zip(self._views, self._view_places, strict=True):
-            if view.data_ptr() == place:
+        """A gradient that the script saw was converted: it becomes a view of its buffer again."""
+        for variable, address in zip(self._viewed, self._view_places, strict=True):
+            view = variable.view
+            if view is None or view.data_ptr() == address:
                 continue
-            bucket, segment = pieces[id(view)]
             found = view.detach()
             with torch.no_grad():
-                view.data = segment.view_of(bucket.buffer)
+                view.data = variable.pieces[0][1]
                 view.copy_(found)  # a gradient that adds up is the view itself
 
 

@@ -3,7 +3,8 @@
 If a plan overlaps the next forward pass, `parameter.grad` is not complete when `backward()`
 returns. If updates are owned or sharded, or some ranks do not hold a variable, it is never complete
 on every rank. So between backward and `step()` such a gradient is a `PendingGradient`: reading it
-waits for the average, or is refused by name if no rank holds all of it.
+waits for the average, or is refused by name if no rank holds all of it. One that the script has
+kept is read in the same way behind `step()`; behind the next backward pass it is refused.
 
 Similarly `step()` may return before all new values have arrived. Until then such a parameter has
 the class `PendingParameter`, whose operations wait first. That covers every read: by a module that
@@ -67,11 +68,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 class PendingGradient(Tensor):
     """A wrapper that shares its storage with `plain`, the gradient itself: the runtime goes on
-    working on that one. of_values: wraps the values of that sparse gradient."""
+    working on that one. iteration: that it belongs to. of_values: wraps the values of that sparse
+    gradient."""
 
     gradients: "ScriptGradients"
     variable: VariableRecord
     plain: Tensor
+    iteration: int
     of_values: bool
 
     @staticmethod
@@ -81,6 +84,7 @@ class PendingGradient(Tensor):
         shown = plain._values() if values else plain
         made: PendingGradient = Tensor._make_subclass(PendingGradient, shown)
         made.gradients, made.variable, made.plain = gradients, variable, plain
+        made.iteration = gradients.iteration
         made.of_values = values
         return made
 
@@ -94,7 +98,9 @@ class PendingGradient(Tensor):
         pending = [t for t in tensors_in((args, given)) if isinstance(t, PendingGradient)]
         if func is Tensor._values:
             first = pending[0]
-            return cls.around(first.gradients, first.variable, first.plain, values=True)
+            made = cls.around(first.gradients, first.variable, first.plain, values=True)
+            made.iteration = first.iteration
+            return made
         if func is UNSCALE:
             owners = list(dict.fromkeys(gradient.gradients for gradient in pending))
             for owner in owners:
@@ -104,7 +110,7 @@ class PendingGradient(Tensor):
                 owner.make_pending()
             return result
         for gradient in pending:
-            gradient.gradients.complete(gradient.variable)
+            gradient.gradients.complete(gradient.variable, gradient.iteration)
         return func(*_plain(args), **_plain(given))
 
     def current(self) -> Tensor:

@@ -47,6 +47,11 @@ class ScriptGradients:
         """Before the last clipping in `step()`. A GPU is waited for."""
         return float(self._grad_norm)
 
+    @property
+    def iteration(self) -> int:
+        """Whose gradients they are."""
+        return self._engine.iteration.number
+
     def any_left(self) -> bool:
         """Whether a gradient of the previous backward pass still exists, read or not."""
         pairs = [(variable.parameter.grad, variable) for variable in self.pending]
@@ -78,18 +83,26 @@ class ScriptGradients:
             for variable in self.pending:
                 variable.parameter.grad = plain_gradient(variable)
 
-    def complete(self, variable: VariableRecord) -> None:
-        """Wait until `parameter.grad` is the global average, a plain tensor.
+    def complete(self, variable: VariableRecord, iteration: int) -> None:
+        """Wait until the gradient of an iteration is the global average: a plain tensor in
+        `parameter.grad`, or what the script has kept of it behind `step()`.
 
         Raises:
-            NotSupported: no rank holds all of it.
+            NotSupported: no rank holds all of it, or its memory has been used since.
         """
-        if self._engine.iteration.phase is not Phase.REDUCING:  # held since an earlier iteration
-            return
+        engine = self._engine
+        is_last = iteration == self.iteration
+        reducing = is_last and engine.iteration.phase is Phase.REDUCING
         if not variable.whole or variable.held_by_some:
-            raise _incomplete(variable, "was read between backward and step()")
-        self._engine.monitor.wait(lambda: variable.missing_sums == 0)
-        self._engine.streams.wait_last_events([variable])
+            when = "between backward and step()" if reducing else "behind its step()"
+            raise _incomplete(variable, f"was read {when}")
+        if not reducing and (not is_last or any(bucket.ranges for bucket in variable.buckets)):
+            raise _used_since(variable)
+        if not reducing:
+            engine.wait_for([variable])  # for an update that reads it, too
+            return
+        engine.monitor.wait(lambda: variable.missing_sums == 0)
+        engine.streams.wait_last_events([variable])
         variable.parameter.grad = plain_gradient(variable)
 
     def show_to_scaler(self) -> None:
@@ -225,6 +238,15 @@ def _incomplete(variable: VariableRecord, what: str) -> NotSupported:
         thing=f"variable {variable.name}.grad",
         remedy="Clip by max_grad_norm= of autosync.distribute or by autosync.clip_grad_norm_, or "
         "use a strategy without owned or sharded updates.",
+    )
+
+
+def _used_since(variable: VariableRecord) -> NotSupported:
+    return NotSupported(
+        f"a gradient of {variable.name!r} that the script has kept was read when its iteration had "
+        "ended, and its memory has been used since.",
+        thing=f"variable {variable.name}.grad",
+        remedy="Keep a copy that is taken between backward and step(): `p.grad.clone()`.",
     )
 
 

@@ -1,5 +1,7 @@
 """Moves gradients and values between a bucket's buffer and the tensors of the script."""
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -26,12 +28,12 @@ def pack_gradients(variables: list[VariableRecord], share: Tensor) -> None:
         gradient = variable.parameter.grad
         if gradient is None:
             raise _cleared(variable)
-        if (view := variable.view) is not None:
+        if variable.view is not None:
             on_wire = variable.buckets[0].share_on_wire
-            if gradient is not view:
-                variable.parameter.grad = variable.target = view
-            if gradient is not view or not on_wire:
-                (plain if on_wire else parts).append((view, gradient))
+            if gradient is not variable.view:
+                (plain if on_wire else parts).append((show_view(variable), gradient))
+            elif not on_wire:
+                parts.append((gradient, gradient))
             continue
         variable.target = gradient
         for region, place, bucket in variable.pieces:
@@ -61,12 +63,29 @@ def pack_zeros(variable: VariableRecord) -> None:
     if variable.packer is not None:
         variable.packer.pack()
         return
-    for _, place, _ in variable.pieces:
-        place.zero_()
     if variable.view is not None:
-        variable.parameter.grad = variable.target = variable.view
+        show_view(variable)
     elif variable.whole:
         variable.parameter.grad = variable.target = torch.zeros_like(variable.alias)
+    for _, place, _ in variable.pieces:
+        place.zero_()
+
+
+def show_view(variable: VariableRecord) -> Tensor:
+    """`parameter.grad` becomes the view of its buffer, before this pass writes there. A gradient of
+    an earlier pass that the script has cleared, and kept, gets memory of its own."""
+    assert variable.view is not None
+    if variable.parameter.grad is not variable.view and is_kept(variable):
+        variable.view.data = variable.view.clone()
+        variable.view = variable.pieces[0][1][...]
+    variable.parameter.grad = variable.target = variable.view
+    return variable.view
+
+
+def is_kept(variable: VariableRecord) -> bool:
+    """Whether the script holds the view that it had for a gradient. The record refers to it twice,
+    and the call once."""
+    return variable.target is variable.view and sys.getrefcount(variable.view) > 3
 
 
 def _cleared(variable: VariableRecord) -> NotSupported:

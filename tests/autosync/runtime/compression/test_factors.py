@@ -16,7 +16,15 @@ from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import gradient_of, without_sync
 from tests.autosync.runtime.place import beside, here
 from tests.autosync.runtime.ranks import Ranks
-from tests.autosync.runtime.rows import attached, averaged_all, plan, shares_of, train, train_alone
+from tests.autosync.runtime.rows import (
+    attached,
+    averaged,
+    averaged_all,
+    plan,
+    shares_of,
+    train,
+    train_alone,
+)
 
 OVERLAP = Schedule("priority", overlap_forward=True)
 
@@ -301,3 +309,47 @@ def test_shared_weights_and_other_layers_are_refused_by_name(pair: Ranks) -> Non
         assert "'again.weight' is shared by 2 modules" in shared
         assert "Use all_reduce" in shared
         assert "'0.weight' belongs to a Adapted" in adapted
+
+
+def frozen_later(rank: int, world: int) -> float:
+    """A weight of the plan that the script freezes keeps its value."""
+    model, alone = Net(), Net()
+    optimizer, other = optimizer_of(model, "sgd"), optimizer_of(alone, "sgd")
+    attachment = attached(model, optimizer, plan(model, world, choose))
+    for iteration in range(3):
+        for net in (model, alone):
+            net.again.requires_grad_(iteration != 1)
+        train(model, optimizer, partial(later, iteration), 1, rank)
+        means = averaged(alone, loss, iteration, shares_of(world, True))
+        for parameter, mean in zip(alone.parameters(), means, strict=True):
+            parameter.grad = mean
+        other.step()
+    attachment.detach()
+    return worst_difference(model, alone)
+
+
+def later(begin: int, model: nn.Module, iteration: int, rank: int) -> Tensor:
+    return loss(model, begin + iteration, rank)
+
+
+def test_a_weight_may_be_frozen_for_a_while(pair: Ranks) -> None:
+    assert max(pair.run(frozen_later)) < 2e-6
+
+
+def hooked(rank: int, world: int) -> list[str]:
+    """Behind `distribute`, on one of the weights."""
+    said = []
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = Net()
+        optimizer = optimizer_of(model, "sgd")
+        attachment = attached(model, optimizer, plan(model, world, choose))
+        getattr(model.first.weight, name)(lambda gradient: None)
+        said.append(refusal(partial(train, model, optimizer, loss, 1, rank)))
+        attachment.detach()
+    return said
+
+
+def test_hooks_on_a_gradient_that_no_rank_has_are_refused_by_name(pair: Ranks) -> None:
+    for said in pair.run(hooked):
+        for words in said:
+            assert "'first.weight' has a hook of the script on its gradient" in words

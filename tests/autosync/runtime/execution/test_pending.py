@@ -20,9 +20,11 @@ from autosync.runtime.layout.records import VariableRecord
 from tests.autosync.runtime.cases import (
     Case,
     attached,
+    gap,
     loss_of,
     make_model,
     make_optimizer,
+    reference_gradients,
     set_reference_gradients,
     train_reference,
     worst_difference,
@@ -235,6 +237,44 @@ def test_replacing_what_no_rank_holds_is_refused(pair: Ranks) -> None:
         assert ["was replaced before step()" in message for message in messages] == [True] * 3
 
 
+def norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradient.norm() for gradient in gradients]
+
+
+def kept(rank: int, world: int) -> tuple[list[float], list[list[str]]]:
+    """Read for the first time behind step(), and again behind the next backward pass."""
+    found, messages = [], []
+    for case in (*DEFERRED, *PARTED):
+        model, optimizer, attachment = attached(case, world)
+        wanted = reference_gradients(make_model(case.model), 0, (1.0 / world,) * world)
+        backward_late(model, 0, rank)
+        held = [gradient_of(p) for p in model.parameters()]
+        optimizer.step()
+        said = []
+        if case in DEFERRED:
+            for one, mean in zip(held, wanted, strict=True):
+                assert mean is not None
+                found.append(gap(one, mean))
+        else:
+            said.append(refusal(partial(norms, held)))
+        loss_of(model, 1, rank).backward()
+        said.append(refusal(partial(norms, held)))
+        optimizer.step()
+        attachment.detach()
+        messages.append(said)
+    return found, messages
+
+
+def test_gradients_that_a_script_keeps_are_the_average_or_refused(pair: Ranks) -> None:
+    for found, messages in pair.run(kept):
+        assert max(found) < 3e-6
+        for (said,) in messages[: len(DEFERRED)]:
+            assert "that the script has kept" in said
+        for first, second in messages[len(DEFERRED) :]:
+            assert "was read behind its step(), but no rank holds all of it" in first
+            assert second
+
+
 def fused(model: nn.Module) -> torch.optim.Optimizer:
     """Scales and checks inside of its step: a GradScaler leaves that to it."""
     return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
@@ -373,6 +413,7 @@ def test_a_sparse_sum_that_completes_meanwhile_is_not_overwritten(call: str) -> 
         variables=[variable],
         monitor=SimpleNamespace(condition=lock, wait=lambda condition: None),
         streams=SimpleNamespace(keep_for_completion=lambda tensor: None),
+        iteration=SimpleNamespace(number=0),
     )
     gradients = ScriptGradients(cast(Engine, engine), lambda tensor: None, None)
     parameter._grad = PendingGradient.around(gradients, cast(VariableRecord, variable), local)
