@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.extensions.placement.document import PlacedModule, dealt_rows
-from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between
+from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between, tied
 from autosync.runtime.execution.pending import tensors_in
 
 ROUNDING = 1e-3
@@ -77,10 +77,11 @@ class PlacedForward:
             self._checked |= checking
         if failure is not None:
             raise failure
+        inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
+        items: tuple[Any, ...] = items_of(output)
         if target[rank]:
-            items = items_of(output)
+            items = tuple(None if item is None else tied(item, inputs) for item in items)
         else:
-            inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
             items = tuple(
                 item and no_rows(inputs, item.no_rows(), item.trains) for item in form.items
             )

@@ -28,6 +28,7 @@ from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax
 from autosync.strategy import Replica
 from autosync.verification import verify
 from tests.autosync.runtime.distributing import largest_difference, refusal
+from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
 
@@ -427,6 +428,35 @@ def told(rank: int, world: int) -> list[int]:
 
 def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
     assert pair.run(told) == [[1, 2]] * 2
+
+
+class Probe(nn.Module):
+    """No gradient comes back to what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.detach())
+        return out
+
+
+def probed(rank: int, world: int) -> float:
+    from autosync.extensions.placement.placed_forward import PlacedForward
+    from autosync.extensions.placement.row_exchange import RowExchange
+    from autosync.runtime.transport.process_groups import open_groups, working_group
+
+    groups = open_groups(working_group(None))
+    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    x = batch(0, rank).requires_grad_()
+    PlacedForward("probe", make(Probe), evenly("probe", [1]), exchange)(x).sum().backward()
+    groups.close()
+    return float(gradient_of(x).abs().max())
+
+
+def test_ranks_deal_gradients_alike_where_a_module_detaches_its_input(pair: Ranks) -> None:
+    assert pair.run(probed) == [0.0, 0.0]
 
 
 class RefusesLoading(nn.Linear):
