@@ -216,8 +216,9 @@ def owner_of(model: nn.Module, variable: VariableRecord) -> nn.Module:
     """The module whose weight the variable is.
 
     Raises:
-        NotSupported: the weight is shared, or belongs to no plain nn.Linear.
+        NotSupported: the weight is shared, belongs to no plain nn.Linear, or has a hook.
     """
+    check_unhooked(variable)
     owners = [
         (module, name)
         for module in model.modules()
@@ -234,6 +235,14 @@ def owner_of(model: nn.Module, variable: VariableRecord) -> nn.Module:
     if "forward" in module.__dict__:
         raise _refusal(variable, "belongs to a module whose forward was replaced")
     return module
+
+
+def check_unhooked(variable: VariableRecord) -> None:
+    """Raises NotSupported where the script has hooked the gradient: autograd never has one, so it
+    calls no hook, or calls it with None."""
+    parameter = variable.parameter
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        raise _refusal(variable, "has a hook of its gradient, which no rank computes")
 
 
 def _refusal(variable: VariableRecord, why: str) -> NotSupported:

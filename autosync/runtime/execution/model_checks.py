@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from autosync.errors import NotSupported
-from autosync.runtime.compression.factors import FactorCapture
+from autosync.runtime.compression.factors import FactorCapture, check_unhooked
 from autosync.runtime.device.model_tensors import dense_strides
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.updates.part_updates import RowUpdate
@@ -122,6 +122,8 @@ class ParameterStorage:
         with torch._C.DisableTorchFunctionSubclass():  # values may be on their way
             self._structure.check()
             self.check()
+            for variable in self._captures:
+                check_unhooked(variable)
         for variable in self._moved:
             if variable.accumulator is not None and variable.parameter.requires_grad:
                 variable.accumulator.follow()
@@ -131,11 +133,13 @@ class ParameterStorage:
         """At the first gradient of a backward pass; nothing is in flight.
 
         Raises:
-            NotSupported: see `check`; or the model no longer holds the plan's parameters.
+            NotSupported: see `check` and `check_unhooked`; or the model no longer holds the plan's
+                parameters.
         """
         self._structure.check()
         self.check()
         for variable in self._captures:
+            check_unhooked(variable)
             if variable.accumulator is not None and not variable.accumulator.follows():
                 raise _refusal(variable, "was converted between forward and backward")
         if list(map(Tensor.data_ptr, self._views)) != self._view_places:

@@ -1,6 +1,7 @@
 """Sufficient factors equal single-process training, and no rank computes its own gradient."""
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from autosync.strategy import AllReduce, Factors, Schedule, Synchronizer
 from tests.autosync.runtime.cases import gap, weights, worst_difference
@@ -301,3 +303,33 @@ def test_shared_weights_and_other_layers_are_refused_by_name(pair: Ranks) -> Non
         assert "'again.weight' is shared by 2 modules" in shared
         assert "Use all_reduce" in shared
         assert "'0.weight' belongs to a Adapted" in adapted
+
+
+HOOKS: dict[str, Callable[[Tensor], RemovableHandle]] = {
+    "register_hook": lambda weight: weight.register_hook(lambda gradient: gradient),
+    "post_accumulate": lambda weight: weight.register_post_accumulate_grad_hook(lambda p: None),
+}
+
+
+def hooked(rank: int, world: int, name: str) -> tuple[str, str]:
+    """Before the plan is attached, and behind it on one rank."""
+    model = Net()
+    handle = HOOKS[name](model.last.weight)
+    optimizer = optimizer_of(model, "sgd")
+    made = plan(model, world, choose)
+    before = refusal(partial(attached, model, optimizer, made))
+    handle.remove()
+    attachment = attached(model, optimizer, made)
+    if rank == 1:
+        HOOKS[name](model.last.weight)
+    behind = refusal(partial(train, model, optimizer, loss, 1, rank))
+    attachment.detach()
+    return before, behind
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_a_gradient_that_no_rank_computes_are_refused(pair: Ranks, name: str) -> None:
+    for answers in pair.run(hooked, name):
+        for said in answers:
+            assert "'last.weight' has a hook of its gradient" in said
