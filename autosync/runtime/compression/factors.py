@@ -96,13 +96,15 @@ class FactorCapture:
         """The gradient of a backward pass under `no_sync` is complete: the product joins
         `parameter.grad`, and the factors are kept, since they are fewer."""
         parameter = self.variable.parameter
-        before, new = self._accumulated(), self._of_this_pass()
-        product = self._multiply([*new, self._none()])
+        before = self._accumulated()
+        # A copy: the script may write the next batch to the memory of this one.
+        new = _joined([*self._of_this_pass(), self._none()])
+        product = self._multiply(new)
         if parameter.grad is None:
             parameter.grad = product
         else:
             parameter.grad.add_(product)
-        self._accumulated_factors = [*before, *new]
+        self._accumulated_factors = [*before, new]
         self._product, self._version = parameter.grad, parameter.grad._version
 
     def collect(self) -> None:
@@ -139,10 +141,10 @@ class FactorCapture:
         identity = torch.eye(min(rows, columns), dtype=gradient.dtype, device=gradient.device)
         if rows <= columns:
             return [(gradient.clone(), identity)]
-        return [(identity, gradient.t().contiguous())]
+        return [(identity, gradient.t().clone())]
 
-    def _multiply(self, factors: list[Factors]) -> Tensor:
-        activations, gradients = _joined(factors)
+    def _multiply(self, factors: Factors) -> Tensor:
+        activations, gradients = factors
         product = gradients.t() @ activations
         return product.to(self.variable.parameter.dtype)
 

@@ -177,6 +177,32 @@ def test_no_sync_accumulates(pair: Ranks, spoil: str) -> None:
     assert max(pair.run(accumulate, spoil)) < 2e-6
 
 
+def drawn(part: int, rank: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * part + rank))
+
+
+def reused(rank: int, world: int) -> float:
+    """Three passes, two of them under no_sync, whose batches come in the same memory."""
+    model, alone = Net(), Net()
+    optimizer, other = optimizer_of(model, "sgd"), optimizer_of(alone, "sgd")
+    attachment = attached(model, optimizer, plan(model, world, choose))
+    batch = torch.empty(4, 6)
+    for part in range(3):
+        batch.copy_(drawn(part, rank))
+        with without_sync(model) if part < 2 else nullcontext():
+            model(batch).square().mean().backward()
+        for peer in range(world):
+            (alone(drawn(part, peer)).square().mean() / world).backward()
+    optimizer.step()
+    other.step()
+    attachment.detach()
+    return worst_difference(model, alone)
+
+
+def test_a_batch_whose_memory_is_written_anew_counts_as_it_was(pair: Ranks) -> None:
+    assert max(pair.run(reused)) < 2e-6
+
+
 def mixed_precision(rank: int, world: int) -> tuple[float, set[str]]:
     """bf16 autocast: the factors travel in bf16, the sum is formed in float32."""
     model, alone = Net(), Net()
