@@ -62,6 +62,23 @@ class Bundle:
 
     def __post_init__(self) -> None:
         check_runnable(self.strategy.choices, self.plan.world_size)
+        _check_compiled_from(self.strategy, self.plan)
+
+
+def _check_compiled_from(strategy: Strategy, plan: Plan) -> None:
+    """Raises InvalidInput where one of the two was edited by hand: a job runs the plan, and would
+    ignore what the strategy says."""
+    said, planned = of_plan(strategy.extensions), plan.extensions
+    odd = [each.key for each in (*said, *planned) if (each in said) != (each in planned)]
+    odd += ["engine"] if strategy.engine != plan.sharding else []
+    if odd:
+        raise InvalidInput(
+            f"the bundle's strategy and its plan differ in {odd[0]!r}: the plan, which a job runs, "
+            "was not compiled from this strategy.",
+            thing=f"bundle.strategy.{odd[0]}",
+            value=odd,
+            remedy="Make a bundle of the strategy by autosync.bundle.make_bundle, or tune again.",
+        )
 
 
 def make_bundle(strategy: Strategy, domain: Domain, evidence: Evidence | None = None) -> Bundle:

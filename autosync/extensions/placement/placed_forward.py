@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from autosync.errors import AutosyncError, NotSupported
 from autosync.extensions.placement.document import PlacedModule, dealt_rows
-from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between
+from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between, tied
 from autosync.runtime.execution.pending import tensors_in
 
 ROUNDING = 1e-3
@@ -27,6 +27,9 @@ UNUSABLE = -1
 
 REFUSED = "!"
 """Prefix of a refusal that a rank reports in place of an output form."""
+
+PLAIN = (bool, int, float, str, torch.dtype, type(None))
+"""Types of arguments whose values decide what a module gives out, as a flag does."""
 
 
 class PlacedForward:
@@ -46,7 +49,7 @@ class PlacedForward:
         self._placed = placed
         self._exchange = exchange
         self._forms: dict[int, OutputForm] = {}
-        self._checked = False
+        self._checked: set[int] = set()  # ranks that have compared a sample alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:
@@ -68,14 +71,17 @@ class PlacedForward:
         source = next(other for other, rows in enumerate(target) if rows)
         output, text, failure = self._computed(own, named, target[rank])
         form = self._forms.get(signature)
-        if form is None:
+        checking = {other for other, rows in enumerate(target) if rows > 1} - self._checked
+        if form is None or checking:
             form = self._forms[signature] = self._agreed_form(text, source, failure)
+            self._checked |= checking
         if failure is not None:
             raise failure
+        inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
+        items: tuple[Any, ...] = items_of(output)
         if target[rank]:
-            items = items_of(output)
+            items = tuple(None if item is None else tied(item, inputs) for item in items)
         else:
-            inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
             items = tuple(
                 item and no_rows(inputs, item.no_rows(), item.trains) for item in form.items
             )
@@ -98,7 +104,7 @@ class PlacedForward:
             if isinstance(value, Tensor):
                 parts.append((tuple(value.shape[1:]), str(value.dtype), value.requires_grad))
             else:
-                parts.append(type(value).__name__)
+                parts.append(value if isinstance(value, PLAIN) else type(value).__name__)
         digest = hashlib.sha256(repr(parts).encode()).digest()
         return int.from_bytes(digest[:7])
 
@@ -121,7 +127,7 @@ class PlacedForward:
             if form != reports[0][1]:
                 raise self._refusal(
                     f"its arguments on rank {rank} differ from rank 0's in shape (without the "
-                    "batch), type, or what is trained",
+                    "batch), type, value, or what is trained",
                     "Pad samples to one shape on all ranks, or leave the module with the replicas.",
                 )
         counts = [count for count, _ in reports]
@@ -136,16 +142,17 @@ class PlacedForward:
         if not rows:
             return None, "", None
         try:
-            if not self._checked and rows > 1:
+            if rows > 1 and self._exchange.rank not in self._checked:
                 check_samples_alone(self._name, self._module, self._forward, tuple(args), kwargs)
-                self._checked = True
             output = self._forward(*args, **kwargs)
             return output, form_of(self._name, output, rows).to_text(), None
         except AutosyncError as error:
             return None, f"{REFUSED}{error.message}", error
 
     def _agreed_form(self, text: str, source: int, failure: AutosyncError | None) -> "OutputForm":
-        """The form that `source` reports. Raises NotSupported on every rank where it refuses."""
+        """The form that `source` reports. Raises NotSupported on every rank where one refuses."""
+        refused = self._exchange.gather([failure is not None])
+        source = next((rank for rank, (one,) in enumerate(refused) if one), source)
         reported = self._exchange.broadcast_text(text, source)
         if failure is not None:
             raise failure

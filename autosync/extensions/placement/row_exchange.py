@@ -138,6 +138,28 @@ class _Dealt(torch.autograd.Function):
         return ctx.exchange.weighted(ctx.exchange.move(gradient, back), back), None, None
 
 
+def tied(output: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """The output, whose backward pass reaches every input, also those that the module does not read
+    or detaches: ranks that compute none of it, see `no_rows`, deal the gradients of all."""
+    trained = [each for each in inputs if each.requires_grad]
+    if not (output.requires_grad and trained):
+        return output
+    made: Tensor = _Tied.apply(output, *trained)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Tied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.count = len(inputs)
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, *(None,) * ctx.count
+
+
 def no_rows(inputs: Sequence[Tensor], like: Tensor, trains: bool) -> Tensor:
     """Zero rows in the place of a module's output on a rank that computes none of it.
 

@@ -114,11 +114,12 @@ class ServerClient:
             exchange.works.append(work)
         self.iterations += 1
 
-    def deliver(self, bucket: int, stamp: int, values: Tensor) -> None:
+    def deliver(self, bucket: int, stamp: int, own: int, values: Tensor) -> None:
         """This rank's own server answers."""
         with self._changed:
             exchange = next(one for one in self._under_way if bucket in one.unanswered)
         exchange.answers[bucket].values.copy_(values)
+        exchange.answers[bucket].own = own
         self._answered(exchange, bucket, stamp)
 
     def read(self) -> dict[int, Tensor] | None:
@@ -140,11 +141,13 @@ class ServerClient:
                 self._under_way.popleft()
                 self._recycle(exchange)
             self.clock = answered[-1].clock
-            values = {i: answer.values for i, answer in answered[-1].answers.items()}
+            answers = answered[-1].answers
             for exchange in self._under_way:
-                for index, value in values.items():
-                    value.add_(exchange.updates[index].values)
-        return values
+                for index, answer in answers.items():
+                    update = exchange.updates[index]
+                    if update.stamp >= answer.own:  # else the server had it when it answered
+                        answer.values.add_(update.values)
+        return {index: answer.values for index, answer in answers.items()}
 
     def read_own(self) -> None:
         """Until every update of this rank has been answered."""

@@ -25,7 +25,7 @@ from autosync.runtime.transport.gloo import sum_type
 
 log = logging.getLogger("autosync")
 
-STAMP_BYTES = 8
+STAMP_BYTES = 16
 
 LEFT = -1
 """Stamp of what a rank sends in place of an update when it has no more of them."""
@@ -35,13 +35,18 @@ IDLE = timedelta(days=365)
 
 
 class StampedBuffer:
-    """Flat values and an integer, in one piece of memory that travels as bytes."""
+    """Flat values and two integers, in one piece of memory that travels as bytes.
+
+    stamp: of an update its iteration, of an answer its clock. own: of an answer, how many updates
+    of the rank that gets it the values hold.
+    """
 
     def __init__(self, size: int, dtype: torch.dtype):
         payload = -(-size * dtype.itemsize // STAMP_BYTES) * STAMP_BYTES
         self.raw = torch.zeros(payload + STAMP_BYTES, dtype=torch.uint8, device="cpu")
         self.values: Tensor = self.raw[: size * dtype.itemsize].view(dtype)
-        self._stamp = self.raw[payload:].view(torch.int64)
+        stamps = self.raw[payload:].view(torch.int64)
+        self._stamp, self._own = stamps[0], stamps[1]
 
     @property
     def stamp(self) -> int:
@@ -50,6 +55,14 @@ class StampedBuffer:
     @stamp.setter
     def stamp(self, value: int) -> None:
         self._stamp.fill_(value)
+
+    @property
+    def own(self) -> int:
+        return int(self._own)
+
+    @own.setter
+    def own(self, value: int) -> None:
+        self._own.fill_(value)
 
 
 class PeerMessages:
@@ -128,8 +141,8 @@ def clocked_buckets(plan: Plan, parameters: Sequence[Tensor]) -> list[ClockedBuc
 class OwnClient(Protocol):
     """The client of the same rank."""
 
-    def deliver(self, bucket: int, stamp: int, values: Tensor) -> None:
-        """Takes an answer, and copies its values."""
+    def deliver(self, bucket: int, stamp: int, own: int, values: Tensor) -> None:
+        """Takes an answer, and copies its values. own: see `StampedBuffer`."""
         ...
 
     def fail(self, error: Exception) -> object:
@@ -245,7 +258,7 @@ class ShardServer:
     def _reply(self, one: OwnedValues, rank: int, stamp: int) -> None:
         key = rank, one.bucket.index
         if rank == self._rank:
-            self._client.deliver(one.bucket.index, stamp, one.values)
+            self._client.deliver(one.bucket.index, stamp, one.clocks[rank], one.values)
         elif rank not in self._gone:
             buffer = self._answers[key]
             try:
@@ -253,6 +266,7 @@ class ShardServer:
                     self._sent.pop(key).wait()
                 buffer.values.copy_(one.values)
                 buffer.stamp = stamp
+                buffer.own = one.clocks[rank]
                 self._sent[key] = self._messages.send(buffer, rank, one.bucket.answer_tag)
             except RuntimeError as error:  # its own thread learns of it, too, and takes it off
                 log.warning("an answer to rank %d could not be sent: %s", rank, error)

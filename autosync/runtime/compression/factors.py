@@ -83,13 +83,6 @@ class FactorCapture:
         else:
             self._owner.__dict__.pop("forward", None)
 
-    def check_hooks(self) -> None:
-        """Raises NotSupported where the script has a hook on the weight's gradient: autograd has no
-        gradient to give it, and skips what `register_post_accumulate_grad_hook` took."""
-        parameter: Any = self.variable.parameter
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise _refusal(self.variable, "has a hook of the script on its gradient")
-
     def take(self, activations: Tensor, gradients: Tensor) -> None:
         """See `Take`."""
         columns, rows = activations.shape[-1], gradients.shape[-1]
@@ -104,13 +97,15 @@ class FactorCapture:
         """The gradient of a backward pass under `no_sync` is complete: the product joins
         `parameter.grad`, and the factors are kept, since they are fewer."""
         parameter = self.variable.parameter
-        before, new = self._accumulated(), self._of_this_pass()
-        product = self._multiply([*new, self._none()])
+        before = self._accumulated()
+        # A copy: the script may write the next batch to the memory of this one.
+        new = _joined([*self._of_this_pass(), self._none()])
+        product = self._multiply(new)
         if parameter.grad is None:
             parameter.grad = product
         else:
             parameter.grad.add_(product)
-        self._accumulated_factors = [*before, *new]
+        self._accumulated_factors = [*before, new]
         self._product, self._version = parameter.grad, parameter.grad._version
 
     def collect(self) -> None:
@@ -145,10 +140,10 @@ class FactorCapture:
         identity = torch.eye(min(rows, columns), dtype=gradient.dtype, device=gradient.device)
         if rows <= columns:
             return [(gradient.clone(), identity)]
-        return [(identity, gradient.t().contiguous())]
+        return [(identity, gradient.t().clone(memory_format=torch.contiguous_format))]
 
-    def _multiply(self, factors: list[Factors]) -> Tensor:
-        activations, gradients = _joined(factors)
+    def _multiply(self, factors: Factors) -> Tensor:
+        activations, gradients = factors
         product = gradients.t() @ activations
         return product.to(self.variable.parameter.dtype)
 
@@ -222,8 +217,9 @@ def owner_of(model: nn.Module, variable: VariableRecord) -> nn.Module:
     """The module whose weight the variable is.
 
     Raises:
-        NotSupported: the weight is shared, or belongs to no plain nn.Linear.
+        NotSupported: the weight is shared, belongs to no plain nn.Linear, or has a hook.
     """
+    check_unhooked(variable)
     owners = [
         (module, name)
         for module in model.modules()
@@ -240,6 +236,14 @@ def owner_of(model: nn.Module, variable: VariableRecord) -> nn.Module:
     if "forward" in module.__dict__:
         raise _refusal(variable, "belongs to a module whose forward was replaced")
     return module
+
+
+def check_unhooked(variable: VariableRecord) -> None:
+    """Raises NotSupported where the script has hooked the gradient: autograd never has one, so it
+    calls no hook, or calls it with None."""
+    parameter = variable.parameter
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        raise _refusal(variable, "has a hook of its gradient, which no rank computes")
 
 
 def _refusal(variable: VariableRecord, why: str) -> NotSupported:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from autosync.errors import NotSupported
-from autosync.runtime.compression.factors import FactorCapture
+from autosync.runtime.compression.factors import FactorCapture, check_unhooked
 from autosync.runtime.device.model_tensors import dense_strides
 from autosync.runtime.layout.records import Bucket, VariableRecord
 from autosync.runtime.updates.part_updates import RowUpdate
@@ -112,7 +112,7 @@ class ParameterStorage:
         self._strides: list[tuple[int, ...]] = []
         self._viewed = [v for v in variables if v.view is not None]
         self._view_places = [v.pieces[0][1].data_ptr() for v in self._viewed]
-        self._captures = [(v, v.packer) for v in variables if isinstance(v.packer, FactorCapture)]
+        self._captures = [v for v in variables if isinstance(v.packer, FactorCapture)]
         self._pointers: list[int] = []
         self._moved: list[VariableRecord] = []
         self._note_places()
@@ -122,7 +122,8 @@ class ParameterStorage:
         with torch._C.DisableTorchFunctionSubclass():  # values may be on their way
             self._structure.check()
             self.check()
-            self._check_hooks()
+            for variable in self._captures:
+                check_unhooked(variable)
         for variable in self._moved:
             if variable.accumulator is not None and variable.parameter.requires_grad:
                 variable.accumulator.follow()
@@ -132,12 +133,13 @@ class ParameterStorage:
         """At the first gradient of a backward pass; nothing is in flight.
 
         Raises:
-            NotSupported: see `check`; or the model no longer holds the plan's parameters.
+            NotSupported: see `check` and `check_unhooked`; or the model no longer holds the plan's
+                parameters.
         """
         self._structure.check()
         self.check()
-        self._check_hooks()
-        for variable, _ in self._captures:
+        for variable in self._captures:
+            check_unhooked(variable)
             if not variable.parameter.requires_grad:  # frozen since: it has no node
                 continue
             if variable.accumulator is not None and not variable.accumulator.follows():
@@ -163,10 +165,6 @@ class ParameterStorage:
         if list(map(_place, self._parameters)) != self._places:
             self._follow()
         self._pointers = pointers
-
-    def _check_hooks(self) -> None:
-        for _, capture in self._captures:
-            capture.check_hooks()
 
     def _note_places(self) -> None:
         self._places = list(map(_place, self._parameters))

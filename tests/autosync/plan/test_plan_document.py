@@ -1,11 +1,13 @@
-"""Bundles of earlier versions apply as if this one had written them."""
+"""Bundles of earlier versions apply as if this one had written them; edited ones are refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autosync.bundle import load_bundle, make_bundle
+from autosync.bundle import load_bundle, make_bundle, read_bundle
+from autosync.documents import to_data
 from autosync.domain import Optimizer
 from autosync.errors import InvalidInput
 from autosync.search.designs import known_designs
@@ -28,3 +30,24 @@ def test_a_damaged_bundle_of_version_1_is_refused_by_name(tmp_path: Path) -> Non
     damaged.write_text(WRITTEN.read_text().replace('"after"', '"behind"', 1))
     with pytest.raises(InvalidInput, match=r"old\.json, plan"):
         load_bundle(damaged)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("strategy", "staleness", 4),
+        ("plan", "staleness", 4),
+        ("strategy", "placement", [{"module": "layer0", "ranks": [0], "shares": [1.0]}]),
+        ("strategy", "engine", {"kind": "fully_shard", "units": [], "shard_ranks": 4}),
+    ],
+)
+def test_a_bundle_of_which_one_part_was_edited_is_refused(
+    part: str, field: str, value: object
+) -> None:
+    """A job would run the plan, without what was written into the strategy."""
+    domain = domain_of(chain_graph(((4, 4), (4,))), grid_cluster(2, 2))
+    data = to_data(make_bundle(known_designs.hierarchical_ps(domain), domain))
+    assert read_bundle(json.dumps(data)).strategy.extensions == ()
+    data[part][field] = value
+    with pytest.raises(InvalidInput, match=f"differ in '{field}'"):
+        read_bundle(json.dumps(data))

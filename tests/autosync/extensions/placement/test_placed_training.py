@@ -28,6 +28,7 @@ from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax
 from autosync.strategy import Replica
 from autosync.verification import verify
 from tests.autosync.runtime.distributing import largest_difference, refusal
+from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
 
@@ -378,6 +379,9 @@ def unequal(rank: int, world: int) -> dict[str, str]:
         placed = PlacedForward(name, module, evenly(name, [1]), exchange)
         x = batch(0, rank)
         found[name] = refusal(lambda: placed(x))  # noqa: B023
+    uneven = in_proportion("centred", [0, 1], [1.0, 7.0])  # rank 0 has one sample to check
+    placed = PlacedForward("centred", model.get_submodule("centred"), uneven, exchange)
+    found["one sample"] = refusal(lambda: placed(batch(0, rank)))
     placed = PlacedForward("tied", model.get_submodule("tied"), evenly("tied", [1]), exchange)
     found["nested"] = refusal(lambda: placed(batch(0, rank), [batch(0, rank)]))
     found["shape"] = refusal(lambda: placed(torch.zeros(2, FEATURES, 2 + rank)))
@@ -389,10 +393,70 @@ def unequal(rank: int, world: int) -> dict[str, str]:
 def test_modules_that_mix_samples_are_refused_by_name_on_every_rank(pair: Ranks) -> None:
     for found in pair.run(unequal):
         assert "depends on the others in the batch" in found["centred"]
+        assert "depends on the others in the batch" in found["one sample"]
         assert not found["tied"]
         assert "nothing nested" in found["nested"]
         assert "differ from rank 0's in shape" in found["shape"]
         assert "one number of samples each" in found["rows"]
+
+
+class Pairing(nn.Module):
+    """Gives out two tensors where it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor, twice: bool) -> Tensor | tuple[Tensor, Tensor]:
+        out: Tensor = self.linear(x)
+        return (out, 2 * out) if twice else out
+
+
+def told(rank: int, world: int) -> list[int]:
+    """How many tensors each call gives out."""
+    from autosync.extensions.placement.placed_forward import PlacedForward, items_of
+    from autosync.extensions.placement.row_exchange import RowExchange
+    from autosync.runtime.transport.process_groups import open_groups, working_group
+
+    groups = open_groups(working_group(None))
+    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    placed = PlacedForward("pairing", make(Pairing), evenly("pairing", [1]), exchange)
+    found = [len(items_of(placed(batch(0, rank), twice))) for twice in (False, True)]
+    groups.close()
+    return found
+
+
+def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
+    assert pair.run(told) == [[1, 2]] * 2
+
+
+class Probe(nn.Module):
+    """No gradient comes back to what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.detach())
+        return out
+
+
+def probed(rank: int, world: int) -> float:
+    from autosync.extensions.placement.placed_forward import PlacedForward
+    from autosync.extensions.placement.row_exchange import RowExchange
+    from autosync.runtime.transport.process_groups import open_groups, working_group
+
+    groups = open_groups(working_group(None))
+    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    x = batch(0, rank).requires_grad_()
+    PlacedForward("probe", make(Probe), evenly("probe", [1]), exchange)(x).sum().backward()
+    groups.close()
+    return float(gradient_of(x).abs().max())
+
+
+def test_ranks_deal_gradients_alike_where_a_module_detaches_its_input(pair: Ranks) -> None:
+    assert pair.run(probed) == [0.0, 0.0]
 
 
 class RefusesLoading(nn.Linear):

@@ -1,11 +1,14 @@
 """When a parameter server with clocks answers, and with what; messages to other ranks are noted."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from autosync.extensions.staleness.client import ServerClient
 from autosync.extensions.staleness.server import (
     STAMP_BYTES,
     ClockedBucket,
@@ -15,7 +18,9 @@ from autosync.extensions.staleness.server import (
     StampedBuffer,
     refused_for,
 )
+from autosync.runtime.transport.refusals import Refusals
 
+BUCKET = ClockedBucket(index=0, owner=0, dtype=torch.float32, size=1, segments=())
 UPDATE = torch.tensor([1.0])
 
 
@@ -34,7 +39,7 @@ class Answers(PeerMessages):
         self.given.append((rank, buffer.stamp, float(buffer.values)))
         return Arrived()
 
-    def deliver(self, bucket: int, stamp: int, values: Tensor) -> None:
+    def deliver(self, bucket: int, stamp: int, own: int, values: Tensor) -> None:
         self.given.append((0, stamp, float(values)))
 
     def fail(self, error: Exception) -> object:
@@ -44,8 +49,7 @@ class Answers(PeerMessages):
 def server(staleness: int) -> tuple[ShardServer, Answers]:
     """On rank 0 of two."""
     answers = Answers()
-    bucket = ClockedBucket(index=0, owner=0, dtype=torch.float32, size=1, segments=())
-    owned = OwnedValues(bucket, torch.zeros(1), 2)
+    owned = OwnedValues(BUCKET, torch.zeros(1), 2)
     return ShardServer([owned], 0, 2, staleness, answers, answers), answers
 
 
@@ -96,14 +100,32 @@ def test_a_leaving_rank_gets_its_pending_answer() -> None:
     assert answers.given == [(1, 0, 1.0)]
 
 
+def test_a_rank_reads_its_own_updates_once() -> None:
+    """The answer to its first one comes late, and holds its second one, too."""
+    messages = Answers()
+    refusals = Refusals(dist.HashStore(), 0)
+    client = ServerClient([BUCKET], 0, 1, messages, refusals, timedelta(seconds=60))
+    owned = OwnedValues(BUCKET, torch.zeros(1), 2)
+    made = ShardServer([owned], 0, 2, 1, messages, client)
+    for _ in range(2):
+        exchange = client.new_exchange()
+        exchange.updates[0].values.copy_(UPDATE)
+        client.send(exchange, made)
+    made.add(0, 1, UPDATE)
+    values = client.read()
+    assert values is not None
+    assert values[0].tolist() == [3.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_values_and_stamp_share_no_byte(size: int, dtype: torch.dtype) -> None:
+def test_values_and_stamps_share_no_byte(size: int, dtype: torch.dtype) -> None:
     buffer = StampedBuffer(size, dtype)
     buffer.values.fill_(1.5)
     buffer.stamp = -(2**62)
+    buffer.own = 7
     assert buffer.values.tolist() == [1.5] * size
     assert buffer.stamp == -(2**62)
     buffer.values.zero_()
-    assert buffer.stamp == -(2**62)
+    assert (buffer.stamp, buffer.own) == (-(2**62), 7)
     assert len(buffer.raw) < size * dtype.itemsize + 2 * STAMP_BYTES

@@ -1,6 +1,7 @@
 """Sufficient factors equal single-process training, and no rank computes its own gradient."""
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from autosync.strategy import AllReduce, Factors, Schedule, Synchronizer
 from tests.autosync.runtime.cases import gap, weights, worst_difference
@@ -183,6 +185,32 @@ def test_no_sync_accumulates(pair: Ranks, spoil: str) -> None:
     assert max(pair.run(accumulate, spoil)) < 2e-6
 
 
+def drawn(part: int, rank: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * part + rank))
+
+
+def reused(rank: int, world: int) -> float:
+    """Three passes, two of them under no_sync, whose batches come in the same memory."""
+    model, alone = Net(), Net()
+    optimizer, other = optimizer_of(model, "sgd"), optimizer_of(alone, "sgd")
+    attachment = attached(model, optimizer, plan(model, world, choose))
+    batch = torch.empty(4, 6)
+    for part in range(3):
+        batch.copy_(drawn(part, rank))
+        with without_sync(model) if part < 2 else nullcontext():
+            model(batch).square().mean().backward()
+        for peer in range(world):
+            (alone(drawn(part, peer)).square().mean() / world).backward()
+    optimizer.step()
+    other.step()
+    attachment.detach()
+    return worst_difference(model, alone)
+
+
+def test_a_batch_whose_memory_is_written_anew_counts_as_it_was(pair: Ranks) -> None:
+    assert max(pair.run(reused)) < 2e-6
+
+
 def mixed_precision(rank: int, world: int) -> tuple[float, set[str]]:
     """bf16 autocast: the factors travel in bf16, the sum is formed in float32."""
     model, alone = Net(), Net()
@@ -336,20 +364,31 @@ def test_a_weight_may_be_frozen_for_a_while(pair: Ranks) -> None:
     assert max(pair.run(frozen_later)) < 2e-6
 
 
-def hooked(rank: int, world: int) -> list[str]:
-    """Behind `distribute`, on one of the weights."""
-    said = []
-    for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        model = Net()
-        optimizer = optimizer_of(model, "sgd")
-        attachment = attached(model, optimizer, plan(model, world, choose))
-        getattr(model.first.weight, name)(lambda gradient: None)
-        said.append(refusal(partial(train, model, optimizer, loss, 1, rank)))
-        attachment.detach()
-    return said
+HOOKS: dict[str, Callable[[Tensor], RemovableHandle]] = {
+    "register_hook": lambda weight: weight.register_hook(lambda gradient: gradient),
+    "post_accumulate": lambda weight: weight.register_post_accumulate_grad_hook(lambda p: None),
+}
 
 
-def test_hooks_on_a_gradient_that_no_rank_has_are_refused_by_name(pair: Ranks) -> None:
-    for said in pair.run(hooked):
-        for words in said:
-            assert "'first.weight' has a hook of the script on its gradient" in words
+def hooked(rank: int, world: int, name: str) -> tuple[str, str]:
+    """Before the plan is attached, and behind it on one rank."""
+    model = Net()
+    handle = HOOKS[name](model.last.weight)
+    optimizer = optimizer_of(model, "sgd")
+    made = plan(model, world, choose)
+    before = refusal(partial(attached, model, optimizer, made))
+    handle.remove()
+    attachment = attached(model, optimizer, made)
+    if rank == 1:
+        HOOKS[name](model.last.weight)
+    behind = refusal(partial(train, model, optimizer, loss, 1, rank))
+    attachment.detach()
+    return before, behind
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_a_gradient_that_no_rank_computes_are_refused(pair: Ranks, name: str) -> None:
+    for answers in pair.run(hooked, name):
+        for said in answers:
+            assert "'last.weight' has a hook of its gradient" in said
