@@ -82,6 +82,7 @@ class Attachment:
         if self.failure is None:
             engine.flush()
             engine.streams.synchronize()
+            engine.streams.synchronize_current()  # module buffers: an ended group aborts them
             if keep_state:
                 engine.script_state.show("detach()")
             for division in self.divisions:

@@ -12,6 +12,7 @@ communicator for every pair of ranks. Their sums are formed in the type that tra
 """
 
 import ctypes
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -265,7 +266,7 @@ def sum_operation(share: float | None, members: int, equal_shares: bool) -> dist
     """
     if share is None:
         return dist.ReduceOp(dist.ReduceOp.SUM)
-    if equal_shares and share * members == 1.0:
+    if equal_shares and math.isclose(share * members, 1.0):  # 1 / 49 * 49 is less than 1
         return dist.ReduceOp(dist.ReduceOp.AVG)
     made: dist.ReduceOp = _make_nccl_premul_sum(share)
     return made

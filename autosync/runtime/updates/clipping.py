@@ -206,7 +206,8 @@ def agree_on_infinity(variables: list[VariableRecord], buckets: list[Bucket], co
         victim = next(v for v in variables if not v.whole and v.parameter.grad is not None)
         assert victim.parameter.grad is not None
         gradient = victim.parameter.grad
-        (gradient._values() if gradient.is_sparse else gradient).view(-1)[0] = torch.inf
+        values = gradient._values() if gradient.is_sparse else gradient
+        values[(0,) * values.dim()] = torch.inf  # whatever its strides
 
 
 def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:

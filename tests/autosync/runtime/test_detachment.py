@@ -8,11 +8,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
+from autosync.runtime.attachment import attach
+from autosync.runtime.device.streams import ONE_ORDER, Streams
 from tests.autosync.runtime.cases import (
     Case,
     loss_of,
     make_model,
     make_optimizer,
+    plan,
     train_reference,
     worst_difference,
 )
@@ -157,3 +160,38 @@ def clipping_goes(rank: int, world: int, case: Case) -> float:
 @each_stage
 def test_clipping_ends_with_its_stage(pair: Ranks, case: Case) -> None:
     assert max(pair.run(clipping_goes, case)) < 3e-6
+
+
+class Noting(Streams):
+    """NCCL's order of messages; notes where the script's stream is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(ONE_ORDER)
+        self.noted: list[str] = []
+
+    def synchronize_current(self) -> None:
+        self.noted.append("stream")
+
+
+def ended_in_order(rank: int, world: int) -> list[str]:
+    """What `detach` does first: wait for the script's stream, or end the process groups."""
+    model, streams = make_model("cnn"), Noting()
+    optimizer = make_optimizer("sgd", model)
+    names = tuple(name for name, _ in model.named_parameters())
+    made = attach(model, optimizer, plan(Case(), model, world), names, streams=streams)
+    train(rank, model, [optimizer], range(1))
+    end_groups = made.end_groups
+
+    def noted_end() -> None:
+        streams.noted.append("groups")
+        end_groups()
+
+    made.end_groups = noted_end
+    streams.noted.clear()
+    made.detach()
+    return streams.noted
+
+
+def test_module_buffers_have_arrived_before_groups_end(pair: Ranks) -> None:
+    """On NCCL only the script's stream waits for them: to end a group aborts what is under way."""
+    assert pair.run(ended_in_order) == [["stream", "groups"]] * 2

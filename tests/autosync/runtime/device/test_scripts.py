@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import autosync
 from autosync.domain import Domain
 from autosync.search.designs.torch_engines import fsdp2, zero2
 from autosync.strategy import Strategy
@@ -24,7 +25,7 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.device.gpus import on_gpus
-from tests.autosync.runtime.distributing import DDP, PLANS
+from tests.autosync.runtime.distributing import DDP, PLANS, distributed
 from tests.autosync.runtime.execution import test_pending, test_training
 from tests.autosync.runtime.place import HERE, here
 from tests.autosync.runtime.ranks import Ranks
@@ -162,6 +163,32 @@ def test_sync_batch_norm_of_the_scripts_own(nccl: Ranks) -> None:
 
 
 # --- the two lines, on process groups of their own
+
+
+MASK_ELEMENTS = 1 << 23
+"""Of a module buffer that is under way for many milliseconds."""
+
+
+def detached_at_once(rank: int, world: int) -> list[float]:
+    """The extremes of a large module buffer that each rank has set before its last backward pass,
+    taken behind `detach`, which ends the process groups."""
+    model = make_model("mlp")
+    mask = torch.zeros(MASK_ELEMENTS, device=HERE.device)
+    model.register_buffer("mask", mask)
+    optimizer = make_optimizer("sgd", model)
+    distributed(rank, world, Case(), model, optimizer)
+    for iteration in range(2):  # the first one compares values, and waits
+        optimizer.zero_grad()
+        mask.fill_(1.0 + rank + iteration)
+        loss_of(model, iteration, rank).backward()
+        optimizer.step()
+    autosync.detach(model)
+    return [float(mask.min()), float(mask.max())]
+
+
+@on_gpus
+def test_module_buffers_arrive_before_process_groups_end(nccl_pair: Ranks) -> None:
+    assert nccl_pair.run(detached_at_once) == [[2.0, 2.0]] * 2
 
 
 @on_gpus

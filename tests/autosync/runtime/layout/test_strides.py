@@ -128,6 +128,31 @@ def test_gradients_have_the_strides_of_their_parameters(pair: Ranks) -> None:
     assert pair.run(shown) == [wanted, wanted]
 
 
+def overflowed(rank: int, world: int, case: Case) -> float:
+    """Rank 1 alone overflows at first, as at the beginning of a training in float16: every rank
+    skips that step."""
+    make = OPTIMIZERS["foreach SGD"]
+    model = laid()
+    model, optimizer, attachment = attached(case, world, model=model, optimizer=make(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for iteration, overflows in ((0, rank == 1), (0, False), (1, False)):
+        optimizer.zero_grad()
+        loss = scaler.scale(loss_of(model, iteration, rank))
+        (loss * torch.inf if overflows else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    attachment.detach()
+    assert scaler.get_scale() == 512.0
+    return worst_difference(model, alone(make, world, 2)[0])
+
+
+@pytest.mark.parametrize("method", ["ps", "zero"])
+def test_an_overflow_on_one_rank_is_one_on_all(pair: Ranks, method: str) -> None:
+    """Each has to mark a gradient as infinite, whatever its strides."""
+    for difference in pair.run(overflowed, Case(method=method, groups=3)):
+        assert difference < 2e-6
+
+
 def moved(rank: int, world: int, first: Case, second: Case) -> tuple[float, float]:
     """A checkpoint of one plan goes on under another: what differs in weights and in state."""
     make = OPTIMIZERS["fused AdamW"]

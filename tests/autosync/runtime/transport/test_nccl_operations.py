@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from autosync.codes import Op
 from autosync.runtime.transport.base import Operation
-from autosync.runtime.transport.nccl import NcclTransport
+from autosync.runtime.transport.nccl import NcclTransport, sum_operation
 
 REDUCTIONS = {
     Op.ALL_REDUCE: "allreduce",
@@ -60,3 +60,9 @@ def test_reductions_multiply_by_shares(operation: Op) -> None:
 def test_values_are_not_multiplied(operation: Op) -> None:
     _, options = asked(operation, 0.25, True)
     assert not hasattr(options, "reduceOp")
+
+
+@pytest.mark.parametrize("world", [3, 8, 49, 98, 392])
+def test_equal_shares_are_an_average(world: int) -> None:
+    """Also where 1 / world * world is less than 1: NCCL multiplies bf16 by no other shares."""
+    assert sum_operation(1.0 / world, world, True) == dist.ReduceOp.AVG
