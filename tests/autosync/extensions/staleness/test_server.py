@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from autosync.extensions.staleness.client import ServerClient
 from autosync.extensions.staleness.server import (
@@ -103,7 +104,7 @@ def test_a_leaving_rank_gets_its_pending_answer() -> None:
 def test_a_rank_reads_its_own_updates_once() -> None:
     """The answer to its first one comes late, and holds its second one, too."""
     messages = Answers()
-    refusals = Refusals(dist.HashStore(), 0)
+    refusals = Refusals(HashStore(), 0)
     client = ServerClient([BUCKET], 0, 1, messages, refusals, timedelta(seconds=60))
     owned = OwnedValues(BUCKET, torch.zeros(1), 2)
     made = ShardServer([owned], 0, 2, 1, messages, client)

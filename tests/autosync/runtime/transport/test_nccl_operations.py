@@ -65,4 +65,5 @@ def test_values_are_not_multiplied(operation: Op) -> None:
 @pytest.mark.parametrize("world", [3, 8, 49, 98, 392])
 def test_equal_shares_are_an_average(world: int) -> None:
     """Also where 1 / world * world is less than 1: NCCL multiplies bf16 by no other shares."""
-    assert sum_operation(1.0 / world, world, True) == dist.ReduceOp.AVG
+    found: Any = sum_operation(1.0 / world, world, True)
+    assert found == dist.ReduceOp.AVG
