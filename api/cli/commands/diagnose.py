@@ -21,8 +21,8 @@ RANK_VARIABLE = "RANK"
 """torchrun sets it for every process that it starts."""
 
 NO_HOSTS = (
-    "The traces do not name their hosts, as of older versions of torch: the clock of each rank is set "
-    "by the ends of collectives."
+    "The traces do not name their hosts, as of older versions of torch: the clock of each rank is "
+    "set by the ends of collectives."
 )
 
 
