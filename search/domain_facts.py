@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosync.cluster.devices import DEVICE_TYPES
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.plan.bucket_cutting import INDEX_BYTES
@@ -88,8 +87,7 @@ def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], 
     even = even_replicas(domain.world_size)
     if not space.uneven_shares:
         return (even,)
-    devices = domain.cluster.device_of_rank()
-    speed = np.array([DEVICE_TYPES[d.type].peak_flops_per_second / d.slowdown for d in devices])
+    speed = np.array(rank_speeds(domain))
     batch = domain.batch_size * domain.world_size
     exact = speed / speed.sum() * batch
     samples = np.maximum(np.floor(exact), 1).astype(np.int64)

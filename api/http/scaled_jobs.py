@@ -39,10 +39,10 @@ def _point(
 ) -> tuple[ScalePoint, list[str]]:
     """With what must be known of the prediction, a sentence each."""
     workers = [node for node in own.cluster.nodes if node.ranks]
-    computing = own.compute_seconds * own.accumulate
+    computing = own.compute_seconds * own.accumulate + own.profile.update_seconds
     if nodes == 1 and workers[0].ranks == 1:  # no cluster: nothing is synchronized
         price = workers[0].usd_per_hour or None
-        rate = own.batch_size / own.compute_seconds
+        rate = own.accumulate * own.batch_size / computing
         return ScalePoint(1, 1, computing, computing, computing, rate, 1.0, "compute", price), []
     alone = replace(own, cluster=cluster_of_nodes(own.cluster, nodes))
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))

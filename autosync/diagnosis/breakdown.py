@@ -166,15 +166,15 @@ def _check_ranks(traces: Sequence[RankTrace]) -> None:
 
 def _aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """With the clocks of other hosts set by where collectives end, which all ranks reach nearly at
-    once; ranks of one host share a clock."""
+    once; ranks of one host share a clock. A rank whose trace names no host may be of any."""
     matched = _matched(traces)
-    if matched is None or len({trace.host for trace in traces}) < 2:
+    hosts = [trace.host or f"rank {trace.rank}" for trace in traces]
+    if not matched or len(set(hosts)) < 2:
         return list(traces)
     ends = np.array([[one.end_seconds for one in each] for each in matched])
     offset = np.median(ends - ends[:, :1], axis=0)
-    hosts = [trace.host for trace in traces]
     of_host = {host: float(np.median(offset[[h == host for h in hosts]])) for host in hosts}
-    return [_earlier(trace, of_host[trace.host]) for trace in traces]
+    return [_earlier(trace, of_host[host]) for trace, host in zip(traces, hosts, strict=True)]
 
 
 def _earlier(trace: RankTrace, seconds: float) -> RankTrace:

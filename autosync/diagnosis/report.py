@@ -64,9 +64,9 @@ class LinkRate:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """step_seconds: of an iteration without the profiler; None of traces. wrapping: `ddp`, `fsdp1`,
-    `fsdp2`, `none`, or empty of traces. attainable: None where nothing is predicted, with the
-    reason in `notes`."""
+    """hosts: 0 where traces do not name them. step_seconds: of an iteration without the profiler;
+    None of traces. wrapping: `ddp`, `fsdp1`, `fsdp2`, `none`, or empty of traces. attainable: None
+    where nothing is predicted, with the reason in `notes`."""
 
     hosts: int
     wrapping: str
@@ -204,7 +204,8 @@ LONGEST_NAME = 60
 def _headline(diagnosis: Diagnosis) -> str:
     ranks, hosts = len(diagnosis.breakdown.ranks), diagnosis.hosts
     backend = diagnosis.breakdown.backend or "an unknown backend"
-    where = f"{ranks} ranks on {hosts} host{'s' * (hosts > 1)}, {backend}, {diagnosis.device}"
+    on = f"{hosts} host{'s' * (hosts > 1)}" if hosts else "hosts without names"
+    where = f"{ranks} ranks on {on}, {backend}, {diagnosis.device}"
     how = WRAPPED.get(diagnosis.wrapping, diagnosis.wrapping)
     return f"{milliseconds(diagnosis.seconds)} an iteration under {how} ({where})."
 
@@ -242,9 +243,10 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
         found.append(f"{max(0.0, 1 - exposed / in_flight):.0%} of that time is hidden by compute.")
     if slowest := breakdown.slowest:
         late = slowest.late / breakdown.iteration_seconds * diagnosis.seconds
+        on = f" on {slowest.host}" if slowest.host else ""
         found.append(
-            f"Rank {slowest.rank} on {slowest.host} is last, {milliseconds(late)} after "
-            f"the others: {WHY[slowest.why]}."
+            f"Rank {slowest.rank}{on} is last, {milliseconds(late)} after the others: "
+            f"{WHY[slowest.why]}."
         )
     elif len(breakdown.ranks) > 1:
         found.append("No rank is slower than the others.")

@@ -39,12 +39,16 @@ CHOICES = {
 }
 """Of NCCL_ALGO and NCCL_PROTO, whose case does not count."""
 
-PROGRAM = re.compile(rf"\b({'|'.join(OPERATIONS)})_perf\b")
+OTHER_PROGRAMS = ("gather", "scatter", "hypercube", "alltoallv")
+"""Whose tables are passed over: no curve is kept of what they run."""
+
+PROGRAM = re.compile(rf"\b({'|'.join((*OPERATIONS, *OTHER_PROGRAMS))})_perf\b")
 PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err)>:|\d+:(?=\s|#))")
 """Of a line, as mpirun --tag-output and srun --label write it."""
 RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?\bPid\s+\d+\s+on\s+(\S+)\s+device\s")
 VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|\bnccl-library=(\d{4,5})\b")
 FORCED = re.compile(r"\bNCCL_(ALGO|PROTO)(?:\s*=\s*|\s+set by environment to\s+)([^\s\"']+)")
+NCCL_LOG = "NCCL INFO"
 TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\s*$")
 
 SPIKE_BYTES = 65536
@@ -75,16 +79,21 @@ class Stated:
 
 @dataclass(slots=True)
 class _Heading:
-    """What the lines above a table have said so far."""
+    """What the lines above a table have said so far. program: without _perf; "" where none is
+    named. forced: in all runs of the log. run_forced: in one, on the line of its program or in
+    NCCL's own log. has_run: whether its table has begun."""
 
-    operation: CollectiveOperation | None
+    program: str
     hosts: dict[int, str]
     nccl_version: str
     forced: dict[str, str]
+    run_forced: dict[str, str]
+    has_run: bool = False
 
 
 def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tuple[Sweep, ...]:
-    """The tables of a log, in its order. Lines of NCCL's own log among them are passed over.
+    """The tables of a log, in its order. Lines of NCCL's own log among them are passed over, and
+    tables of OTHER_PROGRAMS.
 
     Raises:
         InvalidInput: names the line; the log has no table, or says and the user states neither the
@@ -93,7 +102,7 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
     if len(text) > MOST_LOG_BYTES:
         raise _refused(source, f"is larger than {MOST_LOG_BYTES // 1_000_000} MB")
     named = PROGRAM.search(source) or re.search(rf"({'|'.join(OPERATIONS)})", source.lower())
-    heading = _Heading(OPERATIONS[named[1]] if named else None, {}, "", {})
+    heading = _Heading(named[1] if named else "", {}, "", {}, {})
     tables: list[_Table] = []
     devices_listed = False
     rows = 0
@@ -107,6 +116,7 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
             if (rows := rows + 1) > MOST_ROWS:
                 raise _refused(f"{source}, line {number}", f"more than {MOST_ROWS} rows")
             tables[-1].add(words.split(), f"{source}, line {number}")
+            heading.has_run = True
         else:
             if rank := RANK.match(words):
                 if not devices_listed:
@@ -114,7 +124,11 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
                     devices_listed = True
                 heading.hosts[int(rank[1])] = rank[2]
             _read_heading(words, heading)
-    sweeps = tuple(table.sweep(stated or Stated()) for table in tables if table.seconds)
+    sweeps = tuple(
+        table.sweep(stated or Stated())
+        for table in tables
+        if table.seconds and table.heading.program not in OTHER_PROGRAMS
+    )
     if not sweeps:
         raise _refused(source, "has no table of nccl-tests (size, count, type, ..., time, algbw)")
     return sweeps
@@ -122,7 +136,8 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
 
 def replace_heading(heading: _Heading) -> _Heading:
     """A copy that later lines do not change."""
-    return replace(heading, hosts=dict(heading.hosts), forced=dict(heading.forced))
+    forced = heading.forced | heading.run_forced
+    return replace(heading, hosts=dict(heading.hosts), forced=forced)
 
 
 def merged_curves(sweeps: Iterable[Sweep]) -> tuple[CollectiveCurve, ...]:
@@ -181,7 +196,7 @@ class _Table:
 
     def sweep(self, stated: Stated) -> Sweep:
         heading = self.heading
-        operation = heading.operation or stated.operation
+        operation = OPERATIONS.get(heading.program) or stated.operation
         if operation is None:
             raise refused_file(
                 self.where,
@@ -245,13 +260,18 @@ def _is_row(words: str) -> bool:
 
 
 def _read_heading(words: str, heading: _Heading) -> None:
-    if program := PROGRAM.search(words):
-        heading.operation = OPERATIONS[program[1]]
+    program = PROGRAM.search(words)
+    of_run = program is not None or NCCL_LOG in words
+    if of_run and heading.has_run:  # the next one begins
+        heading.run_forced, heading.has_run = {}, False
+    if program:
+        heading.program = program[1]
     if version := VERSION.search(words):
         heading.nccl_version = version[1] or _from_code(int(version[2]))
     for kind, value in FORCED.findall(words):
         known = CHOICES.get(value.lower(), value)
-        heading.forced[kind] = known if known.isalnum() else ""  # a list forces none
+        forced = heading.run_forced if of_run else heading.forced
+        forced[kind] = known if known.isalnum() else ""  # a list forces none
 
 
 def _from_code(code: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.extras import needs
-from autosync.graph import MAX_SHAPE
+from autosync.graph import ATTENTION, MAX_SHAPE
 
 with needs("onnx", "an ONNX file"):
     from onnx import TensorProto, helper, numpy_helper
@@ -46,6 +46,8 @@ TYPE_NAMES = {
     "Gather": "embedding",
     "BatchNormalization": "native_batch_norm",
     "LayerNormalization": "native_layer_norm",
+    "Attention": ATTENTION,
+    "Einsum": "bmm",
 }
 """torch's names of ONNX operators; others keep their own in lower case."""
 
@@ -182,7 +184,7 @@ def number(node: Any, name: str, default: int = 0) -> int:
 
 def forward_flops(node: Any, values: OnnxValues, output: Shape) -> int:
     """As torch counts those of its own operators: two for each multiplication with an addition, in
-    matrix products and convolutions only.
+    matrix products, convolutions and attention only.
 
     output: shape of the node's first output.
     """
@@ -203,7 +205,28 @@ def forward_flops(node: Any, values: OnnxValues, output: Shape) -> int:
         case "LSTM" | "GRU" | "RNN":
             recurrent = shapes[2] if len(shapes) > 2 else None
             return 2 * math.prod(left[:2]) * (math.prod(right) + math.prod(recurrent or (0,)))
+        case "Einsum" if len(shapes) == 2:
+            equation = attribute(node, "equation")
+            named = equation.decode("ascii", "replace") if isinstance(equation, bytes) else ""
+            return _einsum_flops(named, (left, right))
+        case "Attention" if min(len(left), len(right)) > 2:
+            past = shapes[4] if len(shapes) > 4 else None
+            keys = right[-2] + (past[-2] if past and len(past) > 2 else 0)
+            return 2 * keys * (math.prod(left) + math.prod(output))
     return 0
+
+
+def _einsum_flops(equation: str, shapes: tuple[Shape, Shape]) -> int:
+    """A multiplication for every combination of the indices of both operands."""
+    sizes: dict[str | int, int] = {}
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    for term, shape in zip(terms, shapes, strict=False):
+        before, _, after = term.partition("...")
+        unnamed = range(len(before) + len(after) - len(shape), 0)  # counted from their end
+        indices: list[str | int] = [*before, *unnamed, *after]
+        for index, size in zip(indices, shape, strict=False):
+            sizes[index] = max(size, sizes.get(index, 0))
+    return 2 * math.prod(sizes.values()) if sizes else 0
 
 
 def factor_rows(node: Any, values: OnnxValues) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosync.cluster import Cluster
+from autosync.cluster import Cluster, Device
 from autosync.cluster.devices import DEVICE_TYPES
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
@@ -300,6 +300,13 @@ def test_a_profile_scaled_to_another_device_is_an_estimate() -> None:
     other = replace(same, cluster=of_type(measured.cluster, "a100"))
     assert other.compute_source == "estimated"
     assert other.compute_seconds < same.compute_seconds
+
+
+def test_device_types_with_and_without_tf32_compare_by_float32() -> None:
+    """A V100 has 15.7 TFLOPS of float32, an A100 19.5, and 156 of TF32 where an H100 has 494."""
+    profile = replace(domain_of().profile, device="a100")
+    assert profile.factor_on(Device("v100", slowdown=2.0)) == pytest.approx(2 * 19.5 / 15.7)
+    assert profile.factor_on(Device("h100")) == pytest.approx(156 / 494)
 
 
 def of_type(cluster: Cluster, device: str) -> Cluster:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 RANK_VARIABLE = "RANK"
 """torchrun sets it for every process that it starts."""
 
+NO_HOSTS = (
+    "The traces do not name their hosts, as of older versions of torch: the clock of each rank is "
+    "set by the ends of collectives."
+)
+
 
 def diagnose(
     model: Annotated[
@@ -116,8 +121,9 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
             ) from None
         traces.append(rank_trace(load_trace(data, file.name), file.name))
     breakdown = break_down(traces)
+    named = all(each.host for each in traces)
     return Diagnosis(
-        len({each.host for each in traces}),
+        len({each.host for each in traces}) if named else 0,
         "",
         "cuda" if breakdown.on_device else "cpu",
         None,
@@ -126,6 +132,7 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
         notes=(
             "Of traces alone nothing is predicted: the limit is what is left where all "
             "communication is hidden.",
+            *(() if named else (NO_HOSTS,)),
         ),
     )
 

@@ -146,7 +146,7 @@ def cost_segments(
     topology: Topology, operation: str, forced: Forced = NOTHING_FORCED
 ) -> tuple[CostSegment, ...]:
     """The same as affine pieces, ascending in size and within SEGMENT_ERROR of it; empty for a
-    single rank.
+    single rank. Where measured times fall with size, each piece begins at what was measured.
 
     Raises:
         InvalidInput: as `collective_times`.
@@ -158,12 +158,14 @@ def cost_segments(
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
         run = chosen[(first + last) // 2]
+        if topology.curves:  # a measured time may grow by less than its bytes take, or fall
+            slope = max(slope, _least_seconds_per_byte(topology, run))
         found.append(
             CostSegment(
                 least_bytes=float(KNOTS_BYTES[first]) if found else 0.0,
                 algorithm=run.algorithm,
                 protocol=run.protocol,
-                startup_seconds=float(seconds[first] - slope * KNOTS_BYTES[first]),
+                startup_seconds=max(0.0, float(seconds[first] - slope * KNOTS_BYTES[first])),
                 seconds_per_byte=float(slope),
                 gpu_bytes=run.gpu_bytes,
                 nic_bytes=run.nic_bytes,
@@ -172,6 +174,13 @@ def cost_segments(
             )
         )
     return tuple(found)
+
+
+def _least_seconds_per_byte(topology: Topology, run: Candidate) -> float:
+    """What its bytes take of GPUs' links and of NICs at their nominal rates."""
+    inside = run.gpu_bytes / topology.link_gbytes_per_second
+    outside = run.nic_bytes / topology.nic_gbytes_per_second if topology.nodes > 1 else 0.0
+    return max(inside, outside) * 1e-9
 
 
 def pieces(size_bytes: F64, seconds: F64) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -102,6 +103,16 @@ def test_a_job_is_scaled(client: TestClient, ids: dict[str, str]) -> None:
     assert client.post("/v1/scale", json={**ids, "nodes": []}).status_code == 422
     mixed = client.post("/v1/scale", json={**ids, "cluster": "example-mixed", "nodes": [99]})
     assert (mixed.status_code, mixed.json()["thing"]) == (409, "nodes")
+
+
+def test_one_gpu_updates_as_several_do(client: TestClient, ids: dict[str, str]) -> None:
+    profile = replace(estimate_profile(chain_graph(), "v100"), update_seconds=0.5)
+    job = {**ids, "cluster": "aws-p3-2xlarge-x4", "profile": to_data(profile), "accumulate": 2}
+    found = client.post("/v1/scale", json={**job, "nodes": [1, 2]}).json()["points"]
+    alone = 2 * profile.compute_seconds + 0.5
+    assert found[0]["step_seconds"] == pytest.approx(alone)
+    assert found[0]["samples_per_second"] == pytest.approx(2 * profile.batch_size / alone)
+    assert found[1]["efficiency"] == pytest.approx(alone / found[1]["step_seconds"])
 
 
 def test_collectives_are_predicted(client: TestClient, ids: dict[str, str]) -> None:

@@ -78,6 +78,21 @@ def test_clocks_of_hosts_are_set_by_the_ends_of_collectives(two_ranks: Breakdown
         assert one.transfer == pytest.approx(other.transfer, abs=1e-9)
 
 
+def test_ranks_whose_traces_name_no_host_are_aligned_one_by_one(two_ranks: Breakdown) -> None:
+    """As torch 2.11 writes them: whether the ranks share a clock is not known."""
+    apart = of(gloo_step(0, 530, 900, host=""), gloo_step(1, 700, 900, at_us=5e6, host=""))
+    for one, other in zip(apart.ranks, two_ranks.ranks, strict=True):
+        assert one.waiting == pytest.approx(other.waiting, abs=1e-9)
+        assert one.transfer == pytest.approx(other.transfer, abs=1e-9)
+
+
+def test_ranks_of_two_hosts_that_send_nothing_still_have_their_parts() -> None:
+    ranks = [rank_trace(gloo_step(r, 530, 900, host=host), "t") for r, host in enumerate("ab")]
+    found = break_down([replace(each, collectives=()) for each in ranks])
+    assert found.mean("in_flight") == 0.0
+    assert found.mean("compute") == pytest.approx(400 * US)
+
+
 def test_a_gpus_compute_hides_messages() -> None:
     found = of(nccl_step(0), nccl_step(1))
     assert found.on_device

@@ -53,6 +53,13 @@ def test_messages_are_shown_with_the_gradients_that_they_sum() -> None:
     assert "gradients of" not in MEASURED.to_text()
 
 
+def test_hosts_that_traces_do_not_name_are_not_counted() -> None:
+    late = replace(GOOD, slowest=SlowestRank(1, "", 0.05, "input"))
+    page = replace(MEASURED, hosts=0, breakdown=late).to_text()
+    assert "ranks on hosts without names, " in page
+    assert "Rank 1 is last, " in page
+
+
 def test_every_form_has_the_verdict_and_what_it_rests_on() -> None:
     whole = replace(
         MEASURED,

@@ -105,6 +105,26 @@ def test_a_forced_algorithm_is_part_of_the_curve() -> None:
     assert listed.algorithm == ""
 
 
+def test_what_one_run_of_a_log_forces_the_next_does_not() -> None:
+    done = "# Collective test concluded: all_reduce_perf\n"
+    forced, free = "$ mpirun -x NCCL_ALGO=Ring all_reduce_perf\n", "$ mpirun all_reduce_perf\n"
+    info = "host-0:1:2 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
+    for ends in ("", done):
+        log = forced + info + NEW + ends + free + NEW + ends
+        assert [each.curve.algorithm for each in read_nccl_tests(log, "log")] == ["Ring", ""]
+    exported = "$ export NCCL_ALGO=Ring\n" + free + NEW + free + NEW
+    assert [each.curve.algorithm for each in read_nccl_tests(exported, "log")] == ["Ring", "Ring"]
+
+
+def test_tables_of_programs_that_have_no_curve_are_passed_over() -> None:
+    """Their bus bandwidth is that of an all-gather."""
+    gather = ALL_GATHER.replace("all_gather_perf", "gather_perf")
+    found = read_nccl_tests(ALL_GATHER + gather + NEW, "log")
+    assert [sweep.curve.operation for sweep in found] == ["all_gather", "all_reduce"]
+    with pytest.raises(InvalidInput, match="has no table"):
+        read_nccl_tests(gather, "log")
+
+
 def test_tables_of_one_log_are_read_one_by_one() -> None:
     found = read_nccl_tests(NEW + OLD_BROADCAST, "log")
     assert [sweep.curve.operation for sweep in found] == ["all_reduce", "broadcast"]

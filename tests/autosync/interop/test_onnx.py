@@ -1,5 +1,6 @@
 """ONNX files beside the same modules recorded, and files that are damaged or hostile."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.importing import import_module
 from autosync.interop.onnx_graph import read_onnx_graph
-from autosync.interop.onnx_values import OnnxValues
+from autosync.interop.onnx_values import OnnxValues, forward_flops
 from tests.autosync.importing.graph_contract import assert_graph_contract
 from tests.autosync.importing.modules import Tied
 from tests.autosync.interop.onnx_files import OPSET, exported, model, node, numbers, value, weight
@@ -155,6 +156,36 @@ def test_operations_that_are_not_known_are_listed_and_estimated() -> None:
     assert (odd.forward_flops, odd.output_bytes) == (0, product.output_bytes)
     assert last.forward_flops == 2 * BATCH * 16 * 2
     assert_graph_contract(read.graph, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("equation", "sizes"),
+    [("bi,io->bo", (8,)), ("bti, io -> bto", (6, 8)), ("...i,io->...o", (6, 8))],
+)
+def test_an_einsum_is_a_product(equation: str, sizes: tuple[int, ...]) -> None:
+    """As torch's exporter writes `torch.einsum`."""
+    nodes = (node("Einsum", "x w", "y", equation=equation),)
+    data = model(nodes, (value("x", ("batch", *sizes)),), (weight("w", 8, 16),))
+    read = read_onnx_graph(data, "einsum", BATCH)
+    (product,) = read.graph.operations
+    assert (product.type, read.estimated) == ("bmm", {})
+    assert product.forward_flops == 2 * BATCH * math.prod(sizes) * 16
+    assert product.backward_flops == product.forward_flops  # x is data
+
+
+@pytest.mark.parametrize("heads", [(), (4, 2)])
+def test_attention_is_two_products(heads: tuple[int, ...]) -> None:
+    """Of heads apart, and side by side: 4 of queries, which share 2 of keys."""
+    values = OnnxValues({"": 23})
+    apart = {"q": (4, 6, 8), "k": (2, 5, 8), "v": (2, 5, 16)}
+    beside = {"q": (6, 32), "k": (5, 16), "v": (5, 32)}
+    for name, sizes in (beside if heads else apart).items():
+        values.add(name, TensorProto.FLOAT, (BATCH, *sizes))
+    counts = dict(zip(("q_num_heads", "kv_num_heads"), heads, strict=False))
+    fused = node("Attention", "q k v", "y", **counts)
+    (shape,) = values.infer(fused)
+    assert shape is not None
+    assert forward_flops(fused, values, shape) == 2 * BATCH * 4 * 6 * 5 * (8 + 16)
 
 
 @pytest.mark.parametrize(

@@ -390,6 +390,13 @@ def test_uneven_shares_follow_the_devices_in_whole_samples() -> None:
     assert set(drawn.layout) == {0, 1}
 
 
+def test_shares_of_devices_with_and_without_tf32_are_those_of_float32() -> None:
+    nodes = (Node("a", (Device("v100"),), 1.0), Node("b", (Device("a100"),), 1.0))
+    domain = domain_of(cluster=Cluster("mixed", nodes))
+    drawn = sample(domain, Space(uneven_shares=True), 0, 50, 0)
+    assert [replica.share for replica in drawn.layouts[1]] == [7 / 16, 9 / 16]
+
+
 LATER = ("idle_gather", "engine", "ddp", "ddp_arguments", "extension")
 """Columns that came later count where they say something."""
 

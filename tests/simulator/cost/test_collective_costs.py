@@ -7,6 +7,7 @@ import pytest
 
 from autosync.cluster import Cluster, Device, Link, MessageCost, Node
 from autosync.cluster.cluster_file import load_cluster
+from autosync.cluster.collective_curve import CollectiveCurve
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.models import bundled
@@ -55,6 +56,17 @@ def test_a_message_costs_the_line_of_its_size(operation: Op) -> None:
             )
             by_line = segment.startup_seconds + size * segment.seconds_per_byte
             assert by_line * 0.999 <= cost <= line * 1.001 or cost == pytest.approx(by_line)
+
+
+def test_a_message_takes_what_was_measured_where_that_falls_with_size() -> None:
+    """As at a change of protocol: its bytes are not added to the time that holds them already."""
+    sizes, seconds = (2.0**20, 2.0**21, 2.0**22, 2.0**23), (2.0e-4, 3.0e-4, 2.4e-4, 3.2e-4)
+    curve = CollectiveCurve("all_reduce", 32, 4, sizes, seconds)
+    costs = network(replace(P5, curves=(curve,)))
+    for size, measured in zip(sizes, seconds, strict=True):
+        kind = int(costs.class_of(Op.ALL_REDUCE, ALL_RANKS, -1, size))
+        found = costs.startup_seconds[kind] + size * costs.seconds_per_byte[kind]
+        assert found == pytest.approx(measured, rel=0.06)
 
 
 def test_classes_by_bytes_broadcast_and_never_leave_their_message() -> None:
