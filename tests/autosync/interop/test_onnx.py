@@ -181,7 +181,7 @@ def test_attention_is_two_products(heads: tuple[int, ...]) -> None:
     beside = {"q": (6, 32), "k": (5, 16), "v": (5, 32)}
     for name, sizes in (beside if heads else apart).items():
         values.add(name, TensorProto.FLOAT, (BATCH, *sizes))
-    counts = dict(zip(("q_num_heads", "kv_num_heads"), heads, strict=False))
+    counts: dict[str, Any] = dict(zip(("q_num_heads", "kv_num_heads"), heads, strict=False))
     fused = node("Attention", "q k v", "y", **counts)
     (shape,) = values.infer(fused)
     assert shape is not None

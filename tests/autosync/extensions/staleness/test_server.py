@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
