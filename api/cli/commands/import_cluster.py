@@ -79,8 +79,8 @@ def import_cluster(
     """Write a cluster file from a hostfile, Slurm, a running Ray cluster or AutoDist.
 
     What a list of hosts does not say (type of the devices, rates) is asked for. Options are used
-    also where the list says something else; a note tells what was not used. Rates are estimates
-    until `autosync probe` has measured them.
+    also where the list says something else; a note tells what was not used. Rates are estimates,
+    which `autosync probe` takes as they are: correct them in the file where you have measured them.
 
     Examples:
 

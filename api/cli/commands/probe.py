@@ -15,6 +15,7 @@ from autosync.api.cli.options import (
     set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable
+from autosync.errors import NotSupported
 from autosync.trials.request_names import LauncherName
 
 if TYPE_CHECKING:
@@ -45,13 +46,14 @@ def probe(
     """Measure startup and engine costs of each kind of message and write them into the cluster.
 
     Rankings then rest on measured costs instead of assumed ones, and `autosync collectives` on the
-    measured times of collectives. Minutes; needs three ranks.
+    measured times of collectives. Minutes; needs three ranks, and a cluster on gloo.
 
     Example: `autosync probe example-4x1 -o probed.yaml`
     """
     from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
     from autosync.api.cli.tuning_report import print_scales, scale_words
     from autosync.api.engine.registry import launcher_named
+    from autosync.api.engine.request_checks import check_scales
     from autosync.api.engine.tuning_request import usual_scales
     from autosync.cluster.cluster_file import save_cluster
     from autosync.search.cluster_probe import probe_costs
@@ -61,7 +63,12 @@ def probe(
     set_up_launchers(prefix, python, ray_address)
     domain = load_domain("resnet50", cluster, None, ProfileChoice())  # the scales of a usual model
     machines, usual = domain.cluster, usual_scales(domain, launcher)
-    scales = (byte_scale or usual[0], time_scale or usual[1])
+    _refuse_nccl(machines)
+    scales = (
+        usual[0] if byte_scale is None else byte_scale,
+        usual[1] if time_scale is None else time_scale,
+    )
+    check_scales(*scales)
     where = reporting_waits(launcher_named(launcher), say)
     say(f"Probing {machines.name}. {scale_words(*scales)}: several minutes")
     found = probe_costs(where, machines, *scales, say=say)
@@ -70,6 +77,19 @@ def probe(
     _print_agreement(found)
     print_scales("local (unshaped links)" if where.name == "local" else where.name, *scales)
     out.print(f"Written to [bold]{output}[/]: give it as CLUSTER.")
+
+
+def _refuse_nccl(cluster: "Cluster") -> None:
+    """Raises NotSupported where the cluster's backend is NCCL: what gloo's messages cost would take
+    the place of the model of NCCL's collectives."""
+    if cluster.backend == "nccl":
+        raise NotSupported(
+            f"cluster {cluster.name!r} is on NCCL, and a probe sends from host memory, by gloo.",
+            thing="backend",
+            value=cluster.backend,
+            remedy="Read logs of nccl-tests into it: `autosync cluster calibrate`. In a running job "
+            "autosync.tune times its messages.",
+        )
 
 
 def _print(cluster: "Cluster") -> None:

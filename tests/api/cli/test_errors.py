@@ -55,6 +55,14 @@ RANKED = ("rank", "chain.json", "pair.yaml")
         (("import", "chain.json", "-o", "."), ("cannot write '.'",)),
         (("import", "chain.json", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
         (("probe", "pair.yaml", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
+        (
+            ("probe", "aws-p5-48xlarge-x4", "-o", "probed.yaml"),
+            ("is on NCCL", "by gloo", "autosync cluster calibrate"),
+        ),
+        (
+            ("probe", "example-4x1", "-o", "probed.yaml", "--byte-scale", "0"),
+            ("byte_scale is 0.0",),
+        ),
         ((*TUNED, "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
         (("export", "deadbeef"), ("autosync.db",)),
         (("worker", "--db", "sqlite:///typo.db"), ("there is no database",)),
