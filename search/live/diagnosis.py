@@ -100,7 +100,7 @@ def diagnose(
 
     Raises:
         InvalidInput: the model follows a plan of AutoSync's; the step fails on a rank; `batches` is
-            empty; `save` ends in none of the three, or its folder is missing.
+            empty; `save` ends in none of the three, or cannot be written.
         SynchronizationFailed: a rank died.
     """
     group = working_group(None)

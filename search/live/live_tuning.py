@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import time
 import traceback
 import warnings
@@ -134,8 +135,8 @@ def tune(
     Raises:
         InvalidInput: torch.distributed is not initialized; a rank has no batch; the model or an
             optimizer is distributed already; an optimizer trains what is not the model's; an
-            option is none of DistributedDataParallel's; step does not do what it must; there is no
-            folder for `save` or `trials`; `since` is no bundle and no file of trials; no space has
+            option is none of DistributedDataParallel's; step does not do what it must; `save` or
+            `trials` cannot be written; `since` is no bundle and no file of trials; no space has
             that name; the space is `fsdp2`, an optimizer has state, and `save` says no place for
             the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
@@ -282,17 +283,28 @@ def check_folders(**files: str | Path | None) -> None:
     """files: written once everything is measured, by the arguments that name them.
 
     Raises:
-        InvalidInput: there is no folder for one of them.
+        InvalidInput: one of them cannot be written: it is a folder, or its folder is missing or
+            read-only.
     """
     for argument, file in files.items():
-        folder = None if file is None else Path(file).absolute().parent
-        if folder is not None and not folder.is_dir():
-            raise InvalidInput(
-                f"{argument} is {str(file)!r}, and there is no folder {str(folder)!r}.",
-                thing=argument,
-                value=str(file),
-                remedy="Make the folder first, or name another file.",
-            )
+        if file is None:
+            continue
+        path = Path(file).absolute()
+        folder = path.parent
+        if not folder.is_dir():
+            why = f"there is no folder {str(folder)!r}"
+        elif path.is_dir():
+            why = "that is a folder"
+        elif not os.access(folder, os.W_OK):
+            why = f"nothing can be written to the folder {str(folder)!r}"
+        else:
+            continue
+        raise InvalidInput(
+            f"{argument} is {str(file)!r}, and {why}.",
+            thing=argument,
+            value=str(file),
+            remedy="Name a file in a folder that exists and can be written to.",
+        )
 
 
 def own_timeout(job: LiveJob) -> timedelta:

@@ -87,8 +87,8 @@ def _refuse_nccl(cluster: "Cluster") -> None:
             f"cluster {cluster.name!r} is on NCCL, and a probe sends from host memory, by gloo.",
             thing="backend",
             value=cluster.backend,
-            remedy="Read logs of nccl-tests into it: `autosync cluster calibrate`. In a running job "
-            "autosync.tune times its messages.",
+            remedy="Read logs of nccl-tests into it: `autosync cluster calibrate`. In a running "
+            "job autosync.tune times its messages.",
         )
 
 

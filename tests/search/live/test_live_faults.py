@@ -92,6 +92,7 @@ def cases(rank: int) -> dict[str, tuple[nn.Module, Any, dict[str, Any]]]:
         "closure": (model, torch.optim.LBFGS(model.parameters()), {}),
         "no folder": (model, optimizer, {"save": "/nowhere/best.json"}),
         "no folder of trials": (model, optimizer, {"trials": "/nowhere/trials.json"}),
+        "a folder": (model, optimizer, {"save": "/"}),
         "compiled": (Compiled(model), optimizer, {}),
         "compiled part": (nn.Sequential(Compiled(model)), optimizer, {}),
     }
@@ -124,6 +125,7 @@ def refusals(world: Ranks) -> list[dict[str, str]]:
         ("closure", "LBFGS.step() needs a closure"),
         ("no folder", "save is '/nowhere/best.json', and there is no folder"),
         ("no folder of trials", "trials is '/nowhere/trials.json', and there is no folder"),
+        ("a folder", "save is '/', and that is a folder"),
         ("compiled", "the model is compiled"),
         ("compiled part", "module '0' of the model is compiled"),
     ],
