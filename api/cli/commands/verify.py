@@ -1,5 +1,6 @@
 """`autosync verify`: whether a strategy fits a domain and synchronizes it exactly."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from autosync.api.cli.console import out, warn
 from autosync.api.cli.options import Batch, ClusterName, Model, Optimizer
+from autosync.api.prediction_spec import PlacedJobSpec
 
 
 def verify(
@@ -18,6 +20,14 @@ def verify(
     cluster: ClusterName,
     batch: Batch = None,
     optimizer: Optimizer = None,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=PlacedJobSpec.model_fields["accumulate"].description,
+            show_default="as the bundle was measured, else 1",
+        ),
+    ] = None,
     allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
     allow_inexact: Annotated[bool, typer.Option(help="Allow updates that are late.")] = False,
 ) -> None:
@@ -33,16 +43,20 @@ def verify(
     from autosync.api.cli.domain_arguments import (
         ProfileChoice,
         load_domain,
-        load_strategy,
+        load_strategy_or_bundle,
     )
+    from autosync.bundle import Bundle
     from autosync.errors import NotSupported
     from autosync.simulator.memory.memory_check import check_memory
     from autosync.strategy_description import describe
     from autosync.verification import check_runnable
     from autosync.verification import verify as check
 
-    loaded = load_strategy(strategy)
+    loaded, measured = load_strategy_or_bundle(strategy), 1
+    if isinstance(loaded, Bundle):
+        loaded, measured = loaded.strategy, loaded.evidence.accumulate
     domain = load_domain(model, cluster, batch, ProfileChoice(), optimizer)
+    domain = replace(domain, accumulate=accumulate or measured)
     check(loaded, domain, allow_lossy=allow_lossy, allow_inexact=allow_inexact)
     check_memory(loaded, domain)
     out.print(f"[green]Sound:[/] {describe(loaded, domain)}")

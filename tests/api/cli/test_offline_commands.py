@@ -8,18 +8,22 @@ import jsonschema
 import pytest
 
 from autosync.api.cli import model_arguments
+from autosync.bundle import Evidence, make_bundle
+from autosync.cluster import Device
 from autosync.cluster.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
+from autosync.domain import usual_optimizer
 from autosync.errors import InvalidInput
 from autosync.extensions.staleness.document import Staleness
 from autosync.extensions.staleness.proposals import clocked_servers
 from autosync.graph import ModelGraph
-from autosync.search.designs.known_designs import all_reduce_5mb
+from autosync.search.designs.known_designs import all_reduce_5mb, all_reduce_25mb
 from autosync.simulator.cost.applied_constants import uses_tcp
+from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.strategy import Schedule
 from tests.api.cli.command import autosync, small_inputs
 from tests.autosync.interop import onnx_files
-from tests.domains import domain_of
+from tests.domains import domain_of, grid_cluster
 from tests.placed_models import heavy_layers
 
 
@@ -104,6 +108,27 @@ def test_a_strategy_for_another_graph_is_refused(
     refused = autosync(folder, "verify", "other.json", "resnet50", "pair.yaml", code=2)
     assert "v0" in refused.stderr
     assert "Way out" in refused.stderr
+
+
+def test_the_memory_of_a_bundle_is_that_of_its_batches_an_update(folder: Path) -> None:
+    """Gradients of the batches before lie beside the buffers of the messages."""
+    graph = load_graph(folder)
+    domain = domain_of(graph, grid_cluster(2), optimizer=usual_optimizer(graph))
+    several = replace(domain, accumulate=2)
+    strategy = all_reduce_25mb(domain)
+    (one,), (two,) = (most_peak_bytes(each, [strategy]) for each in (domain, several))
+    assert one < two
+    devices = (Device("cpu", 1, (one + two) / 2e9),)
+    nodes = tuple(replace(node, devices=devices) for node in domain.cluster.nodes)
+    save_cluster(replace(domain.cluster, nodes=nodes), folder / "small.yaml")
+    for name, given in (("one.json", Evidence()), ("two.json", Evidence(accumulate=2))):
+        (folder / name).write_text(to_json(make_bundle(strategy, several, given)))
+    asked = ("chain.json", "small.yaml")
+    assert "Sound" in autosync(folder, "verify", "one.json", *asked).stdout
+    for command in (("two.json", *asked), ("one.json", *asked, "--accumulate", "2")):
+        refused = autosync(folder, "verify", *command, code=2)
+        assert "does not fit" in refused.stderr
+    assert "Sound" in autosync(folder, "verify", "two.json", *asked, "--accumulate", "1").stdout
 
 
 def test_the_table_marks_ddp_and_that_nothing_ran(folder: Path) -> None:
