@@ -134,7 +134,11 @@ def _check_given(settings: ComputeSettings) -> None:
     Raises:
         InvalidInput: what a given profile states already.
     """
-    stated = {"recompute": settings.recompute, "step_seconds": settings.step_seconds}
+    stated = {
+        "recompute": settings.recompute,
+        "step_seconds": settings.step_seconds,
+        "efficiency": settings.efficiency,
+    }
     for thing, value in stated.items():
         if value:
             raise InvalidInput(

@@ -2,7 +2,13 @@
 
 import pytest
 
-from autosync.compute_settings import PRECISIONS, at_precision, with_recomputation
+from autosync.compute_settings import (
+    PRECISIONS,
+    ComputeSettings,
+    at_precision,
+    profile_at,
+    with_recomputation,
+)
 from autosync.errors import InvalidInput
 from autosync.models import bundled
 from autosync.profiling import estimate_profile, profile_from_step_seconds
@@ -54,3 +60,17 @@ def test_recomputed_activations_lengthen_backward_by_a_forward_pass() -> None:
     assert anew.compute_seconds == pytest.approx(plain.compute_seconds + sum(plain.forward_seconds))
     known = with_recomputation(profile_from_step_seconds(graph, 0.2, "a100"), 0.2)
     assert known.compute_seconds == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ComputeSettings(recompute=True),
+        ComputeSettings(step_seconds=0.1),
+        ComputeSettings(efficiency=0.4),
+    ],
+)
+def test_a_profile_leaves_nothing_to_estimate(settings: ComputeSettings) -> None:
+    graph = bundled("resnet50", 8)
+    with pytest.raises(InvalidInput, match="are both given"):
+        profile_at(graph, "a100", settings, estimate_profile(graph, "a100"))

@@ -8,8 +8,11 @@ import typer
 from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
 from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
 from autosync.api.cli.output_files import check_writable, write_text
+from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from autosync.domain import Profile
     from autosync.graph import ModelGraph
 
@@ -57,6 +60,7 @@ def profile(
     if output is not None:
         check_writable(output)
     if trace is not None:
+        _refuse_estimates({"--efficiency": efficiency, "--step-seconds": step_seconds})
         graph, found = _traced(model, batch, device, trace)
     else:
         graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
@@ -106,6 +110,22 @@ def _found(
         module, inputs, loss, graph, iterations=iterations, device=str(place)
     )
     return graph, measured
+
+
+def _refuse_estimates(given: "Mapping[str, float | None]") -> None:
+    """given: what an estimate goes by, by its option; None where left out.
+
+    Raises:
+        InvalidInput: one is given, and a trace has the seconds.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise InvalidInput(
+                f"{option} has no effect beside --trace, which has the seconds.",
+                thing=option,
+                value=value,
+                remedy=f"Leave out {option} or --trace.",
+            )
 
 
 def _traced(

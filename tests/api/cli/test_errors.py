@@ -43,6 +43,10 @@ RANKED = ("rank", "chain.json", "pair.yaml")
         (("rank", "chain.json", "broken.yaml"), ("10.77.0.2", "bandwidth_gbps")),
         (("rank", "missing.json", "pair.yaml"), ("missing.json",)),
         ((*RANKED, "--step-seconds", "0.1", "--efficiency", "0.4"), ("efficiency are both given",)),
+        (
+            ("profile", "chain.json", "--trace", "garbage.json", "--step-seconds", "0.1"),
+            ("--step-seconds has no effect beside --trace",),
+        ),
         (("tune",), ("MODEL",)),
         (
             (*TUNED, "--budget", "-3"),
