@@ -215,6 +215,13 @@ def warn_unshaped() -> None:
     )
 
 
+def warn_gloo() -> None:
+    warn(
+        "trials send from host memory, by gloo, and the cluster's jobs by NCCL: an answer may rank "
+        "otherwise there. autosync.tune measures strategies in the job itself."
+    )
+
+
 def _print_verdict(tuning: "Tuning") -> None:
     from autosync.api.views.verdict import NOT_SETTLED, headline
 

@@ -253,9 +253,11 @@ def _started(
 ) -> "Tuning":
     """Queue a new tuning, and say what it is."""
     from autosync.api.cli.domain_arguments import describe_domain
-    from autosync.api.cli.tuning_report import scale_words, warn_unshaped
+    from autosync.api.cli.tuning_report import scale_words, warn_gloo, warn_unshaped
 
     describe_domain(domain)
+    if spec.compute_device == "cpu" and domain.cluster.backend == "nccl":
+        warn_gloo()
     options = spec.model_dump(exclude={"graph", "cluster", "earlier", "space"}, exclude_unset=True)
     options |= {"optimizer": domain.optimizer}
     if "space" in spec.model_fields_set:

@@ -88,10 +88,17 @@ def test_an_advanced_document_that_is_none_is_refused(advanced: str, words: str)
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_backend_may_be_named_in_place_of_the_clusters(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert requested(monkeypatch, tmp_path)[0].cluster.backend == "gloo"
+    capsys.readouterr()
     assert requested(monkeypatch, tmp_path, backend=backend)[0].cluster.backend == backend
+    told = " ".join(capsys.readouterr().err.split())
+    warned = "autosync.tune measures strategies in the job" in told
+    assert warned == (backend == "nccl")
 
 
 def test_ranks_of_a_tuning_may_share_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
