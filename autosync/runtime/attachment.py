@@ -216,7 +216,7 @@ def attach(
             engine.script_state.begin()
             streams.synchronize_current()
             engine.start()
-            _install(attachment)
+            _install(attachment, clips=bool(max_grad_norm))
         for divide in divisions:  # after all have come so far: it opens groups
             with agreed_everywhere(control, patience=PATIENCE):
                 with ranks_meet():
@@ -253,14 +253,15 @@ def meet(
         return meeting_of(groups, control)
 
 
-def _install(attachment: Attachment) -> None:
-    """Make model and optimizers follow the engine."""
+def _install(attachment: Attachment, clips: bool) -> None:
+    """Make model and optimizers follow the engine. clips: in the `step()` of these."""
     model, engine = attachment.model, attachment.engine
     guard = CoverageGuard(
         model,
         attachment.optimizers,
         [variable.parameter for variable in engine.variables],
         {v.name: v.parameter for v in engine.variables if v.deferred or not v.whole},
+        {v.name: v.parameter for v in engine.variables} if clips else None,
         reporting=engine.monitor.reporting,
     )
     attachment.handles += [guard.watch_others(), PlainCopies(model, engine.flush)]

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -236,15 +237,20 @@ def _wrapped(
     if max_grad_norm and not isinstance(optimizer, Optimizer):
         raise clipping_of_several()
     bucket_bytes = plan.bucket_bytes if plan else 0
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    guard = CoverageGuard(compiled_from(model), given_optimizers(optimizer), trained)
+    network = compiled_from(model)
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    within = trained if max_grad_norm else None
+    given = given_optimizers(optimizer)
+    guard = CoverageGuard(network, given, trained.values(), within_steps=within)
     arguments = plan.ddp if plan else None
     made = wrap_in_ddp(model, bucket_bytes, group, arguments=arguments, options=options)
     if plan is not None:
         add_hook(made, plan, group)
     handles = [*beside(), *guard.watch_steps()]
     if max_grad_norm and isinstance(optimizer, Optimizer):
-        handles.append(clip_before_step(model, optimizer, max_grad_norm))
+        others = guard.watch_others()
+        finalize(made, others.remove)  # torch keeps it for every optimizer of the process
+        handles += [clip_before_step(model, optimizer, max_grad_norm), others]
     ATTACHED.wrapped[made] = WrappedByDdp(optimizer, tuple(handles))
     return made
 
@@ -279,8 +285,11 @@ def _shard(
         retarget(optimizer, before, after)
         if max_grad_norm:
             clip_before_step(model, optimizer, max_grad_norm)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    CoverageGuard(model, optimizers, trained, exchanges=True).watch_steps()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    within = trained if max_grad_norm else None
+    guard = CoverageGuard(model, optimizers, trained.values(), before, within, exchanges=True)
+    guard.watch_steps()
+    finalize(model, guard.watch_others().remove)  # `detach` refuses: nothing else removes it
     ATTACHED.sharded.add(model)
 
 

@@ -36,7 +36,8 @@ def check_shardable(
     """
     Raises:
         InvalidInput: an optimizer has stepped, so that its state is of whole parameters.
-        NotSupported: a module makes sparse gradients; or shard groups lie in a part of the ranks.
+        NotSupported: a module makes sparse gradients; a parameter has no dimension; or shard groups
+            lie in a part of the ranks.
     """
     for optimizer in optimizers:
         if optimizer.state:
@@ -55,6 +56,14 @@ def check_shardable(
                 thing=f"module {name}",
                 value="sparse=True",
                 remedy="Leave sparse out, or ship another strategy.",
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise NotSupported(
+                f"parameter {name!r} has no dimension, and fully_shard cuts the first.",
+                thing=f"parameter {name}",
+                value=tuple(parameter.shape),
+                remedy="Give it the shape (1,), or ship another strategy.",
             )
     if min(sharding.group_sizes) < group.size() < dist.get_world_size():
         raise NotSupported(
@@ -298,7 +307,10 @@ def retarget(
     groups: list[dict[str, Any]] = optimizer.param_groups
     held, state = [group["params"] for group in groups], optimizer.state
     for group in groups:
-        group["params"] = [after[name_of[id(parameter)]] for parameter in group["params"]]
+        group["params"] = [
+            after[name_of[id(p)]] if id(p) in name_of else p  # frozen, and not of the model
+            for p in group["params"]
+        ]
     optimizer.state = defaultdict(dict)
 
     def give_back() -> None:

@@ -92,7 +92,9 @@ class ClockedAttachment:
     def install(self) -> None:
         """Put it on; `unhook` takes back what this has done."""
         model, optimizer = self.model, self.given
-        guard = CoverageGuard(model, [optimizer], self.parameters)
+        planned = {id(parameter) for parameter in self.parameters}
+        within = {name: p for name, p in model.named_parameters() if id(p) in planned}
+        guard = CoverageGuard(model, [optimizer], self.parameters, within_steps=within)
         self.handles += [
             guard.watch_others(),
             PlainCopies(model, lambda: None),

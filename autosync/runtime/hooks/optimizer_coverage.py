@@ -4,11 +4,14 @@ each step: a script may freeze, add and replace parameters.
 A parameter that trains outside of the plan differs from rank to rank, or is never updated.
 """
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from operator import is_not
+from types import FrameType
 from typing import Any
+from weakref import ref
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -21,6 +24,12 @@ from autosync.runtime.hooks.model_hooks import Removable, Reporting
 
 MOST_NAMED = 5
 """Parameters that a message lists."""
+
+HOOKED_STEP = Optimizer.profile_hook_step(Optimizer.step).__code__
+"""torch's wrapper of every `step()`, which runs its hooks."""
+
+Named = dict[int, tuple[ref[nn.Parameter], str]]
+"""Parameters by identity, which keeps none of them, and their names."""
 
 
 def given_optimizers(optimizer: Any) -> list[Optimizer]:
@@ -113,10 +122,12 @@ def warn_renormalized(model: nn.Module) -> None:
 class CoverageGuard:
     """Compares what is trained with what was, at each `step()`: one pass over identities.
 
-    optimizers: those that were given. planned: parameters that are synchronized. in_parts: of these
-    the ones whose gradients a rank does not have whole behind `backward()`, by name. exchanges: an
-    engine of torch's exchanges the model's parameters by itself. reporting: around a refusal that
-    other ranks are to read.
+    optimizers: those that were given. planned: parameters that are synchronized. in_parts: those,
+    by name, whose gradients a rank does not have whole behind `backward()`, or that an engine of
+    torch's has replaced. within_steps: by name, those that another optimizer may update only inside
+    of the `step()` of one that was given, because what happens there is part of the update: it
+    clips, or sends it. exchanges: an engine of torch's exchanges the model's parameters by itself.
+    reporting: around a refusal that other ranks are to read.
     """
 
     def __init__(
@@ -125,6 +136,7 @@ class CoverageGuard:
         optimizers: Sequence[Optimizer],
         planned: Iterable[nn.Parameter],
         in_parts: Mapping[str, nn.Parameter] | None = None,
+        within_steps: Mapping[str, nn.Parameter] | None = None,
         *,
         exchanges: bool = False,
         reporting: Reporting | None = None,
@@ -141,7 +153,8 @@ class CoverageGuard:
             id(o): [list(group["params"]) for group in o.param_groups] for o in optimizers
         }
         apart = [*self._frozen, *(in_parts or {}).items()]
-        self._apart = {id(parameter): name for name, parameter in apart}
+        self._apart = _by_identity(apart)
+        self._within_steps = _by_identity((within_steps or {}).items())
 
     def check(self, optimizer: Optimizer, *_: Any) -> None:
         """At the `step()` of an optimizer that was given.
@@ -174,7 +187,8 @@ class CoverageGuard:
 
     def watch_others(self) -> Removable:
         """Refuse the `step()` of any other optimizer on parameters whose gradients a rank does not
-        have whole, or that no plan synchronizes, as of those that came behind the plan."""
+        have whole, or that no plan synchronizes, as of those that came behind the plan; and on
+        those that it may update within a given one's `step()` only, outside of it."""
 
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if id(optimizer) in self._held:
@@ -184,16 +198,43 @@ class CoverageGuard:
 
         def check(optimizer: Optimizer) -> None:
             self.check_model()
-            if not self._apart:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            trained = [parameter for parameter in held if parameter.requires_grad]
+            for parameter in trained:
+                if (name := _name_in(self._apart, parameter)) is not None:
+                    raise _other_optimizer(optimizer, name)
+            if not self._within_steps or _steps_one_of(self._optimizers):
                 return
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = self._apart.get(id(parameter))
-                    if name is not None and parameter.requires_grad:
-                        raise _other_optimizer(optimizer, name)
+            for parameter in trained:
+                name = _name_in(self._within_steps, parameter)
+                if name is not None and parameter.grad is not None:
+                    raise _outside_of_step(optimizer, name)
 
         handle: Removable = register_optimizer_step_pre_hook(hook)
         return handle
+
+
+def _by_identity(named: Iterable[tuple[str, nn.Parameter]]) -> Named:
+    return {id(parameter): (ref(parameter), name) for name, parameter in named}
+
+
+def _name_in(named: Named, parameter: nn.Parameter) -> str | None:
+    """None where it is not among them, but for its address."""
+    found = named.get(id(parameter))
+    return found[1] if found is not None and found[0]() is parameter else None
+
+
+def _steps_one_of(optimizers: Sequence[Optimizer]) -> bool:
+    """Whether the `step()` of one of them is running, as where Lookahead steps another optimizer
+    inside of it. Called by a hook of a `step()`."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is HOOKED_STEP:
+            stepping = frame.f_locals.get("self")
+            if any(optimizer is stepping for optimizer in optimizers):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _frozen_outside(
@@ -232,4 +273,18 @@ def _other_optimizer(optimizer: Optimizer, name: str) -> NotSupported:
         value=kind,
         remedy="Give every optimizer of the model to it: "
         "`model, (a, b) = autosync.distribute(model, [a, b], bundle)`.",
+    )
+
+
+def _outside_of_step(optimizer: Optimizer, name: str) -> NotSupported:
+    kind = type(optimizer).__name__
+    return NotSupported(
+        f"optimizer {kind}, which autosync.distribute was not given, steps on {name!r} outside of "
+        "the step() of the one that was: max_grad_norm clips in that step(), and a plan that lags "
+        "sends its update.",
+        thing=f"parameter {name}",
+        value=kind,
+        remedy="Give autosync.distribute the optimizer whose step() runs: of SAM, whose "
+        "second_step() steps an inner optimizer, that is the inner one. Or leave max_grad_norm out "
+        "and clip by autosync.clip_grad_norm_ before the step.",
     )

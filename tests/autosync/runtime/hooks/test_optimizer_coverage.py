@@ -1,6 +1,7 @@
 """Parameters that train outside of the plan: named before training, or at the step."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.autosync.runtime.cases import (
 )
 from tests.autosync.runtime.distributing import (
     DDP,
+    LATE,
     PLANS,
     bundle_of,
     ddp_of,
@@ -139,6 +141,61 @@ def test_other_optimizers_are_named(pair: Ranks, case: Case) -> None:
     for found, difference in pair.run(another_optimizer, case):
         assert difference < 3e-6
         assert (case == PLANS["all-reduce"]) != ("optimizer AdamW, which" in found)
+
+
+class Inner(torch.optim.Optimizer):
+    """Steps another optimizer: in `step()` as Lookahead does, and elsewhere as SAM does."""
+
+    def __init__(self, parameters: Any, lr: float):
+        self.inner = torch.optim.SGD(parameters, lr=lr)
+        super().__init__(self.inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+    def second_step(self) -> None:
+        self.inner.step()
+
+
+def inner_steps(rank: int, world: int, case: Case) -> tuple[str, str]:
+    model = make_model("mlp")
+    optimizer = Inner(list(model.parameters()), lr=0.1)
+    network, _ = distributed(rank, world, case, model, optimizer, max_grad_norm=0.05)
+    loss_of(network, 0, rank).backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    outside = refusal(optimizer.second_step)
+    assert all(map(torch.equal, before, model.parameters()))
+    inside = refusal(optimizer.step)
+    assert not all(map(torch.equal, before, model.parameters()))
+    autosync.detach(network)
+    return outside, inside
+
+
+@pytest.mark.parametrize(
+    "case", [PLANS["all-reduce"], DDP, LATE["clocks"]], ids=["all-reduce", "ddp", "clocks"]
+)
+def test_inner_optimizers_step_within_a_given_one_where_it_clips(pair: Ranks, case: Case) -> None:
+    for outside, inside in pair.run(inner_steps, case):
+        assert "optimizer SGD, which autosync.distribute was not given, steps on" in outside
+        assert "outside of the step() of the one that was" in outside
+        assert inside == ""
+
+
+def late_beside(rank: int, world: int) -> str:
+    """What another optimizer changes is never sent where updates are late."""
+    model = make_model("mlp")
+    mine, other = two_optimizers(model)
+    warned(lambda: distributed(rank, world, LATE["clocks"], model, mine))
+    loss_of(model, 0, rank).backward()
+    found = refusal(other.step)
+    mine.step()
+    autosync.detach(model)
+    return found
+
+
+def test_other_optimizers_are_named_under_late_updates(pair: Ranks) -> None:
+    for found in pair.run(late_beside):
+        assert "optimizer AdamW, which autosync.distribute was not given, steps on" in found
 
 
 def renormalizing(rank: int, world: int, case: Case) -> list[str]:

@@ -17,6 +17,7 @@ from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.exports.ddp import ddp_buckets
 from autosync.runtime import torch_engines
+from autosync.runtime.fully_shard import named_values, retarget
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
@@ -218,3 +219,53 @@ def test_parameters_unfrozen_later_are_refused(pair: Ranks) -> None:
     where = domain(model, 2)
     for said in pair.run(unfrozen, make_bundle(fsdp2(where), where)):
         assert "0.weight was unfrozen after autosync.distribute" in said
+
+
+def left_behind(rank: int, world: int, given: Bundle) -> str:
+    """An optimizer that distribute was not given holds the parameters that were replaced."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    other = torch.optim.SGD(list(model.parameters()), lr=0.1)
+    network, optimizer = autosync.distribute(model, make_optimizer("sgd", model), given)
+    trained(network, optimizer, rank)
+    return refusal(other.step)
+
+
+def test_optimizers_of_replaced_parameters_are_refused(pair: Ranks) -> None:
+    for said in pair.run(left_behind, bundle(fsdp2, 2)):
+        assert "optimizer SGD, which autosync.distribute was not given, steps on '0.weight'" in said
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = make_model("mlp")
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale * self.body(x)
+        return out
+
+
+def with_scalar(rank: int, world: int, given: Bundle) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = Scaled()
+    found = refusal(lambda: autosync.distribute(model, make_optimizer("sgd", model), given))
+    assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return found
+
+
+def test_parameters_without_a_dimension_are_refused_before_any_is_cut(pair: Ranks) -> None:
+    where = domain(Scaled(), 2)
+    for said in pair.run(with_scalar, make_bundle(fsdp2(where), where)):
+        assert "parameter 'scale' has no dimension" in said
+
+
+def test_frozen_parameters_outside_of_the_model_stay_with_the_optimizer() -> None:
+    model, outside = nn.Linear(2, 1), nn.Parameter(torch.ones(1), requires_grad=False)
+    optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
+    after = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
+    retarget(optimizer, named_values(model), after)
+    held = optimizer.param_groups[0]["params"]
+    assert held[0] is after["weight"]
+    assert held[2] is outside
