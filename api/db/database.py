@@ -215,6 +215,12 @@ def _refused(url: str, why: str) -> InvalidInput:
 def _configure_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself; `_begin_sqlite` does
     connection.execute("PRAGMA foreign_keys=ON")
+    # SQLite's own one knows ASCII alone: what readers search for would not be found
+    connection.create_function("lower", 1, _lower, deterministic=True)
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 def _begin_sqlite(connection: Connection) -> None:

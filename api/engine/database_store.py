@@ -88,16 +88,25 @@ class DatabaseStore:
 
     def propose(self, proposals: Sequence[Proposal]) -> None:
         """Raises Cancelled where the tuning is to pause."""
-        with self._fenced() as (session, tuning):
-            domain = self._domain = self._domain or load_domain(session, tuning.domain_id)
+        if proposals and self._domain is None:
+            self._domain = self._loaded_domain()
+        with self._fenced() as (session, _):
             position = _next_position(session, ProposalRow, self.tuning_id)
             for proposal in proposals:
-                strategy_hash = store_strategy(session, proposal.candidate.strategy, domain)
+                assert self._domain is not None
+                strategy_hash = store_strategy(session, proposal.candidate.strategy, self._domain)
                 row = _proposal_columns(proposal, position, strategy_hash)
                 if insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row):
                     add_summary(session, self.tuning_id, strategy_hash, position, row)
                     position += 1
         self.end_if_paused()
+
+    def _loaded_domain(self) -> Domain:
+        """Before a transaction that writes: nobody else writes to SQLite meanwhile, and to parse a
+        large graph takes seconds."""
+        with self.database.reading() as session:
+            tuning = session.get_one(TuningRow, self.tuning_id)
+            return load_domain(session, tuning.domain_id)
 
     def record(self, result: TrialResult, again: bool = False) -> None:
         """Raises Cancelled, with the trial stored, where the tuning is to pause. again: the call

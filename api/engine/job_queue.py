@@ -74,19 +74,12 @@ def claim(
     now = now_seconds()
     expired = and_(JobRow.state.in_(ACTIVE), JobRow.lease_until < now)
     named = JobRow.id == tuning_id if tuning_id is not None else true()
-    other = aliased(JobRow)
-    busy = exists().where(
-        other.hosts == JobRow.hosts,
-        other.id != JobRow.id,
-        other.state.in_(ACTIVE),
-        other.lease_until >= now,
-    )
     served_at = func.coalesce(ClientRow.served_at, 0.0)
     next_due = (
         select(JobRow.id)
         .outerjoin(ClientRow, ClientRow.name == JobRow.client)
         .where(JobRow.kind == kind, or_(JobRow.state == "queued", expired), named)
-        .where(or_(JobRow.hosts == "", ~busy), true() if can is None else _runs(can))
+        .where(_hosts_are_free(), true() if can is None else _runs(can))
         .order_by(served_at, JobRow.created_at, JobRow.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=JobRow)
@@ -113,6 +106,18 @@ def claim(
     return Claim(row.id, row.fence, kind) if row else None
 
 
+def _hosts_are_free() -> ColumnElement[bool]:
+    """Of a job: it runs on the worker's machine, or nobody works on another one of its hosts."""
+    other = aliased(JobRow)
+    busy = exists().where(
+        other.hosts == JobRow.hosts,
+        other.id != JobRow.id,
+        other.state.in_(ACTIVE),
+        other.lease_until >= now_seconds(),
+    )
+    return or_(JobRow.hosts == "", ~busy)
+
+
 def _runs(can: Abilities) -> ColumnElement[bool]:
     columns = JobRow.__table__.c
     here = columns.launcher.in_(can.launchers)
@@ -133,12 +138,14 @@ def _note_served(session: Session, client: str) -> None:
 
 
 def heartbeat(database: Database, held: Claim, lease_seconds: float = LEASE_SECONDS) -> bool:
-    """Renew the lease; False when the claim is no longer the job's."""
+    """Renew the lease; False when the claim is no longer the job's, or had run out before another
+    job of the same hosts was begun: both would measure each other."""
     until = now_seconds() + lease_seconds
     with database.writing() as session:
         # from one renewal to the next the lease moves on by just the time that has passed
         passed = until - func.coalesce(JobRow.lease_until, until)
-        return _write(session, held, lease_until=until, held_seconds=JobRow.held_seconds + passed)
+        renewed = {"lease_until": until, "held_seconds": JobRow.held_seconds + passed}
+        return _write(session, held, _hosts_are_free(), **renewed)
 
 
 def finish(database: Database, held: Claim, outcome: OutcomeRow) -> None:
@@ -308,12 +315,15 @@ def end(session: Session, held: Claim, state: str, **values: object) -> None:
         raise _lost(held)
 
 
-def _write(session: Session, held: Claim, **values: object) -> bool:
-    """Write columns of the claimed job, if the claim still holds."""
+def _write(
+    session: Session, held: Claim, *conditions: ColumnElement[bool], **values: object
+) -> bool:
+    """Write columns of the claimed job, if the claim still holds and the conditions do."""
     table = TuningRow if held.kind == "tuning" else SimulatorTrainingRow
     statement = (
         update(table)
         .where(table.id == held.job_id, table.fence == held.fence, table.state.in_(ACTIVE))
+        .where(*conditions)
         .values(**values)
         .execution_options(synchronize_session=False)
     )

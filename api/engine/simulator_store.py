@@ -61,6 +61,21 @@ def version_in_use(session: Session) -> int:
     return row.number if row is not None and readable else BUNDLED_VERSION
 
 
+def usable_version(session: Session, number: int) -> int:
+    """This version, where it is kept and this version of AutoSync can read it; else the one in
+    use."""
+    from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
+
+    query = (
+        select(SimulatorRow.feature_version)
+        .join(SimulatorVersionRow, SimulatorVersionRow.simulator == SimulatorRow.name)
+        .where(SimulatorVersionRow.number == number)
+    )
+    if number == BUNDLED_VERSION or session.scalar(query) == FEATURE_VERSION:
+        return number
+    return version_in_use(session)
+
+
 def versions(
     session: Session, limit: int | None = None, below: int | None = None
 ) -> Sequence[SimulatorVersionRow]:

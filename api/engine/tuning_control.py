@@ -8,6 +8,7 @@ from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ACTIVE, FINAL, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
+from autosync.api.engine.simulator_store import usable_version
 from autosync.api.spec import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.loop.outcome import TuningEvent
@@ -37,7 +38,8 @@ def pause(database: Database, tuning_id: str) -> str:
 
 def resume(database: Database, tuning_id: str) -> str:
     """Its new state. It goes on with what it measured, whether it was paused, failed or was
-    cancelled; one that waits or runs is left as it is.
+    cancelled; one that waits or runs is left as it is. One that had ended is listed again, and
+    ranks with the version of the simulator in use where its own was removed meanwhile.
 
     Raises:
         NotFound: no such tuning. NotSupported: it has finished, or is being cancelled.
@@ -48,9 +50,21 @@ def resume(database: Database, tuning_id: str) -> str:
             raise _impossible(tuning, "resumed", "Start another one.")
         if tuning.state not in ("queued", "running"):
             add_event(session, tuning_id, TuningEvent("waiting", "goes on"))
+        if tuning.state in FINAL:
+            tuning.archived = False
+            _replace_removed_version(session, tuning)
     job_queue.reopen(database, tuning_id)
     with database.reading() as session:
         return session.get_one(TuningRow, tuning_id).state
+
+
+def _replace_removed_version(session: Session, tuning: TuningRow) -> None:
+    before = tuning.simulator_version
+    if before is None or (usable := usable_version(session, before)) == before:
+        return
+    tuning.simulator_version = usable
+    message = f"version {before} of the simulator can no longer be used: version {usable} ranks"
+    add_event(session, tuning.id, TuningEvent("waiting", message))
 
 
 def _locked(session: Session, tuning_id: str) -> TuningRow:

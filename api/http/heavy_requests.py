@@ -131,6 +131,12 @@ def _of_tunings(database: Database, given: Mapping[str, str], body: bytes) -> Lo
     return Load(int(json_bytes or 0), work=int(work or 0))
 
 
+def _proposed(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """By a worker: strategies, which are described for the tuning's domain."""
+    of_tuning = _of_tunings(database, given, body)
+    return Load(json_bytes=len(body) + of_tuning.json_bytes)
+
+
 def _of_model(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     with database.reading() as session:
         return Load(json_bytes=_graph_size(session, given["name"])[0])
@@ -186,11 +192,12 @@ READING: dict[tuple[str, str], LoadOf] = {
     **{
         (method, f"/v1/queue/claims/{{tuning_id}}/{{fence}}/{what}"): _posted_json
         for method, what in (
-            *(("POST", "proposals"), ("POST", "trials"), ("POST", "answer")),
+            *(("POST", "trials"), ("POST", "answer")),
             *(("POST", "renewal"), ("POST", "events"), ("POST", "failure"), ("POST", "end")),
             ("PUT", "domain"),
         )
     },
+    ("POST", "/v1/queue/claims/{tuning_id}/{fence}/proposals"): _proposed,
     ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_tunings,
     ("GET", "/models/{name}"): _of_model,
     ("GET", "/clusters/{name}"): _of_cluster,

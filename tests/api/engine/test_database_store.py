@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
 from autosync.api.db.tables import StrategyRow, TrialRow
-from autosync.api.engine import job_queue
+from autosync.api.engine import database_store, job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost, TuningStore
+from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_store import MemoryStore, Store
@@ -92,6 +94,22 @@ def test_proposals_are_stored_whole_or_not_at_all(database: Database) -> None:
     with pytest.raises(AttributeError):
         store.propose([PROPOSALS[0], broken, PROPOSALS[2]])
     assert list(store.proposals()) == []
+
+
+def test_others_write_while_a_domain_is_parsed(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large graph takes seconds."""
+    held, store = claimed(sqlite, REQUEST)
+    parsed = database_store.load_domain
+
+    def beside_others(session: Session, key: str) -> Domain:
+        assert job_queue.heartbeat(sqlite, held)
+        return parsed(session, key)
+
+    monkeypatch.setattr(database_store, "load_domain", beside_others)
+    store.propose(PROPOSALS)
+    assert list(store.proposals()) == PROPOSALS
 
 
 def test_what_a_crash_prints_can_be_stored(database: Database) -> None:

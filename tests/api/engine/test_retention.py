@@ -28,6 +28,7 @@ from autosync.api.db.tables import (
 from autosync.api.engine import job_queue, queue_worker, retention, tuning_control
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.retention import prune, prune_versions
+from autosync.api.engine.simulator_store import trained_files
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
 from autosync.search.loop.outcome import TuningEvent
@@ -143,6 +144,30 @@ def test_the_newest_versions_are_kept_and_those_in_use(
         with sqlite.reading() as session:
             assert set(session.scalars(select(SimulatorVersionRow.number))) == left
         job_queue.cancel(sqlite, waiting)
+
+
+def test_one_whose_version_was_removed_goes_on_with_the_one_in_use(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
+    store_versions(sqlite)
+    with sqlite.writing() as session:
+        session.add(SimulatorPromotionRow(number=2))
+    learned = replace(small_request(), simulator="learned")
+    tuning_id = enqueue(sqlite, learned)
+    job_queue.cancel(sqlite, tuning_id)
+    with sqlite.writing() as session:
+        session.add(SimulatorPromotionRow(number=3))
+    with sqlite.writing() as session:
+        prune_versions(session)
+    assert tuning_control.resume(sqlite, tuning_id) == "queued"
+    with sqlite.reading() as session:
+        number = session.get_one(TuningRow, tuning_id).simulator_version
+        files = trained_files(session, "learned", number)
+        told = session.scalars(select(EventRow.message).order_by(EventRow.id)).all()
+    assert files is not None
+    assert (number, files[0]) == (3, "version-3")
+    assert told[-1] == "version 2 of the simulator can no longer be used: version 3 ranks"
 
 
 def test_old_versions_go_but_the_newest(sqlite: Database) -> None:

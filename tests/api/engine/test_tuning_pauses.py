@@ -92,6 +92,16 @@ def test_a_dead_workers_tuning_is_paused_at_once(database: Database) -> None:
     assert job_queue.reason_to_end(database, held) == "lost"
 
 
+def test_one_that_is_tried_again_is_listed_again(sqlite: Database) -> None:
+    """Nobody should lose sight of what runs."""
+    tuning_id = enqueue(sqlite, REQUEST)
+    job_queue.cancel(sqlite, tuning_id)
+    tuning_control.write_notes(sqlite, tuning_id, archived=True)
+    assert tuning_control.resume(sqlite, tuning_id) == "queued"
+    with sqlite.reading() as session:
+        assert not session.get_one(TuningRow, tuning_id).archived
+
+
 def test_what_has_ended_is_neither_paused_nor_resumed(database: Database) -> None:
     tuning_id = finished(database, REQUEST)
     for change in (tuning_control.pause, tuning_control.resume):
@@ -160,6 +170,25 @@ def test_one_tuning_at_a_time_on_the_same_hosts(
     taken = job_queue.claim(database, "a")
     assert taken is not None
     assert taken.job_id == first
+
+
+def test_a_lease_that_ran_out_is_not_renewed_where_another_tuning_has_its_hosts(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a service was away for longer than a lease: two would measure each other."""
+    monkeypatch.setenv("AUTOSYNC_PREFIX", "ssh {host}")
+    for client in ("alice", "bob"):
+        enqueue(database, on_hosts(4, "command"), Submission(client, ServiceLimits()))
+    first = job_queue.claim(database, "a")
+    assert first is not None
+    expire(database, first)  # it is Bob's turn
+    second = job_queue.claim(database, "b")
+    assert second is not None
+    assert second.job_id != first.job_id
+    assert not job_queue.heartbeat(database, first)
+    assert job_queue.heartbeat(database, second)
+    job_queue.release(database, second)
+    assert job_queue.heartbeat(database, first)
 
 
 def test_trials_on_the_workers_own_machine_wait_for_nobody_elses(database: Database) -> None:

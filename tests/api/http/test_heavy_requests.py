@@ -38,7 +38,7 @@ from autosync.errors import InvalidInput
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.api.http.forms import given_token
 from tests.api.http.serving import Service, children
-from tests.api.sample import finished
+from tests.api.sample import claimed, finished, small_request
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 SHAPES = ((4, 4),) * 600
@@ -383,6 +383,19 @@ def test_what_parses_a_tunings_documents_is_answered_in_a_process(
         in_parts = {name: (None, value) for name, value in {**named, **token}.items()}
         client.post("/tunings", files=in_parts)
     assert asked_apart == ["/tunings"] * 3
+
+
+def test_proposals_for_a_large_domain_are_described_in_a_process(
+    sqlite: Database, asked_apart: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few they are: the domain is parsed for them."""
+    held, _ = claimed(sqlite, small_request())
+    body = json.dumps({"proposals": []})
+    monkeypatch.setattr(heavy_requests, "SMALL_JSON_BYTES", 2 * len(body))
+    path = f"/v1/queue/claims/{held.job_id}/{held.fence}/proposals"
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        client.post(path, content=body)
+    assert asked_apart == [path]
 
 
 def test_requests_for_predictions_may_be_as_large_as_those_for_tunings(

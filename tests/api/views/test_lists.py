@@ -316,6 +316,14 @@ def test_what_is_asked_for_is_found(database: Database) -> None:
     assert len(found(database)) == 3
 
 
+def test_words_that_are_no_ascii_are_found_however_they_are_written(sqlite: Database) -> None:
+    """PostgreSQL does as its locale says."""
+    tuning_id = enqueue(sqlite, small_request())
+    write_notes(sqlite, tuning_id, "", "Übung im Büro")
+    for text in ("Übung", "übung", "ÜBUNG büro"):
+        assert found(sqlite, text=text) == [tuning_id], text
+
+
 def test_what_cannot_be_written_is_refused(sqlite: Database) -> None:
     tuning_id = enqueue(sqlite, small_request())
     with pytest.raises(InvalidInput, match="11 tags"):
