@@ -54,7 +54,7 @@ def verify(
 
     loaded, measured = load_strategy_or_bundle(strategy), 1
     if isinstance(loaded, Bundle):
-        loaded, measured = loaded.strategy, loaded.evidence.accumulate
+        measured, loaded = loaded.evidence.accumulate, loaded.strategy
     domain = load_domain(model, cluster, batch, ProfileChoice(), optimizer)
     domain = replace(domain, accumulate=accumulate or measured)
     check(loaded, domain, allow_lossy=allow_lossy, allow_inexact=allow_inexact)

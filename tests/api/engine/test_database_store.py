@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
+from autosync.api.db.document_store import load_domain
 from autosync.api.db.tables import StrategyRow, TrialRow
 from autosync.api.engine import database_store, job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost, TuningStore
@@ -101,7 +102,7 @@ def test_others_write_while_a_domain_is_parsed(
 ) -> None:
     """A large graph takes seconds."""
     held, store = claimed(sqlite, REQUEST)
-    parsed = database_store.load_domain
+    parsed = load_domain
 
     def beside_others(session: Session, key: str) -> Domain:
         assert job_queue.heartbeat(sqlite, held)

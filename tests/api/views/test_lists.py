@@ -320,8 +320,8 @@ def test_words_that_are_no_ascii_are_found_however_they_are_written(sqlite: Data
     """PostgreSQL does as its locale says."""
     tuning_id = enqueue(sqlite, small_request())
     write_notes(sqlite, tuning_id, "", "Übung im Büro")
-    for text in ("Übung", "übung", "ÜBUNG büro"):
-        assert found(sqlite, text=text) == [tuning_id], text
+    for words in ("Übung", "übung", "ÜBUNG büro"):
+        assert found(sqlite, text=words) == [tuning_id], words
 
 
 def test_what_cannot_be_written_is_refused(sqlite: Database) -> None:
