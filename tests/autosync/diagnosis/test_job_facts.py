@@ -19,6 +19,7 @@ def two_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name / "speed").write_text(f"{megabits}\n")
     monkeypatch.setattr(job_facts, "INTERFACES", tmp_path)
     monkeypatch.setattr(job_facts, "rdma_ports", lambda: ())
+    monkeypatch.setattr(job_facts, "_own_address", lambda: "10.0.0.1")
     monkeypatch.setattr(job_facts, "_interface_of", lambda address: "eth0")
     for name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_NET"):
         monkeypatch.delenv(name, raising=False)
