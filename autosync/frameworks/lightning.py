@@ -87,8 +87,8 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
 
     @optimizers.setter
     def optimizers(self, optimizers: list[Optimizer]) -> None:
-        """Also while they follow a plan: Lightning's search for a learning rate sets them anew. They
-        keep the wrappers that they have, which are made of the plain class."""
+        """Also while they follow a plan: Lightning's search for a learning rate sets them anew.
+        Then they keep their wrappers, which are made of the plain class."""
         kept = {id(each.optimizer): each for each in self._lightning_optimizers}
         DDPStrategy.optimizers.fset(self, optimizers)
         self._lightning_optimizers = [
