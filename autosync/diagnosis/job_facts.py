@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autosync.diagnosis.pci_topology import (
     FarPort,
+    PciDevice,
     far_port,
     gpu_of_uuid,
     matching_ports,
@@ -51,7 +52,8 @@ class DdpFacts:
 @dataclass(frozen=True, slots=True)
 class JobFacts:
     """compiled: whether the model is compiled as a whole. interface: that the backend takes, with
-    its Gbit/s where the system states it (None: it does not), or empty where it cannot be told.
+    its Gbit/s where the system states it (None: it does not), or empty where it cannot be told, or
+    NCCL sends by RDMA ports; `others_gbps` is empty then, too.
     others_gbps: of interfaces that are up, by name. nccl_sockets: NCCL's variables for sockets that
     are set. far_port: of this rank's GPU, where its messages must take one."""
 
@@ -95,7 +97,7 @@ def facts_of(model: nn.Module) -> JobFacts:
     group = dist.group.WORLD
     assert group is not None
     backend = str(group._get_backend(device).name()).lower()
-    interface, gbps, others = _interfaces(backend)
+    interface, gbps, others = interfaces_of(backend)
     return JobFacts(
         dist.get_rank(),
         host_name(),
@@ -156,20 +158,33 @@ def _far_port(device: torch.device, backend: str, interface: str) -> FarPort | N
     gpu = gpu_of_uuid(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
     if gpu is None:
         return None
-    ports = rdma_ports() if backend == "nccl" else ()
-    if ports:
+    if ports := _rdma_ports(backend):
         stated = os.environ.get("NCCL_IB_HCA", "")
         return far_port(gpu, ports, matching_ports(stated, [port.name for port in ports]))
     return far_port(gpu, network_ports(path.name for path in _up_interfaces()), [interface])
 
 
-def _interfaces(backend: str) -> tuple[str, float | None, tuple[tuple[str, float], ...]]:
-    """That of the backend, its rate, and the rates of all others that are up."""
+def _rdma_ports(backend: str) -> tuple[PciDevice, ...]:
+    """By which NCCL sends; none where it sends by sockets."""
+    off = os.environ.get("NCCL_IB_DISABLE", "") not in ("", "0")
+    off = off or os.environ.get("NCCL_NET", "").lower() == "socket"
+    return () if off or backend != "nccl" else rdma_ports()
+
+
+def interfaces_of(backend: str) -> tuple[str, float | None, tuple[tuple[str, float], ...]]:
+    """That of the backend, its rate, and the rates of all others that are up; none of them where
+    messages take RDMA ports, beside which an interface only starts the job."""
+    if _rdma_ports(backend):
+        return "", None, ()
     rates = {path.name: _gbps(path) for path in _up_interfaces()}
-    named = os.environ.get(INTERFACE_VARIABLES.get(backend, ""), "").lstrip("=^").split(",")[0]
-    chosen = next((name for name in rates if named and name.startswith(named)), "")
-    if not chosen and not named:
+    stated = os.environ.get(INTERFACE_VARIABLES.get(backend, ""), "")
+    allowed = matching_ports(stated, rates)
+    if not stated:
         chosen = _interface_of(_own_address())
+    elif stated.startswith("^") and len(allowed) > 1:
+        chosen = ""  # any of those that are not excluded
+    else:
+        chosen = next(iter(allowed), "")
     others = tuple(
         (name, rate) for name, rate in rates.items() if rate is not None and name != chosen
     )

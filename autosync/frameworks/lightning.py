@@ -19,6 +19,7 @@ from autosync.frameworks.bundle_options import BundleOptions
 from autosync.runtime.attached_models import ATTACHED, AttachedPlan
 from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.drift_watch import OnDrift
+from autosync.runtime.hooks.synchronized_optimizer import follows_plan
 from autosync.runtime.share_sampler import TOLERANCE
 from autosync.runtime.transport.agreement import refused_everywhere
 from autosync.runtime.transport.base import SynchronizationFailed
@@ -55,7 +56,6 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
     """
 
     model: Any
-    optimizers: list[Optimizer]
     _shares: tuple[float, ...] = ()
 
     def __init__(
@@ -78,6 +78,23 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
                 )
         super().__init__(**options)
         self.given = BundleOptions(bundle, allow_lossy, ddp_options, allow_inexact, on_drift)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Of the module."""
+        found: list[Optimizer] = self._optimizers
+        return found
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        """Also while they follow a plan: Lightning's search for a learning rate sets them anew.
+        Then they keep their wrappers, which are made of the plain class."""
+        kept = {id(each.optimizer): each for each in self._lightning_optimizers}
+        DDPStrategy.optimizers.fset(self, optimizers)
+        self._lightning_optimizers = [
+            kept.get(id(one), made) if follows_plan(one) else made
+            for one, made in zip(optimizers, self._lightning_optimizers, strict=True)
+        ]
 
     def configure_ddp(self) -> None:
         """Not before there are optimizers: see `setup`."""

@@ -69,6 +69,13 @@ class Manual(Regression):
             scheduler.step()
 
 
+class SetAnew(Manual):
+    """Its optimizers are set once more, as Lightning's search for a learning rate does."""
+
+    def on_fit_start(self) -> None:
+        self.trainer.strategy.optimizers = list(self.trainer.strategy.optimizers)
+
+
 class Gan(Regression):
     """Two optimizers in turns; each freezes what the other trains."""
 

@@ -63,6 +63,7 @@ FITS = {
     "clipped by a hook": Fit("ClippedByHand"),
     "bf16": Fit(trainer={"precision": "bf16-mixed"}),
     "manual": Fit("Manual"),
+    "set anew": Fit("SetAnew"),
 }
 READ_BY_VALUE = Fit(trainer={"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"})
 
