@@ -193,9 +193,9 @@ def allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, 
         groups = np.maximum.reduceat(population.group, population.first[:-1]).astype(np.int64) + 1
     else:
         groups = np.zeros(0, dtype=np.int64)
-    item_bytes = int(domain.item_bytes.min())
+    items = np.unique(domain.item_bytes)  # a slice holds whole elements of one type
     total_bytes = int((domain.elements * domain.item_bytes).sum())
-    slice_bytes = np.maximum(population.slice_bytes // item_bytes * item_bytes, item_bytes)
+    slice_bytes = np.maximum(population.slice_bytes[:, None] // items * items, items).min(axis=1)
     slices = np.where(population.slice_bytes > 0, total_bytes // slice_bytes + 1, 0)
     buckets = groups + slices
     all_buckets, pieces = int(buckets.sum()), population.rows + int(slices.sum())

@@ -91,6 +91,16 @@ def test_slices_tile_the_group_and_carry_their_own_readiness() -> None:
     assert ready[0] < ready[len(plan.buckets) - 1] == 5
 
 
+def test_slices_have_room_where_types_are_mixed() -> None:
+    """Six bytes hold one float32, or three bfloat16."""
+    graph = chain_graph(((100,), (3,)))
+    narrow = replace(graph.variables[1], dtype="bfloat16")
+    domain = domain_of(replace(graph, variables=(graph.variables[0], narrow)))
+    strategy = strategy_of(domain, AllReduce(0), AllReduce(1), schedule=Schedule(slice_bytes=6))
+    plan = compiled(strategy, domain)
+    assert [m.wire_bytes for m in plan.messages] == [6] + [4] * 100
+
+
 def test_priority_sends_the_nearest_next_use_first_once_it_is_ready() -> None:
     slow = grid_cluster(4, gbps=0.001)
     domain = domain_of(cluster=slow)
