@@ -105,11 +105,12 @@ class PlanArrays(NamedTuple):
 class Scratch(NamedTuple):
     """Per-strategy working arrays: R rows, V variables, C buckets at most.
 
-    row, value: a bucket's first row (population index) and its payload were it not encoded.
-    second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
-    wire of its reduction. at: seconds from the start of backward, of its gradients and then of
-    its reduction's arrival. messages i64[2C]: in the order in which they are sent, 2 * bucket of a
-    reduction, 2 * bucket + 1 of the gather behind it.
+    row, value: a bucket's first row (population index) and its payload were it not encoded; of
+    owned rows of tables, that of their new values. second: of its payload, what PowerSGD's second
+    all-reduce carries; else 0. load: seconds on the wire of its reduction. at: seconds from the
+    start of backward, of its gradients and then of its reduction's arrival. messages i64[2C]: in
+    the order in which they are sent, 2 * bucket of a reduction, 2 * bucket + 1 of the gather behind
+    it.
     """
 
     starts: I64

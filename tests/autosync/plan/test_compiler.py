@@ -240,6 +240,22 @@ def test_sparse_messages_carry_touched_rows_and_factors_carry_factors() -> None:
     assert pull.wire_bytes == 4 * rows.wire_bytes  # four replicas touch at most 8 rows
 
 
+def test_an_owner_returns_the_rows_of_every_shard_that_it_was_sent() -> None:
+    """Four replicas touch two rows of each table: eight of a hundred, and all that a table of three
+    has. A shard of two rows returns both at most."""
+    row_bytes = 8 * 4 + 8
+    tables = domain_of(chain_graph(((100, 8), (3, 8)), sparse=(0, 1)))
+    together = compiled(strategy_of(tables, ParameterServer(0, 0)), tables)
+    assert [m.operation for m in together.messages] == [Op.SPARSE_PUSH, Op.SPARSE_PULL]
+    assert [m.wire_bytes for m in together.messages] == [4 * row_bytes, (8 + 3) * row_bytes]
+    table = domain_of(chain_graph(((100, 8),), sparse=(0,)))
+    shards = tuple(ParameterServer(0, group) for group in range(50))
+    choice = VariableChoice("v0", split((100, 8), 0, 50), shards)
+    cut = compiled(Strategy((choice,), even_replicas(4)), table)
+    pulls = [m.wire_bytes for m in cut.messages if m.operation == Op.SPARSE_PULL]
+    assert pulls == [2 * row_bytes] * 50
+
+
 def test_encodings_shrink_gradients_but_values_travel_whole() -> None:
     domain = domain_of()
     half = Encoding("fp16")
