@@ -111,6 +111,7 @@ def test_sound_choices_pass(domain: Domain, partition: Partition, shard: Synchro
         (DOMAIN, WHOLE, AllReduce(0, "tree", encoding=Encoding("powersgd", 2)), "a ring all_red"),
         (SPARSE, split((64, 32), 1, 2), ParameterServer(0, 0), "cut along axis 0 only"),
         (SPARSE, pieces((64, 32), 1000), ParameterServer(0, 0), "cut along axis 0 only"),
+        (SPARSE, Partition(1, (32,)), ParameterServer(0, 0), "cut along axis 0 only"),
         (SPARSE, WHOLE, AllReduce(0), "which all_reduce cannot carry"),
         (SPARSE, WHOLE, ReduceScatter(0), "which reduce_scatter cannot carry"),
         (SPARSE, HALVES, AllGather(0), "gathered, but not whole"),
