@@ -36,7 +36,8 @@ def check_shardable(
     """
     Raises:
         InvalidInput: an optimizer has stepped, so that its state is of whole parameters.
-        NotSupported: a module makes sparse gradients; or shard groups lie in a part of the ranks.
+        NotSupported: a module makes sparse gradients; a parameter is a scalar; or shard groups lie
+            in a part of the ranks.
     """
     for optimizer in optimizers:
         if optimizer.state:
@@ -55,6 +56,14 @@ def check_shardable(
                 thing=f"module {name}",
                 value="sparse=True",
                 remedy="Leave sparse out, or ship another strategy.",
+            )
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise NotSupported(
+                f"parameter {name!r} has no dimension that fully_shard could cut.",
+                thing=f"parameter {name}",
+                value=tuple(parameter.shape),
+                remedy="Give it the shape (1,), or ship another strategy.",
             )
     if min(sharding.group_sizes) < group.size() < dist.get_world_size():
         raise NotSupported(

@@ -117,6 +117,9 @@ def test_domains_that_torch_cannot_shard_are_refused() -> None:
         sample(domain_of(chain_graph(sparse=(1,)), GPUS), SPACE, 0, 1, 0)
     with pytest.raises(InvalidInput, match="tell no modules"):
         sample(domain_of(chain_graph(), GPUS), SPACE, 0, 1, 0)
+    scaled = domain_of(layered_graph(((64, 32), (64, 32), (), (64, 32))), GPUS)
+    with pytest.raises(InvalidInput, match=r"'layers\.1\.weight' has no dimension"):
+        sample(scaled, SPACE, 0, 1, 0)
 
 
 def peak(strategy: Strategy) -> float:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,11 +18,12 @@ from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.exports.ddp import ddp_buckets
 from autosync.runtime import torch_engines
+from autosync.runtime.fully_shard import check_shardable
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
 from autosync.strategy import Encoding, Strategy
-from autosync.torch_engine import DdpArguments
+from autosync.torch_engine import DdpArguments, FullyShard
 from tests.autosync.runtime.beside_ddp import make_mlp
 from tests.autosync.runtime.cases import domain, iterate, loss_of, make_model, make_optimizer
 from tests.autosync.runtime.distributing import ddp_of, largest_difference, refusal
@@ -183,6 +185,13 @@ def test_unsupported_uses_of_torch_engines_are_refused_by_name(pair: Ranks) -> N
         assert "holds state of" in found["state"]
         assert "sharded by torch's FSDP" in found["twice"]
         assert "cannot be taken off" in found["detach"]
+
+
+def test_a_scalar_is_refused_by_name() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(NotSupported, match="'scale' has no dimension"):
+        check_shardable(model, [], FullyShard((), 2), cast(Any, None))
 
 
 def state_of_one(rank: int, world: int, given: Bundle) -> str:
