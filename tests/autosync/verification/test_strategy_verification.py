@@ -238,6 +238,8 @@ def test_staleness_is_refused_unless_allowed() -> None:
     stale = served().carrying(Staleness(2))
     assert "staleness 0" in refused(stale, "lag 2 iterations").remedy
     verify(stale, DOMAIN, allow_inexact=True)
+    on_nccl = domain_of(DOMAIN.graph, replace(DOMAIN.cluster, backend="nccl"))
+    lagging(served(), on_nccl, "messages occupy a device")
 
 
 def served() -> Strategy:
