@@ -19,7 +19,7 @@ def fully_sharded(domain: Domain, shard_ranks: int, reshard_after_forward: bool 
     """Over the modules that one would wrap by hand. See `FullyShard` for the arguments.
 
     Raises:
-        NotSupported: the variables' names tell no modules to wrap.
+        NotSupported: as `held_units`.
         InvalidStrategy: there are fewer than two ranks to share with.
     """
     return sharded_by(domain, FullyShard(held_units(domain), shard_ranks, reshard_after_forward))
@@ -29,8 +29,16 @@ def held_units(domain: Domain) -> tuple[str, ...]:
     """The modules that one would wrap by hand, without those that hold no variable of their own.
 
     Raises:
-        NotSupported: the variables' names tell no modules to wrap.
+        NotSupported: a variable is a scalar, or the variables' names tell no modules to wrap.
     """
+    scalar = next((each for each in domain.graph.variables if not each.shape), None)
+    if scalar is not None:
+        raise NotSupported(
+            f"variable {scalar.name!r} has no dimension that fully_shard could cut.",
+            thing=f"variable {scalar.name}",
+            value=scalar.shape,
+            remedy="Give it the shape (1,), or choose another strategy.",
+        )
     names = [variable.name for variable in domain.graph.variables]
     usual = usual_units(names)
     if not usual:

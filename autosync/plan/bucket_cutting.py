@@ -85,12 +85,12 @@ def shard_bytes(
     return encoded_bytes(elements, item, first_dimension(domain, variable, axis, length), encoding)
 
 
-def pulled_bytes(domain: DomainArrays, variable: int, pushed: int) -> int:
-    """Bytes of the new values of the rows that any replica touched: at most the table, at most the
-    sum over replicas."""
-    table_rows = domain.dims[variable, 0]
-    row_bytes = domain.elements[variable] // table_rows * domain.item_bytes[variable] + INDEX_BYTES
-    return min(pushed * domain.world, table_rows * row_bytes)
+def pulled_bytes(domain: DomainArrays, variable: int, axis: int, length: int, pushed: int) -> int:
+    """Bytes of the new values of the rows of a shard that any replica touched: at most all of its
+    rows, at most the sum over replicas."""
+    rows = length if axis == 0 else domain.dims[variable, 0]
+    row_bytes = domain.elements[variable] // domain.dims[variable, 0] * domain.item_bytes[variable]
+    return min(pushed * domain.world, rows * (row_bytes + INDEX_BYTES))
 
 
 def sort_rows(domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch) -> int:
@@ -195,10 +195,12 @@ def cut_buckets(
                 stop = elements
                 if limit > 0:
                     stop = min(elements, start + limit - filled)
+                values = (stop - start) * domain.item_bytes[variable]
                 if start == 0 and stop == elements:
-                    work.wire[bucket] += shard_bytes(
-                        domain, method, variable, axis, length, encoding
-                    )
+                    pushed = shard_bytes(domain, method, variable, axis, length, encoding)
+                    work.wire[bucket] += pushed
+                    if method == M_PS and domain.sparse[variable]:
+                        values = pulled_bytes(domain, variable, axis, length, pushed)
                     if method == M_AR:
                         work.second[bucket] += second_factor_bytes(
                             elements, first_dimension(domain, variable, axis, length), encoding
@@ -207,7 +209,7 @@ def cut_buckets(
                     work.wire[bucket] += encoded_bytes(
                         stop - start, domain.item_bytes[variable], 1, encoding
                     )
-                work.value[bucket] += (stop - start) * domain.item_bytes[variable]
+                work.value[bucket] += values
                 work.ready[bucket] = max(work.ready[bucket], domain.ready[variable])
                 work.gate[bucket] = min(work.gate[bucket], domain.first_use[variable])
                 work.key[bucket] = min(work.key[bucket], population.position[row])

@@ -105,11 +105,12 @@ class PlanArrays(NamedTuple):
 class Scratch(NamedTuple):
     """Per-strategy working arrays: R rows, V variables, C buckets at most.
 
-    row, value: a bucket's first row (population index) and its payload were it not encoded.
-    second: of its payload, what PowerSGD's second all-reduce carries; else 0. load: seconds on the
-    wire of its reduction. at: seconds from the start of backward, of its gradients and then of
-    its reduction's arrival. messages i64[2C]: in the order in which they are sent, 2 * bucket of a
-    reduction, 2 * bucket + 1 of the gather behind it.
+    row, value: a bucket's first row (population index) and its payload were it not encoded; of
+    owned rows of tables, that of their new values. second: of its payload, what PowerSGD's second
+    all-reduce carries; else 0. load: seconds on the wire of its reduction. at: seconds from the
+    start of backward, of its gradients and then of its reduction's arrival. messages i64[2C]: in
+    the order in which they are sent, 2 * bucket of a reduction, 2 * bucket + 1 of the gather behind
+    it.
     """
 
     starts: I64
@@ -193,9 +194,9 @@ def allocate(population: Population, domain: DomainArrays) -> tuple[PlanArrays, 
         groups = np.maximum.reduceat(population.group, population.first[:-1]).astype(np.int64) + 1
     else:
         groups = np.zeros(0, dtype=np.int64)
-    item_bytes = int(domain.item_bytes.min())
+    items = np.unique(domain.item_bytes)  # a slice holds whole elements of one type
     total_bytes = int((domain.elements * domain.item_bytes).sum())
-    slice_bytes = np.maximum(population.slice_bytes // item_bytes * item_bytes, item_bytes)
+    slice_bytes = np.maximum(population.slice_bytes[:, None] // items * items, items).min(axis=1)
     slices = np.where(population.slice_bytes > 0, total_bytes // slice_bytes + 1, 0)
     buckets = groups + slices
     all_buckets, pieces = int(buckets.sum()), population.rows + int(slices.sum())

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosync.codes import Channel, Op, Update
-from autosync.plan.bucket_cutting import cut_buckets, pulled_bytes
+from autosync.plan.bucket_cutting import cut_buckets
 from autosync.plan.compiler_arrays import (
     M_AG,
     M_FACTORS,
@@ -175,9 +175,8 @@ def emit(
     values = False
     for stage in range(count):
         if (stage >= split) == is_gather:
-            operation = stages[stage, 0]
             values = values or (stage > 0 and stages[stage - 1, 4] in LEAVES_VALUES)
-            out.operation[message] = operation
+            out.operation[message] = stages[stage, 0]
             out.channel[message] = stages[stage, 1]
             out.root[message] = stages[stage, 2]
             out.ranks[message] = stages[stage, 3]
@@ -189,9 +188,6 @@ def emit(
                 out.wire_bytes[message] = work.second[bucket]
                 if stage == 0:
                     out.wire_bytes[message] = work.wire[bucket] - work.second[bucket]
-            if operation == SPARSE_PULL:
-                variable = population.variable[row]
-                out.wire_bytes[message] = pulled_bytes(domain, variable, work.wire[bucket])
             out.ready[message] = work.ready[bucket] if stage == 0 else -1
             out.after[message] = work.last[bucket] if stage > 0 else -1
             out.gate[message] = work.gate[bucket] if overlap else -1

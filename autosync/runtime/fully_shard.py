@@ -36,8 +36,8 @@ def check_shardable(
     """
     Raises:
         InvalidInput: an optimizer has stepped, so that its state is of whole parameters.
-        NotSupported: a module makes sparse gradients; a parameter has no dimension; or shard groups
-            lie in a part of the ranks.
+        NotSupported: a module makes sparse gradients; a parameter is a scalar; or shard groups lie
+            in a part of the ranks.
     """
     for optimizer in optimizers:
         if optimizer.state:
@@ -58,9 +58,9 @@ def check_shardable(
                 remedy="Leave sparse out, or ship another strategy.",
             )
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
+        if not parameter.dim():
             raise NotSupported(
-                f"parameter {name!r} has no dimension, and fully_shard cuts the first.",
+                f"parameter {name!r} has no dimension that fully_shard could cut.",
                 thing=f"parameter {name}",
                 value=tuple(parameter.shape),
                 remedy="Give it the shape (1,), or ship another strategy.",

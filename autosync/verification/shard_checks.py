@@ -45,7 +45,7 @@ def check_partition(variable: Variable, choice: VariableChoice) -> None:
             sum(lengths),
             f"has {dimension} {what}, but its shards add up to {sum(lengths)}",
         )
-    if variable.sparse and axis != 0 and len(lengths) > 1:
+    if variable.sparse and (axis > 0 or (axis < 0 and len(lengths) > 1)):
         raise variable_refusal(
             variable, "axis", axis, "has a sparse gradient, which is cut along axis 0 only"
         )

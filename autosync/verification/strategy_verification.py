@@ -238,6 +238,15 @@ def check_fully_shard(strategy: Strategy, engine: FullyShard, domain: Domain) ->
         raise InvalidStrategy(
             "torch's fully_shard averages replicas evenly.", thing="replicas", value=shares[:16]
         )
+    scalar = next((each for each in domain.graph.variables if not each.shape), None)
+    if scalar is not None:
+        raise variable_refusal(
+            scalar,
+            "shape",
+            scalar.shape,
+            "has no dimension that fully_shard could cut",
+            "Give it the shape (1,), or choose another strategy.",
+        )
     small = next((each for each in domain.graph.variables if ITEM_BYTES[each.dtype] <= 2), None)
     if engine.param_dtype and small is not None:
         why = f"is {small.dtype} already, so param_dtype {engine.param_dtype!r} saves nothing"

@@ -93,8 +93,8 @@ def _other_engines(engine: FullyShard, choices: ShardingChoices) -> Iterator[Ful
 
 
 def _other_units(engine: FullyShard, choices: ShardingChoices) -> Iterator[FullyShard]:
-    """Two neighbours merged, one unit split, and a large module beside the blocks given a unit of
-    its own, or back to the root."""
+    """Two neighbours of one type merged, one unit split, and a large module beside the blocks given
+    a unit of its own, or back to the root."""
     units, values = engine.units, engine.resharding
 
     def with_units(first: int, stop: int, instead: Sequence[Unit], reshards: Reshard) -> FullyShard:
@@ -102,10 +102,12 @@ def _other_units(engine: FullyShard, choices: ShardingChoices) -> Iterator[Fully
         each = (*values[:first], *(reshards for _ in instead), *values[stop:])
         return replace(engine, units=made, reshard_after_forward=each)
 
-    for unit, (one, other) in enumerate(pairwise(units)):
-        joined = unit_of_modules([*modules_of(one), *modules_of(other)])
-        yield with_units(unit, unit + 2, [joined], values[unit] or values[unit + 1])
     place = {name: number for number, name in enumerate(choices.modules)}
+    for unit, (one, other) in enumerate(pairwise(units)):
+        both = [*modules_of(one), *modules_of(other)]
+        if len({int(choices.dtype[place[name]]) for name in both}) == 1:
+            joined = unit_of_modules(both)
+            yield with_units(unit, unit + 2, [joined], values[unit] or values[unit + 1])
     for unit, names in enumerate(map(modules_of, units)):
         for cut in range(1, len(names)):
             parts = [unit_of_modules(names[:cut]), unit_of_modules(names[cut:])]

@@ -36,15 +36,17 @@ class ShardingChoices:
 
     modules: those that may be units, in the order of the forward pass. left_out bool[modules]:
     whether one may stay in the root unit, as an embedding or a head. size_bytes f64[modules]: of
-    their variables. home i64[V]: the module of each variable, -1 in the root. shard_ranks: sizes of
-    shard groups. smaller_groups: sizes of groups to which units may reshard, of those shard groups
-    that are larger. prefetches: units gathered ahead. param_dtypes: types of values and of
+    their variables. dtype i64[modules]: number of their type, of which a unit holds one. home
+    i64[V]: the module of each variable, -1 in the root. shard_ranks: sizes of shard groups.
+    smaller_groups: sizes of groups to which units may reshard, of those shard groups that are
+    larger. prefetches: units gathered ahead. param_dtypes: types of values and of
     computation. kept: between the batches of an update; nothing where it has one.
     """
 
     modules: tuple[str, ...]
     left_out: NDArray[np.bool_]
     size_bytes: NDArray[np.float64]
+    dtype: I64
     home: I64
     shard_ranks: tuple[int, ...]
     smaller_groups: tuple[int, ...]
@@ -126,12 +128,18 @@ def sharding_choices(domain: Domain, space: Space) -> ShardingChoices:
     home = np.full(len(domain.graph.variables), -1)
     for number, module in enumerate(modules):
         home[held[module]] = number
+    dtypes = [_one_dtype(domain, module, held[module]) for module in modules]
+    of_root = _one_dtype(domain, "", np.flatnonzero(home < 0).tolist())
+    of_root = of_root or next((d for d, m in zip(dtypes, modules, strict=True) if m in apart), "")
     allowed = (*(each for each in space.encodings if each.name in HALVED),)
     whole = all(table.item_bytes > 2)
     return ShardingChoices(
         modules=tuple(modules),
-        left_out=np.array([module in apart for module in modules]),
+        left_out=np.array(
+            [m in apart and d == of_root for m, d in zip(modules, dtypes, strict=True)]
+        ),
         size_bytes=np.array([float(table.size_bytes[held[module]].sum()) for module in modules]),
+        dtype=np.unique(dtypes, return_inverse=True)[1].astype(np.int64),
         home=home,
         shard_ranks=_shard_ranks(domain),
         smaller_groups=_ranks_of_nodes(domain),
@@ -140,6 +148,16 @@ def sharding_choices(domain: Domain, space: Space) -> ShardingChoices:
         encodings=(EXACT, *allowed),
         kept=get_args(Kept) if domain.accumulate > 1 else ("",),
     )
+
+
+def _one_dtype(domain: Domain, module: str, held: Sequence[int]) -> str:
+    """The type of these variables of a module; empty where there are none. module: empty for the
+    root. Raises InvalidInput where they have several: torch reduces a unit in one type."""
+    found = sorted({domain.graph.variables[index].dtype for index in held})
+    if len(found) > 1:
+        where = f"module {module!r}" if module else "the root unit"
+        raise _refused(domain, f"{where} holds {' and '.join(found)}")
+    return found[0] if found else ""
 
 
 def _half_name(encoding: Encoding) -> HalfName:
@@ -199,7 +217,8 @@ def _ranks_of_nodes(domain: Domain) -> tuple[int, ...]:
 
 def draw_sharding(choices: ShardingChoices, rng: np.random.Generator) -> FullyShard:
     own = np.flatnonzero(~choices.left_out | (rng.random(len(choices.modules)) < 0.5))
-    cuts = _cuts(choices.size_bytes[own], rng)
+    between_types = np.flatnonzero(np.diff(choices.dtype[own])) + 1
+    cuts = np.union1d(_cuts(choices.size_bytes[own], rng), between_types)
     parts = np.split(own, cuts)
     units = tuple(unit_of_modules([choices.modules[each] for each in part]) for part in parts)
     shard_ranks = _one_of(choices.shard_ranks, rng)

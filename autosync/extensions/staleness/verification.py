@@ -21,6 +21,14 @@ def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
             remedy="Allow staleness where the training can bear it, or use staleness 0.",
         )
     check_strategy(strategy)
+    if domain.cluster.backend == "nccl":
+        raise InvalidStrategy(
+            f"the strategy lags {late} iterations, but NCCL's messages occupy a device until "
+            "their peers come.",
+            thing="staleness",
+            value=late,
+            remedy="Use backend gloo with models in host memory, or staleness 0.",
+        )
     for variable, choice in zip(domain.graph.variables, strategy.choices, strict=True):
         for shard in choice.shards:
             if variable.sparse or not is_plain(shard):

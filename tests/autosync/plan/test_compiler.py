@@ -91,6 +91,16 @@ def test_slices_tile_the_group_and_carry_their_own_readiness() -> None:
     assert ready[0] < ready[len(plan.buckets) - 1] == 5
 
 
+def test_slices_have_room_where_types_are_mixed() -> None:
+    """Six bytes hold one float32, or three bfloat16."""
+    graph = chain_graph(((100,), (3,)))
+    narrow = replace(graph.variables[1], dtype="bfloat16")
+    domain = domain_of(replace(graph, variables=(graph.variables[0], narrow)))
+    strategy = strategy_of(domain, AllReduce(0), AllReduce(1), schedule=Schedule(slice_bytes=6))
+    plan = compiled(strategy, domain)
+    assert [m.wire_bytes for m in plan.messages] == [6] + [4] * 100
+
+
 def test_priority_sends_the_nearest_next_use_first_once_it_is_ready() -> None:
     slow = grid_cluster(4, gbps=0.001)
     domain = domain_of(cluster=slow)
@@ -228,6 +238,22 @@ def test_sparse_messages_carry_touched_rows_and_factors_carry_factors() -> None:
     pull = owned.messages[-1]
     assert pull.operation == Op.SPARSE_PULL
     assert pull.wire_bytes == 4 * rows.wire_bytes  # four replicas touch at most 8 rows
+
+
+def test_an_owner_returns_the_rows_of_every_shard_that_it_was_sent() -> None:
+    """Four replicas touch two rows of each table: eight of a hundred, and all that a table of three
+    has. A shard of two rows returns both at most."""
+    row_bytes = 8 * 4 + 8
+    tables = domain_of(chain_graph(((100, 8), (3, 8)), sparse=(0, 1)))
+    together = compiled(strategy_of(tables, ParameterServer(0, 0)), tables)
+    assert [m.operation for m in together.messages] == [Op.SPARSE_PUSH, Op.SPARSE_PULL]
+    assert [m.wire_bytes for m in together.messages] == [4 * row_bytes, (8 + 3) * row_bytes]
+    table = domain_of(chain_graph(((100, 8),), sparse=(0,)))
+    shards = tuple(ParameterServer(0, group) for group in range(50))
+    choice = VariableChoice("v0", split((100, 8), 0, 50), shards)
+    cut = compiled(Strategy((choice,), even_replicas(4)), table)
+    pulls = [m.wire_bytes for m in cut.messages if m.operation == Op.SPARSE_PULL]
+    assert pulls == [2 * row_bytes] * 50
 
 
 def test_encodings_shrink_gradients_but_values_travel_whole() -> None:

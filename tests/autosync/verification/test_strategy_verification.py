@@ -111,6 +111,7 @@ def test_sound_choices_pass(domain: Domain, partition: Partition, shard: Synchro
         (DOMAIN, WHOLE, AllReduce(0, "tree", encoding=Encoding("powersgd", 2)), "a ring all_red"),
         (SPARSE, split((64, 32), 1, 2), ParameterServer(0, 0), "cut along axis 0 only"),
         (SPARSE, pieces((64, 32), 1000), ParameterServer(0, 0), "cut along axis 0 only"),
+        (SPARSE, Partition(1, (32,)), ParameterServer(0, 0), "cut along axis 0 only"),
         (SPARSE, WHOLE, AllReduce(0), "which all_reduce cannot carry"),
         (SPARSE, WHOLE, ReduceScatter(0), "which reduce_scatter cannot carry"),
         (SPARSE, HALVES, AllGather(0), "gathered, but not whole"),
@@ -237,6 +238,8 @@ def test_staleness_is_refused_unless_allowed() -> None:
     stale = served().carrying(Staleness(2))
     assert "staleness 0" in refused(stale, "lag 2 iterations").remedy
     verify(stale, DOMAIN, allow_inexact=True)
+    on_nccl = domain_of(DOMAIN.graph, replace(DOMAIN.cluster, backend="nccl"))
+    lagging(served(), on_nccl, "messages occupy a device")
 
 
 def served() -> Strategy:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autosync.domain import Domain
-from autosync.errors import InvalidStrategy
+from autosync.errors import InvalidStrategy, NotSupported
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp
 from autosync.simulator.sharded_strategy import fully_sharded, held_units, sharded_by
 from autosync.strategy import AllReduce, Encoding, Replica, Schedule, Strategy
@@ -73,6 +73,15 @@ def test_computing_in_halves_is_lossy_and_wants_wider_variables() -> None:
 def refused(strategy: Strategy, domain: Domain, words: str) -> None:
     with pytest.raises(InvalidStrategy, match=words):
         verify(strategy, domain, allow_lossy=True)
+
+
+def test_torch_shards_no_scalars() -> None:
+    shapes = ((64, 32), (64, 32), (), (64, 32), (64, 32))
+    domain = domain_of(layered_graph(shapes), grid_cluster(2, 2))
+    sharded = sharded_by(domain, FullyShard(("layers.0", "layers.1", "layers.2"), 4))
+    refused(sharded, domain, "'layers.1.weight' has no dimension")
+    with pytest.raises(NotSupported, match=r"'layers\.1\.weight' has no dimension"):
+        fully_sharded(domain, 4)
 
 
 def test_hooks_are_lossy_and_one_for_all() -> None:

@@ -11,6 +11,7 @@ from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.population import Population, decode, encode
 from autosync.search.designs.torch_engines import fsdp2
+from autosync.search.edits.sharded_edits import neighbours_of_sharding
 from autosync.search.loop.ranking import ranking_context
 from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.sampler.sampling import sample
@@ -19,7 +20,7 @@ from autosync.search.space import SPACES, Space
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.sharded_strategy import sharded_by
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import Encoding, Strategy
+from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.torch_engine import FullyShard, modules_of
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
@@ -117,6 +118,28 @@ def test_domains_that_torch_cannot_shard_are_refused() -> None:
         sample(domain_of(chain_graph(sparse=(1,)), GPUS), SPACE, 0, 1, 0)
     with pytest.raises(InvalidInput, match="tell no modules"):
         sample(domain_of(chain_graph(), GPUS), SPACE, 0, 1, 0)
+    scaled = domain_of(layered_graph(((64, 32), (64, 32), (), (64, 32))), GPUS)
+    with pytest.raises(InvalidInput, match=r"'layers\.1\.weight' has no dimension"):
+        sample(scaled, SPACE, 0, 1, 0)
+
+
+def test_a_unit_holds_one_type() -> None:
+    halves = {f"layers.{i}.weight" for i in range(3, 10)}
+    variables = tuple(
+        replace(each, dtype="bfloat16") if each.name in halves else each for each in GRAPH.variables
+    )
+    mixed = replace(DOMAIN, graph=replace(GRAPH, variables=variables))
+    found = engines(mixed)  # all verify
+    assert max(len(modules_of(unit)) for each in found for unit in each.units) > 1
+    blocks = FullyShard(tuple(f"layers.{i}" for i in range(10)), 4)
+    near = list(neighbours_of_sharding((blocks, EXACT), sharding_choices(mixed, SPACE)))
+    assert ("layers.0", "layers.1") in {unit for each, _ in near for unit in each.units}
+    for engine, _ in near:
+        verify(sharded_by(mixed, engine), mixed)
+    other = replace(GRAPH.variables[2], name="layers.0.bias", dtype="bfloat16")
+    inside = replace(GRAPH, variables=(*GRAPH.variables[:2], other, *GRAPH.variables[3:]))
+    with pytest.raises(InvalidInput, match=r"module 'layers\.0' holds bfloat16 and float32"):
+        sample(replace(DOMAIN, graph=inside), SPACE, 0, 1, 0)
 
 
 def peak(strategy: Strategy) -> float:

@@ -102,6 +102,11 @@ def test_designs_lag_where_the_space_allows_it() -> None:
     assert not [s for _, s in hand_designed(DOMAIN, Space()) if late_of(s)]
 
 
+def test_no_design_lags_on_nccl() -> None:
+    nccl = replace(DOMAIN, cluster=replace(DOMAIN.cluster, backend="nccl"))
+    assert not [each for _, each in hand_designed(nccl, SPACE) if late_of(each)]
+
+
 def test_a_refined_design_still_runs() -> None:
     design = dict(hand_designed(DOMAIN, SPACE))["clocked_servers_1"]
     for seed in range(4):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,12 +18,12 @@ from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.exports.ddp import ddp_buckets
 from autosync.runtime import torch_engines
-from autosync.runtime.fully_shard import named_values, retarget
+from autosync.runtime.fully_shard import check_shardable, named_values, retarget
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
 from autosync.strategy import Encoding, Strategy
-from autosync.torch_engine import DdpArguments
+from autosync.torch_engine import DdpArguments, FullyShard
 from tests.autosync.runtime.beside_ddp import make_mlp
 from tests.autosync.runtime.cases import domain, iterate, loss_of, make_model, make_optimizer
 from tests.autosync.runtime.distributing import ddp_of, largest_difference, refusal
@@ -186,6 +187,13 @@ def test_unsupported_uses_of_torch_engines_are_refused_by_name(pair: Ranks) -> N
         assert "cannot be taken off" in found["detach"]
 
 
+def test_a_scalar_is_refused_by_name() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(NotSupported, match="'scale' has no dimension"):
+        check_shardable(model, [], FullyShard((), 2), cast(Any, None))
+
+
 def state_of_one(rank: int, world: int, given: Bundle) -> str:
     """Rank 0 alone has loaded a checkpoint, say."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
@@ -234,31 +242,6 @@ def left_behind(rank: int, world: int, given: Bundle) -> str:
 def test_optimizers_of_replaced_parameters_are_refused(pair: Ranks) -> None:
     for said in pair.run(left_behind, bundle(fsdp2, 2)):
         assert "optimizer SGD, which autosync.distribute was not given, steps on '0.weight'" in said
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = make_model("mlp")
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale * self.body(x)
-        return out
-
-
-def with_scalar(rank: int, world: int, given: Bundle) -> str:
-    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    model = Scaled()
-    found = refusal(lambda: autosync.distribute(model, make_optimizer("sgd", model), given))
-    assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return found
-
-
-def test_parameters_without_a_dimension_are_refused_before_any_is_cut(pair: Ranks) -> None:
-    where = domain(Scaled(), 2)
-    for said in pair.run(with_scalar, make_bundle(fsdp2(where), where)):
-        assert "parameter 'scale' has no dimension" in said
 
 
 def test_frozen_parameters_outside_of_the_model_stay_with_the_optimizer() -> None:
