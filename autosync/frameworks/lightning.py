@@ -56,6 +56,7 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
     """
 
     model: Any
+    _lightning_optimizers: list[Any]
     _shares: tuple[float, ...] = ()
 
     def __init__(
