@@ -156,6 +156,8 @@ class ModelGraph:
         names = [variable.name for variable in self.variables]
         if len(names) > MAX_VARIABLES:
             self._refuse("variables", len(names), f"holds more than {MAX_VARIABLES} variables")
+        if self.size_bytes > LARGEST_COUNT:  # sums of sizes are of 64 bits
+            self._refuse("variables", self.size_bytes, "hold more bytes than any model")
         if len(set(names)) != len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
             self._refuse("variables", twice, "names a variable twice")

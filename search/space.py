@@ -5,12 +5,11 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from autosync.allowed import Allowed
-from autosync.documents import UNLESS_EMPTY, UNLESS_TRUE, UNLESS_ZERO
+from autosync.documents import LARGEST_COUNT, UNLESS_EMPTY, UNLESS_TRUE, UNLESS_ZERO
 from autosync.errors import InvalidInput
 from autosync.strategy import VariableChoice
 from autosync.units import MIB
 
-MAX_SLICE_BYTES = 2**63 - 1
 SpaceName = Literal["fsdp2", "buckets"]
 """Spaces that have a name. `fsdp2`: torch's `fully_shard` alone, beside DDP. `buckets`: torch's DDP
 alone, by the sizes of its buckets."""
@@ -85,7 +84,7 @@ class Space(Allowed):
         if not self.slice_bytes:
             raise _refused("slice_bytes", (), "is empty", "Give [0] to leave messages whole.")
         for size in self.slice_bytes:
-            if not 0 <= size <= MAX_SLICE_BYTES:
+            if not 0 <= size <= LARGEST_COUNT:
                 why, remedy = f"has a slice of {size} bytes", "Give sizes above 0, or 0: no slices."
                 raise _refused("slice_bytes", size, why, remedy)
         for variable, count in Counter(pin.variable for pin in self.pins).items():

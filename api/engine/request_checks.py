@@ -9,6 +9,7 @@ from autosync.domain import Domain, optimizer_named
 from autosync.errors import InvalidInput
 from autosync.optimizers import DENSE_OPTIMIZERS
 from autosync.search.space import Space
+from autosync.strategy import ParameterServer
 from autosync.trials.request_names import ComputeKind
 from autosync.verification import check_runnable
 
@@ -71,7 +72,7 @@ def check_pins(space: Space, domain: Domain) -> None:
     """Refuses pins for another graph, and those that no trial could run.
 
     Raises:
-        InvalidInput: a pin does not fit the graph.
+        InvalidInput: a pin does not fit the graph, or names an owner below 0.
         NotSupported: a pinned owner is a dedicated server host.
     """
     check_runnable(space.pins, domain.world_size)
@@ -84,6 +85,14 @@ def check_pins(space: Space, domain: Domain) -> None:
                 thing="space.pins",
                 value=pin.variable,
                 remedy="Pin variables of this graph; GET /v1/graphs/{id} lists them.",
+            )
+        owners = [shard.server for shard in pin.shards if isinstance(shard, ParameterServer)]
+        if min(owners, default=0) < 0:
+            raise InvalidInput(
+                f"the pin of {pin.variable!r} names owner {min(owners)}; ranks count from 0.",
+                thing="space.pins",
+                value=min(owners),
+                remedy=f"Let a rank own it, 0 to {domain.world_size - 1}.",
             )
         shape, axis = variables[pin.variable].shape, pin.partition.axis
         length = variables[pin.variable].elements

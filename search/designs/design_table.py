@@ -171,6 +171,11 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
     return ordered(pinned, keys)
 
 
+def keeps_pins(strategy: Strategy, space: Space) -> bool:
+    """Whether pinned variables have their pinned choices, in messages of their own."""
+    return with_pins(strategy, space).canonical().choices == strategy.canonical().choices
+
+
 def lies_in(strategy: Strategy, space: Space) -> bool:
     """Whether every unpinned choice and the schedule are ones that the space allows."""
     schedule = strategy.schedule

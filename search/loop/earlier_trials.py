@@ -18,7 +18,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput, InvalidStrategy, NotSupported
 from autosync.population import encode
 from autosync.search.designs import known_designs
-from autosync.search.designs.design_table import lies_in
+from autosync.search.designs.design_table import keeps_pins, lies_in
 from autosync.search.loop.earlier_document import EarlierTrial, EarlierTrials
 from autosync.search.loop.outcome import DDP, MeasuredRow, is_ddp
 from autosync.search.loop.predicted_candidates import predicted_candidates
@@ -95,7 +95,7 @@ def known_from(given: Bundle | EarlierTrials, domain: Domain) -> EarlierTrials:
 
 
 def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrials:
-    """Those that run on the domain and lie in the space; DDP always does.
+    """Those that run on the domain, lie in the space and keep its pins; DDP always does.
 
     Raises:
         InvalidInput: none of them does; they were measured with another number of batches an
@@ -138,7 +138,7 @@ def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
             )  # what an extension's budget does not hold has no schedule
     except (InvalidStrategy, NotSupported):
         return False
-    return is_ddp(strategy) or lies_in(strategy, space)
+    return is_ddp(strategy) or (lies_in(strategy, space) and keeps_pins(strategy, space))
 
 
 def canaries(

@@ -167,7 +167,7 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     """Everything the sampler needs to know of a domain and a space.
 
     Raises:
-        InvalidStrategy: a pin names no variable.
+        InvalidStrategy: a pin names no variable, or an owner that is no rank.
     """
     encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
     options: dict[Option, int] = {}
@@ -294,6 +294,14 @@ def _pins(
         variables["pin_parts"][index] = len(pin.shards)
         for length, shard in zip(pin.partition.lengths, pin.shards, strict=True):
             method, server, option = synchronizer_row(shard)
+            if method == Method.PARAMETER_SERVER and not 0 <= server < domain.world_size:
+                raise InvalidStrategy(
+                    f"the pin of {pin.variable!r} names owner {server}, of ranks 0 to "
+                    f"{domain.world_size - 1}.",
+                    thing="space.pins",
+                    value=server,
+                    remedy="Let a rank own it.",
+                )
             number = options.setdefault(option, len(options))
             group = groups.setdefault(shard.group, len(groups))
             rows.append((length, method, server, number, group))

@@ -87,6 +87,9 @@ def test_numbers_that_no_model_has_are_refused_before_anything_is_computed() -> 
         Variable("deep", (2,) * 65)
     with pytest.raises(InvalidInput, match="which no model has"):  # no 64 bits hold it
         Variable("wide", (2**40, 2**40))
+    wide = tuple(Variable(f"v{index}", (2**60,)) for index in range(2))  # 2**62 bytes each
+    with pytest.raises(InvalidInput, match="variables hold more bytes than any model"):
+        replace(chain_graph(((4, 3), (5,))), variables=wide)
 
 
 @pytest.mark.parametrize(("reads", "why"), [((1,), "op1 reads"), ((2,), "op1 reads")])

@@ -70,6 +70,7 @@ def made(field: str, value: Any) -> Space:
         ("slice_bytes", [], "slice_bytes is empty. Give \\[0\\]"),
         ("slice_bytes", [0, -4], "slice_bytes has a slice of -4 bytes. Give sizes above 0"),
         ("slice_bytes", [2**63], "slice_bytes has a slice of 9223372036854775808 bytes"),
+        ("slice_bytes", [2**62 + 1], "slice_bytes has a slice of 4611686018427387905 bytes"),
         ("staleness", [0, 300], "staleness has 300. Give 0 and what may be tried beside it"),
         ("staleness", [1, 4], "staleness lacks 0"),
         ("staleness", [], "staleness lacks 0"),

@@ -169,6 +169,12 @@ def test_pins_to_groups_that_cannot_be_are_refused(client: TestClient, ids: dict
         refused(client.post("/v1/tunings", json={**ids, "space": space}), 422, "space.pins")
 
 
+def test_a_pin_to_an_owner_below_0_is_refused(client: TestClient, ids: dict[str, str]) -> None:
+    space = pin("v0", [64])
+    space["pins"][0]["shards"] = [{"kind": "parameter_server", "server": -1, "group": 0}]
+    refused(client.post("/v1/tunings", json={**ids, "space": space}), 422, "owner -1")
+
+
 def test_what_belongs_to_another_graph_is_refused(client: TestClient, ids: dict[str, str]) -> None:
     other = to_data(domain_of(graph=chain_graph(((4, 4), (4,)))).profile)
     answers = [

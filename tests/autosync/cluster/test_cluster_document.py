@@ -137,6 +137,10 @@ class TestCluster:
         with pytest.raises(InvalidInput, match="1 device"):
             Cluster("one", (Node("a", (Device("t4"),), 1.0), server))
 
+    def test_more_ranks_than_16_bits_number_are_refused(self) -> None:
+        with pytest.raises(InvalidInput, match="32768 ranks"):
+            Cluster("wide", (Node("a", (Device("t4", 32_768),), 1.0, 1.0),))
+
     def test_links_must_join_known_nodes_at_a_positive_rate(self) -> None:
         nodes = grid_cluster(2).nodes
         with pytest.raises(InvalidInput, match="'c', which is no node"):

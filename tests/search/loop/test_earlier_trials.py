@@ -15,7 +15,9 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.document import Offload
 from autosync.population import Population
-from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.designs.design_table import with_pins
+from autosync.search.designs.known_designs import all_reduce_per_variable, partitioned_all_reduce
+from autosync.search.loop.earlier_document import EarlierTrial, EarlierTrials
 from autosync.search.loop.earlier_trials import (
     known_from,
     read_earlier,
@@ -30,7 +32,7 @@ from autosync.search.loop.tuning_loop import learn, tune
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.strategy import Strategy
+from autosync.strategy import AllReduce, Strategy, VariableChoice, whole
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, TablePool, by_simulator, run
 
@@ -175,6 +177,18 @@ def test_what_does_not_run_here_any_more_is_left_out() -> None:
     elsewhere = domain_of(chain_graph(((3, 3),)), grid_cluster(2, 2))
     with pytest.raises(InvalidInput, match="none of the"):
         usable(earlier, elsewhere, Space())
+
+
+def test_what_cuts_a_pinned_variable_otherwise_is_left_out() -> None:
+    """Edits of it would read as many rows of the pin as it has shards."""
+    variable = DOMAIN.graph.variables[0]
+    pin = VariableChoice(variable.name, whole(variable.shape), (AllReduce(0),))
+    space = Space(pins=(pin,))
+    cut = partitioned_all_reduce(DOMAIN)
+    kept = with_pins(all_reduce_per_variable(DOMAIN), space)
+    assert len(cut.choices[0].shards) > 1
+    trials = tuple(EarlierTrial(each, 1.0, "design") for each in (cut, kept))
+    assert [t.strategy for t in usable(EarlierTrials(trials), DOMAIN, space).trials] == [kept]
 
 
 def test_the_second_search_is_no_worse_where_nothing_has_changed() -> None:

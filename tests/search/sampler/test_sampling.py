@@ -376,6 +376,14 @@ def test_a_pin_of_no_variable_is_refused() -> None:
         sample(domain_of(), Space(pins=(pin,)), 0, 1, 0)
 
 
+@pytest.mark.parametrize("server", [-40_000, -1, 4, 5000])
+def test_a_pin_of_an_owner_that_is_no_rank_is_refused(server: int) -> None:
+    """Loads of owners are counted in an array of as many places as there are ranks."""
+    pin = VariableChoice("v3", whole((128,)), (ParameterServer(server, 0),))
+    with pytest.raises(InvalidStrategy, match=f"owner {server}, of ranks 0 to 3"):
+        sample(domain_of(), Space(pins=(pin,)), 0, 1, 0)
+
+
 def test_lossless_by_default() -> None:
     drawn = sample(domain_of(), Space(), 0, 300, 0)
     assert {drawn.options[code].encoding for code in set(drawn.option.tolist())} == {Encoding()}
