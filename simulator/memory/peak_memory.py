@@ -97,24 +97,33 @@ class DomainMemory:
             yield fixed[row][:, None] + np.hstack((living, step))
 
     def _fixed_and_kept(self, part: PlanMemory) -> tuple[F64, F64, NDArray[np.bool_]]:
-        """What is held all the time, `(n, world)`, what is held beside it in both passes, `(n, 1)`,
-        and whose gradients live in tensors of their own from their making on, `(n, V)`.
+        """What is held all the time, `(n, world)`; the others as `lasting_gradients`."""
+        kept, until_next = part.gradients_beside_buffers(), part.gradients_until_the_next()
+        always, added_up, kept = self.lasting_gradients(kept, until_next, self.gradient_bytes)
+        return self.domain.graph.size_bytes + part.held_bytes() + always, added_up, kept
+
+    def lasting_gradients(
+        self, kept: NDArray[np.bool_], until_next: NDArray[np.bool_], gradient_bytes: F64
+    ) -> tuple[F64, F64, NDArray[np.bool_]]:
+        """Bytes of gradients that are held all the time, `(n, 1)`, and beside these in both passes,
+        `(n, 1)`; and whose gradients live in tensors of their own from their making on, `(n, V)`.
 
         Gradients that several batches add up live from the first batch on: to the update, or, of
         those that have a view of a buffer, until the last batch packs them. Of two batches this is
         too much by what the second has packed at the peak.
+
+        kept, until_next: `PlanMemory.gradients_beside_buffers`, `gradients_until_the_next`.
+        gradient_bytes: f64[V].
         """
-        fixed = self.domain.graph.size_bytes + part.held_bytes()
-        kept = part.gradients_beside_buffers()
-        earlier = kept & part.gradients_until_the_next()
+        earlier = kept & until_next
 
         def total(chosen: NDArray[np.bool_]) -> F64:
-            found: F64 = np.where(chosen, self.gradient_bytes, 0.0).sum(axis=1)[:, None]
+            found: F64 = np.where(chosen, gradient_bytes, 0.0).sum(axis=1)[:, None]
             return found
 
         if self.domain.accumulate == 1:  # the next gradient takes the place of the earlier one
-            return fixed + total(earlier), np.zeros((len(kept), 1)), kept & ~earlier
-        return fixed + total(earlier) + total(kept), total(~kept), np.zeros_like(kept)
+            return total(earlier), np.zeros((len(kept), 1)), kept & ~earlier
+        return total(earlier) + total(kept), total(~kept), np.zeros_like(kept)
 
     def _living(self, kept: NDArray[np.bool_], shares: F64) -> F64:
         """Activations and gradients of one strategy in every moment of the curve, `(world, 2n)`.
