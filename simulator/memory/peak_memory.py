@@ -61,7 +61,7 @@ class DomainMemory:
                 self.curve, self.gradient_bytes, kept, float(share) * batch_scale
             )
             compute = np.where(shares == share, of_share[:, None], compute)
-        after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
+        after = part.behind_backward_bytes(kept, self.gradient_bytes, self._step_bytes(part))
         peaks: F64 = fixed + np.maximum(compute + added_up, after)
         alike: dict[tuple[int, int], list[int]] = {}  # by engine, and by how gradients are reduced
         for index in np.flatnonzero(population.engine).tolist():
@@ -89,11 +89,11 @@ class DomainMemory:
         `(world, 2n + 1)`."""
         part = PlanMemory(self.domain, plans, population)
         (fixed, added_up, kept), shares = self._fixed_and_kept(part), part.shares()
-        after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
+        after = part.behind_backward_bytes(kept, self.gradient_bytes, self._step_bytes(part))
         for row in rows:
             of_batch = shares[population.layout[row]] * batch_scale
             living = self._living(kept[row], of_batch) + added_up[row]
-            step = np.full((len(living), 1), after[row, 0])
+            step = after[row][:, None]
             yield fixed[row][:, None] + np.hstack((living, step))
 
     def _fixed_and_kept(self, part: PlanMemory) -> tuple[F64, F64, NDArray[np.bool_]]:
@@ -169,6 +169,12 @@ class DomainMemory:
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
         gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())
         return float(copies * table.size_bytes.sum() + gathered + activations)
+
+    def _step_bytes(self, part: PlanMemory) -> F64:
+        """`step_bytes` of what one call of the optimizer updates, `(n, world)`."""
+        if not self.on_gpu:
+            return np.full((len(part.plans), self.domain.world_size), self.step_bytes())
+        return self.step_bytes() * part.updated_at_once()
 
     def step_bytes(self) -> float:
         """What the optimizer's step needs for itself: torch's Adam takes one more tensor a

@@ -64,15 +64,33 @@ class PlanMemory:
         return result
 
     def behind_backward_bytes(
-        self, kept: NDArray[np.bool_], gradient_bytes: F64, step_bytes: float
+        self, kept: NDArray[np.bool_], gradient_bytes: F64, step_bytes: F64
     ) -> F64:
         """The most that gradients and the optimizer's step take beside what is held all the time,
-        `(n, 1)`.
+        `(n, world)`.
 
         kept bool[n, V]: whose gradients are not held all the time. gradient_bytes f64[V].
-        step_bytes: what the step needs for itself.
+        step_bytes: what the step needs for itself, `(n, world)`.
         """
-        found: F64 = (np.where(kept, gradient_bytes, 0.0).sum(axis=1) + step_bytes)[:, None]
+        found: F64 = np.where(kept, gradient_bytes, 0.0).sum(axis=1)[:, None] + step_bytes
+        return found
+
+    def updated_at_once(self) -> F64:
+        """The largest share of all values that one call of the optimizer updates, `(n, world)`.
+
+        What every rank updates whole is updated in one call; what an owner or a shard updates, in
+        one call a message. Updates that may be late are steps of the whole model.
+        """
+        plans, size, strategy = self.plans, self.flat_bytes, self._strategy_of_message
+        owned, sharded = plans.update == Update.OWNER, plans.update == Update.SHARD
+        most = np.zeros((len(plans), self.domain.cluster.servers))
+        np.maximum.at(most, (strategy[owned], plans.root[owned]), size[owned])
+        np.maximum.at(most, strategy[sharded], size[sharded][:, None] / self.domain.world_size)
+        whole = self._summed(plans.update == Update.REPLICATED, size)
+        found: F64 = np.maximum(most[:, : self.domain.world_size], whole) / self.model_bytes
+        for prediction, rows in self._extensions:
+            if prediction.keeps_gradients:
+                found[rows] = 1.0
         return found
 
     def shares(self) -> F64:

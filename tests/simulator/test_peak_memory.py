@@ -124,6 +124,22 @@ def test_the_peak_adds_up_by_method() -> None:
     assert peaks_mb(domain, owned) == near(10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0)
 
 
+def test_a_gpu_updates_owned_and_sharded_values_message_by_message() -> None:
+    domain = domain_of(four().graph, cluster_of(backend="nccl"), optimizer=ADAM)
+    domain = on_devices(domain, Device("t4"))
+    # Values 4, buffers 4, state 8; Adam's step has one more tensor of every variable at once.
+    assert peaks_mb(domain, strategy_of(domain, AllReduce)) == near(*[20.0] * 4)
+    # A quarter of the state, and of a flat copy; a step takes less than the last gradient does.
+    sharded = strategy_of(domain, lambda v: ReduceScatter(v, True))
+    assert peaks_mb(domain, sharded) == near(*[4 + 4 + 2 + 1 + 1.0] * 4)
+    assert peaks_mb(domain, strategy_of(domain, lambda v: ParameterServer(v, v))) == near(
+        *[4 + 4 + 2 + 1 + 1.0] * 4
+    )
+    # All of it in one message is updated in one call, at its owner alone.
+    owned = strategy_of(domain, lambda v: ParameterServer(1, 0))
+    assert peaks_mb(domain, owned) == near(9.0, 4 + 4 + 8 + 4 + 4.0, 9.0, 9.0)
+
+
 def test_buffers_of_stale_updates_add_to_the_peak() -> None:
     domain = four()
     # Values 4, state 8, gradients 4 and Adam's 2, values before a step 4, updates and answers of
