@@ -26,7 +26,7 @@ from autosync.simulator.memory.live_tensors import (
     living_bytes,
     most_living,
 )
-from autosync.simulator.memory.plan_memory import PlanMemory
+from autosync.simulator.memory.plan_memory import PlanMemory, on_gpus
 from autosync.simulator.memory.sharded_memory import Batch, held_bytes, units_of
 from autosync.torch_engine import FullyShard
 
@@ -189,7 +189,7 @@ class DomainMemory:
 def memory_of(domain: Domain) -> DomainMemory:
     """Raises InvalidInput where the graph's variables have too many dimensions."""
     table = domain.variables
-    on_gpu = any(DEVICE_TYPES[d.type].is_gpu for d in domain.cluster.device_of_rank())
+    on_gpu = on_gpus(domain)
     rows = table.size_bytes // table.dims[:, 0] + INDEX_BYTES
     gradients = np.where(table.sparse, rows * table.touched_rows, table.size_bytes)
     curve = activation_curve(domain.graph, on_gpu)

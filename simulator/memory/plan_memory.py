@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.codes import POWERSGD, Op, Order, Update
 from autosync.domain import Domain
 from autosync.plan import PlanTable
@@ -23,6 +24,11 @@ LEAST_SUM_BYTES = 4
 """An element's, as `runtime.transport.gloo.sum_type` has it."""
 
 F64 = NDArray[np.float64]
+
+
+def on_gpus(domain: Domain) -> bool:
+    """Whether any replica is on a GPU."""
+    return any(DEVICE_TYPES[each.type].is_gpu for each in domain.cluster.device_of_rank())
 
 
 @dataclass(frozen=True)
@@ -113,9 +119,9 @@ class PlanMemory:
     def _buffer_bytes(self) -> F64:
         """Flat buffers, one a bucket (none of touched rows); what is sent in another type than the
         buffer's; and what a reduce-scatter or an owner receives apart where ranks add up by
-        themselves, as on gloo."""
+        themselves, as on gloo: of GPUs that is in host memory (`runtime.transport.staged`)."""
         plans, world = self.plans, self.domain.world_size
-        added_up = backend_of(self.domain.cluster).ranks_add_up
+        apart = () if on_gpus(self.domain) else backend_of(self.domain.cluster).ranks_add_up
         wire = plans.wire_bytes.astype(np.float64)
         sparse, first = np.isin(plans.operation, SPARSE), plans.after < 0
         held = np.zeros((len(plans), world))
@@ -123,12 +129,12 @@ class PlanMemory:
         held += self._summed((plans.encoding > 0) & ~sparse, wire)
         held += self._summed(first & (plans.encoding > POWERSGD), self.flat_bytes)  # what is lost
         held += self._summed(np.isin(plans.operation, GATHERS), wire) * (world - 1)
-        if Op.REDUCE_SCATTER in added_up:
+        if Op.REDUCE_SCATTER in apart:
             held += self._summed(plans.operation == Op.REDUCE_SCATTER, wire)
         used, place = np.unique(plans.ranks, return_inverse=True)
         members = [sum(map(len, plans.teams[index])) for index in used.tolist()]
         senders = np.array(members, dtype=np.int64)[place] - 1
-        pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in added_up))
+        pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in apart))
         return held + self.at_owner(pushes, wire * senders)
 
     def _update_bytes(self) -> F64:

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from autosync.cluster import Device
+from autosync.cluster import Backend, Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy
 from autosync.extensions.staleness.document import late_by
@@ -124,8 +124,10 @@ def test_the_peak_adds_up_by_method() -> None:
     assert peaks_mb(domain, owned) == near(10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0)
 
 
-def test_a_gpu_updates_owned_and_sharded_values_message_by_message() -> None:
-    domain = domain_of(four().graph, cluster_of(backend="nccl"), optimizer=ADAM)
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_gpu_updates_owned_and_sharded_values_message_by_message(backend: Backend) -> None:
+    """What gloo receives for it is in host memory."""
+    domain = domain_of(four().graph, cluster_of(backend=backend), optimizer=ADAM)
     domain = on_devices(domain, Device("t4"))
     # Values 4, buffers 4, state 8; Adam's step has one more tensor of every variable at once.
     assert peaks_mb(domain, strategy_of(domain, AllReduce)) == near(*[20.0] * 4)
