@@ -26,7 +26,7 @@ from autosync.simulator.memory.live_tensors import (
     living_bytes,
     most_living,
 )
-from autosync.simulator.memory.plan_memory import PlanMemory, on_gpus
+from autosync.simulator.memory.plan_memory import LEAST_SUM_BYTES, PlanMemory, on_gpus
 from autosync.simulator.memory.sharded_memory import Batch, held_bytes, units_of
 from autosync.torch_engine import FullyShard
 
@@ -164,6 +164,7 @@ class DomainMemory:
         table, world = self.domain.variables, self.domain.world_size
         activations = (self.curve.held[0] + max(share, 1.0) * self.curve.held[1]).max()
         copies = 7.0 + self.domain.optimizer.state_tensors
+        copies += 3.0 * (table.item_bytes.min() < LEAST_SUM_BYTES)  # an error in float32
         copies += world if backend_of(self.domain.cluster).ranks_add_up else 0
         columns = table.elements // table.dims[:, 0]
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes

@@ -127,7 +127,7 @@ class PlanMemory:
         held = np.zeros((len(plans), world))
         held += self._summed(first & ~sparse, self.flat_bytes)
         held += self._summed((plans.encoding > 0) & ~sparse, wire)
-        held += self._summed(first & (plans.encoding > POWERSGD), self.flat_bytes)  # what is lost
+        held += self._summed(first & (plans.encoding > POWERSGD), self._error_bytes())
         held += self._summed(np.isin(plans.operation, GATHERS), wire) * (world - 1)
         if Op.REDUCE_SCATTER in apart:
             held += self._summed(plans.operation == Op.REDUCE_SCATTER, wire)
@@ -136,6 +136,15 @@ class PlanMemory:
         senders = np.array(members, dtype=np.int64)[place] - 1
         pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in apart))
         return held + self.at_owner(pushes, wire * senders)
+
+    def _error_bytes(self) -> F64:
+        """What PowerSGD keeps of each message's bucket from one iteration to the next: the error.
+        That of this runtime is in float32; of smaller types so is the gradient that the error was
+        added to (`runtime.compression.powersgd`)."""
+        own = (self.population.order != Order.DDP)[self._strategy_of_message]
+        widened = own & (self.sum_bytes > self.flat_bytes)
+        found: F64 = np.where(widened, 2.0 * self.sum_bytes, self.flat_bytes)
+        return found
 
     def _update_bytes(self) -> F64:
         """A second copy of the values that an owner or a shard updates in flat form."""

@@ -142,6 +142,19 @@ def test_a_gpu_updates_owned_and_sharded_values_message_by_message(backend: Back
     assert peaks_mb(domain, owned) == near(9.0, 4 + 4 + 8 + 4 + 4.0, 9.0, 9.0)
 
 
+@pytest.mark.parametrize(("dtype", "kept_mb"), [("float32", 4.0), ("bfloat16", 8.0)])
+def test_powersgd_keeps_its_error_in_float32(dtype: DType, kept_mb: float) -> None:
+    """Of a smaller type also the gradient with the error, which is no buffer of float32 then."""
+    graph = chain_graph(((1000, 250),) * 4)
+    variables = tuple(replace(each, dtype=dtype) for each in graph.variables)
+    domain = domain_of(replace(graph, variables=variables), cluster_of(), optimizer=ADAM)
+    packed = strategy_of(domain, lambda v: AllReduce(v, encoding=Encoding("powersgd", 2)))
+    plain = peaks_mb(domain, strategy_of(domain, AllReduce))
+    factors_mb = 4 * 2 * (1000 + 250) * 4 / 1e6
+    more_mb = kept_mb + factors_mb
+    assert peaks_mb(domain, packed) == pytest.approx([each + more_mb for each in plain])
+
+
 def test_buffers_of_stale_updates_add_to_the_peak() -> None:
     domain = four()
     # Values 4, state 8, gradients 4 and Adam's 2, values before a step 4, updates and answers of
