@@ -26,7 +26,7 @@ from autosync.simulator.memory.live_tensors import (
     living_bytes,
     most_living,
 )
-from autosync.simulator.memory.plan_memory import PlanMemory
+from autosync.simulator.memory.plan_memory import LEAST_SUM_BYTES, PlanMemory, on_gpus
 from autosync.simulator.memory.sharded_memory import Batch, held_bytes, units_of
 from autosync.torch_engine import FullyShard
 
@@ -61,7 +61,7 @@ class DomainMemory:
                 self.curve, self.gradient_bytes, kept, float(share) * batch_scale
             )
             compute = np.where(shares == share, of_share[:, None], compute)
-        after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
+        after = part.behind_backward_bytes(kept, self.gradient_bytes, self._step_bytes(part))
         peaks: F64 = fixed + np.maximum(compute + added_up, after)
         alike: dict[tuple[int, int], list[int]] = {}  # by engine, and by how gradients are reduced
         for index in np.flatnonzero(population.engine).tolist():
@@ -89,32 +89,41 @@ class DomainMemory:
         `(world, 2n + 1)`."""
         part = PlanMemory(self.domain, plans, population)
         (fixed, added_up, kept), shares = self._fixed_and_kept(part), part.shares()
-        after = part.behind_backward_bytes(kept, self.gradient_bytes, self.step_bytes())
+        after = part.behind_backward_bytes(kept, self.gradient_bytes, self._step_bytes(part))
         for row in rows:
             of_batch = shares[population.layout[row]] * batch_scale
             living = self._living(kept[row], of_batch) + added_up[row]
-            step = np.full((len(living), 1), after[row, 0])
+            step = after[row][:, None]
             yield fixed[row][:, None] + np.hstack((living, step))
 
     def _fixed_and_kept(self, part: PlanMemory) -> tuple[F64, F64, NDArray[np.bool_]]:
-        """What is held all the time, `(n, world)`, what is held beside it in both passes, `(n, 1)`,
-        and whose gradients live in tensors of their own from their making on, `(n, V)`.
+        """What is held all the time, `(n, world)`; the others as `lasting_gradients`."""
+        kept, until_next = part.gradients_beside_buffers(), part.gradients_until_the_next()
+        always, added_up, kept = self.lasting_gradients(kept, until_next, self.gradient_bytes)
+        return self.domain.graph.size_bytes + part.held_bytes() + always, added_up, kept
+
+    def lasting_gradients(
+        self, kept: NDArray[np.bool_], until_next: NDArray[np.bool_], gradient_bytes: F64
+    ) -> tuple[F64, F64, NDArray[np.bool_]]:
+        """Bytes of gradients that are held all the time, `(n, 1)`, and beside these in both passes,
+        `(n, 1)`; and whose gradients live in tensors of their own from their making on, `(n, V)`.
 
         Gradients that several batches add up live from the first batch on: to the update, or, of
         those that have a view of a buffer, until the last batch packs them. Of two batches this is
         too much by what the second has packed at the peak.
+
+        kept, until_next: `PlanMemory.gradients_beside_buffers`, `gradients_until_the_next`.
+        gradient_bytes: f64[V].
         """
-        fixed = self.domain.graph.size_bytes + part.held_bytes()
-        kept = part.gradients_beside_buffers()
-        earlier = kept & part.gradients_until_the_next()
+        earlier = kept & until_next
 
         def total(chosen: NDArray[np.bool_]) -> F64:
-            found: F64 = np.where(chosen, self.gradient_bytes, 0.0).sum(axis=1)[:, None]
+            found: F64 = np.where(chosen, gradient_bytes, 0.0).sum(axis=1)[:, None]
             return found
 
         if self.domain.accumulate == 1:  # the next gradient takes the place of the earlier one
-            return fixed + total(earlier), np.zeros((len(kept), 1)), kept & ~earlier
-        return fixed + total(earlier) + total(kept), total(~kept), np.zeros_like(kept)
+            return total(earlier), np.zeros((len(kept), 1)), kept & ~earlier
+        return total(earlier) + total(kept), total(~kept), np.zeros_like(kept)
 
     def _living(self, kept: NDArray[np.bool_], shares: F64) -> F64:
         """Activations and gradients of one strategy in every moment of the curve, `(world, 2n)`.
@@ -155,11 +164,18 @@ class DomainMemory:
         table, world = self.domain.variables, self.domain.world_size
         activations = (self.curve.held[0] + max(share, 1.0) * self.curve.held[1]).max()
         copies = 7.0 + self.domain.optimizer.state_tensors
+        copies += 3.0 * (table.item_bytes.min() < LEAST_SUM_BYTES)  # an error in float32
         copies += world if backend_of(self.domain.cluster).ranks_add_up else 0
         columns = table.elements // table.dims[:, 0]
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
         gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())
         return float(copies * table.size_bytes.sum() + gathered + activations)
+
+    def _step_bytes(self, part: PlanMemory) -> F64:
+        """`step_bytes` of what one call of the optimizer updates, `(n, world)`."""
+        if not self.on_gpu:
+            return np.full((len(part.plans), self.domain.world_size), self.step_bytes())
+        return self.step_bytes() * part.updated_at_once()
 
     def step_bytes(self) -> float:
         """What the optimizer's step needs for itself: torch's Adam takes one more tensor a
@@ -174,7 +190,7 @@ class DomainMemory:
 def memory_of(domain: Domain) -> DomainMemory:
     """Raises InvalidInput where the graph's variables have too many dimensions."""
     table = domain.variables
-    on_gpu = any(DEVICE_TYPES[d.type].is_gpu for d in domain.cluster.device_of_rank())
+    on_gpu = on_gpus(domain)
     rows = table.size_bytes // table.dims[:, 0] + INDEX_BYTES
     gradients = np.where(table.sparse, rows * table.touched_rows, table.size_bytes)
     curve = activation_curve(domain.graph, on_gpu)

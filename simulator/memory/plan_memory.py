@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cluster.devices import DEVICE_TYPES
 from autosync.codes import POWERSGD, Op, Order, Update
 from autosync.domain import Domain
 from autosync.plan import PlanTable
@@ -23,6 +24,11 @@ LEAST_SUM_BYTES = 4
 """An element's, as `runtime.transport.gloo.sum_type` has it."""
 
 F64 = NDArray[np.float64]
+
+
+def on_gpus(domain: Domain) -> bool:
+    """Whether any replica is on a GPU."""
+    return any(DEVICE_TYPES[each.type].is_gpu for each in domain.cluster.device_of_rank())
 
 
 @dataclass(frozen=True)
@@ -64,15 +70,33 @@ class PlanMemory:
         return result
 
     def behind_backward_bytes(
-        self, kept: NDArray[np.bool_], gradient_bytes: F64, step_bytes: float
+        self, kept: NDArray[np.bool_], gradient_bytes: F64, step_bytes: F64
     ) -> F64:
         """The most that gradients and the optimizer's step take beside what is held all the time,
-        `(n, 1)`.
+        `(n, world)`.
 
         kept bool[n, V]: whose gradients are not held all the time. gradient_bytes f64[V].
-        step_bytes: what the step needs for itself.
+        step_bytes: what the step needs for itself, `(n, world)`.
         """
-        found: F64 = (np.where(kept, gradient_bytes, 0.0).sum(axis=1) + step_bytes)[:, None]
+        found: F64 = np.where(kept, gradient_bytes, 0.0).sum(axis=1)[:, None] + step_bytes
+        return found
+
+    def updated_at_once(self) -> F64:
+        """The largest share of all values that one call of the optimizer updates, `(n, world)`.
+
+        What every rank updates whole is updated in one call; what an owner or a shard updates, in
+        one call a message. Updates that may be late are steps of the whole model.
+        """
+        plans, size, strategy = self.plans, self.flat_bytes, self._strategy_of_message
+        owned, sharded = plans.update == Update.OWNER, plans.update == Update.SHARD
+        most = np.zeros((len(plans), self.domain.cluster.servers))
+        np.maximum.at(most, (strategy[owned], plans.root[owned]), size[owned])
+        np.maximum.at(most, strategy[sharded], size[sharded][:, None] / self.domain.world_size)
+        whole = self._summed(plans.update == Update.REPLICATED, size)
+        found: F64 = np.maximum(most[:, : self.domain.world_size], whole) / self.model_bytes
+        for prediction, rows in self._extensions:
+            if prediction.keeps_gradients:
+                found[rows] = 1.0
         return found
 
     def shares(self) -> F64:
@@ -95,23 +119,32 @@ class PlanMemory:
     def _buffer_bytes(self) -> F64:
         """Flat buffers, one a bucket (none of touched rows); what is sent in another type than the
         buffer's; and what a reduce-scatter or an owner receives apart where ranks add up by
-        themselves, as on gloo."""
+        themselves, as on gloo: of GPUs that is in host memory (`runtime.transport.staged`)."""
         plans, world = self.plans, self.domain.world_size
-        added_up = backend_of(self.domain.cluster).ranks_add_up
+        apart = () if on_gpus(self.domain) else backend_of(self.domain.cluster).ranks_add_up
         wire = plans.wire_bytes.astype(np.float64)
         sparse, first = np.isin(plans.operation, SPARSE), plans.after < 0
         held = np.zeros((len(plans), world))
         held += self._summed(first & ~sparse, self.flat_bytes)
         held += self._summed((plans.encoding > 0) & ~sparse, wire)
-        held += self._summed(first & (plans.encoding > POWERSGD), self.flat_bytes)  # what is lost
+        held += self._summed(first & (plans.encoding > POWERSGD), self._error_bytes())
         held += self._summed(np.isin(plans.operation, GATHERS), wire) * (world - 1)
-        if Op.REDUCE_SCATTER in added_up:
+        if Op.REDUCE_SCATTER in apart:
             held += self._summed(plans.operation == Op.REDUCE_SCATTER, wire)
         used, place = np.unique(plans.ranks, return_inverse=True)
         members = [sum(map(len, plans.teams[index])) for index in used.tolist()]
         senders = np.array(members, dtype=np.int64)[place] - 1
-        pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in added_up))
+        pushes = np.isin(plans.operation, PUSHES) & (sparse | (Op.PUSH in apart))
         return held + self.at_owner(pushes, wire * senders)
+
+    def _error_bytes(self) -> F64:
+        """What PowerSGD keeps of each message's bucket from one iteration to the next: the error.
+        That of this runtime is in float32; of smaller types so is the gradient that the error was
+        added to (`runtime.compression.powersgd`)."""
+        own = (self.population.order != Order.DDP)[self._strategy_of_message]
+        widened = own & (self.sum_bytes > self.flat_bytes)
+        found: F64 = np.where(widened, 2.0 * self.sum_bytes, self.flat_bytes)
+        return found
 
     def _update_bytes(self) -> F64:
         """A second copy of the values that an owner or a shard updates in flat form."""

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from autosync.cluster import Device
+from autosync.cluster import Backend, Device
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy
 from autosync.extensions.staleness.document import late_by
@@ -122,6 +122,37 @@ def test_the_peak_adds_up_by_method() -> None:
     # The owner has all state, a flat copy, and what three others send.
     owned = strategy_of(domain, lambda v: ParameterServer(1, 0))
     assert peaks_mb(domain, owned) == near(10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_gpu_updates_owned_and_sharded_values_message_by_message(backend: Backend) -> None:
+    """What gloo receives for it is in host memory."""
+    domain = domain_of(four().graph, cluster_of(backend=backend), optimizer=ADAM)
+    domain = on_devices(domain, Device("t4"))
+    # Values 4, buffers 4, state 8; Adam's step has one more tensor of every variable at once.
+    assert peaks_mb(domain, strategy_of(domain, AllReduce)) == near(*[20.0] * 4)
+    # A quarter of the state, and of a flat copy; a step takes less than the last gradient does.
+    sharded = strategy_of(domain, lambda v: ReduceScatter(v, True))
+    assert peaks_mb(domain, sharded) == near(*[4 + 4 + 2 + 1 + 1.0] * 4)
+    assert peaks_mb(domain, strategy_of(domain, lambda v: ParameterServer(v, v))) == near(
+        *[4 + 4 + 2 + 1 + 1.0] * 4
+    )
+    # All of it in one message is updated in one call, at its owner alone.
+    owned = strategy_of(domain, lambda v: ParameterServer(1, 0))
+    assert peaks_mb(domain, owned) == near(9.0, 4 + 4 + 8 + 4 + 4.0, 9.0, 9.0)
+
+
+@pytest.mark.parametrize(("dtype", "kept_mb"), [("float32", 4.0), ("bfloat16", 8.0)])
+def test_powersgd_keeps_its_error_in_float32(dtype: DType, kept_mb: float) -> None:
+    """Of a smaller type also the gradient with the error, which is no buffer of float32 then."""
+    graph = chain_graph(((1000, 250),) * 4)
+    variables = tuple(replace(each, dtype=dtype) for each in graph.variables)
+    domain = domain_of(replace(graph, variables=variables), cluster_of(), optimizer=ADAM)
+    packed = strategy_of(domain, lambda v: AllReduce(v, encoding=Encoding("powersgd", 2)))
+    plain = peaks_mb(domain, strategy_of(domain, AllReduce))
+    factors_mb = 4 * 2 * (1000 + 250) * 4 / 1e6
+    more_mb = kept_mb + factors_mb
+    assert peaks_mb(domain, packed) == pytest.approx([each + more_mb for each in plain])
 
 
 def test_buffers_of_stale_updates_add_to_the_peak() -> None:

@@ -78,12 +78,14 @@ class PlacementPrediction(Prediction):
         the samples that they compute there."""
         part = PlanMemory(memory.domain, plans, population)
         held, kept = part.held_bytes(), part.gradients_beside_buffers()
+        until_next = part.gradients_until_the_next()
         shares, peaks = part.shares(), np.empty_like(found)
         for place, row in enumerate(rows):
             placement = population.entry(row, Placement)
             assert placement is not None
             of_row = shares[population.layout[row]]
-            own = _peaks_without_plans(memory, placement.modules, of_row, kept[[row]], batch_scale)
+            gradients = kept[[row]], until_next[[row]]
+            own = _peaks_without_plans(memory, placement.modules, of_row, gradients, batch_scale)
             peaks[place] = own + held[row]
         return peaks
 
@@ -191,12 +193,13 @@ def _peaks_without_plans(
     memory: DomainMemory,
     modules: PlacedModules,
     shares: F64,
-    kept: NDArray[np.bool_],
+    beside_buffers: tuple[NDArray[np.bool_], NDArray[np.bool_]],
     batch_scale: float,
 ) -> F64:
     """`(world,)`, without what `PlanMemory` counts.
 
-    shares: of the ranks, over the even one. kept: `(1, V)`.
+    shares: of the ranks, over the even one. beside_buffers: `kept` and `until_next` of
+    `DomainMemory.lasting_gradients`, `(1, V)` each.
     """
     domain, sizes, world = memory.domain, memory.domain.variables.size_bytes, len(shares)
     # each module's activations with batch dimension have a row of the curve of their own
@@ -220,13 +223,12 @@ def _peaks_without_plans(
         batches = np.concatenate((shares[[rank]], computed[rank]))
         of_batch = batches[: len(curve.held) - 1] @ curve.held[1:]
         own = replace(curve, held=np.stack((curve.held[0], of_batch)))
-        added_up = float(gradients[kept[0]].sum())
-        several = domain.accumulate > 1  # then those of the batches before are held all the time
-        made = np.zeros_like(kept) if several else kept
-        living = float(most_living(own, gradients, made, batch_scale)[0]) + several * added_up
-        step = added_up + memory.step_bytes()
+        always, added_up, kept = memory.lasting_gradients(*beside_buffers, gradients)
+        living = float(most_living(own, gradients, kept, batch_scale)[0] + added_up[0, 0])
+        step = float(gradients[kept[0]].sum()) + memory.step_bytes()
         absent_bytes = float((copies * sizes)[~held[rank]].sum())
-        found[rank] = domain.graph.size_bytes - absent_bytes + max(living + dealt[rank], step)
+        held_bytes = domain.graph.size_bytes - absent_bytes + float(always[0, 0])
+        found[rank] = held_bytes + max(living + dealt[rank], step)
     return found
 
 

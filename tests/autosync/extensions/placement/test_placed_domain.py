@@ -31,7 +31,7 @@ from autosync.simulator.memory.peak_memory import memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.iteration_trace import simulate_trace
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import Replica, Strategy, even_replicas
+from autosync.strategy import Replica, Schedule, Strategy, even_replicas
 from tests.placed_models import LAYERS, MEGABYTE, OUTPUT_BYTES, heavy_layers
 
 
@@ -150,6 +150,19 @@ def test_a_copy_of_samples_that_stay_stands_in_the_originals_place() -> None:
     whole = all_reduce_per_variable(domain)
     both = placed(domain, evenly("layer1", [0, 1]))
     assert peaks(domain, both) == pytest.approx(peaks(domain, whole))
+
+
+def test_gradients_last_as_long_as_without_placement() -> None:
+    """Those of cut variables until the next are packed, those of several batches until the last."""
+    domain = heavy_layers()
+    wide = tuple(replace(each, output_bytes=10 * MEGABYTE) for each in domain.graph.operations)
+    domain = replace(domain, graph=replace(domain.graph, operations=wide))
+    plain = all_reduce_per_variable(domain)
+    sliced = replace(plain, schedule=Schedule(slice_bytes=MEGABYTE // 2))
+    for each in (domain, replace(domain, accumulate=3)):
+        for strategy in (plain, sliced):
+            everywhere = with_placement(strategy, each, (evenly("layer1", [0, 1]),))
+            assert peaks(each, everywhere) == pytest.approx(peaks(each, strategy))
 
 
 def test_placed_and_plain_strategies_are_counted_together_as_each_alone() -> None:
