@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +16,7 @@ from benchmarks.gpu import knobs
 from benchmarks.gpu.check_gpu import DEFAULT_MINUTES, NEEDED, chosen, missing_packages, run_stage
 from benchmarks.gpu.stages import Setting, Stage, stages_of
 from benchmarks.runtime.compiled_ddp import WAYS
+from tests.waiting import lives, until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_gpu"
 NAMES = ["nccl-tests", "beside-ddp", "diagnosis", "knobs", "tuning", "memory", "profiles"]
@@ -160,19 +160,7 @@ def test_a_stage_that_hangs_is_told_to_leave_and_killed_with_all_it_started(
     assert outcome.status == "stopped after 5 s"
     assert "written before leaving" in (setting.folder / "scripted.log").read_text()
     pid = int(file.read_text())
-    for _ in range(1000):  # it is killed by then, and ends in a moment
-        if not runs(pid):
-            return
-        time.sleep(0.01)
-    raise AssertionError("what the stage has started still runs")
-
-
-def runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return state.rpartition(")")[2].split()[0] != "Z"
+    until(lambda: not lives(pid), "the end of what it has started, which is killed by then")
 
 
 def test_a_failed_or_silent_stage_is_named(setting: Setting) -> None:

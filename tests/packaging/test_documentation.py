@@ -37,12 +37,14 @@ def found(pattern: re.Pattern[str]) -> list[tuple[Path, str]]:
 
 def test_links_lead_to_files() -> None:
     links = [(page, link) for page, link in found(LINK) if "://" not in link]
+    assert links
     assert [each for each in links if not (each[0].parent / each[1]).exists()] == []
 
 
 def test_source_files_that_pages_name_exist() -> None:
     sources = [f"/{source.relative_to(ROOT)}" for source in files("*.py")]
     known = {name for _, name in found(SOURCE_FILE) if any(s.endswith(f"/{name}") for s in sources)}
+    assert known
     assert [each for each in found(SOURCE_FILE) if each[1] not in known] == []
 
 

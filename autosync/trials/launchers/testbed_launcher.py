@@ -157,7 +157,7 @@ def cores_words(workload: Workload, cores: int) -> list[str]:
     """What each rank has of this machine, where that is less than hosts of GPU clusters have. Only
     where compute is waited for: beside kernels no time scale helps."""
     has = cores_a_rank(workload.domain.world_size, cores, workload.time_scale)
-    if has >= CORES_A_RANK or workload.compute != "waited":
+    if round(has, 1) >= CORES_A_RANK or workload.compute != "waited":  # k is written in decimals
         return []
     return [f"{SHORT_OF_CORES} ({has:.2g} a rank)"]
 

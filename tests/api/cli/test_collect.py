@@ -7,8 +7,8 @@ import pytest
 
 from autosync.cluster.cluster_file import save_cluster
 from tests.api.cli.command import start
-from tests.api.engine.test_queue_worker import until
 from tests.domains import grid_cluster
+from tests.waiting import until
 
 PLAN = """
 strategies: 3

@@ -4,11 +4,8 @@ import os
 import shutil
 import signal
 import socket
-import time
-from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,18 +20,15 @@ from autosync.errors import AutosyncError
 from tests.api.cli.command import LONGEST_SECONDS, autosync, start
 from tests.api.databases import opened, postgresql_database
 from tests.api.http.serving import children, free_port
+from tests.waiting import until
 
 
-def until(answer: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            if found := answer():
-                return found
-        except httpx.TransportError:
-            pass  # it does not listen yet
-        time.sleep(0.1)
-    raise AssertionError(what)
+def is_there(url: str) -> bool:
+    """Not where nobody listens yet."""
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
 
 
 def words(pid: int, kind: str) -> str:
@@ -62,7 +56,7 @@ def test_a_worker_shows_no_secret_and_is_replaced(
         serving = start(tmp_path, "serve", "--port", str(port))
         try:
             ready = f"http://127.0.0.1:{port}/v1/ready"
-            until(lambda: httpx.get(ready).is_success, "no worker lives")
+            until(lambda: is_there(ready), "a worker")
             refused = httpx.get(ready.replace("ready", "tunings"), timeout=LONGEST_SECONDS)
             assert refused.status_code == 401
             (worker,) = workers(serving.pid)
@@ -71,7 +65,7 @@ def test_a_worker_shows_no_secret_and_is_replaced(
             assert "AUTOSYNC_DATABASE_URL=" in environment
             assert "0p3n-s3same" not in environment
             os.kill(worker, signal.SIGKILL)
-            until(lambda: set(workers(serving.pid)) - {worker}, "the worker was not replaced")
+            until(lambda: set(workers(serving.pid)) - {worker}, "another worker")
         finally:
             last = workers(serving.pid)
             serving.send_signal(signal.SIGTERM)
@@ -173,7 +167,7 @@ def test_it_serves_on_any_address_of_loopback(tmp_path: Path, host: str) -> None
     serving = start(tmp_path, "serve", "--host", host, "--port", str(port), "--workers", "0")
     address = shown_address(host, port)
     try:
-        until(lambda: httpx.get(f"{address}/v1/health").is_success, "it does not answer")
+        until(lambda: is_there(f"{address}/v1/health"), "an answer")
         with Client(address) as client:
             assert client.tunings.list().items == []
         page = httpx.get(address, headers={"Accept": "text/html"}, timeout=LONGEST_SECONDS)

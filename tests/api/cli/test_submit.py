@@ -15,6 +15,7 @@ from tests.api.cli.command import LONGEST_SECONDS, autosync, environment, small_
 from tests.api.cli.fake_slurm import hosts_of_ranks, put_slurm
 from tests.api.databases import opened
 from tests.api.http.serving import served
+from tests.waiting import until
 
 QUICK = "--budget 2 --repeats 1 --proposals 50 --simulator timeline --byte-scale 0.1 --no-probe"
 HARDWARE = "--per-host 1 --device cpu --port-gbps 1"
@@ -185,7 +186,6 @@ def test_the_job_runs_what_waits_at_a_service(tmp_path: Path) -> None:
 
 def until_queued(url: str) -> None:
     from autosync.api.db.tables import TuningRow
-    from tests.api.engine.test_queue_worker import until
 
     with opened(url) as database:
 

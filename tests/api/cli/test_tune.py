@@ -15,8 +15,8 @@ from autosync.search.loop.earlier_trials import read_earlier
 from autosync.search.loop.outcome import is_ddp
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from tests.api.cli.command import LONGEST_SECONDS, autosync, small_inputs, start
-from tests.api.engine.test_queue_worker import until
 from tests.api.real_tuning import BUDGET, OPTIONS, TRIALS, RealTuning, stored, until_stored
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(1500)
 

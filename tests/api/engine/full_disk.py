@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -25,6 +24,7 @@ from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
+from tests.waiting import until
 
 SIZE_MIB = 16
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
@@ -62,14 +62,6 @@ def fill(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 400
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(what)
-        time.sleep(0.05)
 
 
 def slowly(request: TrialRequest, number: int) -> float:

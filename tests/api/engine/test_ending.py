@@ -26,11 +26,11 @@ from autosync.environment import PASSED_VARIABLE
 from autosync.search.loop.settings import Settings
 from autosync.trials.pool.machine_lock import shared_machine_lock
 from tests.api.cli.forked_command import ROOT, ForkedCommand
-from tests.api.engine.test_queue_worker import until
 from tests.api.http.serving import children
 from tests.autosync.trials.conftest import MARK
 from tests.autosync.trials.contract_suite import marked_processes
 from tests.domains import domain_of, grid_cluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 RANKS = 3

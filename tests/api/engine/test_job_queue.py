@@ -20,8 +20,9 @@ from autosync.api.engine.tuning_answer import answer_of, outcome_row
 from autosync.errors import NotFound, NotSupported
 from autosync.search.loop.confirm import conclude
 from tests.api.cli.forked_command import ROOT, ForkedCommand
-from tests.api.engine.test_queue_worker import state, until
+from tests.api.engine.test_queue_worker import state
 from tests.api.sample import claimed, run_search, small_request
+from tests.waiting import until
 
 REQUEST = small_request()
 

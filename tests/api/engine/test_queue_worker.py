@@ -2,8 +2,6 @@
 tuning that a test run makes (`tests.api.real_tuning`) is killed and resumed."""
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 from sqlalchemy import select
@@ -24,21 +22,11 @@ from autosync.trials.contract import Pool, TrialError, TrialResult, Workload
 from tests.api.sample import claimed, run_search
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
 REQUEST = TuningRequest(domain_of(cluster=grid_cluster(2)), SETTINGS, launcher="local")
-PATIENCE_SECONDS = 400
-"""When to give up on a worker that other load may slow down."""
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail(f"{what} did not happen within {seconds} s")
 
 
 def rows(database: Database) -> list[TrialRow]:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from autosync.api.engine.training_process import Say, run_beside_trials
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.errors import InvalidInput
 from autosync.trials.pool.machine_lock import MachineLock
+from tests.waiting import until
 
 SCRIPT = """
 import sys
@@ -53,13 +53,6 @@ def state(pid: int) -> str:
         return ""
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 class Run:
     """An answer that is worked on; `pid` is that of its process."""
 
@@ -71,7 +64,7 @@ class Run:
         pool = ThreadPoolExecutor(1)
         self.answer: Future[int] = pool.submit(self._run)
         pool.shutdown(wait=False)
-        until(lambda: bool(self._said), "the process did not begin")
+        until(lambda: bool(self._said), "the process")
         self.pid = int(self._said[0])
 
     def _run(self) -> int:
@@ -83,10 +76,10 @@ def test_it_stands_still_while_anything_is_measured(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for _ in range(2):
         with run.lock.held():
-            until(lambda: state(run.pid) == "T", "it went on beside a measurement")
-        until(lambda: state(run.pid) != "T", "it did not go on")
+            until(lambda: state(run.pid) == "T", "a standstill beside a measurement")
+        until(lambda: state(run.pid) != "T", "going on behind a measurement")
     with run.lock.held():
-        until(lambda: state(run.pid) == "T", "it went on beside a measurement")
+        until(lambda: state(run.pid) == "T", "a standstill beside a measurement")
         run.go.touch()
         assert not run.answer.done()
     assert run.answer.result(200) == 42
@@ -96,7 +89,7 @@ def test_it_stands_still_while_anything_is_measured(tmp_path: Path) -> None:
 def test_cancelled_it_is_gone_also_while_it_stands_still(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with run.lock.held():
-        until(lambda: state(run.pid) == "T", "it went on beside a measurement")
+        until(lambda: state(run.pid) == "T", "a standstill beside a measurement")
         run.token.cancel("interrupted")
         with pytest.raises(Cancelled):
             run.answer.result(200)
@@ -111,9 +104,9 @@ def test_it_dies_with_a_killed_worker(tmp_path: Path) -> None:
     with worker, worker.stdout:
         pid = int(worker.stdout.readline())
         with MachineLock(tmp_path).held():
-            until(lambda: state(pid) == "T", "it went on beside a measurement")
+            until(lambda: state(pid) == "T", "a standstill beside a measurement")
             worker.kill()
-            until(lambda: state(pid) in ("", "Z"), "it outlived its worker")
+            until(lambda: state(pid) in ("", "Z"), "its end with its worker")
 
 
 @pytest.mark.parametrize(

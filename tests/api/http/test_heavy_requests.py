@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +39,7 @@ from tests.api.http.forms import given_token
 from tests.api.http.serving import Service, children
 from tests.api.sample import claimed, finished, small_request
 from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.waiting import until
 
 SHAPES = ((4, 4),) * 600
 """Of a graph whose document is large."""
@@ -59,13 +59,6 @@ def stored(client: httpx.Client | TestClient, shapes: Any = ((64, 32), (32,))) -
 def client(service: Service) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service.address, timeout=PATIENCE_SECONDS) as client:
         yield client
-
-
-def wait_until(true: Any) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -134,15 +127,15 @@ def test_a_prediction_ends_with_its_client_and_a_process_that_starts_does_not(
     before = set(children(service.pid))
     begun = worked_seconds(before)
     with asking(service, asked):
-        wait_until(lambda: worked_seconds(before) > begun + 0.2)
-    wait_until(lambda: set(children(service.pid)) < before)
+        until(lambda: worked_seconds(before) > begun + 0.2, "work on the request")
+    until(lambda: set(children(service.pid)) < before, "its end with its client")
     left = set(children(service.pid))
     started: set[int] = set()
     while not started:  # until the service has seen a connection close, its client has a turn
         with asking(service, small) as connection:
-            wait_until(lambda: set(children(service.pid)) > left or is_answered(connection))
+            until(lambda: set(children(service.pid)) > left or is_answered(connection), "a start")
             started = set(children(service.pid)) - left
-    wait_until(lambda: client.post("/v1/rank", json=small).status_code == 200)
+    until(lambda: client.post("/v1/rank", json=small).status_code == 200, "a turn")
     assert set(children(service.pid)) == left | started
 
 
@@ -235,7 +228,7 @@ def test_a_process_starts_while_its_reader_fills_in_the_form_and_ends_with_its_t
     with TestClient(app, base_url="http://127.0.0.1") as client:
         processes: AnswerProcesses = app.state.processes
         client.get("/predict")
-        wait_until(lambda: processes.pids() != [])
+        until(processes.pids, "a process")
         prepared = processes.pids()
         assert client.get("/predict/collectives?cluster=example-2x2").status_code == 200
         assert processes.pids() == prepared
@@ -269,7 +262,7 @@ def test_a_process_that_somebody_else_ends_is_replaced_and_one_that_waits_ends(
         assert another != ended
         monkeypatch.setattr(answer_processes, "IDLE_SECONDS", 0.1)
         client.post("/v1/graphs", content=to_json(chain_graph(SHAPES)))
-        wait_until(lambda: app.state.processes.pids() == [])
+        until(lambda: not app.state.processes.pids(), "the end of one that waits")
 
 
 def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:

@@ -73,6 +73,10 @@ REIMPORTED = (
 all."""
 
 
+def test_published_counts_are_of_bundled_models() -> None:
+    assert {*PARAMETERS, *TENSORS, *MILLIONS} <= {*BUNDLED}
+
+
 @pytest.mark.parametrize("name", BUNDLED)
 def test_parameters_are_counted_right(name: str) -> None:
     graph = bundled(name)

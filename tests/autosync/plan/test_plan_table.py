@@ -31,7 +31,11 @@ def test_teams_of_servers_put_each_in_place_of_its_leader(name: str) -> None:
     assert teams[ALL_RANKS] == (tuple(range(cluster.world_size)),)
     ((*leaders,),) = teams[LEADERS]
     assert [node_of[rank] for rank in leaders] == sorted(set(node_of[: cluster.world_size]))
-    assert all(len({node_of[rank] for rank in team}) == 1 for team in teams[NODE_TEAMS])
+    of_nodes = [
+        [rank for rank in range(cluster.world_size) if node_of[rank] == node]
+        for node in sorted(set(node_of[: cluster.world_size]))
+    ]
+    assert sorted(map(list, teams[NODE_TEAMS])) == [ranks for ranks in of_nodes if len(ranks) > 1]
     for server in range(cluster.servers):
         (team,) = teams[FIRST_SERVER + server]
         others = {rank for rank in leaders if node_of[rank] != node_of[server]}

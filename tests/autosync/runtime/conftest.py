@@ -23,3 +23,10 @@ def three() -> Iterator[Ranks]:
 def four() -> Iterator[Ranks]:
     with ranks(4) as made:
         yield made
+
+
+@pytest.fixture(scope="module", params=["staged", "one order"])
+def as_on_gpus(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Two, whose messages go the way of a GPU's, with host memory as the device."""
+    with ranks(2, way=request.param) as made:
+        yield made

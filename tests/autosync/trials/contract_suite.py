@@ -22,14 +22,13 @@ from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import MARK
 from tests.autosync.trials.strategies import ddp, lagging, mixed, small_domain
+from tests.waiting import lives, until
 
 SETTLED_SECONDS = 0.2
 """From the beginning of a trial on warm workers until they are in the middle of it."""
 
 MANY_ITERATIONS = 100
 """Of 3.6 ms at the least: such a trial outlives `SETTLED_SECONDS`."""
-
-PATIENCE_SECONDS = 200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +139,7 @@ class PoolContract:
     def test_a_closed_pool_refuses_and_leaves_nothing_behind(self, pool: ProcessPool) -> None:
         pool.close()  # as the fixture will: it may be closed twice
         assert_failed(trial(pool, "after the end"), "refused", "closed")
-        wait_for(lambda: not marked_processes())
-        assert not marked_processes()
+        until(lambda: not marked_processes(), "the end of all its processes")
 
 
 def trial(
@@ -172,7 +170,7 @@ def cancelled_in_the_middle(pool: ProcessPool, key: str) -> list[str]:
 
     runner = threading.Thread(target=run)
     runner.start()
-    wait_for(lambda: pool.busy)
+    until(lambda: pool.busy or not runner.is_alive(), "a trial under way")
     time.sleep(SETTLED_SECONDS)
     token.cancel("by hand")
     runner.join()
@@ -195,26 +193,10 @@ def under_way(pool: ProcessPool, key: str, iterations: int = 3) -> Iterator[list
         runner.join()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds, or `PATIENCE_SECONDS` are over."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 def until_gone(processes: list[int]) -> None:
     """For those that end by themselves, once they find that they are alone."""
-    wait_for(lambda: not any(map(lives, processes)))
-    assert_gone(processes)
-
-
-def lives(process: int) -> bool:
-    """Whether the process has not ended; a zombie has."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
+    assert processes
+    until(lambda: not any(map(lives, processes)), f"the end of {processes}")
 
 
 def assert_gone(processes: list[int]) -> None:

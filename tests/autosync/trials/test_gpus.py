@@ -21,9 +21,10 @@ from autosync.trials.gpus import (
 )
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
-from tests.autosync.trials.contract_suite import assert_failed, wait_for
+from tests.autosync.trials.contract_suite import assert_failed
 from tests.autosync.trials.fake_workers import FakeWorkers
 from tests.autosync.trials.strategies import ddp
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 CONTROL = """#!/bin/sh
@@ -131,8 +132,7 @@ def test_mps_ends_with_a_process_that_is_killed(control: Path) -> None:
         assert (folder / "control").exists()
         owner.kill()
         owner.wait()
-    wait_for(lambda: not folder.exists())
-    assert not folder.exists()
+    until(lambda: not folder.exists(), "the end of its folder")
 
 
 def run(pool: ProcessPool, key: str = "a") -> TrialResult:

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 
-from autosync.codes import Method, Order
+from autosync.codes import Order
 from autosync.domain import Domain
 from autosync.population import Population, encode
 from autosync.search.designs.design_table import hand_designed
@@ -61,7 +61,6 @@ def test_a_local_search_improves_what_it_begins_from() -> None:
     assert seconds[0] < predict(parent)[0]
     assert (np.diff(seconds) > 0).all()
     assert set(found.order) <= {Order.FIFO, Order.PRIORITY, Order.EXPLICIT}
-    assert set(found.method) <= set(Method)
 
 
 def test_a_short_search_looks_at_no_more_than_it_is_asked_for() -> None:

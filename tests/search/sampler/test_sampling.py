@@ -163,8 +163,7 @@ def test_groups_of_one_kind_hold_about_equal_bytes() -> None:
     drawn = sample(domain, Space(parameter_server=False, reduce_scatter=False), 0, 200, 3)
     for index in range(len(drawn)):
         rows = slice(drawn.first[index], drawn.first[index + 1])
-        if len(set(drawn.option[rows])) > 1:
-            continue
+        assert len(set(drawn.option[rows])) == 1
         sizes = np.bincount(drawn.group[rows], shard_bytes(domain, drawn, index))
         whole_shards = shard_bytes(domain, drawn, index).max()
         assert sizes.max() - sizes.min() <= 2 * whole_shards

@@ -2,11 +2,12 @@
 predictions fills in part by part, whatever becomes of each."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, ViewportSize, expect
+from playwright.sync_api import BrowserContext, Page, Route, ViewportSize, expect
 
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
@@ -29,8 +30,6 @@ LOOKS: tuple[tuple[ViewportSize, Literal["light", "dark"]], ...] = (
 """Colours do not depend on the screen, nor widths on colours."""
 REQUEST = small_request(budget=8)
 ASKED = "/predict/answer?graph=vgg16&cluster=example-mixed&nodes=9"
-PATIENCE_MILLISECONDS = 240_000
-"""Not what a page takes, but when to give up: other work may make it many times slower."""
 
 
 def pages(database: Database) -> dict[str, str]:
@@ -75,11 +74,10 @@ def pages(database: Database) -> dict[str, str]:
 
 def test_every_page_can_be_read_and_used_by_everyone(page: Page, shown_database: Database) -> None:
     wrong = []
-    page.set_default_timeout(PATIENCE_MILLISECONDS)
     for path, last in pages(shown_database).items():
         page.set_viewport_size(LARGE)
         page.goto(path)
-        expect(page.locator(last).first).to_be_visible(timeout=PATIENCE_MILLISECONDS)
+        expect(page.locator(last).first).to_be_visible()
         expect(page.get_by_text(re.compile("being (drawn|made|predicted)"))).to_have_count(0)
         page.evaluate(OPEN_ALL)
         for screen, scheme in LOOKS:
@@ -92,10 +90,10 @@ def test_every_page_can_be_read_and_used_by_everyone(page: Page, shown_database:
     assert not wrong, "\n".join(wrong)
 
 
-def test_parts_fill_in_and_say_why_where_they_cannot(browser: Browser, service: Service) -> None:
-    context = browser.new_context(base_url=service.address)
-    context.set_default_timeout(PATIENCE_MILLISECONDS)
-    page = context.new_page()
+def test_parts_fill_in_and_say_why_where_they_cannot(
+    open_context: Callable[[str], BrowserContext], service: Service
+) -> None:
+    page = open_context(service.address).new_page()
     asked: list[str] = []
 
     def busy_at_first(route: Route) -> None:
@@ -108,11 +106,8 @@ def test_parts_fill_in_and_say_why_where_they_cannot(browser: Browser, service: 
     page.route("**/predict/collectives?*", busy_at_first)
     page.goto(ASKED)
     expect(page.locator("#predicted > section")).to_have_count(3)
-    expect(page.locator("#predicted-scale [role=alert]")).to_contain_text(
-        "its nodes differ", timeout=PATIENCE_MILLISECONDS
-    )
+    expect(page.locator("#predicted-scale [role=alert]")).to_contain_text("its nodes differ")
     expect(page.locator("#strategies tr.ddp")).to_be_visible()
-    expect(page.locator("figure#collectives")).to_be_visible(timeout=PATIENCE_MILLISECONDS)
+    expect(page.locator("figure#collectives")).to_be_visible()
     assert len(asked) == 2
     expect(page.locator(".pending")).to_have_count(0)
-    context.close()

@@ -214,15 +214,15 @@ def test_copies_are_plain(pair: Ranks, case: Case) -> None:
         assert found == [["._forward_pre_hooks: 1"]] * len(WAYS)
 
 
-def recurring(rank: int, world: int) -> None:
+def recurring(rank: int, world: int) -> list[str]:
     model = make_model("mlp")
     network, _ = distributed(rank, world, DDP, model, make_optimizer("sgd", model))
     autosync.detach(network)
-    saved(model)
+    return [*saved(model).state_dict()]
 
 
 def test_a_model_taken_out_of_ddp_saves_plain_names(pair: Ranks) -> None:
-    pair.run(recurring)
+    assert pair.run(recurring) == [[*make_model("mlp").state_dict()]] * 2
 
 
 def beside_others(rank: int, world: int, case: Case) -> list[str]:

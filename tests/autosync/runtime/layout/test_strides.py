@@ -16,7 +16,7 @@ from tests.autosync.runtime.cases import (
     FIFO,
     Case,
     attached,
-    data,
+    loss_of,
     reference_gradients,
     worst_difference,
 )
@@ -65,11 +65,6 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "foreach AdamW": lambda model: torch.optim.AdamW(model.parameters(), 1e-2, foreach=True),
     "foreach SGD": lambda model: torch.optim.SGD(model.parameters(), 0.1, 0.9, foreach=True),
 }
-
-
-def loss_of(model: nn.Module, iteration: int, rank: int) -> Tensor:
-    inputs, wanted = data(iteration, rank)
-    return nn.functional.mse_loss(model(inputs), wanted)
 
 
 def alone(

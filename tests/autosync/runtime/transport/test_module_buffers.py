@@ -1,6 +1,6 @@
 """Module buffers become rank 0's with each backward pass, whatever else a script does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from autosync.runtime.transport.module_buffers import BufferBroadcast, OrderedBu
 from tests.autosync.runtime.beside_ddp import PLANS
 from tests.autosync.runtime.cases import Case, data, make_optimizer, worst_difference
 from tests.autosync.runtime.distributing import distributed
-from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.autosync.runtime.ranks import Ranks
 
 
 class Net(nn.Module):
@@ -71,12 +71,6 @@ def saved(rank: int, world: int, case: Case, kind: str) -> float:
     network = DistributedDataParallel(plain)
     several_passes(network, make_optimizer(case.optimizer, plain), rank)
     return worst_difference(model, plain)
-
-
-@pytest.fixture(scope="module", params=["staged", "one order"])
-def as_on_gpus(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with ranks(2, way=request.param) as made:
-        yield made
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -20,19 +20,13 @@ from tests.autosync.runtime.updates.test_optimizer_state import resumed, saved_a
 METHODS = ("all_reduce", "tree", "ps", "byteps", "rs", "zero", "mixed")
 
 
-@pytest.fixture(scope="module", params=["staged", "one order"])
-def pool(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with ranks(2, way=request.param) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def staged() -> Iterator[Ranks]:
     with ranks(2, way="staged") as made:
         yield made
 
 
-def test_equals_single_process(pool: Ranks) -> None:
+def test_equals_single_process(as_on_gpus: Ranks) -> None:
     """Every message ran once an iteration, each queue in the order of the plan."""
     cases = [
         Case(method=method, partition=partition, schedule=schedule, groups=3, iterations=2)
@@ -40,7 +34,7 @@ def test_equals_single_process(pool: Ranks) -> None:
         for partition, schedule in (("whole", Schedule()), ("uneven", OVERLAP))
     ]
     cases += [Case(method=method, schedule=IDLE, groups=3, iterations=2) for method in HALVED]
-    check_exact(pool, cases)
+    check_exact(as_on_gpus, cases)
 
 
 def test_clipping_and_saving_and_resuming_through_host_memory(staged: Ranks) -> None:

@@ -26,8 +26,9 @@ from autosync.trials.launchers.ray_cluster import (
 from autosync.trials.launchers.ray_launcher import RayLauncher
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.conftest import FAULTY, MARK
-from tests.autosync.trials.contract_suite import PoolContract, SecondNode, wait_for
+from tests.autosync.trials.contract_suite import PoolContract, SecondNode
 from tests.autosync.trials.launchers.test_command_launcher import cluster_at, workload_at
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.ray,
@@ -216,7 +217,7 @@ def second_node(pool: ProcessPool, ray_cluster: RayCluster) -> SecondNode:
         ray_cluster.cluster.remove_node(ray_cluster.nodes[SECOND], allow_graceful=False)
         with contextlib.suppress(ProcessLookupError):  # it may have seen that its node has gone
             os.kill(actor, signal.SIGKILL)  # a host that goes takes all with it
-        wait_for(lambda: SECOND not in alive_nodes())
+        until(lambda: SECOND not in alive_nodes(), "the end of the node")
 
     return SecondNode(lose, f"rank 1 on host '{SECOND}'", ("refused", f"{SECOND}' has left"))
 

@@ -17,8 +17,8 @@ from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool import fork_server
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_process import Answers, WorkerProcess
-from tests.autosync.trials.contract_suite import lives
 from tests.autosync.trials.strategies import small_domain
+from tests.waiting import lives
 
 WAIT_SECONDS = 200.0
 

@@ -5,8 +5,7 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from autosync.trials.pool.machine_lock import (
 from autosync.trials.pool.process_pool import ProcessPool
 from tests.autosync.trials.fake_workers import FakeWorkers
 from tests.autosync.trials.strategies import ddp
+from tests.waiting import until
 
 HOLDER = """
 import sys
@@ -42,13 +42,6 @@ with MachineLock(Path(sys.argv[1])).held():
 @pytest.fixture
 def lock(tmp_path: Path) -> MachineLock:
     return MachineLock(tmp_path)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.005)
 
 
 def locked(file: Path) -> bool:
@@ -88,7 +81,7 @@ def test_another_process_waits_until_the_holder_is_gone_killed_or_not(
     waiting = threading.Thread(target=enter)
     with holding(lock) as holder:
         waiting.start()
-        until(lambda: locked(lock.folder / NEXT))
+        until(lambda: locked(lock.folder / NEXT), "one that waits")
         assert not entered.is_set()
         if killed:
             holder.kill()
@@ -107,7 +100,7 @@ def test_the_lock_goes_to_the_one_that_waits(lock: MachineLock) -> None:
     with lock.held():
         order.append("a")
         waiting.start()
-        until(lambda: locked(lock.folder / NEXT))
+        until(lambda: locked(lock.folder / NEXT), "one that waits")
     with lock.held():
         order.append("a")
     waiting.join()
@@ -125,7 +118,7 @@ def test_a_removed_lock_file_is_locked_anew(lock: MachineLock) -> None:
     waiting = threading.Thread(target=enter)
     with lock.held():
         waiting.start()
-        until(lambda: locked(lock.folder / NEXT))
+        until(lambda: locked(lock.folder / NEXT), "one that waits")
         (lock.folder / MEASURING).unlink()
         third = CancellationToken()
         third.cancel("by hand")
@@ -180,7 +173,7 @@ def test_waiting_for_the_lock_is_no_part_of_a_trial(lock: MachineLock) -> None:
     runner = threading.Thread(target=run, args=(pool, "waits", results, 60.0))
     with lock.held():
         runner.start()
-        until(lambda: locked(lock.folder / NEXT))
+        until(lambda: locked(lock.folder / NEXT), "one that waits")
         assert [worker.trials for worker in group.workers] == [0, 0]
     runner.join()
     assert results[0].error is None
@@ -194,7 +187,7 @@ def test_a_long_wait_says_for_whom(lock: MachineLock) -> None:
     runner = threading.Thread(target=run, args=(pool, "waits", results, 60.0))
     with lock.held():
         runner.start()
-        until(lambda: bool(told))
+        until(lambda: told, "words of whom it waits for")
     runner.join()
     assert told == [f"waits for another measurement on this machine (pid {os.getpid()})"]
     assert results[0].error is None
@@ -203,7 +196,7 @@ def test_a_long_wait_says_for_whom(lock: MachineLock) -> None:
 
 def test_the_holder_of_a_lock_is_known(lock: MachineLock) -> None:
     with holding(lock) as holder:
-        until(lambda: lock_holder(lock.folder / MEASURING) == holder.pid)
+        until(lambda: lock_holder(lock.folder / MEASURING) == holder.pid, "the holder")
 
 
 def test_a_tuning_reports_once_whom_it_waits_for() -> None:

@@ -15,8 +15,9 @@ from autosync.trials.launchers.local_launcher import LocalPlace
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.testbed import namespaces
 from autosync.trials.testbed.self_check import InaccurateLink
-from tests.autosync.trials.contract_suite import lives, until_gone
+from tests.autosync.trials.contract_suite import until_gone
 from tests.domains import domain_of, grid_cluster
+from tests.waiting import lives
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("testbed_possible")]
 

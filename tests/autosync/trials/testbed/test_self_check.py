@@ -118,7 +118,7 @@ def test_the_description_tells_where_ranks_are_short_of_cores(
     workload = Workload(domain_of(cluster=grid_cluster(2)), time_scale=time_scale)
     told = description(testbed, workload, None, cores)
     assert f"link rates not measured, short of cores ({words} a rank), latency" in told
-    slower = replace(workload, time_scale=4.0)
+    slower = replace(workload, time_scale=float(f"{4 / cores:.12g}"))  # as a contest writes it
     assert SHORT_OF_CORES not in description(testbed, slower, None, cores)
 
 
