@@ -187,11 +187,12 @@ class BufferBroadcast:
             if home.held.get(home.key) is buffer and buffer._version == version:
                 yield home, buffer
 
-    def close(self) -> None:
-        """The group has ended: so does what is under way, arrived or not."""
+    def close(self, seconds: float | None = None) -> None:
+        """The group has ended: so does what is under way, arrived or not. seconds: how long that is
+        waited for; None: until it has."""
         if isinstance(self.work, Aside):
             with suppress(RuntimeError):
-                self.work.wait()
+                self.work.wait(None if seconds is None else timedelta(seconds=seconds))
         self.work = None
 
 
