@@ -43,7 +43,7 @@ from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.layout.packing import pack_gradients, pack_zeros
 from autosync.runtime.layout.records import Records, VariableRecord, issue_order
-from autosync.runtime.transport.base import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed, Wait
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.value_agreement import ValueAgreement, changed_within
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
@@ -61,7 +61,7 @@ class Engine:
 
     optimizer: the script's, or several joined. control: a process group of all ranks for small
     exchanges. values: compares the ranks' values, if they must begin equal. sum_over_ranks:
-    see `clip_gradients`. patience_seconds: see `MessageQueues`.
+    see `small_sum`. patience_seconds: see `MessageQueues`.
     synchronizing: False inside `no_sync`. is_blind: whether the forward pass does not say what it
     is about to read, so that `step()` waits for everything.
     """
@@ -80,7 +80,7 @@ class Engine:
         buffers: BufferBroadcast,
         values: ValueAgreement | None,
         unused: UnusedVariables,
-        sum_over_ranks: Callable[[Tensor], None],
+        sum_over_ranks: Callable[[Tensor, Wait], None],
         max_grad_norm: float | None,
         patience_seconds: float,
     ):

@@ -26,12 +26,9 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import HOST, ONE_QUEUE, DeviceEvent, Streams
-from autosync.runtime.transport.base import DONE, Work
+from autosync.runtime.transport.base import DONE, Wait, Work
 from autosync.runtime.transport.nccl import in_place
 from autosync.runtime.transport.tensor_exchange import PackedTensors, packed_bytes
-
-Wait = Callable[[Any], None]
-"""Waits for an operation under way."""
 
 
 class Aside:

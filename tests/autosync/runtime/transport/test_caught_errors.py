@@ -32,11 +32,13 @@ FAULTY = 2
 """The iteration in which one rank's script meets an error."""
 
 
-def training(rank: int, world: int, case: Case) -> tuple[nn.Module, Optimizer]:
+def training(
+    rank: int, world: int, case: Case, max_grad_norm: float | None = None
+) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
     optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    distributed(rank, world, case, model, optimizer, max_grad_norm)
     return model, optimizer
 
 
@@ -73,9 +75,11 @@ def test_a_script_that_catches_an_error_goes_on(pair: Ranks, name: str) -> None:
     assert first == second
 
 
-def went_on_without_step(rank: int, world: int, case: Case) -> str:
+def went_on_without_step(
+    rank: int, world: int, case: Case, max_grad_norm: float | None = None
+) -> str:
     """Rank 1's script catches the error and leaves the iteration out. Rank 0 has stepped."""
-    model, optimizer = training(rank, world, case)
+    model, optimizer = training(rank, world, case, max_grad_norm)
 
     def iterations() -> None:
         for iteration in range(FAULTY + 3):
@@ -92,6 +96,14 @@ def went_on_without_step(rank: int, world: int, case: Case) -> str:
 
 def test_values_of_a_step_that_was_left_out_are_not_waited_for(pair: Ranks) -> None:
     first, second = pair.run(went_on_without_step, PLANS["sharded"])
+    assert first.startswith(NO_LOSS)
+    assert "A peer died" in second
+
+
+def test_a_norm_over_gradients_that_were_dropped_is_not_waited_for() -> None:
+    """No message times out here while the test waits."""
+    with ranks(2, timeout_seconds=2 * ANSWER_SECONDS) as pool:
+        first, second = pool.run(went_on_without_step, PLANS["sharded"], 1.0)
     assert first.startswith(NO_LOSS)
     assert "A peer died" in second
 
