@@ -18,7 +18,7 @@ from autosync.runtime.attached_models import ATTACHED, check_plain
 from autosync.runtime.device.model_tensors import check_own_places, device_of, warn_of_backend
 from autosync.runtime.device.streams import Streams, streams_for
 from autosync.runtime.engine_builder import build_engine
-from autosync.runtime.execution.engine import Engine
+from autosync.runtime.execution.engine import EXIT_SECONDS, Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks import model_hooks
 from autosync.runtime.hooks.forward_gates import Gates
@@ -78,7 +78,7 @@ class Attachment:
         """
         engine = self.engine
         atexit.unregister(self.at_exit)
-        engine.monitor.refusals.leave()
+        engine.leave()
         if self.failure is None:
             engine.flush()
             engine.streams.synchronize()
@@ -111,10 +111,10 @@ class Attachment:
 
     def at_exit(self) -> None:
         """The messages of the last `step()` complete before the interpreter goes."""
-        self.engine.monitor.refusals.leave()
+        self.engine.leave()
         self.engine.finish()
         self.end_groups()
-        self.engine.close()
+        self.engine.close(EXIT_SECONDS)
 
     def undo(self) -> None:
         """Undo the changes to model and optimizer of an attachment that failed half way."""

@@ -43,7 +43,7 @@ from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.layout.packing import pack_gradients, pack_zeros
 from autosync.runtime.layout.records import Records, VariableRecord, issue_order
-from autosync.runtime.transport.base import SynchronizationFailed
+from autosync.runtime.transport.base import SynchronizationFailed, Wait
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.value_agreement import ValueAgreement, changed_within
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
@@ -51,8 +51,9 @@ from autosync.runtime.updates.unused_variables import UnusedVariables
 from autosync.units import MIB
 
 EXIT_SECONDS = 30.0
-"""How long the last iteration's messages may take after the script has ended. A message that
-outlives the interpreter would abort the process: its thread ends inside the backend's own code."""
+"""How long messages may take after the script has ended: those of the last iteration, and then what
+is still under way, which a peer that hangs never joins. A message that outlives the interpreter
+would abort the process: its thread ends inside the backend's own code."""
 
 
 class Engine:
@@ -60,7 +61,7 @@ class Engine:
 
     optimizer: the script's, or several joined. control: a process group of all ranks for small
     exchanges. values: compares the ranks' values, if they must begin equal. sum_over_ranks:
-    see `clip_gradients`. patience_seconds: see `MessageQueues`.
+    see `small_sum`. patience_seconds: see `MessageQueues`.
     synchronizing: False inside `no_sync`. is_blind: whether the forward pass does not say what it
     is about to read, so that `step()` waits for everything.
     """
@@ -79,7 +80,7 @@ class Engine:
         buffers: BufferBroadcast,
         values: ValueAgreement | None,
         unused: UnusedVariables,
-        sum_over_ranks: Callable[[Tensor], None],
+        sum_over_ranks: Callable[[Tensor, Wait], None],
         max_grad_norm: float | None,
         patience_seconds: float,
     ):
@@ -128,12 +129,20 @@ class Engine:
         if self.values is not None:
             self.values.start()
 
-    def close(self) -> None:
-        """Stop every thread. Call `flush` before, unless the engine failed."""
-        self.queues.close()
-        self._buffers.close()
+    def close(self, seconds: float | None = None) -> None:
+        """Stop every thread. Call `flush` before, unless the engine failed. seconds: how long
+        messages under way are waited for; None: until each has ended."""
+        self.queues.close(seconds)
+        self._buffers.close(seconds)
         if self.values is not None:
             self.values.close()
+
+    def leave(self) -> None:
+        """This rank takes no further part. Those that wait for it read why: a backward pass that
+        ended with an error never brings the gradients that they miss."""
+        if self.iteration.phase is Phase.BACKWARD and self.monitor.failure is None:
+            self.monitor.refusals.post(_gradients_missing())
+        self.monitor.refusals.leave()
 
     def finish(self) -> None:
         """At the end of the process, wait for the messages of the last `step()`. After an error in
@@ -231,11 +240,7 @@ class Engine:
             self.values.begin_forward()
         self._end_is_expected = False
         if self.iteration.phase is Phase.BACKWARD:
-            error = SynchronizationFailed(
-                "the last backward pass ended with an error, so this rank's gradients are missing.",
-                thing="backward",
-                remedy="Start all ranks again from the last checkpoint.",
-            )
+            error = _gradients_missing()
             self.monitor.stop(error)
             raise error
 
@@ -404,3 +409,11 @@ class Engine:
         changed = next(variable for variable, now, before in pairs if now != before)
         with self.monitor.refusing():
             raise changed_within(changed.name)
+
+
+def _gradients_missing() -> SynchronizationFailed:
+    return SynchronizationFailed(
+        "the last backward pass ended with an error, so this rank's gradients are missing.",
+        thing="backward",
+        remedy="Start all ranks again from the last checkpoint.",
+    )

@@ -76,10 +76,12 @@ class MessageQueues:
             of_queue = [queued for queued in ordered if queued.queue == name]
             self._queues.append(_Queue(name, of_queue, self))
 
-    def close(self) -> None:
-        """Stop every thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """Stop every thread. seconds: how long messages under way are waited for; None: until each
+        has ended."""
+        deadline = None if seconds is None else time.monotonic() + seconds
         for queue in self._queues:
-            queue.close()
+            queue.close(deadline)
         self._queues.clear()
 
     def rewind(self) -> None:
@@ -164,12 +166,12 @@ class _Queue:
                 self._failed(error, queued)
                 return
 
-    def close(self) -> None:
+    def close(self, deadline: float | None) -> None:
         if self._issuing is not None:
             self._to_issue.put(None)
-            self._issuing.join()  # before the thread that completes what it issued
+            _join(self._issuing, deadline)  # before the thread that completes what it issued
         self._in_flight.put(None)
-        self._completing.join()
+        _join(self._completing, deadline)
 
     def _issue(self, queued: Queued) -> None:
         with self._streams.issuing(self._name):
@@ -213,6 +215,11 @@ class _Queue:
                     queued, error = lost
                     self._failed(error, queued)
                     return None
+
+
+def _join(thread: Thread, deadline: float | None) -> None:
+    """deadline: on `time.monotonic()`; None: until it has ended."""
+    thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 class LinkUse:

@@ -49,8 +49,9 @@ class Monitor:
                 self.trace.waited(begun)
         self.check()
 
-    def wait_for_work(self, work: Any) -> None:
-        """Wait for one operation of a backend. Raises as soon as a peer has refused to continue."""
+    def wait_for_work(self, work: Any, stepped: int = -1) -> None:
+        """Wait for one operation of a backend. Raises as soon as a peer has refused to continue.
+        stepped: the iteration whose gradients `step()` or a GradScaler is about to apply."""
         while True:
             try:
                 work.wait(timedelta(seconds=LOOK_SECONDS))
@@ -59,7 +60,8 @@ class Monitor:
                 if work.is_completed():
                     work.wait()  # for its own error, or none where it came just now
                     return
-            if (refusal := self.refusals.find(self.stepped)) is not None:
+            refusal = self.refusals.find(max(stepped, self.stepped))
+            if refusal is not None and not work.is_completed():
                 raise self._end(refusal)
 
     def check(self) -> None:

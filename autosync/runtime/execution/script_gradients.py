@@ -2,7 +2,7 @@
 the effects of clipping and a GradScaler."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from autosync.runtime.compression.rows import sparse_tensor
 from autosync.runtime.execution.completion import Phase
 from autosync.runtime.execution.pending import PendingGradient, plain_gradient
 from autosync.runtime.layout.records import VariableRecord
+from autosync.runtime.transport.base import Wait
 from autosync.runtime.updates.clipping import (
     agree_on_infinity,
     clip_gradients,
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 class ScriptGradients:
     """pending: variables whose gradients are not complete when backward returns. sum_over_ranks:
-    see `clip_gradients`. scaler_looked: a GradScaler has seen the gradients of this iteration."""
+    see `small_sum`. scaler_looked: a GradScaler has seen the gradients of this iteration."""
 
     def __init__(
         self,
         engine: "Engine",
-        sum_over_ranks: Callable[[Tensor], None],
+        sum_over_ranks: Callable[[Tensor, Wait], None],
         max_grad_norm: float | None,
     ):
         self.pending = [v for v in engine.variables if v.deferred or v.held_by_some or not v.whole]
@@ -127,7 +128,8 @@ class ScriptGradients:
                 show_gradients(bucket)
         if any(bucket.values_travel for bucket in engine.buckets):
             with engine.monitor.exchange("the search for infinities"):
-                agree_on_infinity(engine.variables, engine.buckets, engine.control)
+                wait = self._wait_for_ranks
+                agree_on_infinity(engine.variables, engine.buckets, engine.control, wait)
 
     def take_for_step(self) -> None:
         """Gradients are as the script leaves them to `step()`: those that it replaced count, on
@@ -185,10 +187,15 @@ class ScriptGradients:
             return clip_gradients(
                 engine.variables,
                 engine.buckets,
-                self._sum_over_ranks,
+                lambda squares: self._sum_over_ranks(squares, self._wait_for_ranks),
                 max_norm,
                 engine.records.model_is_divided,
             )
+
+    def _wait_for_ranks(self, work: Any) -> None:
+        """For an exchange about the gradients of this iteration: a rank that has dropped them never
+        comes."""
+        self._engine.monitor.wait_for_work(work, self.iteration)
 
     def _wait_for_sums(self) -> None:
         engine = self._engine

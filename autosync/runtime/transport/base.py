@@ -20,6 +20,9 @@ class Work(Protocol):
         the current stream."""
 
 
+Wait = Callable[[Any], None]
+"""Waits for an operation under way."""
+
 Start = Callable[[], Work]
 """Starts a prepared operation, once an iteration."""
 

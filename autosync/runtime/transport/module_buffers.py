@@ -26,12 +26,9 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from autosync.errors import NotSupported
 from autosync.runtime.device.streams import HOST, ONE_QUEUE, DeviceEvent, Streams
-from autosync.runtime.transport.base import DONE, Work
+from autosync.runtime.transport.base import DONE, Wait, Work
 from autosync.runtime.transport.nccl import in_place
 from autosync.runtime.transport.tensor_exchange import PackedTensors, packed_bytes
-
-Wait = Callable[[Any], None]
-"""Waits for an operation under way."""
 
 
 class Aside:
@@ -187,11 +184,12 @@ class BufferBroadcast:
             if home.held.get(home.key) is buffer and buffer._version == version:
                 yield home, buffer
 
-    def close(self) -> None:
-        """The group has ended: so does what is under way, arrived or not."""
+    def close(self, seconds: float | None = None) -> None:
+        """The group has ended: so does what is under way, arrived or not. seconds: how long that is
+        waited for; None: until it has."""
         if isinstance(self.work, Aside):
             with suppress(RuntimeError):
-                self.work.wait()
+                self.work.wait(None if seconds is None else timedelta(seconds=seconds))
         self.work = None
 
 

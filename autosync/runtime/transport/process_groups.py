@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from autosync.errors import InvalidInput
 from autosync.nccl_knobs import NcclKnobs, group_configuration
 from autosync.runtime.device.streams import HOST, Streams
-from autosync.runtime.transport.base import Transport
+from autosync.runtime.transport.base import Transport, Wait
 from autosync.runtime.transport.gloo import GlooTransport
 from autosync.runtime.transport.nccl import (
     GroupIdentity,
@@ -189,23 +189,24 @@ def _end(group: Any) -> None:
 
 def small_sum(
     groups: Groups, queue: str, team: tuple[int, ...], control: Any
-) -> Callable[[Tensor], None]:
-    """What adds up a small tensor over all ranks, in place, while no message is in flight.
+) -> Callable[[Tensor, Wait], None]:
+    """What adds up a small tensor over all ranks, in place, while no message is in flight. It waits
+    for the operation by what it is given.
 
     On NCCL that is a collective on the device, which the current stream waits for: on the group
     of a queue that all messages go through, in their one order. Else the control group carries it
     through host memory.
     """
 
-    def on_device(tensor: Tensor) -> None:
+    def on_device(tensor: Tensor, wait: Wait) -> None:
         group = groups.get(queue, team)  # one of its own at first use
         options = dist.AllreduceOptions()
         options.asyncOp = False
         in_place(group.allreduce([tensor], options))
 
-    def on_host(tensor: Tensor) -> None:
+    def on_host(tensor: Tensor, wait: Wait) -> None:
         copy = tensor.cpu()
-        control.allreduce([copy], dist.AllreduceOptions()).wait()
+        wait(control.allreduce([copy], dist.AllreduceOptions()))
         tensor.copy_(copy)
 
     return on_device if groups.backend == "nccl" else on_host

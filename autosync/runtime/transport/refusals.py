@@ -100,7 +100,8 @@ class Refusals:
         return self._first(stepped, (REFUSAL, DROPPED, CAUGHT))
 
     def _first(self, stepped: int, keys: Sequence[str]) -> AutosyncError | None:
-        mine = json.loads(self._mine)[1:] if self._mine else None
+        text = self._mine  # read once: the script's thread may withdraw it meanwhile
+        mine = json.loads(text)[1:] if text else None
         found: list[AutosyncError] = []
 
         def look() -> None:

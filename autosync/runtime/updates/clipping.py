@@ -15,6 +15,7 @@ from autosync.runtime.compression.rows import TouchedRows, sparse_tensor
 from autosync.runtime.device.streams import Streams
 from autosync.runtime.layout.packing import whole_gradients
 from autosync.runtime.layout.records import Bucket, VariableRecord
+from autosync.runtime.transport.base import Wait
 from autosync.runtime.updates.part_updates import FlatUpdate
 
 EPSILON = 1e-6
@@ -196,12 +197,14 @@ def _take_rows_back(bucket: Bucket) -> None:
         rows.sums._values().copy_(gradient._values()[inside])
 
 
-def agree_on_infinity(variables: list[VariableRecord], buckets: list[Bucket], control: Any) -> None:
+def agree_on_infinity(
+    variables: list[VariableRecord], buckets: list[Bucket], control: Any, wait: Wait
+) -> None:
     """Where one rank's sums are not finite, make some gradient of every rank so."""
     mine = [g for b in buckets if b.update and b.values_travel for g in b.update.gradients()]
     finite = bool(torch.stack([g.isfinite().all() for g in mine]).all()) if mine else True
     found = torch.tensor([not finite], dtype=torch.int32, device="cpu")
-    control.allreduce([found], dist.AllreduceOptions()).wait()
+    wait(control.allreduce([found], dist.AllreduceOptions()))
     if int(found):
         victim = next(v for v in variables if not v.whole and v.parameter.grad is not None)
         assert victim.parameter.grad is not None

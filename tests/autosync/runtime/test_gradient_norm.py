@@ -100,7 +100,7 @@ def summed(rank: int, world: int) -> tuple[list[float], list[str]]:
     found = []
     for given in (groups, replace(groups, backend="nccl")):
         total = torch.tensor(1.5 + rank, dtype=torch.float64)
-        small_sum(given, ONE_QUEUE, team, control)(total)
+        small_sum(given, ONE_QUEUE, team, control)(total, lambda work: work.wait())
         found.append(float(total))
     made = [purpose for purpose, *_ in groups.made]
     groups.close()

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import PropertyMock, patch
 
 import pytest
 import torch
@@ -224,6 +225,15 @@ def test_a_withdrawn_error_no_longer_reaches_the_others() -> None:
     assert third.cause() is None
     second.post(OTHER)
     assert words(third.cause()) == "rank 1 stopped: other."
+
+
+def test_an_error_may_be_withdrawn_while_a_thread_looks() -> None:
+    first, second, _ = three()
+    second.post(OTHER)
+    first.post(FROZEN)
+    reads = PropertyMock(side_effect=[first._mine, ""])
+    with patch.object(Refusals, "_mine", reads, create=True):
+        assert words(first.cause()) == "rank 1 stopped: other."
 
 
 def test_a_refusal_is_not_withdrawn() -> None:

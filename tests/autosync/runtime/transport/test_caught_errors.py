@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import suppress
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 import autosync
 from autosync.errors import AutosyncError
 from autosync.runtime.execution.monitor import LOOK_SECONDS
-from tests.autosync.runtime.cases import Case, data, make_optimizer
+from tests.autosync.runtime.cases import Case, attached, data, loss_of, make_optimizer
 from tests.autosync.runtime.distributing import (
     CASES,
     PLANS,
@@ -31,11 +32,13 @@ FAULTY = 2
 """The iteration in which one rank's script meets an error."""
 
 
-def training(rank: int, world: int, case: Case) -> tuple[nn.Module, Optimizer]:
+def training(
+    rank: int, world: int, case: Case, max_grad_norm: float | None = None
+) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
     optimizer = make_optimizer("sgd", model)
-    distributed(rank, world, case, model, optimizer)
+    distributed(rank, world, case, model, optimizer, max_grad_norm)
     return model, optimizer
 
 
@@ -72,9 +75,11 @@ def test_a_script_that_catches_an_error_goes_on(pair: Ranks, name: str) -> None:
     assert first == second
 
 
-def went_on_without_step(rank: int, world: int, case: Case) -> str:
+def went_on_without_step(
+    rank: int, world: int, case: Case, max_grad_norm: float | None = None
+) -> str:
     """Rank 1's script catches the error and leaves the iteration out. Rank 0 has stepped."""
-    model, optimizer = training(rank, world, case)
+    model, optimizer = training(rank, world, case, max_grad_norm)
 
     def iterations() -> None:
         for iteration in range(FAULTY + 3):
@@ -91,6 +96,14 @@ def went_on_without_step(rank: int, world: int, case: Case) -> str:
 
 def test_values_of_a_step_that_was_left_out_are_not_waited_for(pair: Ranks) -> None:
     first, second = pair.run(went_on_without_step, PLANS["sharded"])
+    assert first.startswith(NO_LOSS)
+    assert "A peer died" in second
+
+
+def test_a_norm_over_gradients_that_were_dropped_is_not_waited_for() -> None:
+    """No message times out here while the test waits."""
+    with ranks(2, timeout_seconds=2 * ANSWER_SECONDS) as pool:
+        first, second = pool.run(went_on_without_step, PLANS["sharded"], 1.0)
     assert first.startswith(NO_LOSS)
     assert "A peer died" in second
 
@@ -146,6 +159,65 @@ def test_an_error_inside_of_backward_ends_the_other_rank_by_name(pair: Ranks, na
     first, second = pair.run(left_a_batch_out, PLANS[name])
     assert first.startswith(f"rank 1 stopped: {words}")
     assert second.startswith(words)
+
+
+def left_in_backward(rank: int, world: int, case: Case) -> str:
+    """Rank 1's script catches an error in the middle of its backward pass, and takes the plan
+    off."""
+    model, optimizer = training(rank, world, case)
+
+    def iterations() -> None:
+        for iteration in range(FAULTY + 3):
+            if (rank, iteration) == (1, FAULTY):
+                next(model.parameters()).register_hook(fails)
+                with pytest.raises(ValueError, match="is wrong"):
+                    passes(model, optimizer, iteration, rank)
+                return
+            passes(model, optimizer, iteration, rank)
+            optimizer.step()
+
+    with looking_often():
+        return ended_alone(model, rank == 1, iterations)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_taken_off_behind_a_failed_backward_ends_the_other_rank(
+    pair: Ranks, name: str
+) -> None:
+    first, _ = pair.run(left_in_backward, PLANS[name])
+    assert first.startswith("rank 1 stopped: the last backward pass ended with an error")
+
+
+def left_with_messages_under_way(rank: int, world: int) -> tuple[bool, float]:
+    """Rank 1's script ends in the middle of its backward pass, while rank 0 is busy elsewhere and
+    joins none of its messages. Whether one is under way behind that, and how long the end took."""
+    model, optimizer, attachment = attached(Case(groups=4), world)
+    loss_of(model, 0, rank).backward()
+    optimizer.step()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.wait(["left"], timedelta(seconds=60))
+        with suppress(AutosyncError):  # the other one has gone
+            attachment.detach()
+        return False, 0.0
+    next(model.parameters()).register_hook(fails)
+    with pytest.raises(ValueError, match="is wrong"):
+        loss_of(model, 1, rank).backward()
+    full = [bucket for bucket in attachment.engine.buckets if not bucket.missing_gradients]
+    under_way = any(not bucket.reduced for bucket in full)
+    begun = time.monotonic()
+    with patch("autosync.runtime.attachment.EXIT_SECONDS", 1.0):
+        attachment.at_exit()
+    seconds = time.monotonic() - begun
+    store.set("left", "")
+    return under_way, seconds
+
+
+def test_a_script_ends_although_a_peer_does_not_join_its_messages() -> None:
+    with ranks(2) as pool:
+        _, (under_way, seconds) = pool.run(left_with_messages_under_way)
+    assert under_way
+    assert seconds < 30.0
 
 
 TIMEOUT_SECONDS = 8.0
