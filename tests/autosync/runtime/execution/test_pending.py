@@ -415,7 +415,7 @@ def test_a_sparse_sum_that_completes_meanwhile_is_not_overwritten(call: str) -> 
         streams=SimpleNamespace(keep_for_completion=lambda tensor: None),
         iteration=SimpleNamespace(number=0),
     )
-    gradients = ScriptGradients(cast(Engine, engine), lambda tensor: None, None)
+    gradients = ScriptGradients(cast(Engine, engine), lambda tensor, wait: None, None)
     parameter._grad = PendingGradient.around(gradients, cast(VariableRecord, variable), local)
     getattr(gradients, call)()
     assert parameter.thread is not None
