@@ -58,13 +58,27 @@ def refuse_unused(compute: ComputeKind, given: Mapping[str, object]) -> None:
     Raises:
         InvalidInput: kernels are to compute, whose profile is measured, and one is given.
     """
+    if compute == "kernels":
+        refuse_given(
+            given,
+            "on kernels: what they take is measured before the search",
+            "Leave it out, or choose compute waited, which waits as it says.",
+        )
+
+
+def refuse_given(given: Mapping[str, object], where: str, remedy: str) -> None:
+    """given: what has no effect `where`, by its name; None where left out.
+
+    Raises:
+        InvalidInput: one is given.
+    """
     for thing, value in given.items():
-        if compute == "kernels" and value is not None:
+        if value is not None:
             raise InvalidInput(
-                f"{thing} has no effect on kernels: what they take is measured before the search.",
+                f"{thing} has no effect {where}.",
                 thing=thing,
                 value=getattr(value, "note", value),
-                remedy=f"Leave {thing} out, or choose compute waited, which waits as it says.",
+                remedy=remedy,
             )
 
 

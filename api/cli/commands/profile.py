@@ -8,11 +8,8 @@ import typer
 from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
 from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
 from autosync.api.cli.output_files import check_writable, write_text
-from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from autosync.domain import Profile
     from autosync.graph import ModelGraph
 
@@ -60,7 +57,10 @@ def profile(
     if output is not None:
         check_writable(output)
     if trace is not None:
-        _refuse_estimates({"--efficiency": efficiency, "--step-seconds": step_seconds})
+        from autosync.api.engine.request_checks import refuse_given
+
+        estimate = {"--efficiency": efficiency, "--step-seconds": step_seconds}
+        refuse_given(estimate, "beside --trace, which has the seconds", "Leave out one of both.")
         graph, found = _traced(model, batch, device, trace)
     else:
         graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
@@ -110,22 +110,6 @@ def _found(
         module, inputs, loss, graph, iterations=iterations, device=str(place)
     )
     return graph, measured
-
-
-def _refuse_estimates(given: "Mapping[str, float | None]") -> None:
-    """given: what an estimate goes by, by its option; None where left out.
-
-    Raises:
-        InvalidInput: one is given, and a trace has the seconds.
-    """
-    for option, value in given.items():
-        if value is not None:
-            raise InvalidInput(
-                f"{option} has no effect beside --trace, which has the seconds.",
-                thing=option,
-                value=value,
-                remedy=f"Leave out {option} or --trace.",
-            )
 
 
 def _traced(

@@ -41,8 +41,6 @@ from autosync.environment import (
 from autosync.errors import AutosyncError, InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from autosync.api.cli.connection import Connection
     from autosync.api.client.rest_client import Client
     from autosync.api.views.tuning_schemas import Tuning
@@ -149,7 +147,8 @@ def tune(
     """
     from autosync.api.cli.connection import connected
     from autosync.api.cli.domain_arguments import ProfileChoice, load_domain
-    from autosync.api.engine.request_checks import refuse_unused
+    from autosync.api.cli.resumed_tuning import resumed_tuning
+    from autosync.api.engine.request_checks import refuse_given, refuse_unused
     from autosync.compute_settings import ComputeSettings
 
     check_writable(output)
@@ -179,7 +178,11 @@ def tune(
     else:
         of_domain: dict[str, object] = {"MODEL": model, "CLUSTER": cluster, "--batch": batch}
         of_domain |= {"--device": device, "--optimizer": optimizer, "--backend": backend}
-        _refuse_without_domain(resume, {**of_domain, "--profile": profile or None, **estimate})
+        refuse_given(
+            {**of_domain, "--profile": profile or None, **estimate},
+            "beside --resume without both MODEL and CLUSTER",
+            f"Give only --resume {resume}, or the whole command that began the tuning.",
+        )
     if since is not None and resume is not None:
         raise InvalidInput(
             "--from begins another tuning, --resume goes on with one.",
@@ -190,7 +193,7 @@ def tune(
     place = url or _masked(db)
     with connected(db, url, create=resume is None) as at:
         if resume is not None:
-            tuning = _resumed(at.client, resume, domain, spec)
+            tuning = resumed_tuning(at.client, resume, domain, spec)
         else:
             assert domain is not None  # MODEL and CLUSTER were required
             tuning = _started(at.client, domain, spec, since, place)
@@ -290,68 +293,6 @@ def _earlier(client: "Client", given: str, domain: "Domain") -> "EarlierTrials":
     if Path(given).is_file():
         return known_from(read_earlier(given), domain)
     return client.tunings.measured(find_tuning(client, given).id)
-
-
-def _resumed(client: "Client", resume: str, domain: "Domain | None", spec: TuningSpec) -> "Tuning":
-    """The tuning to go on with.
-
-    Raises:
-        NotFound: no such tuning. InvalidInput: MODEL and CLUSTER are another domain, or an option
-            says otherwise than the tuning was begun with.
-    """
-    from autosync.api.cli.tuning_lookup import find_tuning
-    from autosync.api.engine.tuning_request import same_tuning
-
-    tuning = find_tuning(client, resume)
-    _refuse_other_options(tuning, spec)
-    stored = None if domain is None else client.tunings.domain(tuning.id)
-    if domain is not None and stored and not same_tuning(domain, stored, spec.compute):
-        raise InvalidInput(
-            f"tuning {tuning.id[:8]} is for another model, cluster, batch or profile.",
-            thing="--resume",
-            value=resume,
-            remedy=f"Give the same MODEL, CLUSTER and options, or only --resume {tuning.id[:8]}.",
-        )
-    return tuning
-
-
-def _refuse_without_domain(resume: str, given: "Mapping[str, object]") -> None:
-    """given: what says of which domain a tuning is, by its name; None where left out.
-
-    Raises:
-        InvalidInput: one is given, and not both MODEL and CLUSTER: the tuning has its own.
-    """
-    for thing, value in given.items():
-        if value is not None:
-            raise InvalidInput(
-                f"{thing} has no effect beside --resume without both MODEL and CLUSTER.",
-                thing=thing,
-                value=value,
-                remedy=f"Give only --resume {resume}, or the whole command that began the tuning.",
-            )
-
-
-def _refuse_other_options(tuning: "Tuning", spec: TuningSpec) -> None:
-    """A tuning goes on as it was begun. What is the usual value counts as left out.
-
-    Raises:
-        InvalidInput: an option says otherwise.
-    """
-    usual = TuningSpec(graph="", cluster="")
-    asked = {name: getattr(spec, name) for name in ASKED}
-    asked = {name: value for name, value in asked.items() if value != getattr(usual, name)}
-    asked |= {name: getattr(spec.advanced, name) for name in spec.advanced.model_fields_set}
-    if "space" in spec.model_fields_set:
-        asked["space"] = spec.space.only
-    for name, value in asked.items():
-        begun = tuning.settings[name] if name in tuning.settings else getattr(tuning, name)
-        if value != begun:
-            raise InvalidInput(
-                f"{name} is {value}, and tuning {tuning.id[:8]} was begun with {begun}.",
-                thing=name,
-                value=value,
-                remedy=f"Leave it out to go on, or begin another one with --from {tuning.id[:8]}.",
-            )
 
 
 def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) -> None:

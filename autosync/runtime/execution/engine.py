@@ -43,7 +43,7 @@ from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.layout.packing import pack_gradients, pack_zeros
 from autosync.runtime.layout.records import Records, VariableRecord, issue_order
-from autosync.runtime.transport.base import SynchronizationFailed, Wait
+from autosync.runtime.transport.base import Wait, gradients_missing
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.value_agreement import ValueAgreement, changed_within
 from autosync.runtime.updates.optimizer_state import ShardedOptimizerState
@@ -51,9 +51,8 @@ from autosync.runtime.updates.unused_variables import UnusedVariables
 from autosync.units import MIB
 
 EXIT_SECONDS = 30.0
-"""How long messages may take after the script has ended: those of the last iteration, and then what
-is still under way, which a peer that hangs never joins. A message that outlives the interpreter
-would abort the process: its thread ends inside the backend's own code."""
+"""How long messages may take after the script has ended. One that outlives the interpreter would
+abort the process: its thread ends inside the backend's own code."""
 
 
 class Engine:
@@ -130,18 +129,16 @@ class Engine:
             self.values.start()
 
     def close(self, seconds: float | None = None) -> None:
-        """Stop every thread. Call `flush` before, unless the engine failed. seconds: how long
-        messages under way are waited for; None: until each has ended."""
+        """Stop every thread, after `flush` unless it failed. seconds: see `MessageQueues.close`."""
         self.queues.close(seconds)
         self._buffers.close(seconds)
         if self.values is not None:
             self.values.close()
 
     def leave(self) -> None:
-        """This rank takes no further part. Those that wait for it read why: a backward pass that
-        ended with an error never brings the gradients that they miss."""
+        """This rank takes no further part. Others read why, if they still miss its gradients."""
         if self.iteration.phase is Phase.BACKWARD and self.monitor.failure is None:
-            self.monitor.refusals.post(_gradients_missing())
+            self.monitor.refusals.post(gradients_missing())
         self.monitor.refusals.leave()
 
     def finish(self) -> None:
@@ -160,8 +157,7 @@ class Engine:
             if self.streams.asynchronous and self.iteration.phase is Phase.STEPPED:
                 # A rank's own end of a message is not its peers': to end a group aborts theirs.
                 with suppress(RuntimeError):
-                    patience = timedelta(seconds=EXIT_SECONDS)
-                    self.control.barrier(dist.BarrierOptions()).wait(patience)
+                    self.control.barrier(dist.BarrierOptions()).wait(timedelta(0, EXIT_SECONDS))
 
     # --- waiting for what is in flight
 
@@ -240,9 +236,7 @@ class Engine:
             self.values.begin_forward()
         self._end_is_expected = False
         if self.iteration.phase is Phase.BACKWARD:
-            error = _gradients_missing()
-            self.monitor.stop(error)
-            raise error
+            raise self.monitor.stop(gradients_missing())
 
     def before_buffers(self) -> None:
         """A module is about to read its buffers: the script may call it by itself."""
@@ -328,11 +322,6 @@ class Engine:
                 accumulator.make_last()
                 self._is_due = True
 
-    def accumulated(self, variable: VariableRecord) -> None:
-        """The gradient of a pass under `no_sync` is added to the variable's."""
-        if self.iteration.phase is Phase.REDUCING:
-            self.optimizer_step.accumulated(variable)
-
     def _pack_waiting(self) -> None:
         waiting = self._waiting
         self._forget_waiting()
@@ -409,11 +398,3 @@ class Engine:
         changed = next(variable for variable, now, before in pairs if now != before)
         with self.monitor.refusing():
             raise changed_within(changed.name)
-
-
-def _gradients_missing() -> SynchronizationFailed:
-    return SynchronizationFailed(
-        "the last backward pass ended with an error, so this rank's gradients are missing.",
-        thing="backward",
-        remedy="Start all ranks again from the last checkpoint.",
-    )

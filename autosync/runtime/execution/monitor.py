@@ -108,10 +108,11 @@ class Monitor:
             self.stop(reported(error, "the optimizer's update"))
             raise
 
-    def stop(self, error: AutosyncError) -> None:
-        """End the plan on this rank and, with the same error, on all others."""
+    def stop(self, error: AutosyncError) -> AutosyncError:
+        """End the plan on this rank and, with the same error, on all others. Returns the error that
+        every later call raises: this one, unless the plan had ended before."""
         self.refusals.post(error, final=True)  # a thread may stop it while the script goes on
-        self._end(error)
+        return self._end(error)
 
     def _end(self, error: AutosyncError) -> AutosyncError:
         with self.condition:

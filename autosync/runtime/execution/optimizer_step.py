@@ -54,9 +54,10 @@ class OptimizerStep:
         self._local.clear()
 
     def accumulated(self, variable: VariableRecord) -> None:
-        """A pass under `no_sync` came behind the synchronized one, and added to this gradient what
-        other ranks do not have."""
-        self._local[variable] = plain_gradient(variable)
+        """A pass under `no_sync` has added to this gradient. Behind the synchronized pass that is
+        what other ranks do not have."""
+        if self._engine.iteration.phase is Phase.REDUCING:
+            self._local[variable] = plain_gradient(variable)
 
     def step(self, optimizer: Optimizer) -> None:
         """The `step()` of the script's optimizer, or of one of them."""

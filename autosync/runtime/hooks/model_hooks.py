@@ -131,7 +131,7 @@ def _dense_hook(engine: Engine, variable: VariableRecord) -> NodeHook:
         if engine.synchronizing:
             engine.arrived(variable)
         else:
-            engine.accumulated(variable)
+            engine.optimizer_step.accumulated(variable)
 
     return hook
 
@@ -146,7 +146,7 @@ def _factor_hook(engine: Engine, variable: VariableRecord, capture: FactorCaptur
         else:
             with torch.no_grad():
                 capture.accumulate()
-            engine.accumulated(variable)
+            engine.optimizer_step.accumulated(variable)
 
     return hook
 

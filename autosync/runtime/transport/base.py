@@ -177,3 +177,12 @@ def lost_peer(what: str, thing: str, value: object, state_is_split: bool) -> Syn
         remedy += "Its part of the optimizer's state is lost with it. "
     remedy += "Start all ranks again from the last checkpoint."
     return SynchronizationFailed(what, thing=thing, value=value, remedy=remedy)
+
+
+def gradients_missing() -> SynchronizationFailed:
+    """Of a rank whose script has caught an error of its backward pass."""
+    return SynchronizationFailed(
+        "the last backward pass ended with an error, so this rank's gradients are missing.",
+        thing="backward",
+        remedy="Start all ranks again from the last checkpoint.",
+    )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import current_thread
 from typing import Any
 
@@ -89,45 +90,20 @@ def test_parameters_that_no_rank_used_are_unchanged(pair: Ranks) -> None:
         assert answers[0][1] == answers[1][1], case
 
 
-def accumulated(rank: int, world: int, cases: tuple[Case, ...]) -> list[float]:
-    """Branch 0 runs under no_sync only, branch 1 in the synchronized pass only."""
+def in_two_passes(
+    rank: int, world: int, cases: tuple[Case, ...], synchronized: bool
+) -> list[float]:
+    """Branch 0 in the first pass, branch 1 in the second, branch 2 in neither. synchronized: the
+    first one, too, in place of no_sync."""
     found = []
     for case in cases:
         model = Branches()
         _, optimizer, attachment = attached(case, world, model=model)
         for iteration in range(3):
             optimizer.zero_grad()
-            with without_sync(model):
+            with nullcontext() if synchronized else without_sync(model):
                 model(inputs(iteration, rank), (0,)).backward()
             model(inputs(iteration + 50, rank), (1,)).backward()
-            optimizer.step()
-        attachment.detach()
-        passes: list[list[tuple[Tensor, tuple[int, ...]]]] = [
-            [(inputs(i + 50 * b, r), (b,)) for b in range(2) for r in range(2)] for i in range(3)
-        ]
-        found.append(worst_difference(model, alone(case, passes)))
-    return found
-
-
-def test_gradients_of_earlier_passes_are_not_lost(pair: Ranks) -> None:
-    for differences in pair.run(accumulated, CASES):
-        assert max(differences) < 2e-6, dict(zip(CASES, differences, strict=True))
-
-
-TWICE = (CASES[0], Case(optimizer="adamw", method="rs", partition="even"))
-"""Plans that take several synchronized passes before one step."""
-
-
-def passed_twice(rank: int, world: int, cases: tuple[Case, ...]) -> list[float]:
-    """Branch 0 in the first pass, branch 1 in the second, branch 2 in neither."""
-    found = []
-    for case in cases:
-        model = Branches()
-        _, optimizer, attachment = attached(case, world, model=model)
-        for iteration in range(3):
-            optimizer.zero_grad()
-            for branch in range(2):
-                model(inputs(iteration + 50 * branch, rank), (branch,)).backward()
             optimizer.step()
         attachment.detach()
         passes: list[list[tuple[Tensor, tuple[int, ...]]]] = [
@@ -138,9 +114,17 @@ def passed_twice(rank: int, world: int, cases: tuple[Case, ...]) -> list[float]:
     return found
 
 
-def test_parameters_that_two_passes_left_out_are_unchanged(pair: Ranks) -> None:
-    for differences in pair.run(passed_twice, TWICE):
-        assert max(differences) < 2e-6, dict(zip(TWICE, differences, strict=True))
+TWICE = (CASES[0], Case(optimizer="adamw", method="rs", partition="even"))
+"""Plans that take several synchronized passes before one step."""
+
+
+@pytest.mark.parametrize(("cases", "synchronized"), [(CASES, False), (TWICE, True)])
+def test_what_two_passes_before_a_step_left_out(
+    pair: Ranks, cases: tuple[Case, ...], synchronized: bool
+) -> None:
+    """Gradients of the first are not lost, and what both left out is unchanged."""
+    for differences in pair.run(in_two_passes, cases, synchronized):
+        assert max(differences) < 2e-6, dict(zip(cases, differences, strict=True))
 
 
 class Broken(nn.Module):
