@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.compute_time import compute_seconds
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import (
@@ -22,7 +23,8 @@ class AnalyticSimulator:
     """AutoSync supplement, sections 1 to 3, mended where misprinted.
 
     T_sync is the sum over collectives (equation 3) plus, for parameter servers (equation 2), the
-    maximum over servers of each server's sum, so that load balance counts. Both directions are
+    maximum over servers of each server's sum, so that load balance counts (not on NCCL, where ranks
+    run one message after another, whichever of them owns). Both directions are
     charged, replicas multiply traffic only without hierarchical reduction (then every rank sends
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
     schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that
@@ -42,10 +44,13 @@ def analytic_seconds(
 ) -> NDArray[np.float64]:
     """Equation 1 for compiled plans: seconds an iteration, `(strategies,)`."""
     costs = network_of(domain.cluster, plans.teams)
+    root = plans.root
+    if backend_of(domain.cluster).one_order:  # ranks that own do not serve side by side
+        root = np.where(root < domain.world_size, -1, root).astype(root.dtype)
     sync = np.empty(len(plans))
     _sum_messages(
         plans.first,
-        plans.root,
+        root,
         plans.wire_bytes,
         costs.classes_of(plans),
         costs.message_seconds,

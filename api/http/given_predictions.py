@@ -23,7 +23,6 @@ from autosync.api.views.schemas import GivenPrediction, GivenPredictions
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.population import encode
-from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.applied_constants import with_engine
 from autosync.simulator.cost.class_constants import FITTED, MEASURED
 from autosync.simulator.cost.fitted_constants import Constants
@@ -125,7 +124,6 @@ def answer_all(
     for place, each in enumerate(asked):
         spent = _engine_seconds(each.engine if engine is None else engine, fitted)
         around = _predicted(calibration, each.strategy, spent, predictor)
-        caveat = backend_of(domain.cluster).caveat(each.strategy, domain.cluster)
         answers.append(
             GivenPrediction(
                 strategy=each.name,
@@ -140,7 +138,7 @@ def answer_all(
                 constants=calibration.name,
                 predicted_peak_bytes=int(peaks[place]),
                 fits=place in fitting,
-                warnings=[*calibration.warnings, *((caveat,) if caveat else ())],
+                warnings=list(calibration.warnings),
             )
         )
     return answers

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autosync.cluster import Cluster
 from autosync.codes import Op
 from autosync.simulator.backends.message_edges import Edges, Team, all_to_all, star
-from autosync.strategy import ParameterServer, Strategy
 
 EdgesOf = Callable[[Op, Team, int], Edges]
 """The traffic of an operation within a team, from or to a root. A server may stand outside the team
@@ -30,7 +28,10 @@ class BackendModel:
     ranks_add_up: operations that a rank receives apart, to add up by itself.
     sharded_copies: `fully_shard` gathers into, and reduces in, a copy of its own.
     always_tcp: whatever the cluster's latency says.
-    owners_caveat: what users should know of strategies in which several ranks own variables.
+    one_order: a rank runs its messages of fixed size one after another, in the plan's order, those
+        that wait for `step()` last (`runtime/layout/records.py`); else each channel by itself.
+    owners_reduce: a push to a rank is the backend's reduce, a pull from one its broadcast; else
+        the runtime sends and receives by itself.
     descriptor: the number of the backend among the figures that describe a domain to models.
     """
 
@@ -44,12 +45,20 @@ class BackendModel:
     ranks_add_up: tuple[Op, ...]
     sharded_copies: bool
     always_tcp: bool
-    owners_caveat: str
+    one_order: bool
+    owners_reduce: bool
     descriptor: float
 
+    def carried_as(self, operation: Op, root_is_rank: bool) -> Op:
+        """The operation that moves a message of `operation`."""
+        if self.owners_reduce and root_is_rank:
+            return {Op.PUSH: Op.REDUCE, Op.PULL: Op.BROADCAST}.get(operation, operation)
+        return operation
+
     def edges_of(self, operation: Op, team: Team, root: int) -> Edges:
-        """The traffic of any operation. Messages of touched rows and of factors go from every rank
-        to every other, those of servers to and from their root, whatever the backend."""
+        """The traffic of any operation, as it is carried. Messages of touched rows and of factors
+        go from every rank to every other, those of servers to and from their root, whatever the
+        backend."""
         match operation:
             case Op.SPARSE_ALL_GATHER | Op.FACTOR_ALL_GATHER:
                 return all_to_all(team, 1.0, len(team) - 1.0)
@@ -58,13 +67,3 @@ class BackendModel:
             case Op.PULL | Op.SPARSE_PULL:
                 return star(team, root, inwards=False)
         return self.collective_edges(operation, team, root)
-
-    def caveat(self, strategy: Strategy, cluster: Cluster) -> str | None:
-        """What users should know of the strategy on this backend, a sentence."""
-        owners = {
-            shard.server
-            for choice in strategy.choices
-            for shard in choice.shards
-            if isinstance(shard, ParameterServer) and shard.server < cluster.world_size
-        }
-        return (self.owners_caveat or None) if len(owners) > 1 else None

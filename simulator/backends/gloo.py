@@ -49,6 +49,7 @@ GLOO = BackendModel(
     ranks_add_up=(Op.REDUCE_SCATTER, Op.PUSH),
     sharded_copies=True,
     always_tcp=True,
-    owners_caveat="",
+    one_order=False,
+    owners_reduce=False,
     descriptor=0.0,
 )

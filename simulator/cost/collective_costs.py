@@ -1,9 +1,9 @@
 """Costs of messages on NCCL, from the model of its collectives (`backends.nccl.collectives`).
 
 A collective costs one line in its bytes for each algorithm and protocol that NCCL picks, so that
-messages of one team and operation are of several classes by their bytes. What NCCL sends and
-receives by itself for owners, and what travels beside it (rows and factors, over sockets), is
-counted link by link.
+messages of one team and operation are of several classes by their bytes. Messages of owners that
+are ranks are reductions and broadcasts. What travels to and from dedicated servers, and beside NCCL
+(rows and factors, over sockets), is counted link by link.
 """
 
 from collections.abc import Sequence
@@ -63,9 +63,9 @@ def on_nccl_gpus(cluster: Cluster) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """least_bytes: from which on. links f64[4 K + 1]: bytes on each kind of link (`LINKS` of each
-    kind of node, then a leaf's links to the spine) per byte of the message; root f64[5]: on those
-    of the root."""
+    """least_bytes: from which on. server: the owner whose links it holds besides, -1 for
+    collectives. links f64[4 K + 1]: bytes on each kind of link (`LINKS` of each kind of node, then
+    a leaf's links to the spine) per byte of the message; root f64[5]: on those of the root."""
 
     operation: Op
     server: int
@@ -172,11 +172,15 @@ class _ClassCosts:
 
     def classes(self, operation: Op, teams: Teams, root: int) -> list[_Class]:
         """Of a message, by its bytes."""
-        if operation in SERVER_OPERATIONS:
+        carried = self._carried_as(operation, root)
+        if carried in SERVER_OPERATIONS:
             return [self._of_owner(operation, teams[0], root)]
-        if operation in OPERATION_NAMES:
-            return self._of_collective(operation, teams)
+        if carried in OPERATION_NAMES:
+            return self._of_collective(operation, carried, teams)
         return [self._of_rows(operation, teams)]
+
+    def _carried_as(self, operation: Op, root: int) -> Op:
+        return backend_of(self.cluster).carried_as(operation, root < self.cluster.world_size)
 
     def stated_links_seconds(self, operation: Op, teams: Teams, root: int) -> float:
         """Per byte on the slowest of the links that the file states between two nodes, where a
@@ -184,8 +188,9 @@ class _ClassCosts:
         if not self.cluster.links:
             return 0.0
         where, backend = resources_of(self.cluster), backend_of(self.cluster)
+        carried = self._carried_as(operation, root)
         loads = [
-            load_of(backend.edges_of(operation, team, root), where)[-2 * len(self.cluster.links) :]
+            load_of(backend.edges_of(carried, team, root), where)[-2 * len(self.cluster.links) :]
             for team in teams
         ]
         return float(np.max(loads, initial=0.0))
@@ -198,14 +203,19 @@ class _ClassCosts:
         several = [topology for topology in found if topology.ranks > 1]
         return max(several, key=lambda each: _seconds_per_byte(each), default=None)
 
-    def _of_collective(self, operation: Op, teams: Teams) -> list[_Class]:
+    def _of_collective(self, operation: Op, carried: Op, teams: Teams) -> list[_Class]:
+        """carried: the collective that moves messages of `operation`. One of an owner also counts
+        on the owner's own port: it passes all others as often, so that only tells owners apart
+        between which the links do not choose."""
         topology, nothing = self._slowest(teams), np.zeros(len(self.rates))
         if topology is None:  # each rank by itself: nothing travels
             return [_Class(operation, -1, 0.0, 0.0, 0.0, 0.0, nothing, NO_ROOT)]
         found = []
         shared = at_once(teams, self.servers, self.node_of, self.uplinks.leaf)
-        for segment in cost_segments(topology, OPERATION_NAMES[operation]):
-            links = nothing.copy()
+        for segment in cost_segments(topology, OPERATION_NAMES[carried]):
+            links, root = nothing.copy(), NO_ROOT.copy()
+            if operation is not carried:
+                root[3 if operation.to_owner else 2] = segment.gpu_bytes
             for kind, ranks, reaching in shared.kinds:
                 # the mean over the node's GPUs, of which not all may take part
                 part = min(1.0, ranks / max(self.servers.kinds[kind].gpus, 1))
@@ -214,7 +224,7 @@ class _ClassCosts:
                     crossing, crossing, segment.gpu_bytes * part, segment.gpu_bytes * part
                 ]  # fmt: skip
             links[-1] = segment.spine_bytes * shared.teams_of_leaf
-            found.append(_of_segment(operation, segment, links))
+            found.append(_of_segment(operation, segment, links, root))
         return found
 
     def _of_owner(self, operation: Op, team: tuple[int, ...], root: int) -> _Class:
@@ -289,11 +299,11 @@ class _ClassCosts:
         return max(nodes) * 1e-6 if crosses else 0.0
 
 
-def _of_segment(operation: Op, segment: CostSegment, links: F64) -> _Class:
+def _of_segment(operation: Op, segment: CostSegment, links: F64, root: F64) -> _Class:
     per_byte = segment.seconds_per_byte
     return _Class(
         operation, -1, segment.least_bytes, segment.startup_seconds, per_byte, per_byte, links,
-        NO_ROOT,
+        root,
     )  # fmt: skip
 
 

@@ -243,14 +243,15 @@ def _traffic(
     team: tuple[int, ...],
     root: int,
 ) -> MessageTraffic:
-    edges = backend_of(cluster).edges_of(operation, team, root)
+    carried = backend_of(cluster).carried_as(operation, root < cluster.world_size)
+    edges = backend_of(cluster).edges_of(carried, team, root)
     if not len(edges.source):
         nothing = np.zeros(len(where.rate))
         return MessageTraffic(np.zeros(FIGURES), nothing, nothing)
     ends = where.node[edges.source], where.node[edges.target]
     latency = where.pair_latency_seconds[ends]
     weights = edges.weight / where.pair_rate[ends]
-    if operation in SERVER_OPERATIONS:
+    if carried in SERVER_OPERATIONS:
         equation = weights.sum()
     else:
         equation = (edges.equation_weight / where.pair_rate[ends]).max()

@@ -24,5 +24,7 @@ def link_seconds_per_byte(
     cluster: Cluster, operation: Op, team: tuple[int, ...], root: int = -1
 ) -> float:
     """How long one message within a team holds its slowest resource, per byte of a replica's."""
-    edges = backend_of(cluster).edges_of(operation, team, root)
+    backend = backend_of(cluster)
+    carried = backend.carried_as(operation, root < cluster.world_size)
+    edges = backend.edges_of(carried, team, root)
     return float(load_of(edges, resources_of(cluster)).max())

@@ -128,8 +128,8 @@ class Network:
         return result
 
     def owner_loads(self, operation: int, teams: int, servers: int) -> OwnerLoads:
-        """Of messages of owners 0 to `servers` - 1."""
-        classes = self.class_of(operation, teams, np.arange(servers))
+        """Of large messages of owners 0 to `servers` - 1."""
+        classes = self.last_class[self.class_of(operation, teams, np.arange(servers))]
         kinds, kind = np.unique(classes, return_inverse=True)
         return OwnerLoads(kind, self.load[kinds], self.owner_seconds_per_byte[kinds])
 

@@ -27,6 +27,9 @@ from autosync.simulator.timeline.link_sharing import (
 HANDED, STARTING = 0, 1
 """Phases before those of `link_sharing`: waits for its processor, or starts up."""
 GATHER = int(Channel.GATHER)
+ORDERED, ORDERED_VALUES = int(Channel.LOCAL_REDUCE), int(Channel.VALUE)
+"""Where a backend has one order, its messages are on these two channels: those that do not wait for
+`step()`, then those that do."""
 OWNER, SHARD = int(Update.OWNER), int(Update.SHARD)
 CHANNELS = len(Channel)
 
@@ -116,6 +119,9 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
             continue
         if channel == GATHER and deferred(plan, compute, in_flight, message, begin, now):
             continue
+        if costs.one_order and channel == ORDERED_VALUES:
+            if in_flight.cursor[ORDERED] < stop or in_flight.collectives[ORDERED] > 0:
+                continue
         message_class = plan.message_class[message]
         if not costs.streamed[message_class]:
             if in_flight.collectives[channel] >= costs.in_flight[message_class]:

@@ -11,7 +11,8 @@ I64 = NDArray[np.int64]
 
 class MessageArrays(NamedTuple):
     """The columns of a PlanTable that matter here; see there. message_class: see `Network`. queue
-    i64[M]: of messages that follow each other where they are streamed: of a class and a root."""
+    i64[M]: of messages that follow each other where they are streamed: of a class and a root.
+    channel: not the plan's where the backend has one order (`message_issue.ORDERED`)."""
 
     first: I64
     operation: NDArray[np.uint8]
@@ -42,6 +43,7 @@ class CostArrays(NamedTuple):
     ahead: seconds that an engine spends on each message of a channel on a host that runs ahead of
     its device, from the start of backward on, while gradients are still computed.
     in_order: whether a message lands only when all before it on its channel have.
+    one_order: whether channel `message_issue.ORDERED_VALUES` begins when `ORDERED` has ended.
     felt_early: whether compute feels a message from its startup on."""
 
     startup: F64
@@ -60,6 +62,7 @@ class CostArrays(NamedTuple):
     host_byte: F64
     ahead: float
     in_order: bool
+    one_order: bool
     felt_early: bool
 
 

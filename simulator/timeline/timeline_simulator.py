@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.plan import PlanTable
@@ -30,7 +31,7 @@ from autosync.simulator.extension_prediction import (
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.compute_clock import TALLIES
 from autosync.simulator.timeline.event_loop import play
-from autosync.simulator.timeline.message_issue import CHANNELS
+from autosync.simulator.timeline.message_issue import CHANNELS, ORDERED, ORDERED_VALUES
 from autosync.simulator.timeline.sharded_timeline import (
     ShardedIteration,
     ShardedPlayer,
@@ -43,6 +44,9 @@ from autosync.simulator.timeline.timeline_arrays import (
     MessageArrays,
 )
 from autosync.torch_engine import FullyShard
+
+
+RAGGED = tuple(int(op) for op in Op if op.ragged)
 
 
 class TimelineSimulator:
@@ -260,18 +264,32 @@ def timeline_inputs(plans: PlanTable, domain: Domain) -> TimelineInputs:
     queue, queues = _queues(plans, network, costs.streamed)
     return TimelineInputs(
         network,
-        _kernel_messages(plans, network, queue),
+        _kernel_messages(plans, network, queue, _channels(plans, domain)),
         costs,
         _kernel_compute(domain, plans, network),
         _in_flight_arrays(domain, network, plans, queues),
     )
 
 
-def _kernel_messages(plans: PlanTable, costs: Network, queue: NDArray[np.int64]) -> MessageArrays:
-    own = {"message_class": costs.classes_of(plans), "queue": queue}
-    fields = MessageArrays._fields
-    columns: dict[str, Any] = {name: getattr(plans, name, own.get(name)) for name in fields}
+def _kernel_messages(
+    plans: PlanTable, costs: Network, queue: NDArray[np.int64], channel: NDArray[np.uint8]
+) -> MessageArrays:
+    own = {"message_class": costs.classes_of(plans), "queue": queue, "channel": channel}
+    plain = {name: getattr(plans, name) for name in MessageArrays._fields if name not in own}
+    columns: dict[str, Any] = own | plain
     return MessageArrays(**columns)
+
+
+def _channels(plans: PlanTable, domain: Domain) -> NDArray[np.uint8]:
+    """Of each message, `(messages,)`. In one order are those of fixed size, but for chains with a
+    dedicated server, which the runtime does not run."""
+    if not backend_of(domain.cluster).one_order:
+        return plans.channel
+    by_bucket = np.zeros(int(plans.bucket.max(initial=-1)) + 1, dtype=np.bool_)
+    by_bucket[plans.bucket[plans.root >= domain.world_size]] = True
+    apart = np.isin(plans.operation, RAGGED) | by_bucket[plans.bucket]
+    ordered = np.where(plans.carries_values, ORDERED_VALUES, ORDERED)
+    return np.where(apart, plans.channel, ordered).astype(np.uint8)
 
 
 def _queues(
@@ -317,6 +335,7 @@ def _kernel_costs(domain: Domain, costs: Network) -> CostArrays:
         host_byte=costs.host_seconds_per_byte,
         ahead=0.0 if backend.starts_on_host else engine,
         in_order=backend.starts_on_host,
+        one_order=backend.one_order,
         felt_early=backend.felt_early,
     )
 

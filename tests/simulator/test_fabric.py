@@ -134,7 +134,7 @@ def test_servers_of_another_rail_are_reached_over_the_spine() -> None:
     def seconds(rails: bool, oversubscription: float) -> float:
         where = hosts(2, oversubscription, 2, rails, pxn=False)
         costs = network_of(where, cluster_teams(where))
-        return float(costs.seconds_per_byte[int(costs.class_of(Op.PUSH, ALL_RANKS, 0))])
+        return float(costs.seconds_per_byte[int(costs.class_of(Op.SPARSE_PUSH, ALL_RANKS, 0))])
 
     alone = seconds(False, 1)
     assert seconds(False, 8) == alone

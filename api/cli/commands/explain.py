@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.completion import complete_tuning
-from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
+from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput
@@ -33,7 +33,6 @@ def print_prediction(
 
     limit_seconds: of the strategies that might be chosen; by default of all exact ones.
     """
-    from autosync.simulator.backends import backend_of
     from autosync.simulator.explanation import explain
 
     found = explain(domain, strategy)
@@ -43,8 +42,6 @@ def print_prediction(
     out.print(f"[bold]Peak memory[/] {_memory_words(found)}")
     for extension, words in found.extensions:
         out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
-    if caveat := backend_of(domain.cluster).caveat(strategy, domain.cluster):
-        warn(caveat)
 
 
 def _memory_words(found: "Explanation") -> str:

@@ -42,7 +42,7 @@ from autosync.runtime.execution.pending import PendingParameters
 from autosync.runtime.execution.script_gradients import ScriptGradients
 from autosync.runtime.execution.script_state import ScriptState
 from autosync.runtime.layout.packing import pack_gradients, pack_zeros
-from autosync.runtime.layout.records import Records, VariableRecord, issue_order
+from autosync.runtime.layout.records import Records, VariableRecord, issue_order, place_of_buffers
 from autosync.runtime.transport.base import Wait, gradients_missing
 from autosync.runtime.transport.module_buffers import BufferBroadcast
 from autosync.runtime.transport.value_agreement import ValueAgreement, changed_within
@@ -121,9 +121,8 @@ class Engine:
     def start(self) -> None:
         """Start the threads of every queue of messages."""
         ordered: list[Queued] = [self.messages[index] for index in issue_order(self.plan)]
-        if (buffers := self._buffers.in_order()) is not None:  # in front of what waits for `step()`
-            waiting = sum(record.message.carries_values for record in self.messages)
-            ordered.insert(len(ordered) - waiting, buffers)
+        if (buffers := self._buffers.in_order()) is not None:
+            ordered.insert(place_of_buffers(self.plan), buffers)
         self.queues.start(ordered)
         if self.values is not None:
             self.values.start()

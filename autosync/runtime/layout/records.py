@@ -385,3 +385,12 @@ def issue_order(plan: Plan) -> list[int]:
     """
     messages = plan.messages
     return sorted(range(len(messages)), key=lambda index: (messages[index].carries_values, index))
+
+
+def place_of_buffers(plan: Plan) -> int:
+    """Where the broadcast of module buffers, which a forward pass waits for, stands in that order:
+    in front of what waits for `step()`; if messages may continue during the next forward pass, in
+    front of the first that waits for the last gradient, since buffers are final soon after it.
+    """
+    ready = [message.ready for message in plan.messages if not message.carries_values]
+    return ready.index(max(ready)) if plan.overlap_forward and ready else len(ready)

@@ -195,8 +195,8 @@ class BufferBroadcast:
 
 class OrderedBufferBroadcast(BufferBroadcast):
     """On the GPU by NCCL, where all collectives of a rank have one order: the queue of messages
-    sends it behind the last that does not wait for `step()`. The script's thread waits until it
-    is asked for, not until it is done.
+    sends it at a place of its own (`layout.records.place_of_buffers`). The script's thread waits
+    until it is asked for, not until it is done.
 
     Ranks cannot compare values without waiting for the device, so those of rank 0 are always
     written. A buffer that this rank has not changed since the last time (a mask, or statistics in

@@ -29,10 +29,7 @@ NCCL = BackendModel(
     ranks_add_up=(),
     sharded_copies=False,
     always_tcp=False,
-    owners_caveat=(
-        "servers that are ranks are served one after another under NCCL, since a communicator runs "
-        "one operation at a time: with n of them, each waits for n - 1 others. Dedicated server "
-        "hosts (`server_only: true`) or a reduce-scatter (`zero1`, `dear`) do not wait so."
-    ),
+    one_order=True,
+    owners_reduce=True,
     descriptor=1.0,
 )

@@ -13,7 +13,7 @@ from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.plan.plan_table import ALL_RANKS, FIRST_SERVER, LEADERS, NODE_TEAMS, team_table
 from autosync.profiling import profile_from_step_seconds
-from autosync.search.designs.known_designs import ddp, ps_load_balanced
+from autosync.search.designs.known_designs import ddp
 from autosync.simulator.backends.nccl import cost_segments
 from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.cost.network import network_of
@@ -110,13 +110,27 @@ def test_owners_that_are_alike_share_a_class_and_dedicated_ones_do_not() -> None
 
 
 def test_a_root_sees_what_all_send_to_it() -> None:
-    cluster = gpus(4, each=2, nics=2)
-    costs = network(cluster)
-    kind = int(costs.class_of(Op.PUSH, ALL_RANKS, 3))
+    costs = network(gpus(4, each=2, nics=2, servers=1))
     nic = 3100e9 / 8 / 2  # the one near its GPU; six ranks are on other nodes
-    assert costs.seconds_per_byte[kind] == pytest.approx(6 / nic)
-    with_leaders = int(costs.class_of(Op.PUSH, FIRST_SERVER + 3, 3))
-    assert costs.seconds_per_byte[with_leaders] == pytest.approx(3 / nic)
+    rows = int(costs.class_of(Op.SPARSE_PUSH, ALL_RANKS, 3))
+    assert costs.seconds_per_byte[rows] == pytest.approx(6 / nic)
+    dedicated = int(costs.class_of(Op.PUSH, ALL_RANKS, 8))
+    assert costs.seconds_per_byte[dedicated] == pytest.approx(8 / (2 * nic))
+    of_leaders = int(costs.class_of(Op.PUSH, FIRST_SERVER + 8, 8))
+    assert costs.seconds_per_byte[of_leaders] == pytest.approx(4 / (2 * nic))
+
+
+def test_a_message_of_a_rank_that_owns_is_a_collective_of_nccl() -> None:
+    costs = network(gpus(4, each=2, nics=2))
+    for message, carried in ((Op.PUSH, Op.REDUCE), (Op.PULL, Op.BROADCAST)):
+        for size in (1.0, 1e6, 1e9):
+            owned, whole = (
+                int(costs.class_of(operation, ALL_RANKS, root, size))
+                for operation, root in ((message, 3), (carried, -1))
+            )
+            assert costs.startup_seconds[owned] == costs.startup_seconds[whole]
+            assert costs.seconds_per_byte[owned] == costs.seconds_per_byte[whole]
+            np.testing.assert_array_equal(costs.load[owned], costs.load[whole])
 
 
 def test_thousands_of_gpus_have_as_many_classes_as_few() -> None:
@@ -127,8 +141,8 @@ def test_thousands_of_gpus_have_as_many_classes_as_few() -> None:
 
 
 def test_the_link_that_is_held_longest_is_the_owners() -> None:
-    domain = domain_of(chain_graph(((250_000,),) * 4), gpus(4), 1e-3)
-    told = explain(domain, ps_load_balanced(domain))
+    domain = domain_of(chain_graph(((250_000,),) * 4), gpus(4, servers=2), 1e-3)
+    told = explain(domain, strategy_of(domain, lambda v: ParameterServer(32 + v % 2, v)))
     assert told.busiest.startswith("link")
     spread = explain(domain, strategy_of(domain, lambda v: AllReduce(0)))
     assert "3 nodes like it" in spread.busiest

@@ -20,7 +20,7 @@ OVERLAP = Schedule(overlap_forward=True)
 
 def domain_with(operation_ms: float, cluster: Cluster | None = None, variables: int = 4) -> Domain:
     """Each operation takes operation_ms forward and twice that backward. By default on NCCL, which
-    sends one message at a time."""
+    runs one message at a time, in the order of the plan."""
     graph = chain_graph((MEGABYTE,) * variables)
     return domain_of(graph, cluster or cluster_of(backend="nccl"), operation_ms * 1e-3)
 
@@ -71,14 +71,34 @@ def test_an_all_gather_waits_for_step_only_if_shards_update() -> None:
     assert period(domain, gradient, values) == pytest.approx([0.045, 0.045])
     domain = domain_with(10.0)
     values = strategy_of(domain, lambda v: ReduceScatter(v, sharded_update=True), OVERLAP)
-    # step() at 80; the last half-reduction ends at 87.5. Three gradients' values gathered from
-    # 80 on share the link with it until 95; that of variable 0 comes first once it is reduced.
-    fast = period(domain, values)[0]
-    assert 0.120 + 0.015 <= fast <= 0.120 + 0.030
+    # step() at 80; the last half-reduction ends at 87.5. Values are gathered behind it, those of
+    # variable 0 until 95, the others before forward reaches them.
+    assert period(domain, values) == pytest.approx([0.095 + 0.040])
+
+
+def test_a_rank_on_nccl_runs_no_two_messages_at_once() -> None:
+    domain = domain_with(0.0, variables=2)
+    # Over four hosts of one rank a chain carries a megabyte in 10 ms. Each variable is reduced and
+    # sent back, and only then the next one is reduced.
+    tree = strategy_of(domain, lambda v: AllReduce(v, "tree"))
+    assert period(domain, tree) == pytest.approx([4 * 0.010])
+    # On gloo the second variable is reduced beside that.
+    gloo = domain_with(0.0, cluster_of(), variables=2)
+    assert period(gloo, tree)[0] < 4 * 0.010
+
+
+def test_a_rank_that_owns_on_nccl_is_sent_to_by_a_reduce() -> None:
+    domain = domain_with(10.0)
+    # Whoever owns, 4 MB pass each link once to the owner and once back.
+    one = strategy_of(domain, lambda v: ParameterServer(0, 0))
+    spread = strategy_of(domain, lambda v: ParameterServer(v, v))
+    assert period(domain, one) == pytest.approx([0.120 + 2 * 0.040])
+    # Reduced in backward (the last one until 90), the values sent after it.
+    assert period(domain, spread) == pytest.approx([0.120 + 0.010 + 0.040])
 
 
 def test_everyone_meets_at_the_server() -> None:
-    domain = domain_with(10.0)
+    domain = domain_with(10.0, cluster_of())
     one = strategy_of(domain, lambda v: ParameterServer(0, 0))
     # Three pushes of 4 MB into one link, then three pulls out of it.
     assert period(domain, one) == pytest.approx([0.120 + 2 * 0.120])
@@ -147,14 +167,14 @@ def test_updates_take_time_where_they_happen() -> None:
     shards = strategy_of(domain, lambda v: ReduceScatter(0, sharded_update=True))
     owner = strategy_of(domain, lambda v: ParameterServer(0, 0))
     assert period(domain, everyone, shards, owner) == pytest.approx(
-        [0.180 + 0.008, 0.180 + 0.002, 0.360 + 0.008]
+        [0.180 + 0.008, 0.180 + 0.002, 0.200 + 0.008]
     )
 
 
 def test_clocks_answer_while_the_next_iterations_compute() -> None:
     """Pushes of 120 ms to one owner, then answers of 120: after the step, in one iteration or in
     more, but no fewer seconds an iteration than the link is busy, or than compute takes."""
-    domain, computing = domain_with(5.0), domain_with(50.0)
+    domain, computing = domain_with(5.0, cluster_of()), domain_with(50.0, cluster_of())
     prompt = strategy_of(domain, lambda v: ParameterServer(0, 0))
     late = [prompt.carrying(*late_by(s)) for s in (1, 2, 4)]
     assert period(domain, prompt, *late) == pytest.approx([0.300, 0.240, 0.120, 0.120])
@@ -162,7 +182,7 @@ def test_clocks_answer_while_the_next_iterations_compute() -> None:
 
 
 def test_replicas_update_however_late_their_gradients_are() -> None:
-    domain = updating(domain_with(10.0))
+    domain = updating(domain_with(10.0, cluster_of()))
     late = strategy_of(domain, lambda v: ParameterServer(0, 0)).carrying(Staleness(9))
     assert period(domain, late) == pytest.approx([0.120 + 0.008])
 

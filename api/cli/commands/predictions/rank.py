@@ -58,7 +58,6 @@ def rank(
     """
     from autosync.api.cli.domain_arguments import warn_of_memory
     from autosync.api.cli.progress import compilation_lines, working
-    from autosync.simulator.backends import backend_of
 
     if space and placement:
         raise InvalidInput(
@@ -81,9 +80,7 @@ def rank(
         )
     ranked = answer.items
     ddp = next(each for each in ranked if each.origin == "ddp")
-    backend = backend_of(domain.cluster)
-    caveats = [backend.caveat(each.strategy, domain.cluster) for each in ranked[:top]]
-    for warning in dict.fromkeys((*answer.warnings, *filter(None, caveats))):
+    for warning in dict.fromkeys(answer.warnings):
         warn(warning)
     warn_of_memory(domain, ddp.predicted_peak_bytes)
     if job.json:

@@ -9,7 +9,7 @@ from autosync.domain import Domain
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.population import encode
 from autosync.runtime.device.streams import ONE_QUEUE
-from autosync.runtime.layout.records import VALUES, issue_order, queue_names
+from autosync.runtime.layout.records import VALUES, issue_order, place_of_buffers, queue_names
 from autosync.search.designs.design_table import hand_designed
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
@@ -70,6 +70,24 @@ def test_one_queue_for_all_that_the_backend_carries() -> None:
             ragged += message.operation.ragged
             assert name == (usual if message.operation.ragged else ONE_QUEUE)
     assert ragged > DRAWN
+
+
+def test_module_buffers_stand_where_they_hold_up_the_least() -> None:
+    """Behind what is sent before the end of backward, and in front of what may continue during the
+    next forward pass: it begins when they are there."""
+    continues = 0
+    for made in plans():
+        order = [made.messages[index] for index in issue_order(made)]
+        before, behind = order[: place_of_buffers(made)], order[place_of_buffers(made) :]
+        last = max(message.ready for message in order)
+        assert not any(message.carries_values for message in before)
+        if made.overlap_forward:
+            assert all(message.ready < last for message in before)
+            assert behind[0].ready == last
+            continues += not all(message.carries_values for message in behind[1:])
+        else:
+            assert all(message.carries_values for message in behind)
+    assert continues > DRAWN / 4
 
 
 @pytest.mark.parametrize("method", ["zero", "ps", "hierarchical_ps"])
