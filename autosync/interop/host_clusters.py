@@ -97,10 +97,9 @@ def cluster_of_hosts(
         nodes,
         "nccl" if on_gpus else "gloo",
         transport=(hardware.transport or "") if on_gpus else "",
-        description=f"from {source}; {hardware.payload_share:.1%} of the rates of {hardware.ports} "
-        f"port{'s' if hardware.ports > 1 else ''} a host; "
-        + (f"{ASSUMED_TRANSPORT.upper()} is assumed; " if assumed else "")
-        + "`autosync probe` measures it",
+        description=f"from {source}; rates are {hardware.payload_share:.1%} of those of "
+        f"{hardware.ports} port{'s' if hardware.ports > 1 else ''} a host"
+        + (f"; {ASSUMED_TRANSPORT.upper()} is assumed" if assumed else ""),
     )
 
 

@@ -181,6 +181,7 @@ def test_an_assumed_transport_is_told() -> None:
     cluster = cluster_of_hosts(hosts, HostHardware(100.0, "a100"), "hosts")
     assert cluster.nodes[0].latency_us == 50.0
     assert "TCP is assumed" in cluster.description
+    assert "probe" not in cluster.description  # which measures neither rates nor latencies
     (note,) = notes_on_hosts(hosts, HostHardware(100.0, "a100"))
     assert "--transport infiniband" in note
     known = HostHardware(100.0, "a100", latency_us=3.0)
