@@ -55,7 +55,7 @@ class Attainable:
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """between: `hosts` or `devices of a host`. gbps: measured with one large message on every link
+    """between: `hosts` or `ranks of a host`. gbps: measured with one large message on every link
     at once."""
 
     between: str
