@@ -65,7 +65,9 @@ def post_promotion(number: Number, database: DatabaseDep) -> SimulatorVersions:
 def post_training(
     database: DatabaseDep,
     response: Response,
-    seed: Annotated[int, Query(ge=0, lt=2**53, description="Of networks and trees.")] = 0,
+    seed: Annotated[
+        int, Query(ge=0, lt=2**53, description="Noted in its card; nothing in a version is drawn.")
+    ] = 0,
 ) -> SimulatorTraining:
     """Train the next version on all that was measured. A worker takes it up when no tuning waits;
     one that waits already is answered."""
