@@ -72,7 +72,8 @@ def tune(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A bundled name, a graph JSON, or package.module:function.",
+            help="A bundled name, a graph JSON, timm:NAME, torchvision:NAME, a Hugging Face "
+            "config.json, an .onnx file, or package.module:function.",
             show_default=False,
             autocompletion=complete_model,
         ),
