@@ -169,8 +169,8 @@ BackendName = Annotated[
     request_names.BackendName | None,
     typer.Option(
         "--backend",
-        help="What moves messages on GPUs, which plans are made for. What CLUSTER says that "
-        "another one costs does not count.",
+        help="Backend that carries messages, for which plans are made and predicted. Costs that "
+        "CLUSTER states for another backend are dropped.",
         show_default="what CLUSTER says",
     ),
 ]
