@@ -169,6 +169,15 @@ def test_updates_take_time_where_they_happen() -> None:
     )
 
 
+def test_on_nccl_values_are_updated_beside_the_messages_before_them() -> None:
+    domain = updating(domain_with(10.0))
+    owners = strategy_of(domain, lambda v: ParameterServer(v, v))
+    shards = strategy_of(domain, lambda v: ReduceScatter(v, sharded_update=True))
+    # The last gradient is there at 80 and reduced until 90 (scattered: 87.5). The values of three
+    # variables are updated by then, those of the fourth while theirs are sent.
+    assert period(domain, owners, shards) == pytest.approx([0.090 + 0.080, 0.0875 + 0.070])
+
+
 def test_clocks_answer_while_the_next_iterations_compute() -> None:
     """Pushes of 120 ms to one owner, then answers of 120: after the step, in one iteration or in
     more, but no fewer seconds an iteration than the link is busy, or than compute takes."""
