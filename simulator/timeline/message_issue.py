@@ -124,6 +124,8 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
         if costs.one_order and channel == ORDERED_VALUES:
             if in_flight.cursor[ORDERED] < stop or in_flight.collectives[ORDERED] > 0:
                 continue
+            # one thread prepares all messages
+            in_flight.ahead[channel] = max(in_flight.ahead[channel], in_flight.ahead[ORDERED])
         message_class = plan.message_class[message]
         if not costs.streamed[message_class]:
             if in_flight.collectives[channel] >= costs.in_flight[message_class]:

@@ -217,6 +217,10 @@ def test_a_host_ahead_of_its_device_prepares_messages_while_others_are_in_flight
     domain = domain_with_engine("nccl", 30e-3)
     # Prepared at 30, 60, 90, 120 ms whatever is ready or on the wire; the last arrives at 135.
     assert period(domain, strategy_of(domain, AllReduce)) == pytest.approx([0.135 + 0.040])
+    # Those that wait for step() are prepared by the same thread, behind the four before: the eighth
+    # at 240.
+    values = strategy_of(domain, lambda v: ReduceScatter(v, sharded_update=True))
+    assert period(domain, values) == pytest.approx([0.240 + 0.0075 + 0.040])
     swift = domain_with_engine("nccl", 10e-3)
     # Gradients come every 20 ms: an engine faster than that is not seen.
     assert period(swift, strategy_of(swift, AllReduce)) == pytest.approx([0.080 + 0.015 + 0.040])
