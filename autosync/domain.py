@@ -160,6 +160,13 @@ class Domain:
                 raise InvalidInput(
                     f"profile.{field} holds a negative or absurd time.", thing=f"profile.{field}"
                 )
+        if not 0 <= (update := self.profile.update_seconds) < 1e6:
+            raise InvalidInput(
+                f"profile.update_seconds is {update}, a negative or absurd time.",
+                thing="profile.update_seconds",
+                value=update,
+                remedy="State seconds of one step of the optimizer, 0 where the passes hold them.",
+            )
         if self.profile.batch_size != self.graph.batch_size:
             raise InvalidInput(
                 f"the profile is for batch size {self.profile.batch_size}, graph "

@@ -16,15 +16,15 @@ from autosync.simulator.extension_prediction import (
 )
 from autosync.simulator.numba_cache import cached_kernel
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.timeline_simulator import before_seconds
+from autosync.simulator.timeline.timeline_simulator import RAGGED, before_seconds
 
 
 class AnalyticSimulator:
     """AutoSync supplement, sections 1 to 3, mended where misprinted.
 
     T_sync is the sum over collectives (equation 3) plus, for parameter servers (equation 2), the
-    maximum over servers of each server's sum, so that load balance counts (not on NCCL, where ranks
-    run one message after another, whichever of them owns). Both directions are
+    maximum over servers of each server's sum, so that load balance counts (on NCCL, where ranks run
+    one message after another whichever of them owns, of tables' rows alone). Both directions are
     charged, replicas multiply traffic only without hierarchical reduction (then every rank sends
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
     schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that
@@ -45,8 +45,9 @@ def analytic_seconds(
     """Equation 1 for compiled plans: seconds an iteration, `(strategies,)`."""
     costs = network_of(domain.cluster, plans.teams)
     root = plans.root
-    if backend_of(domain.cluster).one_order:  # ranks that own do not serve side by side
-        root = np.where(root < domain.world_size, -1, root).astype(root.dtype)
+    if backend_of(domain.cluster).one_order:  # ranks serve side by side with rows alone
+        ordered = (root < domain.world_size) & ~np.isin(plans.operation, RAGGED)
+        root = np.where(ordered, -1, root).astype(root.dtype)
     sync = np.empty(len(plans))
     _sum_messages(
         plans.first,

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.plan.plan_table import ALL_RANKS, LEADERS, NODE_TEAMS, team_table
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.compute_time import compute_factors
 from autosync.simulator.cost.network import network_of
 from autosync.strategy import AllGather, AllReduce, Factors, Synchronizer, even_replicas
@@ -52,14 +53,16 @@ def wire_seconds(domain: Domain, synchronizer: Synchronizer, size_bytes: F64) ->
     a ring or hierarchical, gathered rows or factors.
 
     A linear model as PACE fits one. Messages follow each other through the stages of a hierarchy,
-    so the slowest stage counts; and where several are in flight, the startup of one hides behind
-    the bytes of another.
+    so the slowest stage counts; all do where a rank runs one message at a time. Where several are
+    in flight, the startup of one hides behind the bytes of another.
     """
     startup, per_byte, link, link_byte = _stage_costs(domain, synchronizer, size_bytes)
     alone = startup + per_byte * size_bytes
     held = link + link_byte * size_bytes
     in_flight = network_of(domain.cluster, team_table(domain, ())).in_flight
-    seconds: F64 = np.maximum(alone / in_flight, held).max(axis=0)
+    stages = np.maximum(alone / in_flight, held)
+    in_turn = backend_of(domain.cluster).one_order
+    seconds: F64 = stages.sum(axis=0) if in_turn else stages.max(axis=0)
     return seconds
 
 

@@ -20,11 +20,15 @@ from numpy.typing import NDArray
 
 from autosync.cancellation import check_cancelled
 from autosync.cluster import Cluster, MessageKind
+from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.plan import PlanTable
+from autosync.plan.plan_table import ALL_RANKS, TeamTable
 from autosync.population import Population
 from autosync.simulator.cost.collective_costs import has_collective_model
+from autosync.simulator.cost.message_classes import COST_KIND
+from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import restated_strategies
 from autosync.simulator.fitting.cost_parameters import (
     CostParameters,
@@ -145,11 +149,32 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
         return domain
     tried = population.take(ran)
     plans = compile_plans_fast(tried, domain)
-    parameters = cost_parameters(domain.cluster, kinds_of_messages(plans), PROBED)
+    kinds = kinds_of_messages(plans)
+    known = with_assumed_costs(domain.cluster, kinds, plans.teams)
+    parameters = cost_parameters(known, kinds, PROBED)
     cluster = _fitted_cluster(
         domain, plans, tried, step_seconds[ran], parameters, MODEL_NOISE, TRIAL_ITERATIONS
     )
     return replace(domain, cluster=cluster)
+
+
+def with_assumed_costs(cluster: Cluster, kinds: Sequence[MessageKind], teams: TeamTable) -> Cluster:
+    """The cluster with costs of its own for these kinds of messages. Those that were assumed hold
+    what the network adds to such alone: the latencies of a message's steps among all ranks, and
+    what it waits besides the bytes of its busiest link."""
+    assumed = [cost for cost in map(cluster.cost, kinds) if cost not in cluster.costs]
+    stated = replace(cluster, costs=(*cluster.costs, *assumed))
+    before, after = network_of(cluster, teams), network_of(stated, teams)
+    found = []
+    for cost in assumed:
+        operation = next(each for each, paid in COST_KIND.items() if paid == cost.kind)
+        place = int(before.class_of(operation, ALL_RANKS, 0 if operation is Op.PUSH else -1))
+        latency = float(before.startup_seconds[place] - after.startup_seconds[place])
+        waits = float(before.seconds_per_byte[place] - after.seconds_per_byte[place])
+        of_worker = cost.startup_seconds_per_worker + latency / cluster.world_size
+        by_byte = cost.seconds_per_byte + waits
+        found.append(replace(cost, startup_seconds_per_worker=of_worker, seconds_per_byte=by_byte))
+    return replace(cluster, costs=(*cluster.costs, *found))
 
 
 def _fitted_cluster(

@@ -143,7 +143,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
                 and wire_fills(in_flight, now)
                 and change_pace(compute, in_flight, now, factor, slow)
             ):
-                recompute(plan, compute, in_flight, size, begin, factor)
+                recompute(plan, costs, compute, in_flight, size, begin, factor, arrived)
             size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arrived)
             continue
         if in_flight.phase[slot] != ON_WIRE:
@@ -160,7 +160,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
                 and wire_fills(in_flight, now)
                 and change_pace(compute, in_flight, now, factor, slow)
             ):
-                recompute(plan, compute, in_flight, size, begin, factor)
+                recompute(plan, costs, compute, in_flight, size, begin, factor, arrived)
             continue
         occupy(costs, in_flight, slot, -1.0)
         count += complete(
@@ -188,7 +188,7 @@ def communicate(plan, costs, compute, in_flight, index, factor, issued, on_wire,
             and wire_empties(in_flight, now)
             and change_pace(compute, in_flight, now, factor, 1.0)
         ):
-            recompute(plan, compute, in_flight, size, begin, factor)
+            recompute(plan, costs, compute, in_flight, size, begin, factor, arrived)
         size = issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arrived)
     return count == stop
 

@@ -74,18 +74,20 @@ def updated(plan, compute, in_flight, message, before, time):
 
 
 @njit(nogil=True, _nrt=False)
-def computed(plan, compute, in_flight, message, begin, factor, time):
-    """When a message can be issued, from `time` on, for all it waits for of compute."""
+def computed(plan, costs, compute, in_flight, message, begin, factor, time, arrived):
+    """When a message can be issued, from `time` on, for all it waits for of compute. In one order
+    what it carries was updated beside the messages before it."""
     before = begin + plan.after[message]
     if plan.after[message] >= 0 and follows_step(plan, compute, before):
-        time = updated(plan, compute, in_flight, message, before, max(time, in_flight.pace[END]))
+        since = max(arrived[before] if costs.one_order else time, in_flight.pace[END])
+        time = max(time, updated(plan, compute, in_flight, message, before, since))
     if plan.ready[message] >= 0:
         time = max(time, moment_of(in_flight, compute.ready[plan.ready[message]] * factor))
     return time
 
 
 @njit(nogil=True, _nrt=False)
-def recompute(plan, compute, in_flight, size, begin, factor):
+def recompute(plan, costs, compute, in_flight, size, begin, factor, arrived):
     """Find again when messages can be issued, since backward goes on at another pace.
 
     What follows `step()` was handed over for later than the end of backward, so no update of a
@@ -106,7 +108,7 @@ def recompute(plan, compute, in_flight, size, begin, factor):
         last = in_flight.issue_number[following]
         message, earliest = in_flight.message[following], in_flight.earliest[following]
         in_flight.time[following] = computed(
-            plan, compute, in_flight, message, begin, factor, earliest
+            plan, costs, compute, in_flight, message, begin, factor, earliest, arrived
         )
 
 
@@ -122,6 +124,8 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
         if costs.one_order and channel == ORDERED_VALUES:
             if in_flight.cursor[ORDERED] < stop or in_flight.collectives[ORDERED] > 0:
                 continue
+            # one thread prepares all messages
+            in_flight.ahead[channel] = max(in_flight.ahead[channel], in_flight.ahead[ORDERED])
         message_class = plan.message_class[message]
         if not costs.streamed[message_class]:
             if in_flight.collectives[channel] >= costs.in_flight[message_class]:
@@ -149,7 +153,9 @@ def issue(plan, costs, compute, in_flight, size, begin, stop, now, factor, arriv
         in_flight.earliest[size] = time
         in_flight.issue_number[size] = in_flight.tally[ISSUED]
         in_flight.tally[ISSUED] += 1
-        in_flight.time[size] = computed(plan, compute, in_flight, message, begin, factor, time)
+        in_flight.time[size] = computed(
+            plan, costs, compute, in_flight, message, begin, factor, time, arrived
+        )
         size += 1
         in_flight.cursor[channel] = next_of(plan, channel, message + 1, stop)
     return size

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.profiling import estimate_profile
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -58,3 +59,10 @@ def test_equal_domains_are_one_key_and_others_of_the_same_names_are_not() -> Non
     assert hash(one) == hash(same) == hash(other)
     assert {one: "one", other: "other"}[same] == "one"
     assert one != other
+
+
+@pytest.mark.parametrize("seconds", [-1e-3, 1e7, float("nan")])
+def test_impossible_seconds_of_an_update_are_refused(seconds: float) -> None:
+    domain = domain_of()
+    with pytest.raises(InvalidInput, match="update_seconds"):
+        replace(domain, profile=replace(domain.profile, update_seconds=seconds))

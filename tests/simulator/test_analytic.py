@@ -112,3 +112,13 @@ def test_names_of_hosts_and_groups_change_nothing() -> None:
     other = strategy_of(domain, lambda v: ParameterServer(3 - v % 2, 7 - v % 2))
     first, second = seconds(domain, some, other)
     assert first == second
+
+
+def test_ranks_that_own_on_nccl_serve_side_by_side_with_rows_alone() -> None:
+    for sparse, share in (((), 1.0), ((0, 1), 0.5)):
+        graph = chain_graph(((1000, 100),) * 2, sparse=sparse)
+        domain = domain_of(graph, cluster_of(backend="nccl"), 0.0)
+        one = strategy_of(domain, lambda v: ParameterServer(0, v))
+        spread = strategy_of(domain, lambda v: ParameterServer(v, v))
+        alone, shared = seconds(domain, one, spread)
+        assert shared == pytest.approx(share * alone)

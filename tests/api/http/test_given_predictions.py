@@ -84,13 +84,6 @@ def test_within_the_measured_range_there_is_nothing_to_warn_of() -> None:
     assert any("64 workers" in warning for warning in far.warnings)
 
 
-def test_servers_that_are_ranks_are_warned_of_under_nccl() -> None:
-    alone = domain_on("rtx-2080-ti-2x4-ib100", "resnet50", 0.13)
-    by_ranks, hosts = predicted(alone, "BSP-PS-ranks", "ddp")
-    assert any("one after another" in warning for warning in by_ranks.warnings)
-    assert not any("one after another" in warning for warning in hosts.warnings)
-
-
 def test_other_nccl_clusters_take_the_constants_of_their_classes() -> None:
     cluster = with_ports(9.5)
     (by_class,) = predicted(domain_on(cluster), "BSP-A2A")

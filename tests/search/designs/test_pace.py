@@ -19,6 +19,7 @@ from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Strategy
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.simulator.worked_examples import cluster_of
 
 RING = AllReduce(0)
 BIG_LAST = domain_of(
@@ -89,6 +90,13 @@ def test_factors_have_their_place_in_the_schedule_and_are_whole() -> None:
     kinds = [[shard.kind for shard in choice.shards] for choice in strategy.choices]
     assert kinds[0] == kinds[2] == ["factors"]
     assert {kind for of in (kinds[1], kinds[3]) for kind in of} == {"all_reduce"}
+
+
+def test_on_nccl_the_stages_of_a_hierarchy_follow_each_other() -> None:
+    domain = domain_of(cluster=cluster_of(2, 2, gbps=0.8, intra_gbps=0.8, backend="nccl"))
+    # At 100 MB/s: reduced in each node, all-reduced between the two, and sent back.
+    each = wire_seconds(domain, AllReduce(0, "hierarchical"), np.array([1e6]))
+    assert each == pytest.approx([0.010 + 0.010 + 0.010])
 
 
 def test_types_are_never_fused() -> None:

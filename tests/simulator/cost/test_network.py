@@ -227,4 +227,3 @@ def test_bytes_across(operation: Op, backend: Backend, bytes_across: float) -> N
     cluster = cluster_of(2, 2, backend=backend)
     seconds = link_seconds_per_byte(cluster, operation, EVERYONE)
     assert seconds == pytest.approx(bytes_across / NIC_BYTES_PER_SECOND)
-

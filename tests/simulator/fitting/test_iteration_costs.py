@@ -78,6 +78,19 @@ def test_trials_leave_the_model_of_nccls_collectives_in_place() -> None:
     assert recalibrated(domain, population, seconds) is domain
 
 
+def test_trials_that_are_as_predicted_leave_predictions_where_no_cost_was_probed() -> None:
+    """Costs that a cluster states hold the latencies of a message's steps; assumed ones do not."""
+    near = grid_cluster(4, gbps=0.05)
+    far = replace(near, nodes=tuple(replace(node, latency_us=5e3) for node in near.nodes))
+    domain, population = drawn(40)
+    domain = replace(domain, cluster=far)
+    seconds = TimelineSimulator().predict(domain, population)
+    corrected = recalibrated(domain, population.take(np.arange(TRIALS)), seconds[:TRIALS])
+    assert corrected.cluster.costs
+    found = TimelineSimulator().predict(corrected, population)
+    assert np.quantile(np.abs(np.log(found / seconds)), 0.9) < 0.2
+
+
 def test_costs_stay_possible_whatever_the_trials_say() -> None:
     domain, population = drawn(12)
     for factor in (0.05, 20.0):
