@@ -28,6 +28,7 @@ ALGORITHMS = {"ring": 0, "tree": 1, "hierarchical": 2}
 
 class DomainArrays(NamedTuple):
     """world, nodes: ranks and nodes that hold ranks; grouped: some node has several ranks.
+    one_order: a rank runs all messages one after another (`runtime.layout.records`).
 
     Per variable (V): elements, item_bytes, first_dim i64; dims i64[V, 8]; ready, first_use i32;
     sparse bool; touched_rows, factor_rows i64. by_ready i64[V]: variables in ready order.
@@ -38,6 +39,7 @@ class DomainArrays(NamedTuple):
     world: int
     nodes: int
     grouped: bool
+    one_order: bool
     elements: I64
     item_bytes: I64
     dims: I64
@@ -142,6 +144,7 @@ def domain_arrays(domain: Domain) -> DomainArrays:
         world=domain.world_size,
         nodes=nodes,
         grouped=nodes < domain.world_size,
+        one_order=cluster.backend == "nccl",
         by_ready=np.array(domain.graph.gradient_order, dtype=np.int64),
         ready_seconds=domain.timing.ready_seconds,
         bytes_per_second=crossed_bytes_per_second(cluster),

@@ -139,12 +139,14 @@ def gather_order(
 ) -> None:
     """Order deferred gathers. If they overlap the forward pass, they start at the end of backward:
     of those whose reduction has arrived, the nearest use goes first. So the gather that is used
-    first does not block the link until its own reduction, the last one, has arrived. Otherwise
-    they are in the order of their reductions.
+    first does not block the link until its own reduction, the last one, has arrived. In one order
+    all stand behind that one. Otherwise they are in the order of their reductions.
     """
     if not population.overlap[index] or population.order[index] == O_EXPLICIT:
         return
     stepped = domain.ready_seconds[-1]
+    if domain.one_order and buckets:
+        stepped = max(stepped, work.at[work.order[buckets - 1]])
     for position in range(buckets):
         bucket = work.order[position]
         work.sorted[position] = bucket
@@ -203,10 +205,10 @@ def idle_order(
 ) -> None:
     """All messages in one order, into work.messages: reductions in theirs and, while none of them
     is ready, gathers whose reduction has arrived, the nearest use first (in an explicit order:
-    as they were sent). Those that carry new values wait for the end of backward. The gradients that
-    owners return are last, for they queue by themselves: see `returned_order`.
+    as they were sent). Those that carry new values wait for the end of backward, in one order for
+    the last reduction. The gradients that owners return are last, for they queue by themselves: see
+    `returned_order`.
     """
-    stepped = domain.ready_seconds[-1]
     explicit = population.order[index] == O_EXPLICIT
     returned = returned_order(population, work, buckets, explicit)
     now = 0.0
@@ -215,6 +217,10 @@ def idle_order(
     size = 0
     place = 0
     while place < 2 * buckets - returned:
+        if domain.one_order and sent < buckets:
+            stepped = np.inf
+        else:
+            stepped = domain.ready_seconds[-1]
         while now >= stepped and looked_at < sent:
             bucket = work.order[looked_at]
             if waits_for_step(population, work.row[bucket]):

@@ -71,10 +71,9 @@ def test_an_all_gather_waits_for_step_only_if_shards_update() -> None:
     assert period(domain, gradient, values) == pytest.approx([0.045, 0.045])
     domain = domain_with(10.0)
     values = strategy_of(domain, lambda v: ReduceScatter(v, sharded_update=True), OVERLAP)
-    # step() at 80; the last half-reduction, of variable 0, ends at 87.5. Behind it the plan sends the
-    # values of variable 1, which were there at step(), then those of 0 until 102.5, and the others
-    # before forward reaches them.
-    assert period(domain, values) == pytest.approx([0.1025 + 0.040])
+    # step() at 80; the last half-reduction, of variable 0, ends at 87.5. Behind it come its values,
+    # until 95, and the others before forward reaches them.
+    assert period(domain, values) == pytest.approx([0.095 + 0.040])
 
 
 def test_a_rank_on_nccl_runs_no_two_messages_at_once() -> None:
