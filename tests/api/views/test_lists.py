@@ -29,7 +29,7 @@ from tests.api.simulator_versions import store_versions
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 REQUEST = small_request(budget=8)
-GROWS = ("trials", "proposals", "strategy_summaries", "tunings", "events", "strategies")
+GROWS = ("trials", "proposals", "strategy_summaries", "jobs", "events", "strategies")
 """Tables of many rows."""
 
 
@@ -170,7 +170,7 @@ def test_no_read_walks_a_table_that_grows(shown_sqlite: Shown) -> None:
             plan = [row.detail for row in rows]
         if statement.startswith("SELECT count(*)"):  # `total` walks an index
             continue
-        ordered = "ORDER BY tunings" in statement
+        ordered = "ORDER BY jobs" in statement
         for step in plan:
             walks = step.startswith("SCAN") and step.split()[1] in GROWS
             assert not walks or (ordered and "USING INDEX" in step), (statement, plan)
