@@ -189,6 +189,9 @@ def test_a_second_log_in_ends_the_first_and_a_revoked_key_all(
         "/tunings/7/live", headers={"HX-Request": "true", "HX-Current-URL": "http://["}
     )
     assert (again.status_code, again.headers["hx-redirect"]) == (401, "/login?next=/")
+    filtered = {"HX-Request": "true", "HX-Current-URL": f"{ADDRESS}/?state=failed&tag=a"}
+    led = client.get("/fragments/tunings?state=failed&tag=a", headers=filtered)
+    assert led.headers["hx-redirect"] == "/login?next=/%3Fstate%3Dfailed%26tag%3Da"
 
 
 def test_a_token_of_the_operator_opens_a_session_while_it_holds(sqlite: Database) -> None:
