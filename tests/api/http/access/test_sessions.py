@@ -13,6 +13,7 @@ from autosync.api.engine.api_keys import make_key, revoke_key
 from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.access.browser import FORM_COOKIE, SESSION_COOKIE, local_address
 from autosync.api.http.app import create_app
+from autosync.api.views.paging import LONGEST_CURSOR
 from tests.api.databases import opened
 from tests.api.http.forms import given_token
 from tests.api.http.serving import PATIENCE_SECONDS, served
@@ -42,6 +43,8 @@ def test_a_browser_is_led_to_the_log_in_and_back(client: TestClient, sqlite: Dat
     assert led.status_code == 303
     assert led.headers["location"] == "/login?next=/models%3Fcursor%3Da%2520b"
     assert 'value="/models?cursor=a%20b"' in client.get(led.headers["location"]).text
+    late = client.get(f"/models?cursor={'a' * LONGEST_CURSOR}", headers=HTML)
+    assert client.get(late.headers["location"]).status_code == 200
     wrong = {"key": f"{key.text[:-1]}!", **given_token(client, "/login")}
     refused = client.post("/login", data=wrong)
     assert refused.status_code == 401
