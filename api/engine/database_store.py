@@ -23,7 +23,7 @@ from autosync.cancellation import Cancelled
 from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.search.loop.outcome import TuningEvent
+from autosync.search.loop.outcome import TuningEvent, strategy_id
 from autosync.search.loop.tuning_store import Candidate, Phase, Proposal, Store
 from autosync.strategy import Strategy
 from autosync.trials.contract import MeasuredTimeline, TrialError, TrialResult
@@ -90,16 +90,23 @@ class DatabaseStore:
         """Raises Cancelled where the tuning is to pause."""
         if proposals and self._domain is None:
             self._domain = self._loaded_domain()
+        # else two tunings that store the same ones at once would wait for each other
+        in_order = sorted(proposals, key=strategy_id)
         with self._fenced() as (session, _):
+            hashes = {each.key: self._stored(session, each) for each in in_order}
             position = _next_position(session, ProposalRow, self.tuning_id)
             for proposal in proposals:
-                assert self._domain is not None
-                strategy_hash = store_strategy(session, proposal.candidate.strategy, self._domain)
+                strategy_hash = hashes[proposal.key]
                 row = _proposal_columns(proposal, position, strategy_hash)
                 if insert_new(session, ProposalRow, tuning_id=self.tuning_id, **row):
                     add_summary(session, self.tuning_id, strategy_hash, position, row)
                     position += 1
         self.end_if_paused()
+
+    def _stored(self, session: Session, proposal: Proposal) -> str:
+        """The hash of its strategy's document."""
+        assert self._domain is not None
+        return store_strategy(session, proposal.candidate.strategy, self._domain)
 
     def _loaded_domain(self) -> Domain:
         """Before a transaction that writes: nobody else writes to SQLite meanwhile, and to parse a

@@ -35,19 +35,16 @@ def estimated_seconds(domain: Domain, predictor: Simulator, proposals: int) -> f
     return designs + factor * proposals * variables * sampling
 
 
-def check_work(
-    domain: Domain, predictor: Simulator, proposals: int, limits: ServiceLimits, times: int = 1
-) -> None:
-    """times: how many such rankings the request is for.
-
+def check_work(domain: Domain, predictor: Simulator, proposals: int, limits: ServiceLimits) -> None:
+    """
     Raises:
         InvalidInput: it takes longer than the operator allows.
     """
     most = limits.prediction_seconds
-    seconds = times * estimated_seconds(domain, predictor, proposals)
+    seconds = estimated_seconds(domain, predictor, proposals)
     if seconds <= most:
         return
-    alone = times * estimated_seconds(domain, predictor, 0)
+    alone = estimated_seconds(domain, predictor, 0)
     fitting = int(proposals * (most - alone) / (seconds - alone)) if alone < most else 0
     less = (
         f"Ask for {fitting} proposals"

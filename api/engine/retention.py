@@ -140,10 +140,11 @@ def _old_trainings(session: Session, before: float) -> int:
 
 def _remove_versions(session: Session, numbers: Sequence[int]) -> None:
     """But for the one in use and those of tunings that are not at their end."""
-    query = select(TuningRow.simulator_version).where(
-        TuningRow.state.not_in(FINAL), TuningRow.simulator_version.is_not(None)
-    )
-    used = {version_in_use(session), *session.scalars(query)}
+    unended = TuningRow.state.not_in(FINAL)
+    by_number = select(TuningRow.simulator_version).where(unended)
+    asked_for = select(TuningRow.simulator).where(unended)
+    by_name = select(SimulatorVersionRow.number).where(SimulatorVersionRow.simulator.in_(asked_for))
+    used = {version_in_use(session), *session.scalars(by_number), *session.scalars(by_name)}
     gone = [each for each in numbers if each not in used]
     if not gone:
         return

@@ -50,6 +50,9 @@ def run_beside_trials(work: Callable[[Say], Answer], say: Say, lock: MachineLock
                 _signal(process, signal.SIGSTOP if stopped else signal.SIGCONT)
             if not receiving.poll(POLL_SECONDS):
                 continue
+            if stopped:  # it may stand still in the middle of a message
+                stopped = False
+                _signal(process, signal.SIGCONT)
             kind, content = _received(receiving, process)
             if kind == "said":
                 say(content)

@@ -32,7 +32,6 @@ from autosync.api.engine.simulator_store import (
     checkpoint_files,
     insert_checkpoint,
     next_number,
-    stored_card,
     version_in_use,
     versions,
 )
@@ -208,11 +207,20 @@ def _task(database: Database, held: Claim) -> VersionTask:
         parent = version_in_use(session)
         card, weights = _files(session, parent)
         newest = versions(session, 1)
-        known = stored_card(session, newest[0].simulator)[1].dataset if newest else ""
+        known = _dataset_of(session, newest[0].simulator) if newest else ""
         seed = session.get_one(SimulatorTrainingRow, held.job_id).seed
     measured = read_measured_trials(database)
     folder = data_folder("runtimes")
     return VersionTask(card, weights, parent, measured, known, folder, seed)
+
+
+def _dataset_of(session: Session, name: str) -> str:
+    """Of the card of a version; empty where that is of other features than this version of
+    AutoSync's, which may have other cards, too."""
+    row = session.get_one(SimulatorRow, name)
+    if row.feature_version != FEATURE_VERSION:
+        return ""
+    return parse_card(row.card, f"the card of {name}").dataset
 
 
 def _store(database: Database, held: Claim, parent: int, trained: TrainedVersion) -> None:

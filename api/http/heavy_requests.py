@@ -99,7 +99,7 @@ def _started_by_form(database: Database, given: Mapping[str, str], body: bytes) 
         return Load(json_bytes=SMALL_JSON_BYTES + 1)
     fields = dict(parse_qsl(body.replace(b";", b"&").decode("utf-8", "replace")))
     named = _named(database, fields)
-    like = _of_tunings(database, {"tuning_id": fields.get(LIKE, "")}, body)
+    like = _of_tuning(database, {"tuning_id": fields.get(LIKE, "")}, body)
     return Load(named.json_bytes + like.json_bytes, work=named.work + like.work)
 
 
@@ -112,9 +112,9 @@ def _named(database: Database, asked: Mapping[str, object]) -> Load:
     return Load(json_bytes + cluster_bytes, work=variables * devices)
 
 
-def _of_tunings(database: Database, given: Mapping[str, str], body: bytes) -> Load:
-    """The domains of the tunings that the address names."""
-    ids = [given[name] for name in ("tuning_id", "left", "right") if name in given]
+def _of_tuning(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """The domain of the tuning that the address names."""
+    tuning_id = given.get("tuning_id", "")
     query = (
         select(
             func.sum(func.length(GraphRow.document) + func.length(DomainRow.cluster)),
@@ -124,7 +124,7 @@ def _of_tunings(database: Database, given: Mapping[str, str], body: bytes) -> Lo
         .join(DomainRow, DomainRow.id == TuningRow.domain_id)
         .join(GraphRow, GraphRow.id == DomainRow.graph_id)
         .join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
-        .where(TuningRow.id.in_([key for key in ids if key.isalnum()]))
+        .where(TuningRow.id == (tuning_id if tuning_id.isalnum() else ""))
     )
     with database.reading() as session:
         json_bytes, work = session.execute(query).one()
@@ -133,7 +133,7 @@ def _of_tunings(database: Database, given: Mapping[str, str], body: bytes) -> Lo
 
 def _proposed(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     """By a worker: strategies, which are described for the tuning's domain."""
-    of_tuning = _of_tunings(database, given, body)
+    of_tuning = _of_tuning(database, given, body)
     return Load(json_bytes=len(body) + of_tuning.json_bytes)
 
 
@@ -198,11 +198,11 @@ READING: dict[tuple[str, str], LoadOf] = {
         )
     },
     ("POST", "/v1/queue/claims/{tuning_id}/{fence}/proposals"): _proposed,
-    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_tunings,
+    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_tuning,
     ("GET", "/models/{name}"): _of_model,
     ("GET", "/clusters/{name}"): _of_cluster,
     **{
-        ("GET", path): _of_tunings
+        ("GET", path): _of_tuning
         for path in (
             "/v1/tunings/{tuning_id}/buckets",
             "/v1/tunings/{tuning_id}/bundle",
@@ -216,7 +216,6 @@ READING: dict[tuple[str, str], LoadOf] = {
             "/tunings/{tuning_id}/why",
             "/tunings/{tuning_id}/compare",
             "/tunings/{tuning_id}/strategies/{strategy_id}",
-            "/compare",
         )
     },
 }

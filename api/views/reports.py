@@ -97,11 +97,12 @@ class TuningFilter:
         if self.tag:
             yield (" " + TuningRow.tags + " ").contains(f" {self.tag} ", autoescape=True)
         if self.simulator:
+            by_name = TuningRow.simulator == self.simulator
             number = self.simulator.removeprefix(NAME_OF_VERSION.format(""))
             if number != self.simulator and number.isdecimal():
-                yield TuningRow.simulator_version == int(number)
+                yield by_name | (TuningRow.simulator_version == int(number))
             else:
-                yield TuningRow.simulator == self.simulator
+                yield by_name
         if self.prefix:
             yield TuningRow.id.startswith(self.prefix, autoescape=True)
         if self.recorded:

@@ -163,7 +163,8 @@ def _to_login(request: Request, error: NotAuthorized) -> Response | None:
     if headers.get("hx-request"):  # of a page that is shown already
         answer = refusal(request, error)
         page = parsed_url(headers.get("hx-current-url", ""))
-        answer.headers["HX-Redirect"] = _login_before(page.path)
+        query = f"?{page.query}" if page.query else ""
+        answer.headers["HX-Redirect"] = _login_before(page.path + query)
         return answer
     if request.method not in ("GET", "HEAD") or not is_for_reader(request):
         return None

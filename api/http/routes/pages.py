@@ -71,7 +71,7 @@ BUNDLED_SIMULATORS = Simulators(items=[], bundled=list(SIMULATORS), next=None)
 
 Words = Annotated[str, Query(max_length=200)]
 
-LONGEST_KEY, LONGEST_ADDRESS = 1000, 2000
+LONGEST_KEY, LONGEST_ADDRESS = 1000, 8000
 HOME = "/"
 
 router = APIRouter(include_in_schema=False)

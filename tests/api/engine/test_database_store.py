@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
-from autosync.api.db.document_store import load_domain
+from autosync.api.db.document_store import load_domain, store_strategy
 from autosync.api.db.tables import StrategyRow, TrialRow
 from autosync.api.engine import database_store, job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost, TuningStore
@@ -17,6 +17,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_store import MemoryStore, Store
+from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError
 from tests.api.client.service_queues import service_queue
 from tests.api.databases import opened, postgresql_database
@@ -95,6 +96,24 @@ def test_proposals_are_stored_whole_or_not_at_all(database: Database) -> None:
     with pytest.raises(AttributeError):
         store.propose([PROPOSALS[0], broken, PROPOSALS[2]])
     assert list(store.proposals()) == []
+
+
+def test_tunings_store_the_same_strategies_in_the_same_order(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else PostgreSQL ends one of two that do so at once: each has what the other waits for."""
+    stored: list[str] = []
+
+    def noted(session: Session, strategy: Strategy, domain: Domain) -> str:
+        stored.append(strategy.id)
+        return store_strategy(session, strategy, domain)
+
+    monkeypatch.setattr(database_store, "store_strategy", noted)
+    for proposals in (PROPOSALS, PROPOSALS[::-1]):
+        _, store = claimed(sqlite, REQUEST)
+        store.propose(proposals)
+        assert list(store.proposals()) == proposals
+    assert stored[: len(PROPOSALS)] == stored[len(PROPOSALS) :]
 
 
 def test_others_write_while_a_domain_is_parsed(

@@ -146,6 +146,20 @@ def test_the_newest_versions_are_kept_and_those_in_use(
         job_queue.cancel(sqlite, waiting)
 
 
+def test_a_version_that_a_tuning_asks_for_by_its_name_is_kept_until_its_end(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
+    store_versions(sqlite)
+    waiting = enqueue(sqlite, replace(small_request(), simulator="version-1"))
+    for left in ({1, 3}, {3}):
+        with sqlite.writing() as session:
+            prune_versions(session)
+        with sqlite.reading() as session:
+            assert set(session.scalars(select(SimulatorVersionRow.number))) == left
+        job_queue.cancel(sqlite, waiting)
+
+
 def test_one_whose_version_was_removed_goes_on_with_the_one_in_use(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

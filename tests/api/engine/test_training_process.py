@@ -122,3 +122,32 @@ def test_what_goes_wrong_in_it_is_told(
 ) -> None:
     with pytest.raises(kind, match=words):
         run_beside_trials(partial(failing, how), print, MachineLock(tmp_path))
+
+
+LARGE_BYTES = 1 << 22
+"""More than a pipe takes at once."""
+
+
+def large(folder: Path, say: Say) -> bytes:
+    """Says its process in a file, just before it answers."""
+    (folder / "answers").write_text(f"{os.getpid()}\n")
+    return bytes(LARGE_BYTES)
+
+
+class HeldInAnAnswer(MachineLock):
+    """Held for one look, at which the process is in the middle of its answer."""
+
+    def is_held(self) -> bool:
+        answers, looked = self.folder / "answers", self.folder / "looked"
+        if looked.exists():
+            return False
+        looked.touch()
+        until(lambda: answers.exists() and answers.read_text().endswith("\n"), "an answer")
+        until(lambda: state(int(answers.read_text())) == "S", "a full pipe")
+        return True
+
+
+def test_it_does_not_stand_still_in_the_middle_of_its_answer(tmp_path: Path) -> None:
+    """Whoever reads it would wait for the rest without end."""
+    answer = run_beside_trials(partial(large, tmp_path), print, HeldInAnAnswer(tmp_path))
+    assert len(answer) == LARGE_BYTES

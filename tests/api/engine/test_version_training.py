@@ -32,6 +32,7 @@ from autosync.api.engine.submission import enqueue
 from autosync.api.engine.version_training import (
     NOTHING_NEW,
     VersionFigures,
+    _task,
     has_new_trials,
     run_training,
 )
@@ -45,6 +46,7 @@ from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.simulator.learned.training import SplitTrials
 from tests.api.http.forms import given_token
 from tests.api.sample import candidates, claimed, finished, proposal, result, small_request
+from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of, layered_graph
 from tests.simulator.measurements import measured, write
 
@@ -173,6 +175,20 @@ def test_whoever_lost_the_claim_stores_no_version(
         job_queue.fail(sqlite, first, "too late")
     assert not job_queue.heartbeat(sqlite, first, 10.0)
     assert job_queue.heartbeat(sqlite, second, 10.0)
+
+
+def test_a_version_whose_card_is_of_an_earlier_autosync_keeps_no_training_back(
+    sqlite: Database,
+) -> None:
+    store_versions(sqlite)
+    with sqlite.writing() as session:
+        row = session.get_one(SimulatorRow, "version-3")
+        row.feature_version, row.card = FEATURE_VERSION - 1, '{"version": 1}'
+        enqueue_training(session)
+    held = job_queue.claim(sqlite, "here:1", kind="training")
+    assert held is not None
+    task = _task(sqlite, held)
+    assert (task.parent, task.known) == (0, "")
 
 
 def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:

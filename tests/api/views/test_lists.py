@@ -25,10 +25,11 @@ from autosync.api.views.reports import TuningFilter
 from autosync.api.views.schemas import Page
 from autosync.errors import InvalidInput, NotFound, NotSupported
 from tests.api.sample import Shown, finished, small_request
+from tests.api.simulator_versions import store_versions
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 REQUEST = small_request(budget=8)
-GROWS = ("trials", "proposals", "strategy_summaries", "tunings", "events", "strategies")
+GROWS = ("trials", "proposals", "strategy_summaries", "jobs", "events", "strategies")
 """Tables of many rows."""
 
 
@@ -169,7 +170,7 @@ def test_no_read_walks_a_table_that_grows(shown_sqlite: Shown) -> None:
             plan = [row.detail for row in rows]
         if statement.startswith("SELECT count(*)"):  # `total` walks an index
             continue
-        ordered = "ORDER BY tunings" in statement
+        ordered = "ORDER BY jobs" in statement
         for step in plan:
             walks = step.startswith("SCAN") and step.split()[1] in GROWS
             assert not walks or (ordered and "USING INDEX" in step), (statement, plan)
@@ -314,6 +315,14 @@ def test_what_is_asked_for_is_found(database: Database) -> None:
     assert found(database, archived=True) == [done]
     write_notes(database, done, archived=False)
     assert len(found(database)) == 3
+
+
+def test_tunings_of_a_version_are_found_however_it_was_asked_for(sqlite: Database) -> None:
+    store_versions(sqlite)
+    asked = [replace(small_request(), simulator=name) for name in ("learned", "version-3")]
+    ids = {enqueue(sqlite, request) for request in asked}
+    enqueue(sqlite, replace(small_request(), simulator="version-2"))
+    assert set(found(sqlite, simulator="version-3")) == ids
 
 
 def test_words_that_are_no_ascii_are_found_however_they_are_written(sqlite: Database) -> None:

@@ -13,6 +13,7 @@ from autosync.api.engine.api_keys import make_key, revoke_key
 from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.access.browser import FORM_COOKIE, SESSION_COOKIE, local_address
 from autosync.api.http.app import create_app
+from autosync.api.views.paging import LONGEST_CURSOR
 from tests.api.databases import opened
 from tests.api.http.forms import given_token
 from tests.api.http.serving import PATIENCE_SECONDS, served
@@ -42,6 +43,8 @@ def test_a_browser_is_led_to_the_log_in_and_back(client: TestClient, sqlite: Dat
     assert led.status_code == 303
     assert led.headers["location"] == "/login?next=/models%3Fcursor%3Da%2520b"
     assert 'value="/models?cursor=a%20b"' in client.get(led.headers["location"]).text
+    late = client.get(f"/models?cursor={'a' * LONGEST_CURSOR}", headers=HTML)
+    assert client.get(late.headers["location"]).status_code == 200
     wrong = {"key": f"{key.text[:-1]}!", **given_token(client, "/login")}
     refused = client.post("/login", data=wrong)
     assert refused.status_code == 401
@@ -189,6 +192,9 @@ def test_a_second_log_in_ends_the_first_and_a_revoked_key_all(
         "/tunings/7/live", headers={"HX-Request": "true", "HX-Current-URL": "http://["}
     )
     assert (again.status_code, again.headers["hx-redirect"]) == (401, "/login?next=/")
+    filtered = {"HX-Request": "true", "HX-Current-URL": f"{ADDRESS}/?state=failed&tag=a"}
+    led = client.get("/fragments/tunings?state=failed&tag=a", headers=filtered)
+    assert led.headers["hx-redirect"] == "/login?next=/%3Fstate%3Dfailed%26tag%3Da"
 
 
 def test_a_token_of_the_operator_opens_a_session_while_it_holds(sqlite: Database) -> None:

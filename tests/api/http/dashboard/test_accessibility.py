@@ -97,10 +97,13 @@ def test_parts_fill_in_and_say_why_where_they_cannot(
     asked: list[str] = []
 
     def busy_at_first(route: Route) -> None:
-        """As where another prediction of the same client is under way."""
+        """As where another prediction of the same client is under way, and then behind a proxy
+        whose service starts anew."""
         asked.append(route.request.url)
         if len(asked) == 1:
             return route.fulfill(status=429, headers={"Retry-After": "1"}, body="{}")
+        if len(asked) == 2:
+            return route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
         route.continue_()
 
     page.route("**/predict/collectives?*", busy_at_first)
@@ -109,5 +112,5 @@ def test_parts_fill_in_and_say_why_where_they_cannot(
     expect(page.locator("#predicted-scale [role=alert]")).to_contain_text("its nodes differ")
     expect(page.locator("#strategies tr.ddp")).to_be_visible()
     expect(page.locator("figure#collectives")).to_be_visible()
-    assert len(asked) == 2
+    assert len(asked) == 3
     expect(page.locator(".pending")).to_have_count(0)
