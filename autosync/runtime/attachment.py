@@ -64,6 +64,10 @@ class Attachment:
     def failure(self) -> AutosyncError | None:
         return self.engine.monitor.failure
 
+    @property
+    def rank(self) -> int:
+        return self.engine.state.group.rank()
+
     def flush(self) -> None:
         self.engine.flush()
 
