@@ -2,7 +2,7 @@
 begin and end and where its state is read; methods as torch's DDP has them; and plain copies."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -262,8 +262,11 @@ def _numbers(value: Any) -> Iterable[int]:
     return (number for number, hook in value.items() if callable(hook))
 
 
-def _plain_hooks(hooks: Mapping[Any, Any]) -> OrderedDict[Any, Any]:
-    return OrderedDict((key, hook) for key, hook in hooks.items() if not _is_ours(hook))
+def _plain_hooks(hooks: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
+    """The same dictionary where none of them is ours: it may be an attribute of the script's, and
+    of a class of its own."""
+    kept = [(key, hook) for key, hook in hooks.items() if not _is_ours(hook)]
+    return hooks if len(kept) == len(hooks) else OrderedDict(kept)
 
 
 def _is_ours(value: Any) -> bool:

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -132,12 +133,17 @@ def test_a_models_own_join_attribute_stays(pair: Ranks) -> None:
     assert pair.run(joined) == [True, True]
 
 
+class Notes(OrderedDict[str, int]):
+    """What a script keeps on its model."""
+
+
 class Counted(nn.Sequential):
-    """Has a hook of the script's own, and one more attribute."""
+    """Has a hook of the script's own, and more attributes."""
 
     def __init__(self, inner: nn.Module):
         super().__init__(inner)
         self.calls = 0
+        self.notes = Notes(begun=1)
         self.register_forward_pre_hook(count)
 
 
@@ -190,6 +196,8 @@ def copied_by(rank: int, world: int, case: Case, way: str) -> list[str]:
     other, its = together["model"], together["optimizer"]
     part = WAYS[way](model[0])
     assert type(other) is Counted
+    assert type(other.notes) is Notes
+    assert other.notes == {"begun": 1}
     assert type(its) is SGD
     assert worst_difference(other, alone) < 3e-6
     assert largest_difference(dict(part.state_dict()), dict(alone[0].state_dict())) < 3e-6  # type: ignore[index]
