@@ -6,7 +6,7 @@ which is found without importing what shards them.
 import sys
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,6 @@ from autosync.torch_engine import (
     DdpArguments,
 )
 from autosync.units import MIB
-
-if TYPE_CHECKING:
-    pass
 
 SETTLED = {
     "module": "it is the model that `distribute` is given",
