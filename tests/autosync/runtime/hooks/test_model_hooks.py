@@ -133,6 +133,28 @@ def test_a_models_own_join_attribute_stays(pair: Ranks) -> None:
     assert pair.run(joined) == [True, True]
 
 
+def with_its_own(rank: int, world: int) -> tuple[int, bool]:
+    """How often a function that the script has put on its model was called, and whether it is there
+    behind the plan."""
+    model = make_model("mlp")
+    calls: list[int] = []
+
+    def zero_grad() -> None:
+        calls.append(rank)
+        nn.Module.zero_grad(model)
+
+    model.__dict__["zero_grad"] = zero_grad
+    _, _, attachment = attached(Case(), world, model=model)
+    loss_of(model, 0, rank).backward()
+    model.zero_grad()
+    attachment.detach()
+    return len(calls), model.__dict__.get("zero_grad") is zero_grad
+
+
+def test_what_a_script_has_put_on_its_model_is_called_and_comes_back(pair: Ranks) -> None:
+    assert pair.run(with_its_own) == [(1, True), (1, True)]
+
+
 class Notes(OrderedDict[str, int]):
     """What a script keeps on its model."""
 
