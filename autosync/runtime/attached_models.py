@@ -21,13 +21,17 @@ REPLICATED = (DistributedDataParallel, DataParallel)
 
 class AttachedPlan(Protocol):
     """An attachment, whichever form its plan has, as it is looked up by its model. given: the
-    optimizer, or the list of several, as the script gave it. failure: what has ended it."""
+    optimizer, or the list of several, as the script gave it. rank: this one's, in the process group
+    of the plan. failure: what has ended it."""
 
     @property
     def model(self) -> nn.Module: ...
 
     @property
     def given(self) -> Optimizer | Sequence[Optimizer]: ...
+
+    @property
+    def rank(self) -> int: ...
 
     @property
     def failure(self) -> Exception | None: ...

@@ -34,6 +34,7 @@ from autosync.runtime.transport.agreement import (
     meeting_of,
     ranks_meet,
 )
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.updates.optimizers import JoinedOptimizers
@@ -63,6 +64,10 @@ class Attachment:
     def failure(self) -> AutosyncError | None:
         return self.engine.monitor.failure
 
+    @property
+    def rank(self) -> int:
+        return self.engine.state.group.rank()
+
     def flush(self) -> None:
         self.engine.flush()
 
@@ -73,23 +78,43 @@ class Attachment:
         """Finish what is in flight, then remove hooks, threads and process groups.
 
         A collective where updates are owned or sharded, or ranks divide the model: what some ranks
-        do not hold is gathered, optimizer state unless nobody wants to keep it. After a failure
-        nothing is waited for, and what this rank does not hold is lost, too.
+        do not hold is gathered, optimizer state unless nobody wants to keep it. Where a peer is
+        lost meanwhile, it raises, and the plan is off all the same. After a failure nothing is
+        waited for, and what this rank does not hold is lost, too.
+
+        Raises:
+            NotSupported: an optimizer has yet to step. The plan stays on.
+            SynchronizationFailed: a peer died, or did not come.
         """
+        self.engine.leave()
+        if self.failure is None:
+            try:
+                self._finish(keep_state)
+            except AutosyncError as error:
+                if self.failure is None and not isinstance(error, SynchronizationFailed):
+                    raise  # the script can go on
+                self._take_off()
+                raise
+        self._take_off()
+
+    def _finish(self, keep_state: bool) -> None:
+        """Every rank holds what it takes along, and nothing is in flight."""
+        engine = self.engine
+        engine.flush()
+        engine.streams.synchronize()
+        engine.streams.synchronize_current()  # module buffers: an ended group aborts them
+        if keep_state:
+            engine.script_state.show("detach()")
+        for division in self.divisions:
+            with engine.monitor.exchange("the gathering of placed modules"):
+                division.give_back(keep_state)
+        if self.end_groups is not _leave_open:
+            with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
+                engine.control.barrier(dist.BarrierOptions()).wait()
+
+    def _take_off(self) -> None:
         engine = self.engine
         atexit.unregister(self.at_exit)
-        engine.leave()
-        if self.failure is None:
-            engine.flush()
-            engine.streams.synchronize()
-            engine.streams.synchronize_current()  # module buffers: an ended group aborts them
-            if keep_state:
-                engine.script_state.show("detach()")
-            for division in self.divisions:
-                division.give_back(keep_state)
-            if self.end_groups is not _leave_open:
-                with suppress(RuntimeError):  # nothing is in flight here: a peer may go first
-                    engine.control.barrier(dist.BarrierOptions()).wait()
         self._unhook()
         self.end_groups()
         engine.close()

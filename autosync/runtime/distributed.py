@@ -306,7 +306,7 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
 
     Raises:
         InvalidInput: nobody has distributed the model.
-        NotSupported: torch's `fully_shard` holds it.
+        NotSupported: torch's `fully_shard` holds it, or one of several optimizers has yet to step.
         SynchronizationFailed: a peer died: the plan is off, but weights may be of two iterations.
     """
     if (plan := ATTACHED.plan_of(model)) is not None:

@@ -35,19 +35,25 @@ def check_shardable(
 ) -> None:
     """
     Raises:
-        InvalidInput: an optimizer has stepped, so that its state is of whole parameters.
+        InvalidInput: an optimizer has stepped, or is an Adagrad, so that its state is of whole
+            parameters.
         NotSupported: a module makes sparse gradients; a parameter is a scalar; or shard groups lie
             in a part of the ranks.
     """
     for optimizer in optimizers:
         if optimizer.state:
+            remedy = (
+                "Distribute before the first step, and load a checkpoint behind it with "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
+            )
+            if isinstance(optimizer, torch.optim.Adagrad):  # which begins with its state
+                remedy = "Use an optimizer that begins without state, or ship another strategy."
             raise InvalidInput(
                 f"the optimizer ({type(optimizer).__name__}) holds state of "
                 f"{len(optimizer.state)} whole parameters, which fully_shard does not cut.",
                 thing="optimizer",
                 value=type(optimizer).__name__,
-                remedy="Distribute before the first step, and load a checkpoint behind it with "
-                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict.",
+                remedy=remedy,
             )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:

@@ -31,7 +31,7 @@ def local_batch_size(global_batch: int, shares: Shares, rank: int | None = None)
         InvalidInput: a rank would have no sample, or the shares do not add up to 1.
     """
     given, own = _shares_and_rank(shares, rank)
-    return sizes(global_batch, given)[own]
+    return _full_sizes(global_batch, given)[own]
 
 
 def sizes(total: int, shares: Sequence[float]) -> list[int]:
@@ -42,6 +42,20 @@ def sizes(total: int, shares: Sequence[float]) -> list[int]:
     by_remainder = sorted(range(len(shares)), key=lambda rank: found[rank] - exact[rank])
     for rank in by_remainder[: total - sum(found)]:
         found[rank] += 1
+    return found
+
+
+def _full_sizes(global_batch: int, shares: Sequence[float]) -> list[int]:
+    """Of every rank. Raises InvalidInput where one has no sample."""
+    found = sizes(global_batch, shares)
+    if min(found) < 1:
+        raise InvalidInput(
+            f"a global batch of {global_batch} leaves a rank without a sample: the least share is "
+            f"{min(shares):.4g}.",
+            thing="global_batch",
+            value=global_batch,
+            remedy="Use a larger global batch.",
+        )
     return found
 
 
@@ -100,7 +114,7 @@ class ShareSampler(Sampler[int]):
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
-        self._check_sizes()
+        _full_sizes(global_batch, self.shares)
 
     @property
     def batch_size(self) -> int:
@@ -134,16 +148,6 @@ class ShareSampler(Sampler[int]):
             last = _last_sizes(left, self.shares, full)
             first = batches * self.global_batch + sum(last[: self.rank])
             yield first, first + last[self.rank]
-
-    def _check_sizes(self) -> None:
-        if min(sizes(self.global_batch, self.shares)) == 0:
-            raise InvalidInput(
-                f"a global batch of {self.global_batch} leaves a rank without a sample: the least "
-                f"share is {min(self.shares):.4g}.",
-                thing="global_batch",
-                value=self.global_batch,
-                remedy="Use a larger global batch.",
-            )
 
 
 def _shares_and_rank(shares: Shares, rank: int | None) -> tuple[tuple[float, ...], int]:

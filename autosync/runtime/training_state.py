@@ -73,12 +73,17 @@ class TrainingState:
         with self._in_form(to=rank):
             model = self.model.state_dict()
             states = [one.state_dict() for one in given_optimizers(self.optimizer)]
-        plan = ATTACHED.plan_of(self.model)
-        mine = plan.engine.state.group.rank() if isinstance(plan, Attachment) else dist.get_rank()
-        if mine != rank:
+        if self._rank() != rank:
             return {}
         one = isinstance(self.optimizer, Optimizer)
         return {"model": model, "optimizer": states[0] if one else states}
+
+    def _rank(self) -> int:
+        """Of this process, in the process group of the plan."""
+        if (plan := ATTACHED.plan_of(self.model)) is not None:
+            return plan.rank
+        ddp = ATTACHED.ddp_around(compiled_from(self.model))
+        return dist.get_rank(None if ddp is None else ddp.process_group)
 
     @contextmanager
     def _in_form(self, in_parts: bool = False, to: int | None = None) -> Iterator[None]:

@@ -89,6 +89,10 @@ class ClockedAttachment:
     def failure(self) -> Exception | None:
         return self.client.failure
 
+    @property
+    def rank(self) -> int:
+        return self.groups.rank
+
     def install(self) -> None:
         """Put it on; `unhook` takes back what this has done."""
         model, optimizer = self.model, self.given

@@ -2,7 +2,7 @@
 begin and end and where its state is read; methods as torch's DDP has them; and plain copies."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -155,7 +155,7 @@ class ModelMethods:
     """Of an attached model, until removed.
 
     no_sync: as torch's DDP has it. cleared: called at each `model.zero_grad()`, where given. What
-    the model itself calls `join` or `join_hook` stays.
+    the model itself calls `join` or `join_hook` stays. What the script has put on it comes back.
     """
 
     def __init__(
@@ -172,12 +172,17 @@ class ModelMethods:
                 self._given[name] = refused_join(what, reporting)
         if cleared is not None:
             self._given["zero_grad"] = _clearing(model, cleared)
+        held = self._attributes
+        self._before = {name: held[name] for name in self._given if name in held}
         self._attributes.update(self._given)
 
     def remove(self) -> None:
         for name, given in self._given.items():
-            if self._attributes.get(name) is given:
-                del self._attributes[name]
+            if self._attributes.get(name) is not given:
+                continue
+            del self._attributes[name]
+            if name in self._before:
+                self._attributes[name] = self._before[name]
 
 
 def refused_join(what: str, reporting: Reporting) -> Callable[..., Any]:
@@ -197,9 +202,11 @@ def refused_join(what: str, reporting: Reporting) -> Callable[..., Any]:
 
 
 def _clearing(model: nn.Module, cleared: Callable[[], None]) -> Callable[..., None]:
+    plain = model.zero_grad  # of its class, or the script's own
+
     def zero_grad(*args: Any, **kwargs: Any) -> None:
         cleared()
-        type(model).zero_grad(model, *args, **kwargs)
+        plain(*args, **kwargs)
 
     return zero_grad
 
@@ -262,8 +269,11 @@ def _numbers(value: Any) -> Iterable[int]:
     return (number for number, hook in value.items() if callable(hook))
 
 
-def _plain_hooks(hooks: Mapping[Any, Any]) -> OrderedDict[Any, Any]:
-    return OrderedDict((key, hook) for key, hook in hooks.items() if not _is_ours(hook))
+def _plain_hooks(hooks: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
+    """The same dictionary where none of them is ours: it may be an attribute of the script's, and
+    of a class of its own."""
+    kept = [(key, hook) for key, hook in hooks.items() if not _is_ours(hook)]
+    return hooks if len(kept) == len(hooks) else OrderedDict(kept)
 
 
 def _is_ours(value: Any) -> bool:

@@ -126,8 +126,7 @@ def ended_alone(model: nn.Module, is_culprit: bool, iterations: Callable[[], obj
         store.set(key, "read")
     with suppress(AutosyncError):  # the other one has gone
         plan.detach(keep_state=False)
-    if ATTACHED.plan_of(model) is not None:
-        plan.detach(keep_state=False)
+    assert ATTACHED.plan_of(model) is None
     return said
 
 

@@ -5,9 +5,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
+from autosync.errors import NotSupported
+from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attach
 from autosync.runtime.device.streams import ONE_ORDER, Streams
 from tests.autosync.runtime.cases import (
@@ -17,6 +20,7 @@ from tests.autosync.runtime.cases import (
     make_optimizer,
     plan,
     train_reference,
+    two_optimizers,
     worst_difference,
 )
 from tests.autosync.runtime.distributing import (
@@ -195,3 +199,46 @@ def ended_in_order(rank: int, world: int) -> list[str]:
 def test_module_buffers_have_arrived_before_groups_end(pair: Ranks) -> None:
     """On NCCL only the script's stream waits for them: to end a group aborts what is under way."""
     assert pair.run(ended_in_order) == [["stream", "groups"]] * 2
+
+
+def left_alone(rank: int, world: int) -> tuple[str, bool]:
+    """Rank 1 stops behind its last step(), and rank 0 detaches, which gathers the state."""
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    kind = type(optimizer)
+    distributed(rank, world, PLANS["sharded"], model, optimizer)
+    train(rank, model, [optimizer], range(1))
+    attached = ATTACHED.plan_of(model)
+    assert attached is not None
+    attached.flush()
+    dist.barrier()
+    if rank == 1:
+        attached.stop(NotSupported("this rank has had enough."))
+    said = refusal(lambda: autosync.detach(model))
+    return said, ATTACHED.plan_of(model) is None and type(optimizer) is kind
+
+
+def test_the_plan_is_off_where_a_peer_is_lost_while_it_is_taken_off(pair: Ranks) -> None:
+    (first, first_off), (second, second_off) = pair.run(left_alone)
+    assert first == f"rank 1 stopped: {second}"
+    assert first_off
+    assert second_off
+
+
+def one_of_two_has_stepped(rank: int, world: int) -> str:
+    """What detach says then; afterwards the script goes on, and detaches."""
+    model = make_model("mlp")
+    both = two_optimizers(model)
+    distributed(rank, world, PLANS["sharded"], model, both)
+    loss_of(model, 0, rank).backward()
+    both[0].step()
+    said = refusal(lambda: autosync.detach(model))
+    both[1].step()
+    train(rank, model, both, range(1, 2))
+    autosync.detach(model)
+    return said
+
+
+def test_the_plan_stays_on_where_an_optimizer_has_yet_to_step(pair: Ranks) -> None:
+    for said in pair.run(one_of_two_has_stepped):
+        assert "the model went on before optimizer AdamW had stepped" in said

@@ -1,6 +1,7 @@
 """Shares of the global batch: dealt whole, every sample once, and weighted right."""
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -91,14 +92,20 @@ def test_drop_last_leaves_the_rest_out() -> None:
         (8, (0.5, 0.5), 2, "no rank 2"),
         (8, (0.5, 0.5), None, "init_process_group"),
         (4, (0.9, 0.1), 0, "larger global batch"),
+        (-8, (0.5, 0.5), 0, "larger global batch"),
     ],
 )
 def test_batches_that_shares_do_not_divide_are_refused(
     batch: int, shares: tuple[float, ...], rank: int | None, words: str
 ) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        autosync.ShareSampler(range(20), batch, shares, rank)
-    assert words in f"{caught.value} {caught.value.remedy}"
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: autosync.ShareSampler(range(20), batch, shares, rank),
+        lambda: autosync.local_batch_size(batch, shares, rank),
+    )
+    for ask in ways:
+        with pytest.raises(InvalidInput) as caught:
+            ask()
+        assert words in f"{caught.value} {caught.value.remedy}"
 
 
 def of_another_job(rank: int, world: int) -> tuple[list[int], int, list[str], str]:

@@ -28,7 +28,13 @@ from tests.autosync.runtime.cases import (
     plan,
     two_optimizers,
 )
-from tests.autosync.runtime.distributing import largest_difference, placed_bundle_of
+from tests.autosync.runtime.distributing import (
+    CASES,
+    DDP,
+    bundle_of,
+    largest_difference,
+    placed_bundle_of,
+)
 from tests.autosync.runtime.ranks import Ranks
 
 Optimizers = Optimizer | list[Optimizer]
@@ -186,3 +192,28 @@ def test_training_goes_on_as_from_a_whole_state(
     pair: Ranks, tmp_path: Any, make: Callable[[int], Job]
 ) -> None:
     assert pair.run(resumed, make, str(tmp_path)) == [[], []]
+
+
+def of_a_part(rank: int, world: int, case: Case) -> list[bool]:
+    """Ranks 1 and 2 train by themselves: whether this one gets the whole state that is asked for on
+    the first of them, and on the second."""
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return []
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    given, late = bundle_of(case, model, 2), case.staleness > 0
+    network, optimizer = autosync.distribute(
+        model, make_optimizer("sgd", model), given, group, allow_inexact=late
+    )
+    loss_of(network, 0, rank).backward()
+    optimizer.step()
+    state = TrainingState(network, optimizer)
+    found = [bool(state.whole(place)) for place in range(2)]
+    autosync.detach(network)
+    return found
+
+
+@pytest.mark.parametrize("case", [DDP, *CASES.values()], ids=["ddp", *CASES])
+def test_a_rank_is_counted_in_the_process_group_of_the_plan(three: Ranks, case: Case) -> None:
+    assert three.run(of_a_part, case) == [[], [True, False], [False, True]]

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -132,12 +133,39 @@ def test_a_models_own_join_attribute_stays(pair: Ranks) -> None:
     assert pair.run(joined) == [True, True]
 
 
+def with_its_own(rank: int, world: int) -> tuple[int, bool]:
+    """How often a function that the script has put on its model was called, and whether it is there
+    behind the plan."""
+    model = make_model("mlp")
+    calls: list[int] = []
+
+    def zero_grad() -> None:
+        calls.append(rank)
+        nn.Module.zero_grad(model)
+
+    model.__dict__["zero_grad"] = zero_grad
+    _, _, attachment = attached(Case(), world, model=model)
+    loss_of(model, 0, rank).backward()
+    model.zero_grad()
+    attachment.detach()
+    return len(calls), model.__dict__.get("zero_grad") is zero_grad
+
+
+def test_what_a_script_has_put_on_its_model_is_called_and_comes_back(pair: Ranks) -> None:
+    assert pair.run(with_its_own) == [(1, True), (1, True)]
+
+
+class Notes(OrderedDict[str, int]):
+    """What a script keeps on its model."""
+
+
 class Counted(nn.Sequential):
-    """Has a hook of the script's own, and one more attribute."""
+    """Has a hook of the script's own, and more attributes."""
 
     def __init__(self, inner: nn.Module):
         super().__init__(inner)
         self.calls = 0
+        self.notes = Notes(begun=1)
         self.register_forward_pre_hook(count)
 
 
@@ -190,6 +218,8 @@ def copied_by(rank: int, world: int, case: Case, way: str) -> list[str]:
     other, its = together["model"], together["optimizer"]
     part = WAYS[way](model[0])
     assert type(other) is Counted
+    assert type(other.notes) is Notes
+    assert other.notes == {"begun": 1}
     assert type(its) is SGD
     assert worst_difference(other, alone) < 3e-6
     assert largest_difference(dict(part.state_dict()), dict(alone[0].state_dict())) < 3e-6  # type: ignore[index]

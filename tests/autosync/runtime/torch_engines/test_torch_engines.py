@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
-from autosync.errors import NotSupported
+from autosync.errors import InvalidInput, NotSupported
 from autosync.exports.ddp import ddp_buckets
 from autosync.runtime import torch_engines
 from autosync.runtime.fully_shard import check_shardable, named_values, retarget
@@ -192,6 +192,13 @@ def test_a_scalar_is_refused_by_name() -> None:
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(NotSupported, match="'scale' has no dimension"):
         check_shardable(model, [], FullyShard((), 2), cast(Any, None))
+
+
+def test_an_adagrad_is_not_told_to_come_before_its_first_step() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adagrad(model.parameters())
+    with pytest.raises(InvalidInput, match="an optimizer that begins without state"):
+        check_shardable(model, [optimizer], FullyShard((), 2), cast(Any, None))
 
 
 def state_of_one(rank: int, world: int, given: Bundle) -> str:
