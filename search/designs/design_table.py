@@ -27,6 +27,7 @@ from autosync.search.space import Space
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.verification import verify
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 _HAND_DESIGNED: tuple[Design, ...] = (
     known.ddp,
@@ -184,11 +185,15 @@ def keeps_pins(strategy: Strategy, space: Space) -> bool:
 
 
 def lies_in(strategy: Strategy, space: Space) -> bool:
-    """Whether every unpinned choice and the schedule are ones that the space allows."""
+    """Whether every unpinned choice, the schedule and the replicas' shares are ones that the space
+    allows."""
     schedule = strategy.schedule
     if space.only == "buckets":
         exact = not (strategy.extensions or _encodings(strategy, set()))
         return exact and schedule.order == "ddp" and schedule.ddp is not None
+    shares = [replica.share for replica in strategy.replicas]
+    if max(shares) - min(shares) > SHARE_TOLERANCE and not space.uneven_shares:
+        return False
     if space.only == "fsdp2" and strategy.engine is None:
         return False
     if not all(proposer_of(each.key).lies_in(strategy, space) for each in strategy.extensions):
