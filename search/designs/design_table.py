@@ -137,8 +137,7 @@ def fitted(domain: Domain, space: Space, build: Design) -> Strategy | None:
     ranks, say) or does not lie in the space."""
     try:
         strategy = with_pins(build(domain), space)
-        lossy = any(each != EXACT for each in space.encodings)
-        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
+        verify(strategy, domain, allow_lossy=space.may_lose, allow_inexact=space.may_lag)
     except (InvalidStrategy, NotSupported):
         return None
     return strategy if lies_in(strategy, space) else None

@@ -129,8 +129,7 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
 
 def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
     try:
-        lossy = len(space.encodings) > 1
-        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
+        verify(strategy, domain, allow_lossy=space.may_lose, allow_inexact=space.may_lag)
         check_runnable(strategy.choices, domain.world_size)
         if strategy.extensions:
             check_memory(
