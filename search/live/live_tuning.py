@@ -239,9 +239,9 @@ def _verdict(
     job.renew_groups()
     cluster = control.agreed(lambda: measure_cluster(job, recorded.step_seconds))
     sharing = gpu_sharing(job)
+    domain = control.agreed(lambda: recorded.domain_on(cluster))
     if dist.get_rank() > 0:
         return serve(job)
-    domain = recorded.domain_on(cluster)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
     sharded = space.only == "fsdp2"
     within = space if sharded else replace(space, sharded_parameters=False)  # the script must agree

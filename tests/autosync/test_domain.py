@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.profiling import estimate_profile
 from tests.domains import chain_graph, domain_of, grid_cluster
@@ -58,3 +59,10 @@ def test_equal_domains_are_one_key_and_others_of_the_same_names_are_not() -> Non
     assert hash(one) == hash(same) == hash(other)
     assert {one: "one", other: "other"}[same] == "one"
     assert one != other
+
+
+def test_a_variable_of_more_dimensions_than_a_table_holds_is_refused_at_once() -> None:
+    """Not by whoever reads the table first: in a running job that is rank 0 alone."""
+    assert domain_of(chain_graph(((1,) * 8,))).variables.dims.shape == (1, 8)
+    with pytest.raises(InvalidInput, match="'v0' has 9 dimensions; at most 8"):
+        domain_of(chain_graph(((1,) * 9,)))
