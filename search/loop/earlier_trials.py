@@ -83,7 +83,7 @@ def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
             value=str(path),
             remedy="Write one with `autosync export --trials`, or give a bundle.",
         ) from None
-    with suppress(ValueError):  # which `read_bundle` words
+    with suppress(ValueError, RecursionError):  # which `read_bundle` words
         if isinstance(data := json.loads(text), dict) and "trials" in data:
             return from_data(EarlierTrials, data, source=str(path))
     return read_bundle(text, source=str(path))

@@ -162,9 +162,10 @@ def test_trials_as_a_file(tmp_path: Path) -> None:
     assert from_json(EarlierTrials, to_json(earlier)) == earlier
     with pytest.raises(InvalidInput, match="took 0"):
         replace(earlier.trials[0], step_seconds=0.0)
-    path.write_text("{}")
-    with pytest.raises(InvalidInput, match=r"trials\.json"):
-        read_earlier(path)
+    for text in ("{}", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(InvalidInput, match=r"trials\.json"):
+            read_earlier(path)
     with pytest.raises(InvalidInput, match="cannot read"):
         read_earlier(tmp_path / "none.json")
 
