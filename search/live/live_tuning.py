@@ -159,7 +159,7 @@ def tune(
     if group.size() == 1:
         check()
         log.info("one rank has nothing to synchronize")
-        made = in_ddp(model, optimizer, max_grad_norm, None, group, options, lambda: [])
+        made = in_ddp(model, optimizer, max_grad_norm, None, group, options, list)
         return made, optimizer
     patience = timedelta(minutes=minutes) + GRACE
     until = time.monotonic() + 60 * minutes
