@@ -145,6 +145,15 @@ class Domain:
                 value=self.accumulate,
                 remedy=f"Give 1, which is an update after every batch, to {MOST_ACCUMULATED}.",
             )
+        for variable in self.graph.variables:
+            if len(variable.shape) > MAX_DIMS:
+                raise InvalidInput(
+                    f"variable {variable.name!r} has {len(variable.shape)} dimensions; "
+                    f"at most {MAX_DIMS} are supported.",
+                    thing=f"variable {variable.name}",
+                    value=variable.shape,
+                    remedy="Give it fewer, and reshape it where it is used.",
+                )
         operations = len(self.graph.operations)
         for field in ("forward_seconds", "backward_seconds"):
             given = getattr(self.profile, field)
@@ -256,13 +265,6 @@ def _variable_table(domain: Domain) -> VariableTable:
     variables = domain.graph.variables
     dims = np.ones((len(variables), MAX_DIMS), dtype=np.int64)
     for index, variable in enumerate(variables):
-        if len(variable.shape) > MAX_DIMS:
-            raise InvalidInput(
-                f"variable {variable.name!r} has {len(variable.shape)} dimensions; "
-                f"at most {MAX_DIMS} are supported.",
-                thing=f"variable {variable.name}",
-                value=variable.shape,
-            )
         dims[index, : len(variable.shape)] = variable.shape
     ready = np.empty(len(variables), dtype=np.int32)
     ready[list(domain.graph.gradient_order)] = np.arange(len(variables))

@@ -223,11 +223,7 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
 
     pool: of workers that compute for real and record in host memory.
     """
-    result = pool.run(
-        overlap_request(
-            domain, "overlap", settings.warmup, settings.iterations, settings.timeout_seconds
-        )
-    )
+    result = pool.run(overlap_request(domain, settings))
     slowdown = recorded_slowdown(result, domain)
     if slowdown is None:
         why = result.error.message if result.error else "no trial shows it"
@@ -239,22 +235,17 @@ def measure_overlap(pool: Pool, domain: Domain, settings: Settings, on_event: On
     return replace(domain, cluster=replace(domain.cluster, overlap_slowdown=round(slowdown, 4)))
 
 
-def overlap_request(
-    domain: Domain,
-    key: str,
-    warmup: int = 2,
-    iterations: int = 5,
-    timeout_seconds: float = 60.0,
-) -> TrialRequest:
-    """A trial whose all-reduces are under way during most of backward."""
+def overlap_request(domain: Domain, settings: Settings) -> TrialRequest:
+    """A trial whose all-reduces are under way during most of backward; it may take as long as those
+    of the search."""
     each_bytes = -(-domain.graph.size_bytes // OVERLAP_MESSAGES)
     strategy = assemble(domain, collective(domain, AllReduce(0)), limit_bytes=each_bytes)
     return TrialRequest(
-        key=key,
+        key="overlap",
         bundle=make_bundle(strategy, domain),
-        warmup=warmup,
-        iterations=iterations,
-        timeout_seconds=timeout_seconds,
+        warmup=settings.warmup,
+        iterations=settings.iterations,
+        timeout_seconds=settings.timeout_seconds * domain.accumulate,
         record=True,
     )
 

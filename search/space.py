@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from autosync.allowed import Allowed
 from autosync.documents import LARGEST_COUNT, UNLESS_EMPTY, UNLESS_TRUE, UNLESS_ZERO
 from autosync.errors import InvalidInput
-from autosync.strategy import VariableChoice
+from autosync.strategy import EXACT, VariableChoice
 from autosync.units import MIB
 
 SpaceName = Literal["fsdp2", "buckets"]
@@ -106,6 +106,12 @@ class Space(Allowed):
                 why = f"is {self.only!r}, and {wrong[0]} is {getattr(self, wrong[0])!r}"
                 remedy = 'Give the name alone, "fsdp2"; it leaves no choice of that.'
                 raise _refused("only", self.only, why, remedy)
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether messages may lose information: by an allowed encoding, or by that of a pin."""
+        pinned = [getattr(shard, "encoding", EXACT) for pin in self.pins for shard in pin.shards]
+        return any(each != EXACT for each in (*self.encodings, *pinned))
 
 
 def _refused(field: str, value: object, why: str, remedy: str) -> InvalidInput:

@@ -24,7 +24,8 @@ def check_request(request: TuningRequest) -> None:
         InvalidInput: a pin does not fit the graph, a scale or count is out of range, nobody knows
             the optimizer, no strategy fits the devices' memory, or compute and device do not go
             with the rest.
-        NotSupported: the operator has not set up the launcher, or a pin cannot be run.
+        InvalidStrategy, NotSupported: a pin cannot be run.
+        NotSupported: the operator has not set up the launcher.
     """
     check_launcher(request.launcher)
     check_optimizer(request.domain)
@@ -87,6 +88,7 @@ def check_pins(space: Space, domain: Domain) -> None:
 
     Raises:
         InvalidInput: a pin does not fit the graph, or names an owner below 0.
+        InvalidStrategy: no strategy of the domain can have the pinned choices; says why.
         NotSupported: a pinned owner is a dedicated server host.
     """
     check_runnable(space.pins, domain.world_size)
@@ -120,6 +122,10 @@ def check_pins(space: Space, domain: Domain) -> None:
                 value=pin.partition.lengths[:8],
                 remedy="The lengths must add up to that dimension (all elements for axis -1).",
             )
+    if space.pins:
+        from autosync.search.designs import design_table  # loads numba
+
+        design_table.check_pins(domain, space)
 
 
 def check_scales(byte_scale: float, time_scale: float) -> None:

@@ -73,7 +73,7 @@ def ranked_domain(session: Session, spec: RankSpec) -> Domain:
     """
     Raises:
         NotFound: no such graph or cluster. InvalidInput: what does not fit the graph.
-        NotSupported: a pin that cannot be run.
+        InvalidStrategy, NotSupported: a pin that cannot be run.
     """
     domain = domain_named(session, spec, spec.cluster, spec.profile)
     check_counts(spec.space)

@@ -165,7 +165,7 @@ def distribute(
 
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
-        return _wrapped(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
+        return in_ddp(model, optimizer, max_grad_norm, None, group, options, beside), optimizer
     if not allow_lossy:
         check_lossless(shipped.plan)
     slower = knobs_without_effect(shipped.plan, group, device)
@@ -175,7 +175,7 @@ def distribute(
         log.warning(message)
     if shipped.plan.engine == "ddp":
         plan = shipped.plan
-        return _wrapped(model, optimizer, max_grad_norm, plan, group, options, beside), optimizer
+        return in_ddp(model, optimizer, max_grad_norm, plan, group, options, beside), optimizer
     names = model_names(shipped, network)
     if shipped.plan.sharding is not None:
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
@@ -223,7 +223,7 @@ def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> No
     check_held(model, optimizers)
 
 
-def _wrapped(
+def in_ddp(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     max_grad_norm: float | None,

@@ -75,6 +75,8 @@ class CollectionPlan:
         for name in ("strategies", "pick_rounds", "proposals"):
             if getattr(self, name) < 1:
                 raise _refused(name, getattr(self, name), "is below 1", "Ask for one at least.")
+        if not self.domains:
+            raise _refused("domains", [], "is empty", "Name one at least.")
 
     def strategies_of(self, target: CollectionTarget) -> int:
         """How many of a domain, picks not counted."""

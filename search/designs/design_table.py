@@ -27,6 +27,7 @@ from autosync.search.space import Space
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.strategy import EXACT, Encoding, Strategy
 from autosync.verification import verify
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 _HAND_DESIGNED: tuple[Design, ...] = (
     known.ddp,
@@ -136,8 +137,7 @@ def fitted(domain: Domain, space: Space, build: Design) -> Strategy | None:
     ranks, say) or does not lie in the space."""
     try:
         strategy = with_pins(build(domain), space)
-        lossy = any(each != EXACT for each in space.encodings)
-        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
+        verify(strategy, domain, allow_lossy=space.may_lose, allow_inexact=space.may_lag)
     except (InvalidStrategy, NotSupported):
         return None
     return strategy if lies_in(strategy, space) else None
@@ -171,17 +171,28 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
     return ordered(pinned, keys)
 
 
+def check_pins(domain: Domain, space: Space) -> None:
+    """Raises InvalidStrategy where no strategy of the domain can have the pinned choices."""
+    if space.pins:
+        others = known.all_reduce_per_variable(domain)
+        verify(with_pins(others, space), domain, allow_lossy=True)
+
+
 def keeps_pins(strategy: Strategy, space: Space) -> bool:
     """Whether pinned variables have their pinned choices, in messages of their own."""
     return with_pins(strategy, space).canonical().choices == strategy.canonical().choices
 
 
 def lies_in(strategy: Strategy, space: Space) -> bool:
-    """Whether every unpinned choice and the schedule are ones that the space allows."""
+    """Whether every unpinned choice, the schedule and the replicas' shares are ones that the space
+    allows."""
     schedule = strategy.schedule
     if space.only == "buckets":
         exact = not (strategy.extensions or _encodings(strategy, set()))
         return exact and schedule.order == "ddp" and schedule.ddp is not None
+    shares = [replica.share for replica in strategy.replicas]
+    if max(shares) - min(shares) > SHARE_TOLERANCE and not space.uneven_shares:
+        return False
     if space.only == "fsdp2" and strategy.engine is None:
         return False
     if not all(proposer_of(each.key).lies_in(strategy, space) for each in strategy.extensions):

@@ -100,7 +100,7 @@ def diagnose(
 
     Raises:
         InvalidInput: the model follows a plan of AutoSync's; the step fails on a rank; `batches` is
-            empty; `save` ends in none of the three, or cannot be written.
+            empty; `iterations` is below 1; `save` ends in none of the three, or cannot be written.
         SynchronizationFailed: a rank died.
     """
     group = working_group(None)
@@ -116,6 +116,13 @@ def diagnose(
 
     def check() -> None:
         check_plain(unwrapped(model), optimizers)
+        if iterations < 1:
+            raise InvalidInput(
+                f"iterations is {iterations}: nothing would be timed.",
+                thing="iterations",
+                value=iterations,
+                remedy="Give 1 or more.",
+            )
         if save is not None and Path(save).suffix not in FORMATS:
             raise InvalidInput(
                 f"{str(save)!r} names no format of a diagnosis.",

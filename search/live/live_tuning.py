@@ -23,7 +23,7 @@ from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.documents import to_json
 from autosync.domain import Domain
 from autosync.errors import AutosyncError, InvalidInput
-from autosync.runtime.distributed import distribute
+from autosync.runtime.distributed import distribute, in_ddp
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.transport.base import SynchronizationFailed
@@ -98,7 +98,7 @@ def tune(
     torch.distributed is initialized. All begin with rank 0's parameters, as under DDP. After it
     parameters, buffers, optimizer and random states are what they were before it; only the
     synchronization has changed: model and optimizer come back as `autosync.distribute` returns
-    them.
+    them. A job of one rank tries nothing and goes on under torch's DDP.
 
     step: `step(model, optimizer)` runs one whole iteration: forward, backward and
         `optimizer.step()`. It is run many times, so it should not advance a data loader: let it
@@ -159,7 +159,8 @@ def tune(
     if group.size() == 1:
         check()
         log.info("one rank has nothing to synchronize")
-        return model, optimizer
+        made = in_ddp(model, optimizer, max_grad_norm, None, group, options, list)
+        return made, optimizer
     patience = timedelta(minutes=minutes) + GRACE
     until = time.monotonic() + 60 * minutes
     with job_control(patience) as control:
@@ -239,9 +240,9 @@ def _verdict(
     job.renew_groups()
     cluster = control.agreed(lambda: measure_cluster(job, recorded.step_seconds))
     sharing = gpu_sharing(job)
+    domain = control.agreed(lambda: recorded.domain_on(cluster))
     if dist.get_rank() > 0:
         return serve(job)
-    domain = recorded.domain_on(cluster)
     settings = with_fewer_iterations(settings, slowest, until - time.monotonic())
     sharded = space.only == "fsdp2"
     within = space if sharded else replace(space, sharded_parameters=False)  # the script must agree

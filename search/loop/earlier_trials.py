@@ -83,7 +83,7 @@ def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
             value=str(path),
             remedy="Write one with `autosync export --trials`, or give a bundle.",
         ) from None
-    with suppress(ValueError):  # which `read_bundle` words
+    with suppress(ValueError, RecursionError):  # which `read_bundle` words
         if isinstance(data := json.loads(text), dict) and "trials" in data:
             return from_data(EarlierTrials, data, source=str(path))
     return read_bundle(text, source=str(path))
@@ -129,8 +129,7 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
 
 def _is_usable(strategy: Strategy, domain: Domain, space: Space) -> bool:
     try:
-        lossy = len(space.encodings) > 1
-        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
+        verify(strategy, domain, allow_lossy=space.may_lose, allow_inexact=space.may_lag)
         check_runnable(strategy.choices, domain.world_size)
         if strategy.extensions:
             check_memory(

@@ -12,6 +12,7 @@ from autosync.domain import MAX_DIMS, Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.registry import Entries
 from autosync.population import Option, synchronizer_row
+from autosync.search.designs.design_table import check_pins
 from autosync.search.domain_facts import (
     factor_costs,
     replica_layouts,
@@ -167,7 +168,8 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     """Everything the sampler needs to know of a domain and a space.
 
     Raises:
-        InvalidStrategy: a pin names no variable, or an owner that is no rank.
+        InvalidStrategy: a pin names no variable, or an owner that is no rank; or no strategy can
+            have the pinned choices.
     """
     encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
     options: dict[Option, int] = {}
@@ -180,6 +182,7 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     ]
     variables = _variables(domain, space)
     pins = _pins(domain, space.pins, variables, options)
+    check_pins(domain, space)
     layouts = replica_layouts(domain, space)
     drawn = [encodings.index(encoding) for encoding in dict.fromkeys(space.encodings)]
     carried = drawn_extensions(domain, space)

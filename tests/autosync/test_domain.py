@@ -66,3 +66,10 @@ def test_impossible_seconds_of_an_update_are_refused(seconds: float) -> None:
     domain = domain_of()
     with pytest.raises(InvalidInput, match="update_seconds"):
         replace(domain, profile=replace(domain.profile, update_seconds=seconds))
+
+
+def test_a_variable_of_more_dimensions_than_a_table_holds_is_refused_at_once() -> None:
+    """Not by whoever reads the table first: in a running job that is rank 0 alone."""
+    assert domain_of(chain_graph(((1,) * 8,))).variables.dims.shape == (1, 8)
+    with pytest.raises(InvalidInput, match="'v0' has 9 dimensions; at most 8"):
+        domain_of(chain_graph(((1,) * 9,)))

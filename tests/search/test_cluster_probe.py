@@ -206,10 +206,12 @@ class ToldPool:
         self.truth = truth
         self.error = error
         self.strategies: list[Strategy] = []
+        self.timeouts: list[float] = []
 
     def run(self, request: TrialRequest) -> TrialResult:
         assert request.record
         self.strategies.append(request.bundle.strategy)
+        self.timeouts.append(request.timeout_seconds)
         timeline = None if self.error else self.timeline(request.bundle.strategy)
         failed = TrialResult(request.key, (), None, None, self.error, "told", 1.0, 1.0)
         return replace(failed, timeline=timeline)
@@ -246,3 +248,11 @@ def test_a_job_whose_trial_fails_goes_on_without_it() -> None:
     pool, events = ToldPool(DOMAIN, TrialError("crashed", "rank 1: no.")), list[TuningEvent]()
     assert measure_overlap(pool, DOMAIN, Settings(), events.append) is DOMAIN
     assert "not known: rank 1: no." in events[0].message
+
+
+def test_the_trial_may_take_as_long_as_those_of_the_search() -> None:
+    pool, events = ToldPool(DOMAIN, TrialError("crashed", "no.")), list[TuningEvent]()
+    for batches in (1, 4):
+        domain = replace(DOMAIN, accumulate=batches)
+        measure_overlap(pool, domain, Settings(timeout_seconds=10.0), events.append)
+    assert pool.timeouts == [10.0, 40.0]

@@ -231,8 +231,7 @@ def _distinct(
 def _is_sound(strategy: Strategy, domain: Domain, space: Space) -> bool:
     """Whether it places anything, runs and lies in the space."""
     try:
-        lossy = len(space.encodings) > 1
-        verify(strategy, domain, allow_lossy=lossy, allow_inexact=space.may_lag)
+        verify(strategy, domain, allow_lossy=space.may_lose, allow_inexact=space.may_lag)
     except (InvalidStrategy, NotSupported):
         return False
     return bool(modules_of(strategy)) and lies_in(strategy, space)

@@ -175,6 +175,14 @@ def test_a_pin_to_an_owner_below_0_is_refused(client: TestClient, ids: dict[str,
     refused(client.post("/v1/tunings", json={**ids, "space": space}), 422, "owner -1")
 
 
+def test_a_pin_that_no_strategy_can_have_is_refused(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    space = pin("v0", [64])
+    space["pins"][0]["shards"] = [{"kind": "all_gather", "group": 0}]
+    refused(client.post("/v1/tunings", json={**ids, "space": space}), 422, "v0", "dense gradient")
+
+
 def test_what_belongs_to_another_graph_is_refused(client: TestClient, ids: dict[str, str]) -> None:
     other = to_data(domain_of(graph=chain_graph(((4, 4), (4,)))).profile)
     answers = [

@@ -39,6 +39,7 @@ def test_the_bundled_plan_is_the_dataset_that_is_promised() -> None:
     [
         ("domains: [{name: a, model: resnet50}]", "cluster"),
         ("strategies: 0\ndomains: []", "strategies"),
+        ("domains: []", "domains .* is empty"),
         ("domains: 3", "domains"),
         ("- 1", "plan.yaml"),
         ("domains: [", "plan"),

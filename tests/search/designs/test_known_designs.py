@@ -28,7 +28,16 @@ from autosync.search.designs.known_designs import (
 )
 from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
-from autosync.strategy import AllGather, AllReduce, Factors, ParameterServer, Strategy, whole
+from autosync.strategy import (
+    EXACT,
+    AllGather,
+    AllReduce,
+    Encoding,
+    Factors,
+    ParameterServer,
+    Strategy,
+    whole,
+)
 from autosync.strategy import VariableChoice as Choice
 from autosync.torch_engine import DDP_FIRST_BUCKET_BYTES
 from autosync.verification import verify
@@ -80,6 +89,17 @@ def test_the_space_and_its_pins_are_respected_except_by_ddp() -> None:
         assert replace(shard, group=0) == pin.shards[0]
         others = {s.group for choice in strategy.choices[1:] for s in choice.shards}
         assert shard.group not in others
+
+
+def test_a_pin_may_lose_information_where_nothing_else_may() -> None:
+    pin = Choice("v0", whole((512, 256)), (AllReduce(0, encoding=Encoding("bf16")),))
+    found = dict(hand_designed(LINEAR, Space(pins=(pin,))))
+    assert {"all_reduce_25mb", "dear"} <= set(found)
+    del found["ddp"]
+    for strategy in found.values():
+        kept, *others = (choice.shards for choice in strategy.choices)
+        assert [replace(shard, group=0) for shard in kept] == list(pin.shards)
+        assert all(getattr(shard, "encoding", EXACT) == EXACT for own in others for shard in own)
 
 
 def test_ddp_keeps_torchs_default_sizes() -> None:

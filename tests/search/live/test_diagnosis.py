@@ -146,6 +146,8 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
     options: dict[str, Any] = {"save": f"{folder}/page.pdf"} if how == "save" else {}
     if how == "batches":
         options = {"batches": []}
+    if how == "iterations":
+        options = {"iterations": 0}
     given = step if how == "step" else step_on(batch_of(rank, 0))
     return refusal_of(autosync.diagnose, given, model, optimizer, **options)
 
@@ -156,6 +158,7 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
         ("step", "no such shape"),
         ("save", "page.pdf' names no format"),
         ("batches", "batches is empty"),
+        ("iterations", "iterations is 0"),
     ],
 )
 def test_what_cannot_be_is_refused_on_every_rank(

@@ -429,6 +429,34 @@ def test_every_trial_runs_the_same_batches_of_a_stream(trio: Ranks) -> None:
         assert found["passes"] >= 3
 
 
+def alone(rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
+    network: Any = autosync.tune(step, model, optimizer, max_grad_norm=CLIPPED)[0]
+    with network.no_sync():
+        before = [p.detach().clone() for p in model.parameters()]
+    step(network, optimizer)
+    moves = [(p.detach() - q).norm() for p, q in zip(model.parameters(), before, strict=True)]
+    return {
+        "moved": float(torch.stack(moves).norm()),
+        "taken off": autosync.detach(network)[0] is model,
+    }
+
+
+def test_a_job_of_one_rank_is_clipped_as_one_of_several_is() -> None:
+    with ranks(1) as single:
+        (found,) = single.run(alone)
+    assert found["moved"] == pytest.approx(CLIPPED, rel=0.01)
+    assert found["taken off"]
+
+
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "autosync.search.live.live_tuning", None)
     with pytest.raises(NotSupported, match="not installed"):

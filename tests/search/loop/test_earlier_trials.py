@@ -15,6 +15,7 @@ from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.extensions.offload.document import Offload
 from autosync.population import Population
+from autosync.search.designs.building_blocks import assemble, collective
 from autosync.search.designs.design_table import with_pins
 from autosync.search.designs.known_designs import all_reduce_per_variable, partitioned_all_reduce
 from autosync.search.loop.earlier_document import EarlierTrial, EarlierTrials
@@ -32,7 +33,7 @@ from autosync.search.loop.tuning_loop import learn, tune
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
-from autosync.strategy import AllReduce, Strategy, VariableChoice, whole
+from autosync.strategy import AllReduce, Encoding, Replica, Strategy, VariableChoice, whole
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.loop.test_tuning_loop import DOMAIN, SETTINGS, TablePool, by_simulator, run
 
@@ -161,9 +162,10 @@ def test_trials_as_a_file(tmp_path: Path) -> None:
     assert from_json(EarlierTrials, to_json(earlier)) == earlier
     with pytest.raises(InvalidInput, match="took 0"):
         replace(earlier.trials[0], step_seconds=0.0)
-    path.write_text("{}")
-    with pytest.raises(InvalidInput, match=r"trials\.json"):
-        read_earlier(path)
+    for text in ("{}", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(InvalidInput, match=r"trials\.json"):
+            read_earlier(path)
     with pytest.raises(InvalidInput, match="cannot read"):
         read_earlier(tmp_path / "none.json")
 
@@ -189,6 +191,24 @@ def test_what_cuts_a_pinned_variable_otherwise_is_left_out() -> None:
     assert len(cut.choices[0].shards) > 1
     trials = tuple(EarlierTrial(each, 1.0, "design") for each in (cut, kept))
     assert [t.strategy for t in usable(EarlierTrials(trials), DOMAIN, space).trials] == [kept]
+
+
+def test_uneven_shares_are_left_out_where_the_space_has_even_ones_alone() -> None:
+    even, world = all_reduce_per_variable(DOMAIN), DOMAIN.world_size
+    shares = [2 / (world + 1), *[1 / (world + 1)] * (world - 1)]
+    uneven = replace(even, replicas=tuple(map(Replica, range(world), shares)))
+    earlier = EarlierTrials(tuple(EarlierTrial(each, 1.0, "design") for each in (even, uneven)))
+    assert [t.strategy for t in usable(earlier, DOMAIN, Space()).trials] == [even]
+    assert usable(earlier, DOMAIN, Space(uneven_shares=True)) == earlier
+
+
+def test_lossy_messages_are_taken_over_where_the_space_has_no_others() -> None:
+    packed = Encoding("bf16")
+    halved = assemble(DOMAIN, collective(DOMAIN, AllReduce(0, encoding=packed)))
+    earlier = EarlierTrials((EarlierTrial(halved, 1.0, "design"),))
+    assert usable(earlier, DOMAIN, Space(encodings=(packed,))) == earlier
+    with pytest.raises(InvalidInput, match="none of the 1 strategies"):
+        usable(earlier, DOMAIN, Space())
 
 
 def test_the_second_search_is_no_worse_where_nothing_has_changed() -> None:

@@ -18,9 +18,12 @@ from autosync.search.domain_facts import ring_orders
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
 from autosync.strategy import (
+    AllGather,
     AllReduce,
     Encoding,
     ParameterServer,
+    Partition,
+    ReduceScatter,
     VariableChoice,
     pieces,
     split,
@@ -381,6 +384,28 @@ def test_a_pin_of_an_owner_that_is_no_rank_is_refused(server: int) -> None:
     pin = VariableChoice("v3", whole((128,)), (ParameterServer(server, 0),))
     with pytest.raises(InvalidStrategy, match=f"owner {server}, of ranks 0 to 3"):
         sample(domain_of(), Space(pins=(pin,)), 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ([VariableChoice("v3", whole((64,)), (AllReduce(0),))], "add up to 64"),
+        ([VariableChoice("v3", Partition(7, (128,)), (AllReduce(0),))], "no axis 7"),
+        ([VariableChoice("v3", whole((128,)), (AllGather(0),))], "dense gradient"),
+        (
+            [
+                VariableChoice("v3", whole((128,)), (AllReduce(0),)),
+                VariableChoice("v5", whole((10,)), (ReduceScatter(0),)),
+            ],
+            "differs from it in method",
+        ),
+    ],
+)
+def test_pins_that_no_strategy_can_have_are_refused(pins: list[VariableChoice], words: str) -> None:
+    """A compiled loop would write as many pieces as they have elements, and trials would leave
+    elements out."""
+    with pytest.raises(InvalidStrategy, match=words):
+        sample(domain_of(), Space(pins=tuple(pins)), 0, 1, 0)
 
 
 def test_lossless_by_default() -> None:
