@@ -41,6 +41,7 @@ OPERATIONS = {
     "allgather": "all_gather",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
     "broadcast": "broadcast",
     "alltoall": "all_to_all",
     "all_to_all": "all_to_all",
@@ -238,7 +239,8 @@ class _SortedEvents:
 
 
 def _is_nccl(kernel: _Event) -> bool:
-    return kernel.name.startswith(("ncclDevKernel", "ncclKernel"))
+    """Their names begin alike in all versions: ncclKernel_, ncclDevKernel_, ncclSymkDevKernel_."""
+    return kernel.name.startswith("nccl")
 
 
 def _operation(name: str) -> str:

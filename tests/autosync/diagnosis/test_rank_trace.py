@@ -84,3 +84,25 @@ def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) ->
 def test_events_of_another_form_are_left_out(hostile: Any) -> None:
     given = gloo_step(0, 600, 900)
     rank_trace({**given, "traceEvents": [*given["traceEvents"], hostile]}, "t.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclWorkElem)", "reduce_scatter"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", "reduce_scatter"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(x)", "reduce"),
+        ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(x)", "all_reduce"),
+        ("ncclSymkDevKernel_AllGather_LL(x)", "all_gather"),
+    ],
+)
+def test_kernels_of_every_nccl_are_messages(name: str, operation: str) -> None:
+    """Where a trace has no more of a kernel, its name says what it does."""
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 100),
+        event("kernel", "ampere_gemm", 0, 20),
+        event("kernel", name, 20, 60),
+    ]
+    read = rank_trace(trace(0, events), "t.json")
+    assert [each.operation for each in read.collectives] == [operation]
+    assert read.compute == pytest.approx(np.array([[0, 20]]) * 1e-6)
