@@ -92,9 +92,10 @@ class TracedCollective:
 class RankTrace:
     """Times in seconds from one origin per host.
 
-    steps f64[N, 2]: begin and end of each profiled step. compute, input f64[n, 2]: disjoint
-    intervals in order. collectives: in the order in which they were issued. on_device: whether a
-    GPU's kernels were traced. backend: empty where the trace does not state it.
+    steps f64[N, 2]: begin and end of each profiled step. step_names: as the profiler numbers them.
+    compute, input f64[n, 2]: disjoint intervals in order. collectives: in the order in which they
+    were issued. on_device: whether a GPU's kernels were traced. backend: empty where the trace does
+    not state it.
     """
 
     rank: int
@@ -105,6 +106,7 @@ class RankTrace:
     collectives: tuple[TracedCollective, ...]
     on_device: bool
     backend: str = ""
+    step_names: tuple[str, ...] = ()
 
 
 def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -> RankTrace:
@@ -148,6 +150,7 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
         tuple(sorted(sorted_out.collectives(), key=lambda each: each.issued_seconds)),
         bool(sorted_out.kernels),
         backend[:40] if isinstance(backend, str) else "",
+        sorted_out.step_names,
     )
 
 
@@ -164,6 +167,7 @@ class _SortedEvents:
     """calls: on the CPU. kernels: on the device. marks: of gloo. input: of loading."""
 
     steps: F64
+    step_names: tuple[str, ...]
     calls: list[_Event]
     kernels: list[_Event]
     marks: list[_Event]
@@ -188,7 +192,7 @@ class _SortedEvents:
             elif kind == "cpu_op":
                 calls.append(one)
             elif kind == "user_annotation":
-                if name.startswith(STEP):
+                if name.startswith(STEP) and one.end > one.begin:
                     steps.setdefault(name, (one.begin, one.end))
                 elif name.startswith("gloo:"):
                     marks.append(one)
@@ -196,8 +200,9 @@ class _SortedEvents:
                     loading.append((one.begin, one.end))
                 elif COMPILED in name:
                     calls.append(one)
-        bounds = np.array(sorted(steps.values()), dtype=np.float64).reshape(-1, 2)
-        return cls(bounds, calls, kernels, marks, loading)
+        ordered = sorted(steps, key=lambda each: steps[each])
+        bounds = np.array([steps[each] for each in ordered], dtype=np.float64).reshape(-1, 2)
+        return cls(bounds, tuple(each[:40] for each in ordered), calls, kernels, marks, loading)
 
     def compute(self) -> F64:
         if self.kernels:

@@ -110,10 +110,13 @@ def test_ranks_with_other_operations_still_have_their_parts() -> None:
 
 def test_one_trace_a_rank_of_the_same_iterations() -> None:
     with pytest.raises(InvalidInput, match="rank 0 has 2 traces"):
-        of(gloo_step(0, 530, 900), gloo_step(0, 530, 900))
+        of(gloo_step(0, 530, 900), gloo_step(0, 530, 900), gloo_step(1, 530, 900))
     one, other = (rank_trace(gloo_step(r, 530, 900), "t") for r in range(2))
     with pytest.raises(InvalidInput, match="different numbers of iterations"):
         break_down([one, replace(other, steps=np.array([[0, 1], [1, 2.0]]))])
+    later = json.loads(json.dumps(gloo_step(1, 530, 900)).replace("Step#0", "Step#4"))
+    with pytest.raises(InvalidInput, match="rank 0 has ProfilerStep#0, rank 1 has ProfilerStep#4"):
+        of(gloo_step(0, 530, 900), later)
 
 
 def test_kernels_of_nccl_on_a_gpu() -> None:

@@ -61,6 +61,7 @@ def test_kernels_count_where_there_are_any() -> None:
     [
         ({"traceEvents": 3}, "no list"),
         (trace(0, [event("cpu_op", "aten::mm", 0, 1)]), "no marked steps"),
+        (trace(0, [event("user_annotation", "ProfilerStep#0", 5, 5)]), "no marked steps"),
         (trace(0, [event("user_annotation", "ProfilerStep#0", 0, 1)]), "no operators"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {}}, "does not state its rank"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {"rank": -1}}, "does not state its rank"),
