@@ -306,6 +306,7 @@ def _mean_collective(
             flight = np.array([[one.issued_seconds, one.end_seconds]])
             exposed.append(_seconds(flight) - overlap_seconds(flight, trace.compute))
     first = same[0][1][0]
+    ranks = first.group_size or max(len(traces), *(each.world_size for each in traces))
     size = first.size_bytes or 0
     return CollectiveSeconds(
         place,
@@ -315,7 +316,7 @@ def _mean_collective(
         waiting=float(np.mean(waiting)),
         transfer=float(np.mean(transfer)),
         exposed=float(np.mean(exposed)),
-        bus_bytes=size * BUS_SHARE.get(first.operation, 1.0) * (1 - 1 / len(traces)),
+        bus_bytes=size * BUS_SHARE.get(first.operation, 1.0) * (1 - 1 / ranks),
     )
 
 

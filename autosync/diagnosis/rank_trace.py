@@ -77,7 +77,7 @@ class TracedCollective:
     """issued_seconds: when the rank asked for it, or its kernel began. begin_seconds: when the
     backend took it up. size_bytes: of the larger of what a rank gives and gets; None where it is
     not traced.
-    group: ranks in words of the trace; empty where not traced.
+    group: ranks in words of the trace; empty where not traced. group_size: how many; 0 likewise.
     """
 
     operation: str
@@ -86,6 +86,7 @@ class TracedCollective:
     end_seconds: float
     size_bytes: int | None
     group: str = ""
+    group_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class RankTrace:
     steps f64[N, 2]: begin and end of each profiled step. step_names: as the profiler numbers them.
     compute, input f64[n, 2]: disjoint intervals in order. collectives: in the order in which they
     were issued. on_device: whether a GPU's kernels were traced. backend: empty where the trace does
-    not state it.
+    not state it. world_size: ranks of the job; 0 likewise.
     """
 
     rank: int
@@ -107,6 +108,7 @@ class RankTrace:
     on_device: bool
     backend: str = ""
     step_names: tuple[str, ...] = ()
+    world_size: int = 0
 
 
 def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -> RankTrace:
@@ -151,6 +153,7 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
         bool(sorted_out.kernels),
         backend[:40] if isinstance(backend, str) else "",
         sorted_out.step_names,
+        _count(told.get("world_size")),
     )
 
 
@@ -266,7 +269,13 @@ def _of_kernel(kernel: _Event) -> TracedCollective:
         kernel.end,
         max(0, most * each) or None,
         str(args.get("Process Group Ranks", ""))[:400],
+        _count(args.get("Group size")),
     )
+
+
+def _count(value: object) -> int:
+    """Of ranks; 0 where the trace does not state it."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _traced_bytes(args: Mapping[str, Any]) -> int:

@@ -52,6 +52,14 @@ def test_a_collective_and_its_rate(two_ranks: Breakdown) -> None:
     assert found.bus_bytes_per_second == pytest.approx(4000 / (200 * US))
 
 
+def test_a_rank_sends_to_all_of_the_job_also_to_those_whose_traces_are_not_given() -> None:
+    """Of two ranks by what the trace says of the job; in a group of four by its kernel."""
+    assert of(gloo_step(0, 530, 900)).bus_bytes == pytest.approx(4000)
+    grouped = nccl_step(0)
+    grouped["traceEvents"][-1]["args"]["Group size"] = 4
+    assert of(grouped).bus_bytes == pytest.approx(1.5 * 2000)
+
+
 def test_the_slowest_rank_is_named_by_its_lateness_if_one_is_late(two_ranks: Breakdown) -> None:
     slowest = two_ranks.slowest
     assert slowest is not None
