@@ -67,7 +67,7 @@ def test_every_stage_leaves_its_results(tmp_path: Path) -> None:
     assert by_way["DDP"] == by_way["runtime, DDP's buckets"] != []
     assert "400 parameters" in (tmp_path / "beside-ddp.log").read_text()
     compiled = read(tmp_path, "beside-ddp-compiled.json")
-    ways = {row["way"] for row in compiled["rows"]} | set(compiled["left_out"])
+    ways = {each["way"] for each in (*compiled["rows"], *compiled["left_out"])}
     assert ways >= {way.name for way in WAYS}
 
     rows = read(tmp_path, "knobs.json")["rows"]
