@@ -49,6 +49,8 @@ OPERATIONS = {
     "send": "send",
     "recv": "recv",
     "barrier": "barrier",
+    "gather": "gather",
+    "scatter": "scatter",
 }
 """What names of calls and marks contain, longer ones before those they contain."""
 

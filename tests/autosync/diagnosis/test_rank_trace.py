@@ -107,3 +107,18 @@ def test_kernels_of_every_nccl_are_messages(name: str, operation: str) -> None:
     read = rank_trace(trace(0, events), "t.json")
     assert [each.operation for each in read.collectives] == [operation]
     assert read.compute == pytest.approx(np.array([[0, 20]]) * 1e-6)
+
+
+@pytest.mark.parametrize("other", ["gather", "scatter", "barrier"])
+def test_other_operations_of_gloo_leave_each_call_its_mark(other: str) -> None:
+    """Calls are matched with marks in order; where they are not as many, none lasts beyond its
+    call."""
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 100),
+        event("cpu_op", f"c10d::{other}_", 5, 6),
+        event("user_annotation", f"gloo:{other}", 6, 9),
+        event("cpu_op", "c10d::allreduce_", 10, 12),
+        event("user_annotation", "gloo:all_reduce", 15, 40),
+    ]
+    *_, last = rank_trace(trace(0, events), "t.json").collectives
+    assert (last.operation, last.end_seconds) == ("all_reduce", pytest.approx(40e-6))
