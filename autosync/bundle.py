@@ -120,7 +120,7 @@ def with_extension(shipped: Bundle, entry: ExtensionDocument) -> Bundle:
 def save_bundle(shipped: Bundle, path: str | Path) -> None:
     """Write the bundle whole or not at all."""
     with replaced_atomically(path) as draft:
-        draft.write_text(to_json(shipped))
+        draft.write_bytes(to_json(shipped).encode())
 
 
 def load_bundle(path: str | Path) -> Bundle:

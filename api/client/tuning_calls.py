@@ -280,7 +280,7 @@ class TuningCalls:
         """As `bundle`, into a file: whole or not at all."""
         text = self.bundle_text(tuning_id, strategy=strategy)
         with replaced_atomically(path) as draft:
-            draft.write_text(text)
+            draft.write_bytes(text.encode())
 
     def settings(
         self, tuning_id: str, framework: FrameworkName, *, strategy: str | None = None

@@ -119,7 +119,7 @@ def break_down(traces: Sequence[RankTrace]) -> Breakdown:
     """What the traces of all ranks say of their iterations.
 
     Raises:
-        InvalidInput: a rank is there twice, or ranks have other numbers of iterations.
+        InvalidInput: a rank is there twice, or ranks have other iterations than each other.
     """
     ordered = sorted(traces, key=lambda each: each.rank)
     _check_ranks(ordered)
@@ -146,10 +146,11 @@ Matched = list[tuple[TracedCollective, ...]]
 
 
 def _check_ranks(traces: Sequence[RankTrace]) -> None:
-    twice = [rank for rank, count in Counter(each.rank for each in traces).items() if count > 1]
+    of_rank = Counter(each.rank for each in traces)
+    twice = [rank for rank, count in of_rank.items() if count > 1]
     if twice:
         raise InvalidInput(
-            f"rank {twice[0]} has {len(traces)} traces.",
+            f"rank {twice[0]} has {of_rank[twice[0]]} traces.",
             thing="traces",
             value=twice[0],
             remedy="Give one trace a rank, all of the same iterations.",
@@ -162,6 +163,17 @@ def _check_ranks(traces: Sequence[RankTrace]) -> None:
             value=counts,
             remedy="Profile the same steps on every rank, with one schedule.",
         )
+    first = traces[0]
+    for other in traces:
+        for mine, its in zip(first.step_names, other.step_names, strict=True):
+            if mine != its:
+                raise InvalidInput(
+                    f"ranks have traced different iterations: rank {first.rank} has {mine}, rank "
+                    f"{other.rank} has {its}.",
+                    thing="traces",
+                    value=its,
+                    remedy="Give traces of the same cycle of the profiler's schedule.",
+                )
 
 
 def _aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
@@ -294,6 +306,7 @@ def _mean_collective(
             flight = np.array([[one.issued_seconds, one.end_seconds]])
             exposed.append(_seconds(flight) - overlap_seconds(flight, trace.compute))
     first = same[0][1][0]
+    ranks = first.group_size or max(len(traces), *(each.world_size for each in traces))
     size = first.size_bytes or 0
     return CollectiveSeconds(
         place,
@@ -303,7 +316,7 @@ def _mean_collective(
         waiting=float(np.mean(waiting)),
         transfer=float(np.mean(transfer)),
         exposed=float(np.mean(exposed)),
-        bus_bytes=size * BUS_SHARE.get(first.operation, 1.0) * (1 - 1 / len(traces)),
+        bus_bytes=size * BUS_SHARE.get(first.operation, 1.0) * (1 - 1 / ranks),
     )
 
 

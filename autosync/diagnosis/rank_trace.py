@@ -41,6 +41,7 @@ OPERATIONS = {
     "allgather": "all_gather",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
     "broadcast": "broadcast",
     "alltoall": "all_to_all",
     "all_to_all": "all_to_all",
@@ -48,6 +49,8 @@ OPERATIONS = {
     "send": "send",
     "recv": "recv",
     "barrier": "barrier",
+    "gather": "gather",
+    "scatter": "scatter",
 }
 """What names of calls and marks contain, longer ones before those they contain."""
 
@@ -76,7 +79,7 @@ class TracedCollective:
     """issued_seconds: when the rank asked for it, or its kernel began. begin_seconds: when the
     backend took it up. size_bytes: of the larger of what a rank gives and gets; None where it is
     not traced.
-    group: ranks in words of the trace; empty where not traced.
+    group: ranks in words of the trace; empty where not traced. group_size: how many; 0 likewise.
     """
 
     operation: str
@@ -85,15 +88,17 @@ class TracedCollective:
     end_seconds: float
     size_bytes: int | None
     group: str = ""
+    group_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
     """Times in seconds from one origin per host.
 
-    steps f64[N, 2]: begin and end of each profiled step. compute, input f64[n, 2]: disjoint
-    intervals in order. collectives: in the order in which they were issued. on_device: whether a
-    GPU's kernels were traced. backend: empty where the trace does not state it.
+    steps f64[N, 2]: begin and end of each profiled step. step_names: as the profiler numbers them.
+    compute, input f64[n, 2]: disjoint intervals in order. collectives: in the order in which they
+    were issued. on_device: whether a GPU's kernels were traced. backend: empty where the trace does
+    not state it. world_size: ranks of the job; 0 likewise.
     """
 
     rank: int
@@ -104,6 +109,8 @@ class RankTrace:
     collectives: tuple[TracedCollective, ...]
     on_device: bool
     backend: str = ""
+    step_names: tuple[str, ...] = ()
+    world_size: int = 0
 
 
 def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -> RankTrace:
@@ -147,6 +154,8 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
         tuple(sorted(sorted_out.collectives(), key=lambda each: each.issued_seconds)),
         bool(sorted_out.kernels),
         backend[:40] if isinstance(backend, str) else "",
+        sorted_out.step_names,
+        _count(told.get("world_size")),
     )
 
 
@@ -163,6 +172,7 @@ class _SortedEvents:
     """calls: on the CPU. kernels: on the device. marks: of gloo. input: of loading."""
 
     steps: F64
+    step_names: tuple[str, ...]
     calls: list[_Event]
     kernels: list[_Event]
     marks: list[_Event]
@@ -187,7 +197,7 @@ class _SortedEvents:
             elif kind == "cpu_op":
                 calls.append(one)
             elif kind == "user_annotation":
-                if name.startswith(STEP):
+                if name.startswith(STEP) and one.end > one.begin:
                     steps.setdefault(name, (one.begin, one.end))
                 elif name.startswith("gloo:"):
                     marks.append(one)
@@ -195,8 +205,9 @@ class _SortedEvents:
                     loading.append((one.begin, one.end))
                 elif COMPILED in name:
                     calls.append(one)
-        bounds = np.array(sorted(steps.values()), dtype=np.float64).reshape(-1, 2)
-        return cls(bounds, calls, kernels, marks, loading)
+        ordered = sorted(steps, key=lambda each: steps[each])
+        bounds = np.array([steps[each] for each in ordered], dtype=np.float64).reshape(-1, 2)
+        return cls(bounds, tuple(each[:40] for each in ordered), calls, kernels, marks, loading)
 
     def compute(self) -> F64:
         if self.kernels:
@@ -238,7 +249,8 @@ class _SortedEvents:
 
 
 def _is_nccl(kernel: _Event) -> bool:
-    return kernel.name.startswith(("ncclDevKernel", "ncclKernel"))
+    """Their names begin alike in all versions: ncclKernel_, ncclDevKernel_, ncclSymkDevKernel_."""
+    return kernel.name.startswith("nccl")
 
 
 def _operation(name: str) -> str:
@@ -259,7 +271,13 @@ def _of_kernel(kernel: _Event) -> TracedCollective:
         kernel.end,
         max(0, most * each) or None,
         str(args.get("Process Group Ranks", ""))[:400],
+        _count(args.get("Group size")),
     )
+
+
+def _count(value: object) -> int:
+    """Of ranks; 0 where the trace does not state it."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _traced_bytes(args: Mapping[str, Any]) -> int:

@@ -1,6 +1,5 @@
 """import_module: one recorded training step becomes a ModelGraph."""
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,7 +14,7 @@ from autosync.importing import refusals
 from autosync.importing.attention import FusedAttention
 from autosync.importing.graph_assembly import StepRecording, assemble_graph
 from autosync.importing.operator_rules import fused_scans
-from autosync.importing.recorder import Recorder, module_paths, storage_of
+from autosync.importing.recorder import Recorder, as_written, module_paths, storage_of
 from autosync.importing.recording_devices import (
     FakeTensors,
     MetaDevice,
@@ -186,15 +185,8 @@ def _record(
 @contextmanager
 def _recording(device: RecordingDevice, recorder: Recorder) -> Iterator[None]:
     scans = nullcontext() if device.has_values else fused_scans()
-    with device.active(), FusedAttention(), scans, _uncompiled(), recorder:
+    with device.active(), FusedAttention(), scans, as_written(), recorder:
         yield
-
-
-def _uncompiled() -> Any:
-    """What the model compiles in parts runs as it is written."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
 
 
 def _mixed_tables(module: nn.Module, recorder: Recorder) -> list[nn.Embedding | nn.EmbeddingBag]:

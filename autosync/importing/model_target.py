@@ -16,7 +16,7 @@ from autosync.importing.refusals import at, first_line
 from autosync.importing.several_examples import Examples, each_example
 from autosync.importing.training_step import Inputs, Loss, batch_size_of, check_inputs
 
-FORM = "Give it as package.module:function, e.g. train:example."
+FORM = "Give it as package.module:function, e.g. train:example, in the folder that holds it."
 RETURNS = (
     "Return (module, example_inputs, loss): an nn.Module, a tuple of tensors or a dict of keyword "
     "arguments (several as Examples([first, second])), and a function (outputs, *inputs) -> "
@@ -70,8 +70,10 @@ def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
 
 def _function(target: str) -> Callable[[], Any]:
     module_name, colon, function_name = target.partition(":")
-    module_name = module_name.removesuffix(".py").replace("/", ".")  # a file of this folder
-    if not (module_name and colon and function_name.isidentifier()):
+    # a file of this folder, or of one below
+    module_name = module_name.removeprefix("./").removesuffix(".py").replace("/", ".")
+    is_here = bool(module_name) and not module_name.startswith(".")
+    if not (is_here and colon and function_name.isidentifier()):
         raise InvalidInput(
             f"{target!r} names no function.", thing="model", value=target, remedy=FORM
         )

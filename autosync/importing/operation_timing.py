@@ -14,7 +14,7 @@ from autosync.device_clock import Moment, moment_now, seconds_between, wait_for_
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.importing.graph_assembly import LOOP
-from autosync.importing.recorder import Tracker, module_paths
+from autosync.importing.recorder import Tracker, as_written, module_paths
 from autosync.importing.recording_devices import unwrapped
 from autosync.importing.refusals import LOSS_PATH, first_line
 from autosync.importing.training_step import (
@@ -189,7 +189,7 @@ def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None, device: torch.d
     def in_loss() -> None:
         timer.path = LOSS_PATH
 
-    with timer, module_paths(module, timer):
+    with as_written(), timer, module_paths(module, timer):
         value = compute_loss(module, inputs, loss, in_loss)
         timer.start_backward()
         value.backward()

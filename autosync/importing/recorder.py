@@ -7,9 +7,10 @@ them, and makes an operation's node just before the operation is dispatched. So 
 sequence number at dispatch names the node, and the node that runs in backward the operation.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -224,6 +225,14 @@ def module_paths(module: nn.Module, tracker: Tracker) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def as_written() -> Any:
+    """Inside, what a model compiles in parts runs as it is written: a tracker does not see into
+    compiled code."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 @dataclass(slots=True)

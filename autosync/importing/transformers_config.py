@@ -96,7 +96,8 @@ def _read(file: Path) -> dict[str, Any]:
     if not is_transformers_config(data):
         raise _refused(file, "it has no field 'model_type'", "model_type")
     for name, value in _entries(data):
-        if "layer" in name and type(value) is int and value > MAX_LAYERS:
+        is_count = "layer" in name and "size" not in name  # vocab_size_per_layer_input is none
+        if is_count and type(value) is int and value > MAX_LAYERS:
             raise _refused(file, f"{name} is {value}, more than {MAX_LAYERS}", value)
     return _structure(data)
 

@@ -15,8 +15,9 @@ IMAGE_SIZES = {"inception_v3": 299}
 """Of torchvision's models that are not of 224x224 pixels."""
 USUAL_IMAGE_SIZE = 224
 AUXILIARY_WEIGHTS = {"inception_v3": (0.4,), "googlenet": (0.3, 0.3)}
-"""Of the losses of auxiliary classifiers, as torchvision's training reference and the paper
-(Szegedy et al. 2015) have them."""
+"""Of the losses of auxiliary classifiers, which torchvision's models have and timm's of the same
+names have not. The values are of torchvision's training reference and the paper
+(Szegedy et al. 2015)."""
 
 
 def load_library_model(target: str, batch_size: int, *, allocate: bool = False) -> ModelTarget:
@@ -53,7 +54,8 @@ def load_library_model(target: str, batch_size: int, *, allocate: bool = False) 
         ) from None
     inputs = torch.zeros(batch_size, *size), torch.zeros(batch_size, dtype=torch.long)
     module = module.train()
-    return ModelTarget(module, inputs, _Loss(AUXILIARY_WEIGHTS.get(name, ()), classes), batch_size)
+    auxiliary = () if library == "timm" else AUXILIARY_WEIGHTS.get(name, ())
+    return ModelTarget(module, inputs, _Loss(auxiliary, classes), batch_size)
 
 
 class _Loss:

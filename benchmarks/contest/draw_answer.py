@@ -71,9 +71,9 @@ def main() -> None:
     given = parser.parse_args()
     target, facts = domain_named(given.domain, RECORDS), facts_of(RECORDS, given.domain)
     result = result_of(ContestFile(RECORDS, given.domain), facts) if facts else None
-    if facts is None or result is None:
-        raise SystemExit(f"{RECORDS} holds no finals of {given.domain}")
-    found = racers(RECORDS, target, facts.domain)
+    found = racers(RECORDS, target, facts.domain) if facts else {}
+    if facts is None or result is None or not found:
+        raise SystemExit(f"{RECORDS} holds no finals of {given.domain} with the answer's strategy")
     own = result.answers[AUTOSYNC, result.budget]
     plt = pyplot("autosync")
     plt.rcParams.update({"font.size": 9, "svg.fonttype": "none"})

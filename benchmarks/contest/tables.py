@@ -78,12 +78,8 @@ class ContestResult:
         return self.facts.limit_seconds / self.answers["autosync", trials].step_seconds
 
     def gap_closed(self, trials: int) -> float:
-        """Of what DDP takes beyond the limit, the share that the answer does without; NaN where
-        DDP is within 1 % of the limit."""
-        gap = self.ddp_seconds - self.facts.limit_seconds
-        if gap < (LEVEL - 1.0) * self.facts.limit_seconds:
-            return float("nan")
-        return (self.ddp_seconds - self.answers["autosync", trials].step_seconds) / gap
+        own = self.answers["autosync", trials].step_seconds
+        return share_of_gap(self.ddp_seconds, own, self.facts.limit_seconds)
 
     def best_baseline(self, trials: int) -> tuple[str, FinalFigure]:
         """The fastest competitor that is not AutoSync."""
@@ -98,6 +94,15 @@ class ContestResult:
     def over_baseline(self, trials: int) -> float:
         best = self.best_baseline(trials)[1]
         return best.step_seconds / self.answers["autosync", trials].step_seconds
+
+
+def share_of_gap(ddp_seconds: float, own_seconds: float, limit_seconds: float) -> float:
+    """Of what DDP takes beyond the limit, the share that the answer does without; NaN where DDP is
+    within 1 % of the limit."""
+    gap = ddp_seconds - limit_seconds
+    if gap < (LEVEL - 1.0) * limit_seconds:
+        return float("nan")
+    return (ddp_seconds - own_seconds) / gap
 
 
 def contest_results(folder: Path) -> list[ContestResult]:

@@ -41,7 +41,7 @@ from benchmarks.contest.contest_records import (
 from benchmarks.contest.contestants import BASELINES, PLAN, Contestant
 from benchmarks.contest.domains import DOMAINS, domain_named
 from benchmarks.contest.live_contest import contestant_of
-from benchmarks.contest.tables import BY_NAME, DDP, result_of
+from benchmarks.contest.tables import BY_NAME, DDP, percent, result_of, share_of_gap
 from benchmarks.measure import provenance
 from benchmarks.output import in_turn, option_parser
 
@@ -232,7 +232,7 @@ def _line(each: ScaleResult) -> str:
         f"| {each.facts.name} | {each.time_scale:g} | {len(each.seconds[AUTOSYNC])} "
         f"| {ddp * 1e3:.1f} | {other} "
         f"| {own * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {each.share_of_limit:.0%} "
-        f"| {(ddp - own) / (ddp - limit):.0%} | {ddp / own:.2f} |"
+        f"| {percent(share_of_gap(ddp, own, limit))} | {ddp / own:.2f} |"
     )
 
 

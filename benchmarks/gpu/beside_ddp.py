@@ -285,7 +285,7 @@ def main() -> None:
         "machine": machine_facts(),
         "backend": options.backend,
         "rows": [],
-        "left_out": {},
+        "left_out": [],
     }
     for world in options.ranks:
         sharing = sharing_of(world, options.device)
@@ -297,8 +297,9 @@ def main() -> None:
             print_rows(rows)
             for way, why in left_out.items():
                 print(f"{named}, {world} ranks: left out: {way}: {why}", flush=True)
+                left = {"model": named, "ranks": world, "way": way, "why": why}
+                written["left_out"].append(left)
             written["rows"] += [asdict(row) for row in rows]
-            written["left_out"] |= left_out
             write_json(options.json, written)
 
 

@@ -217,13 +217,18 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def write_records(setting: Setting) -> None:
-    """The tuning's trials as Parquet, also of one that was stopped."""
+    """The tuning's trials as Parquet, also of one that was stopped. None of one that was killed
+    before its database had tables."""
     from autosync.api.db import connect
     from autosync.api.views.runtimes import runtimes_parquet
 
     if (setting.folder / DATABASE).is_file():
         database = connect(f"sqlite:///{setting.folder / DATABASE}")
-        records = b"".join(runtimes_parquet(database))
+        try:
+            records = b"".join(runtimes_parquet(database))
+        except Exception as error:  # whatever a half-made database raises: the next stages count
+            print(f"the records of the tuning cannot be read: {error}", flush=True)
+            return
         (setting.folder / "runtimes.parquet").write_bytes(records)
 
 

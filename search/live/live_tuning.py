@@ -384,7 +384,7 @@ def _searched(
     )
     if keep is not None:
         with replaced_atomically(Path(keep)) as draft:
-            draft.write_text(to_json(trials_of(outcome.ranked, domain.accumulate)))
+            draft.write_bytes(to_json(trials_of(outcome.ranked, domain.accumulate)).encode())
     answer = shipped_bundle(outcome, domain, pool.description)
     if answer.plan.sharding is not None and any(one.state for one in pool.job.before.optimizers):
         return Verdict(_keep_ddp(domain), answer=answer)

@@ -248,6 +248,15 @@ class TestMeasurement:
         assert module[2].weight.grad is None
         assert not module[0]._forward_hooks
 
+    @pytest.mark.filterwarnings("ignore")  # of torch.compile's own imports
+    def test_what_is_compiled_is_timed_operation_by_operation(self, graph: ModelGraph) -> None:
+        """The whole step before has compiled it; its modules are not called any more then."""
+        module = network()
+        module.compile(backend="eager")
+        profile = measure_profile(module, INPUTS, cross_entropy, graph, iterations=1)
+        assert all(seconds > 0 for seconds in profile.forward_seconds)
+        assert module._compiled_call_impl is not None
+
     def test_operations_of_other_names_share_their_modules_time(self) -> None:
         """The CPU has no fused attention with dropout, and runs its parts."""
 

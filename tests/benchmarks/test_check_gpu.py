@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks.gpu import knobs
 from benchmarks.gpu.check_gpu import DEFAULT_MINUTES, NEEDED, chosen, missing_packages, run_stage
-from benchmarks.gpu.stages import Setting, Stage, stages_of
+from benchmarks.gpu.stages import DATABASE, Setting, Stage, stages_of
 from benchmarks.runtime.compiled_ddp import WAYS
 from tests.waiting import lives, until
 
@@ -67,7 +68,7 @@ def test_every_stage_leaves_its_results(tmp_path: Path) -> None:
     assert by_way["DDP"] == by_way["runtime, DDP's buckets"] != []
     assert "400 parameters" in (tmp_path / "beside-ddp.log").read_text()
     compiled = read(tmp_path, "beside-ddp-compiled.json")
-    ways = {row["way"] for row in compiled["rows"]} | set(compiled["left_out"])
+    ways = {each["way"] for each in (*compiled["rows"], *compiled["left_out"])}
     assert ways >= {way.name for way in WAYS}
 
     rows = read(tmp_path, "knobs.json")["rows"]
@@ -172,6 +173,12 @@ def test_a_failed_or_silent_stage_is_named(setting: Setting) -> None:
     assert silent.files == ("scripted.log",)
     late = run_stage(scripted("print('late')"), setting, 1.0)
     assert late.status == "no time was left"
+
+
+def test_a_tuning_that_made_no_tables_costs_no_other_stage(setting: Setting) -> None:
+    (setting.folder / DATABASE).touch()
+    killed = replace(scripted("pass", results=("runtimes.parquet",)), name="tuning")
+    assert run_stage(killed, setting, 60.0).status == "it wrote no runtimes.parquet"
 
 
 def test_packages_that_are_missing_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,3 +131,12 @@ def test_the_answer_is_told_from_finalists_of_the_same_label(folder: Path) -> No
     line = time_scales.racers(folder, GIVEN, DOMAIN)
     assert line["autosync"].label == "refined"
     assert line["autosync"].strategy.id == own.strategy_id
+
+
+def test_where_ddp_is_at_its_limit_no_share_of_the_gap_is_said() -> None:
+    facts = ContestFacts("one", 1.0, 1.0, 2.0, 0.08, 0.08, 0.1, "schedule", "its id", "here")
+    shown = [
+        time_scales.scales_table([ScaleResult(facts, 2.0, {"ddp": [ddp], "autosync": [0.1005]})])
+        for ddp in (0.11, 0.1008, 0.0999)
+    ]
+    assert [table.splitlines()[-1].split(" | ")[7] for table in shown] == ["95%", "–", "–"]

@@ -24,6 +24,10 @@ NO_HOSTS = (
     "The traces do not name their hosts, as of older versions of torch: the clock of each rank is "
     "set by the ends of collectives."
 )
+SOME_RANKS = (
+    "The traces are those of {given} of {ranks} ranks: time in which one of them waits for another "
+    "rank counts as communication."
+)
 
 
 def diagnose(
@@ -122,6 +126,7 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
         traces.append(rank_trace(load_trace(data, file.name), file.name))
     breakdown = break_down(traces)
     named = all(each.host for each in traces)
+    ranks = max(each.world_size for each in traces)
     return Diagnosis(
         len({each.host for each in traces}) if named else 0,
         "",
@@ -133,6 +138,7 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
             "Of traces alone nothing is predicted: the limit is what is left where all "
             "communication is hidden.",
             *(() if named else (NO_HOSTS,)),
+            *((SOME_RANKS.format(given=len(traces), ranks=ranks),) if len(traces) < ranks else ()),
         ),
     )
 

@@ -183,6 +183,8 @@ def settings_text(settings: "FrameworkSettings") -> str:
 
 
 def _print_settings(found: "FrameworkSettings", output: Path | None) -> None:
+    from autosync.nccl_knobs import TUNER_FILE_VARIABLE
+
     title = TITLES[found.framework]
     if found.framework == "nccl":
         out.print(f"What strategy {found.strategy_id[:8]} sets of NCCL, on every rank:")
@@ -194,9 +196,12 @@ def _print_settings(found: "FrameworkSettings", output: Path | None) -> None:
             out.print(f"- {escape(said)}")
     else:
         out.print(f"{title} runs strategy {found.strategy_id[:8]}, message for message.")
+    own_tuner_file = found.framework == "nccl" and output is not None
     for name, value in found.environment.items():
-        own_file = output is not None and name == "NCCL_TUNER_CONFIG_FILE"
+        own_file = own_tuner_file and name == TUNER_FILE_VARIABLE
         out.print(f"  {name}={escape(str(output) if own_file else value)}")
+    if found.framework != "nccl" and TUNER_FILE_VARIABLE in found.environment:
+        out.print(f"  `--for nccl -o FILE` writes the file that {TUNER_FILE_VARIABLE} names.")
     if output is not None:
         out.print(f"Settings: [bold]{escape(str(output))}[/]")
     out.print()

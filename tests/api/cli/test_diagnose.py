@@ -48,6 +48,9 @@ def test_traces_of_all_ranks(tmp_path: Path) -> None:
     assert found["breakdown"]["slowest"]["rank"] == 1
     assert found["verdict"].startswith("Worth tuning: up to")
     assert found["verdict"] in page.read_text()
+    alone = CliRunner().invoke(app, ["diagnose", "--trace", str(plain)], catch_exceptions=False)
+    assert "those of 1 of 2 ranks" in alone.stdout
+    assert "of 2 ranks" not in " ".join(found["notes"])
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -275,6 +275,9 @@ def test_knobs_of_nccl_are_variables_and_a_file(
     assert "NCCL_TUNER_CONFIG_FILE=mine.conf" in said
     assert "one channel" in said
     assert "allreduce,8," in Path("mine.conf").read_text()
+    said = run("export", tuning_id[:8], *db, "--for", "autosync", "-o", "settings.json")
+    assert "NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf" in said
+    assert "--for nccl -o FILE" in said
 
 
 def state_knobs(database: Database, knobs: NcclKnobs) -> None:

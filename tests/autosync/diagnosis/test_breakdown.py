@@ -52,6 +52,14 @@ def test_a_collective_and_its_rate(two_ranks: Breakdown) -> None:
     assert found.bus_bytes_per_second == pytest.approx(4000 / (200 * US))
 
 
+def test_a_rank_sends_to_all_of_the_job_also_to_those_whose_traces_are_not_given() -> None:
+    """Of two ranks by what the trace says of the job; in a group of four by its kernel."""
+    assert of(gloo_step(0, 530, 900)).bus_bytes == pytest.approx(4000)
+    grouped = nccl_step(0)
+    grouped["traceEvents"][-1]["args"]["Group size"] = 4
+    assert of(grouped).bus_bytes == pytest.approx(1.5 * 2000)
+
+
 def test_the_slowest_rank_is_named_by_its_lateness_if_one_is_late(two_ranks: Breakdown) -> None:
     slowest = two_ranks.slowest
     assert slowest is not None
@@ -110,10 +118,13 @@ def test_ranks_with_other_operations_still_have_their_parts() -> None:
 
 def test_one_trace_a_rank_of_the_same_iterations() -> None:
     with pytest.raises(InvalidInput, match="rank 0 has 2 traces"):
-        of(gloo_step(0, 530, 900), gloo_step(0, 530, 900))
+        of(gloo_step(0, 530, 900), gloo_step(0, 530, 900), gloo_step(1, 530, 900))
     one, other = (rank_trace(gloo_step(r, 530, 900), "t") for r in range(2))
     with pytest.raises(InvalidInput, match="different numbers of iterations"):
         break_down([one, replace(other, steps=np.array([[0, 1], [1, 2.0]]))])
+    later = json.loads(json.dumps(gloo_step(1, 530, 900)).replace("Step#0", "Step#4"))
+    with pytest.raises(InvalidInput, match="rank 0 has ProfilerStep#0, rank 1 has ProfilerStep#4"):
+        of(gloo_step(0, 530, 900), later)
 
 
 def test_kernels_of_nccl_on_a_gpu() -> None:

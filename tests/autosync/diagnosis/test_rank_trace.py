@@ -61,6 +61,7 @@ def test_kernels_count_where_there_are_any() -> None:
     [
         ({"traceEvents": 3}, "no list"),
         (trace(0, [event("cpu_op", "aten::mm", 0, 1)]), "no marked steps"),
+        (trace(0, [event("user_annotation", "ProfilerStep#0", 5, 5)]), "no marked steps"),
         (trace(0, [event("user_annotation", "ProfilerStep#0", 0, 1)]), "no operators"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {}}, "does not state its rank"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {"rank": -1}}, "does not state its rank"),
@@ -84,3 +85,40 @@ def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) ->
 def test_events_of_another_form_are_left_out(hostile: Any) -> None:
     given = gloo_step(0, 600, 900)
     rank_trace({**given, "traceEvents": [*given["traceEvents"], hostile]}, "t.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclWorkElem)", "reduce_scatter"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", "reduce_scatter"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(x)", "reduce"),
+        ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(x)", "all_reduce"),
+        ("ncclSymkDevKernel_AllGather_LL(x)", "all_gather"),
+    ],
+)
+def test_kernels_of_every_nccl_are_messages(name: str, operation: str) -> None:
+    """Where a trace has no more of a kernel, its name says what it does."""
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 100),
+        event("kernel", "ampere_gemm", 0, 20),
+        event("kernel", name, 20, 60),
+    ]
+    read = rank_trace(trace(0, events), "t.json")
+    assert [each.operation for each in read.collectives] == [operation]
+    assert read.compute == pytest.approx(np.array([[0, 20]]) * 1e-6)
+
+
+@pytest.mark.parametrize("other", ["gather", "scatter", "barrier"])
+def test_other_operations_of_gloo_leave_each_call_its_mark(other: str) -> None:
+    """Calls are matched with marks in order; where they are not as many, none lasts beyond its
+    call."""
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 100),
+        event("cpu_op", f"c10d::{other}_", 5, 6),
+        event("user_annotation", f"gloo:{other}", 6, 9),
+        event("cpu_op", "c10d::allreduce_", 10, 12),
+        event("user_annotation", "gloo:all_reduce", 15, 40),
+    ]
+    *_, last = rank_trace(trace(0, events), "t.json").collectives
+    assert (last.operation, last.end_seconds) == ("all_reduce", pytest.approx(40e-6))

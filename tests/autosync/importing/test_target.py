@@ -63,6 +63,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_project")
 def test_a_function_is_called_without_allocating() -> None:
     path = list(sys.path)
+    assert load_target("./tried_models.py:example").batch_size == 4
     target = load_target("tried_models:example")
     assert target.batch_size == 4
     assert {p.device.type for p in target.module.parameters()} == {"meta"}
@@ -89,6 +90,8 @@ def test_a_function_that_needs_values_gets_them() -> None:
         (":example", InvalidInput, "package.module:function"),
         ("tried_models:", InvalidInput, "package.module:function"),
         ("tried_models:a.b", InvalidInput, "package.module:function"),
+        ("../tried_models.py:example", InvalidInput, "in the folder that holds it"),
+        ("/elsewhere/tried_models.py:example", InvalidInput, "in the folder that holds it"),
         ("no_such_module_here:example", NotFound, "PYTHONPATH"),
         ("tried_models.part:example", NotFound, "tried_models.part"),
         ("tried_models:leaves", InvalidInput, "fails"),

@@ -77,6 +77,13 @@ def test_each_architecture_has_the_graph_of_its_class(architecture: str, tmp_pat
     assert kinds == {"bfloat16" if "Llama" in architecture else "float32"}
 
 
+def test_a_size_per_layer_is_no_number_of_layers(tmp_path: Path) -> None:
+    """As Gemma 3n and Gemma 4 state that of a vocabulary."""
+    file = written(tmp_path, "LlamaForCausalLM", vocab_size_per_layer_input=262_144)
+    module = load_transformers_config(file, BATCH, 8).module
+    assert type(module).__name__ == "LlamaForCausalLM"
+
+
 @pytest.mark.parametrize(
     ("architecture", "model_type", "why", "instead"),
     [

@@ -26,6 +26,7 @@ def libraries() -> None:
     ("target", "parameters"),
     [
         ("timm:resnet18", 11_689_512),
+        ("timm:inception_v3", 23_834_568),
         ("timm:vit_tiny_patch16_224.augreg_in21k", 9_740_115),
         ("torchvision:mobilenet_v2", 3_504_872),
         ("torchvision:googlenet", 13_004_888),

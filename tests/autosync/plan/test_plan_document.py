@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autosync.bundle import load_bundle, make_bundle, read_bundle
+from autosync.bundle import load_bundle, make_bundle, read_bundle, save_bundle
 from autosync.documents import to_data
 from autosync.domain import Optimizer
 from autosync.errors import InvalidInput
@@ -51,3 +51,13 @@ def test_a_bundle_of_which_one_part_was_edited_is_refused(
     data[part][field] = value
     with pytest.raises(InvalidInput, match=f"differ in '{field}'"):
         read_bundle(json.dumps(data))
+
+
+def test_a_bundle_is_utf_8_whatever_the_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = domain_of(chain_graph(((4, 4), (4,))), grid_cluster(2, 2))
+    shipped = make_bundle(replace(known_designs.ddp(domain), name="最速"), domain)
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")
+    save_bundle(shipped, tmp_path / "best.json")
+    assert load_bundle(tmp_path / "best.json") == shipped
