@@ -14,9 +14,11 @@ import pytest
 
 from autosync import Client
 from autosync.api.client.service_errors import ServiceError, ServiceUnreachable
+from autosync.api.client.service_queue import ServiceQueue
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
+from autosync.api.engine.leases import ServiceAway
 from autosync.bundle import load_bundle
 from autosync.domain import Optimizer
 from autosync.errors import AutosyncError, InvalidInput
@@ -305,6 +307,24 @@ def test_a_redirect_is_no_answer(tmp_path: Path) -> None:
                 call()
             assert "https://tuner.example.com" in caught.value.remedy
         assert len(script.seen) == 5
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_web_page_is_no_answer(tmp_path: Path) -> None:
+    """As of a proxy that says that the service is down for an hour, or of another server."""
+    page = (200, {"Content-Type": "text/html; charset=utf-8"}, "back soon")
+    with scripted(page) as script, Client(script.address) as client:
+        for call in (
+            lambda: client.tunings.get("3f2a90c1"),
+            lambda: client.simulators.card("mine"),
+            lambda: client.tunings.save_bundle("3f2a90c1", tmp_path / "best.json"),
+            lambda: client.runtimes.save(tmp_path / "runtimes.csv"),
+            lambda: list(client.tunings.events("3f2a90c1")),
+        ):
+            with pytest.raises(ServiceUnreachable, match="a web page comes in place"):
+                call()
+        with pytest.raises(ServiceAway):  # so a worker asks again later
+            ServiceQueue(client).claim("here:1", 15.0, job_queue.Abilities(("local",), 0))
     assert not any(tmp_path.iterdir())
 
 
