@@ -328,6 +328,14 @@ def test_a_web_page_is_no_answer(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("token", ["s3cret\n", "s3cr\u00eat"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(token: str) -> None:
+    """A file that holds a key ends with a line's end."""
+    with pytest.raises(InvalidInput, match="no printable ASCII") as caught:
+        Client("http://127.0.0.1:9", token)
+    assert "s3cr" not in f"{caught.value} {caught.value.value}"
+
+
 def test_a_long_pause_is_left_to_the_caller() -> None:
     with (
         scripted((429, {"Retry-After": "600"}, PROBLEM)) as script,
