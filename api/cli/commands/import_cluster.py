@@ -106,7 +106,8 @@ def import_cluster(
         warn(f"{escape(note)}.")
     if output is not None:
         save_cluster(cluster, output)
-        say(f"[dim]written to {output}: {len(cluster.nodes)} nodes, {cluster.world_size} ranks[/]")
+        size = f"{len(cluster.nodes)} nodes, {cluster.world_size} ranks"
+        say(f"[dim]written to {escape(str(output))}: {size}[/]")
         return
     import yaml
 
