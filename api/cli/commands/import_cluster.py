@@ -156,7 +156,7 @@ def _slurm_hosts(
     stated = hardware.slots or (hardware.topology.gpus if hardware.topology else None)
     if stated is not None:
         hosts = tuple(Host(address) for address in addresses)
-        if tasks.partition("(")[0] == str(stated):
+        if {each.partition("(")[0] for each in tasks.split(",")} == {str(stated)}:
             return hosts, ()
         by = "--per-host" if hardware.slots else "--topo"
         return hosts, (

@@ -203,6 +203,10 @@ def test_nothing_that_is_stated_about_hosts_is_ignored_without_a_note(
     world_size, notes = ranks()
     assert world_size == 4
     assert "where torchrun starts more in a task, state --per-host" in notes
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "8(x3),4")
+    world_size, notes = ranks("--per-host", "8", "--intra-gbps", "900")
+    assert world_size == 32
+    assert "SLURM_TASKS_PER_NODE=8(x3),4 is not used" in notes
 
 
 def test_a_specification_takes_stated_ports_and_its_transport_counts_before_the_latency(
