@@ -11,8 +11,16 @@ from pathlib import Path
 def replaced_atomically(path: str | Path) -> Iterator[Path]:
     """Yields a draft file beside `path`, under a unique name: if several processes write `path` at
     the same time, the last one wins. At the end of the block the draft is flushed to disk and
-    renamed to `path`. If the block fails, the draft is removed and `path` stays unchanged."""
+    renamed to `path`. If the block fails, the draft is removed and `path` stays unchanged.
+
+    A link stays, and the file that it leads to is replaced. What is no file, such as /dev/null or a
+    pipe, is yielded itself.
+    """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = Path(os.path.realpath(path))
     draft = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         yield draft

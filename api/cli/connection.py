@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from autosync.api.cli.console import say, warn
 from autosync.errors import AutosyncError, NotFound
 
@@ -175,7 +177,7 @@ def _work(
             if held := claim(database, this_worker(), tuning_id=tuning_id):
                 run_claim(DatabaseQueue(database), held, stop)
         except OperationalError as error:  # the database is away: the claim ends by its lease
-            warn(f"database: {error}")
+            warn(f"database: {escape(str(error))}")
 
 
 def _free_from_dead_worker(database: "Database", tuning_id: str) -> None:

@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -72,11 +74,15 @@ def between_ms(low_seconds: float, high_seconds: float) -> str:
 
 
 def state_folder() -> Path:
-    """Where this user's logs lie; created when missing."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    folder = Path(state) / "autosync"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Where this user's logs lie, created when missing; where that cannot be written, as a home in
+    some containers, the folder of temporary files."""
+    with suppress(OSError, RuntimeError):  # the latter of a user without a home
+        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        folder = Path(state) / "autosync"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.gettempdir())
 
 
 def log_path(kind: str) -> Path:

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from autosync.api.cli.console import number_of_ms, say, warn
 from autosync.compute_settings import AS_RECORDED, ComputeSettings, at_precision, profile_at
 from autosync.errors import InvalidInput, NotFound
@@ -148,10 +150,10 @@ def describe_domain(domain: "Domain") -> None:
     rates = sorted({node.bandwidth_gbps for node in cluster.nodes})
     between = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
     say(
-        f"[bold]{graph.name}[/], batch {graph.batch_size} a replica{batches}, "
+        f"[bold]{escape(graph.name)}[/], batch {graph.batch_size} a replica{batches}, "
         f"{len(graph.variables)} variables, {graph.size_bytes / 1e6:.0f} MB, trained with "
-        f"{domain.optimizer.name}, on "
-        f"[bold]{cluster.name}[/]: "
+        f"{escape(domain.optimizer.name)}, on "
+        f"[bold]{escape(cluster.name)}[/]: "
         f"{len(cluster.nodes)} nodes, {cluster.world_size} x {', '.join(kinds)}, "
         f"{between} Gbit/s a NIC"
     )
@@ -159,7 +161,7 @@ def describe_domain(domain: "Domain") -> None:
     note = profile.note
     if profile.device not in kinds:
         note += f", from {profile.device} by published peaks"
-    say(f"Compute {number_of_ms(domain.compute_seconds)} ms a step: {mark} ({note})")
+    say(f"Compute {number_of_ms(domain.compute_seconds)} ms a step: {mark} ({escape(note)})")
 
 
 def warn_of_memory(domain: "Domain", ddp_peak_bytes: float) -> None:

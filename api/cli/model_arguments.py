@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from autosync.api.cli.console import warn
 from autosync.api.cli.domain_arguments import read_bytes, unknown_name
 from autosync.errors import InvalidInput
@@ -89,7 +91,8 @@ def onnx_graph(model: str, batch_size: int | None, length: int | None) -> "Model
     imported = read_onnx_graph(data, foreign_name(model), size, length, model)
     if imported.estimated:
         listed = ", ".join(f"{kind} ({n})" for kind, n in sorted(imported.estimated.items()))
-        warn(f"{model}: operations that are not known, estimated by the bytes they read: {listed}")
+        told = f"{model}: operations that are not known, estimated by the bytes they read: {listed}"
+        warn(escape(told))
     return imported.graph
 
 
@@ -250,7 +253,7 @@ def recorded_graph(
         )
     for warning in caught:
         if warning.category is UserWarning and str(warning.message).startswith(repr(name)):
-            warn(str(warning.message))
+            warn(escape(str(warning.message)))
     return graph
 
 

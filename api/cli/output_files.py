@@ -1,5 +1,6 @@
 """Files that a command writes: whole or not at all."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -39,8 +40,12 @@ def check_writable(path: Path) -> None:
         raise _unwritable(path, "there is no such folder")
     if target.is_dir():
         raise _unwritable(path, "it is a folder")
+    if target.exists() and not target.is_file():  # /dev/null or a pipe, which is not replaced
+        if not os.access(target, os.W_OK):
+            raise _unwritable(path, "permission denied")
+        return
     try:
-        with tempfile.TemporaryFile(dir=target.parent) as draft:
+        with tempfile.TemporaryFile(dir=Path(os.path.realpath(target)).parent) as draft:
             draft.write(bytes(DRAFT_BYTES))
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from None

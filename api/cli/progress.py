@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -24,7 +25,7 @@ from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
     from autosync.api.client.rest_client import Client
-    from autosync.api.client.tuning_calls import ServiceEvent
+    from autosync.api.client.tuning_calls import ServiceEvent, TuningCalls
     from autosync.api.views.time_left import TimeLeft
     from autosync.api.views.tuning_schemas import Tuning
 
@@ -51,6 +52,9 @@ RANKING_KERNELS = (
 draws them at the same time."""
 Clock = Callable[[], float]
 POLL_SECONDS = 0.5
+FOLLOWING_ATTEMPTS = 8
+"""Of a request while a tuning is followed, with half a minute of pauses between: a service that is
+started anew, or a line that is cut for a moment, does not end it."""
 
 
 class TuningProgressBar:
@@ -115,14 +119,23 @@ def events_until_end(
     client: "Client", tuning_id: str, stop: threading.Event, after: int = 0
 ) -> "Iterator[ServiceEvent]":
     """The events of a tuning behind number `after`, until it has ended or `stop`."""
+    tunings = _patient(client)
     while True:
-        ended = client.tunings.get(tuning_id).state in ENDED or stop.is_set()
-        for event in client.tunings.events(tuning_id, after=after, follow=False):
+        ended = tunings.get(tuning_id).state in ENDED or stop.is_set()
+        for event in tunings.events(tuning_id, after=after, follow=False):
             after = event.id
             yield event
         if ended:
             return
         stop.wait(POLL_SECONDS)
+
+
+def _patient(client: "Client") -> "TuningCalls":
+    """The client's calls of tunings, with more attempts where it asks a service more than once."""
+    from autosync.api.client.tuning_calls import TuningCalls
+
+    attempts = 1 if client.connection.attempts == 1 else FOLLOWING_ATTEMPTS
+    return TuningCalls(replace(client.connection, attempts=attempts))
 
 
 def show_progress(

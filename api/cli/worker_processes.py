@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rich.markup import escape
+
 from autosync.api.cli.console import warn
 from autosync.environment import (
     DATABASE_URL_VARIABLE,
@@ -28,6 +30,8 @@ HEALTHY_SECONDS = 60.0
 """A worker that lived so long did not fail at its start: the next one begins at once."""
 LONGEST_PAUSE_SECONDS = 60.0
 """Before a worker is started whose predecessors ended at once; doubled from one second."""
+MOST_DOUBLINGS = 10
+"""How often that pause is doubled at most: 2.0 ** 1024 is no number any more."""
 WORKER_VARIABLES = (
     *(PASSED_VARIABLE, PREFIX_VARIABLE, PYTHON_VARIABLE, RAY_ADDRESS_VARIABLE, REPEATS_VARIABLE),
     *(SHARE_GPUS_VARIABLE, "PG*", "RAY_*"),
@@ -53,13 +57,20 @@ class SupervisedWorker:
         now = time.monotonic()
         if self.process is not None and (code := self.process.poll()) is not None:
             soon = now - self.started < HEALTHY_SECONDS
-            self.failures = self.failures + 1 if soon else 0
-            pause = min(2.0 ** (self.failures - 1), LONGEST_PAUSE_SECONDS) if soon else 0.0
-            self.due = now + pause
-            warn(f"worker {self.process.pid} has ended ({code}); another starts in {pause:.0f} s")
+            self._pause(f"worker {self.process.pid} has ended ({code})", now, soon)
             self.process = None
         if self.process is None and now >= self.due:
-            self.process, self.started = _start(self.db, self.keep_days), now
+            try:
+                self.process, self.started = _start(self.db, self.keep_days), now
+            except OSError as error:  # no memory or process number is left, for a while
+                self._pause(f"no worker can be started ({escape(str(error))})", now, soon=True)
+
+    def _pause(self, why: str, now: float, soon: bool) -> None:
+        self.failures = self.failures + 1 if soon else 0
+        doubled = min(self.failures - 1, MOST_DOUBLINGS)
+        pause = min(2.0**doubled, LONGEST_PAUSE_SECONDS) if soon else 0.0
+        self.due = now + pause
+        warn(f"{why}; another starts in {pause:.0f} s")
 
 
 class WorkerProcesses:

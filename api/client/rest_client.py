@@ -73,11 +73,10 @@ class Client:
         busy. sleep: waits between them. transport: in place of the network.
 
         Raises:
-            InvalidInput: the address is none.
+            InvalidInput: the address is none, or the token has characters that no header carries.
         """
         token = os.environ.get(TOKEN_VARIABLE) if token is None else token
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = _opened(address, headers, timeout_seconds, transport)
+        self.http = _opened(address, _authorization(token), timeout_seconds, transport)
         connection = self.connection = ServiceConnection(self.http, max(1, attempts), sleep)
         self.address = connection.address
         self.graphs = GraphCalls(connection)
@@ -180,6 +179,19 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    """The header that carries the token. A refusal does not show it."""
+    if not token:
+        return {}
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidInput(
+            "the key has characters that are no printable ASCII, such as the end of a line.",
+            thing=TOKEN_VARIABLE,
+            remedy=f"Set {TOKEN_VARIABLE} to the key alone, as `autosync keys add` printed it.",
+        )
+    return {"Authorization": f"Bearer {token}"}
 
 
 def _opened(

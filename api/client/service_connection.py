@@ -47,7 +47,8 @@ class ServiceConnection:
         accepted: a status of errors that is an answer here, but for problem documents.
 
         Raises:
-            ServiceError: the service refused. ServiceUnreachable: it does not answer.
+            ServiceError: the service refused. ServiceUnreachable: it does not answer, or a web page
+                comes in its place.
         """
         again = method in REPEATABLE if repeatable is None else repeatable
         for attempt in range(self.attempts):
@@ -60,6 +61,7 @@ class ServiceConnection:
                 self.sleep(pause_seconds(attempt))
                 continue
             if response.is_success or _is_answer(response, accepted):
+                self._refuse_page(response)
                 return response
             refusal = refusal_in(response)
             if last or not worth_another(refusal, again):
@@ -72,13 +74,19 @@ class ServiceConnection:
         """An answer that is read as it comes.
 
         Raises:
-            ServiceError: the service refused. httpx.TransportError: it does not answer.
+            ServiceError, ServiceUnreachable: as `send`. httpx.TransportError: it does not answer.
         """
         with self.http.stream("GET", path, **request) as response:
             if not response.is_success:
                 response.read()
                 raise refusal_in(response)
+            self._refuse_page(response)
             yield response
+
+    def _refuse_page(self, response: httpx.Response) -> None:
+        """Calls have no pages for answers: one is of a proxy, or of another server."""
+        if _type_of(response).startswith("text/html"):
+            raise unreachable(self.address, "a web page comes in place of its answer")
 
     def get(self, path: str, answer: type[Answer], **query: Any) -> Answer:
         """query: without those that are None."""
@@ -119,8 +127,11 @@ class ServiceConnection:
 
 
 def _is_answer(response: httpx.Response, accepted: int | None) -> bool:
-    kind = response.headers.get("Content-Type", "")
-    return response.status_code == accepted and kind.startswith("application/json")
+    return response.status_code == accepted and _type_of(response).startswith("application/json")
+
+
+def _type_of(response: httpx.Response) -> str:
+    return str(response.headers.get("Content-Type", ""))
 
 
 def given(options: Any) -> dict[str, Any]:

@@ -142,8 +142,9 @@ def _measure_iterations(
 
 def replica_digest(model: nn.Module) -> float:
     """Differs between replicas that have drifted apart: first and last element of every tensor."""
-    flat = [value.detach().view(-1) for value in model.parameters()]
-    return float(torch.cat([ends[:: max(1, len(ends) - 1)] for ends in flat]).double().sum())
+    values = [value.detach() for value in model.parameters() if value.numel()]
+    ends = [value[(place,) * value.dim()].view(1) for value in values for place in (0, -1)]
+    return float(torch.cat(ends).double().sum())
 
 
 @dataclass(slots=True)

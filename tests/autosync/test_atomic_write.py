@@ -1,5 +1,6 @@
 """Files that are replaced whole, by several writers at once."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,29 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         failing()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "shared.json", tmp_path / "best.json"
+    file.write_text("before")
+    link.symlink_to(file)
+    with replaced_atomically(link) as draft:
+        draft.write_text("after")
+    assert link.is_symlink()
+    assert file.read_text() == "after"
+    assert set(tmp_path.iterdir()) == {file, link}
+
+
+def test_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
+    """It stands for /dev/null and /dev/stdout, which whoever is root would lose."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with replaced_atomically(pipe) as draft:
+            draft.write_text("answer")
+        assert os.read(reading, 100) == b"answer"
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import out, print_table, say, warn
 from autosync.api.cli.options import ClusterName, RequiredOutput
@@ -73,7 +74,7 @@ def calibrate(
     found = calibrated(at, sweeps)
     save_cluster(found.cluster, output)
     for warning in (*found.warnings, *filter(None, (each.warning for each in found.curves))):
-        warn(warning)
+        warn(escape(warning))
     rows = [
         (
             each.curve,
@@ -86,4 +87,4 @@ def calibrate(
     columns = ("curve", "sizes B", "least us", "most busbw GB/s")
     print_table(columns, rows, right=columns[1:])
     out.print("[dim]Written as they were measured; nothing was run.[/]")
-    say(f"written to {output}: give it as CLUSTER")
+    say(f"written to {escape(str(output))}: give it as CLUSTER")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import say
 from autosync.trials.request_names import LauncherName
@@ -78,4 +79,4 @@ def collect(
         where = replace(where, repeats=0)  # a third pass, much later, tells more than one at once
     where = reporting_waits(where, say)
     measure(asked, folder, where, say, stopped, anew)
-    say("Stopped: the same command goes on." if stopped() else f"Written to {folder}.")
+    say("Stopped: the same command goes on." if stopped() else f"Written to {escape(str(folder))}.")

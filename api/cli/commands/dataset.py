@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say
 from autosync.api.cli.options import Batch, ClusterName, Json, Model, RequiredOutput
@@ -50,7 +51,7 @@ def describe(
     measured, trials = load_dataset(folder), read_trials(folder)
     if datasheet is not None:
         write_text(datasheet, text_of(measured, trials))
-        say(f"[dim]written to {datasheet}[/]")
+        say(f"[dim]written to {escape(str(datasheet))}[/]")
     found = summaries(measured, trials)
     if json:
         print_json([asdict(each) for each in found])
@@ -67,8 +68,8 @@ def describe(
     )
     rows = [
         (
-            each.model,
-            each.cluster,
+            escape(each.model),
+            escape(each.cluster),
             str(each.world_size),
             str(each.strategies),
             str(each.picks),
@@ -120,12 +121,13 @@ def import_folder(
 
     done = import_dataset(folder, target, read_facts(facts), allow_lossy=allow_lossy)
     out.print(
-        f"[bold]{len(done.trials)}[/] samples of {len(done.domains)} domains written to {target}"
+        f"[bold]{len(done.trials)}[/] samples of {len(done.domains)} domains written to "
+        f"{escape(str(target))}"
     )
     _print_left_out(Counter(each.reason for each in done.left_out))
     shown = {each.reason: each for each in reversed(done.left_out)}
     for each in shown.values():
-        say(f"[dim]{each.sample}: {each.message}[/]")
+        say(f"[dim]{escape(f'{each.sample}: {each.message}')}[/]")
 
 
 @app.command("export-strategy")
@@ -153,7 +155,7 @@ def export_one(
 
     domain = load_domain(model, cluster, batch, ProfileChoice())
     write_bytes(output, export_strategy(load_strategy(strategy), domain, allow_lossy=allow_lossy))
-    say(f"[dim]written to {output}[/]")
+    say(f"[dim]written to {escape(str(output))}[/]")
 
 
 @app.command("import-strategy")
@@ -185,8 +187,8 @@ def import_one(
         read_bytes(strategy, "strategy"), domain, allow_lossy=allow_lossy, source=str(strategy)
     )
     write_text(output, to_json(found))
-    out.print(sentence(found, domain))
-    say(f"[dim]written to {output}[/]")
+    out.print(escape(sentence(found, domain)))
+    say(f"[dim]written to {escape(str(output))}[/]")
 
 
 def _print_left_out(reasons: "Mapping[str, int]") -> None:
@@ -195,6 +197,6 @@ def _print_left_out(reasons: "Mapping[str, int]") -> None:
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
     print_table(
         ("left out", "because it"),
-        [(str(count), reason) for reason, count in ordered],
+        [(str(count), escape(reason)) for reason, count in ordered],
         right=("left out",),
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import say
 from autosync.api.cli.options import Output
@@ -91,7 +92,7 @@ def diagnose(
         found = live
     if output is not None:
         write_text(output, _written(found, output.suffix))
-        say(f"wrote {output}")
+        say(f"wrote {escape(str(output))}")
     typer.echo(found.to_json() if json else found.to_text())
 
 

@@ -38,10 +38,10 @@ def print_prediction(
     found = explain(domain, strategy)
     if limit_seconds is not None:
         found = replace(found, limit_seconds=limit_seconds)
-    out.print(f"\n[bold]Predicted[/] {found}")
+    out.print(f"\n[bold]Predicted[/] {escape(str(found))}")
     out.print(f"[bold]Peak memory[/] {_memory_words(found)}")
     for extension, words in found.extensions:
-        out.print(f"[bold]{extension.capitalize()}[/] {words}", highlight=False)
+        out.print(f"[bold]{extension.capitalize()}[/] {escape(words)}", highlight=False)
 
 
 def _memory_words(found: "Explanation") -> str:
@@ -228,7 +228,8 @@ def _write_trace(recorded: Recorded | None, trace: Path, document: str) -> None:
 def _print_strategy(strategy: "Strategy", every: bool) -> None:
     from autosync.strategy_description import describe
 
-    out.print(f"[bold]{strategy.name or 'Strategy'}[/]: {describe(strategy)}")
+    name = escape(strategy.name or "Strategy")
+    out.print(f"[bold]{name}[/]: {escape(describe(strategy))}")
     if strategy.engine is not None:
         out.print(
             "The model's parameters become DTensors: docs/synchronizers/torch-engines.md says what "
@@ -243,7 +244,7 @@ def _print_strategy(strategy: "Strategy", every: bool) -> None:
         kinds = dict.fromkeys(shard.kind.replace("_", " ") for shard in choice.shards)
         groups = sorted({shard.group for shard in choice.shards})
         span = str(groups[0]) if len(groups) == 1 else f"{groups[0]}-{groups[-1]}"
-        rows.append((choice.variable, parts, ", ".join(kinds), span))
+        rows.append((escape(choice.variable), parts, ", ".join(kinds), span))
     print_table(("variable", "partition", "synchronizer", "group"), rows, right=("group",))
     if len(shown) < len(strategy.choices):
         out.print(f"[dim]... and {len(strategy.choices) - len(shown)} more; --all lists them.[/]")
@@ -253,14 +254,15 @@ def _print_bundle(shipped: "Bundle") -> None:
     plan, evidence = shipped.plan, shipped.evidence
     out.print(f"\n[bold]Plan[/] {plan.id[:12]}: {_plan_words(plan)}")
     hosts = list(dict.fromkeys(shipped.hosts))
-    out.print(f"[bold]For[/] {len(shipped.hosts)} ranks on {', '.join(hosts)} ({shipped.backend})")
+    on = escape(", ".join(hosts))
+    out.print(f"[bold]For[/] {len(shipped.hosts)} ranks on {on} ({shipped.backend})")
     if evidence.step_seconds is not None:
         against = (
             f", DDP {number_of_ms(evidence.ddp_step_seconds)} ms"
             if evidence.ddp_step_seconds
             else ""
         )
-        where = evidence.measured_on
+        where = escape(evidence.measured_on)
         if evidence.accumulate > 1:
             where += f"; {evidence.accumulate} batches per update"
         out.print(f"[bold]Measured[/] {number_of_ms(evidence.step_seconds)} ms{against} on {where}")

@@ -1,5 +1,6 @@
 """`autosync export`: the bundle of a tuning, or its settings for another framework."""
 
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,7 +140,9 @@ def export(
         bundle = _with_swap(bundle, swap_gb, swap_state)
     path = output or BUNDLE_FILE
     write_text(path, bundle)
-    if not json:
+    if json:
+        print_json(loads(bundle))
+    else:
         print_two_lines(path)
 
 
@@ -165,8 +168,6 @@ def settings_text(settings: "FrameworkSettings") -> str:
     Raises:
         NotSupported: NCCL needs no file.
     """
-    import json
-
     from autosync.nccl_knobs import TUNER_FILE
 
     if settings.framework in SNIPPET_FILES:
@@ -179,7 +180,7 @@ def settings_text(settings: "FrameworkSettings") -> str:
                 remedy="Leave -o out: the variables are printed.",
             )
         return str(settings.settings[TUNER_FILE])
-    return json.dumps(settings.settings, indent=2, ensure_ascii=False) + "\n"
+    return dumps(settings.settings, indent=2, ensure_ascii=False) + "\n"
 
 
 def _print_settings(found: "FrameworkSettings", output: Path | None) -> None:

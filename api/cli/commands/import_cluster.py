@@ -106,7 +106,8 @@ def import_cluster(
         warn(f"{escape(note)}.")
     if output is not None:
         save_cluster(cluster, output)
-        say(f"[dim]written to {output}: {len(cluster.nodes)} nodes, {cluster.world_size} ranks[/]")
+        size = f"{len(cluster.nodes)} nodes, {cluster.world_size} ranks"
+        say(f"[dim]written to {escape(str(output))}: {size}[/]")
         return
     import yaml
 
@@ -155,7 +156,7 @@ def _slurm_hosts(
     stated = hardware.slots or (hardware.topology.gpus if hardware.topology else None)
     if stated is not None:
         hosts = tuple(Host(address) for address in addresses)
-        if tasks.partition("(")[0] == str(stated):
+        if {each.partition("(")[0] for each in tasks.split(",")} == {str(stated)}:
             return hosts, ()
         by = "--per-host" if hardware.slots else "--topo"
         return hosts, (

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import out, print_json, say
 from autosync.api.cli.options import Batch, Model, Output
@@ -50,11 +51,12 @@ def import_model(
     write_text(output, to_json(graph))
     flops = sum(o.forward_flops + o.backward_flops for o in graph.operations)
     out.print(
-        f"{graph.name}: {len(graph.operations)} operations, {len(graph.variables)} variables, "
+        f"{escape(graph.name)}: {len(graph.operations)} operations, "
+        f"{len(graph.variables)} variables, "
         f"{graph.parameters / 1e6:.1f} M parameters ({graph.size_bytes / 1e6:.0f} MB), "
         f"{flops / 1e9:.0f} GFLOP a step at batch size {graph.batch_size}"
     )
     if graph.examples > 1:
         counted = ", ".join(f"{number} in {seen}" for seen, number in seen_by_count(graph).items())
         out.print(f"{graph.examples} example inputs; operations seen: {counted}")
-    say(f"[dim]written to {output}[/]")
+    say(f"[dim]written to {escape(str(output))}[/]")

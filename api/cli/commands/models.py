@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.completion import complete_model
 from autosync.api.cli.console import out, print_json, print_table
@@ -80,14 +81,15 @@ def _show(graph: "ModelGraph", json: bool) -> None:
     flops = sum(each.forward_flops + each.backward_flops for each in graph.operations)
     sparse = sum(each.sparse for each in graph.variables)
     out.print(
-        f"[bold]{graph.name}[/], batch {graph.batch_size} a replica: {len(graph.operations)} "
-        f"operations, {flops / 1e9:.1f} GFLOP a step; {len(graph.variables)} variables, "
+        f"[bold]{escape(graph.name)}[/], batch {graph.batch_size} a replica: "
+        f"{len(graph.operations)} operations, {flops / 1e9:.1f} GFLOP a step; "
+        f"{len(graph.variables)} variables, "
         f"{graph.size_bytes / 1e6:.1f} MB" + (f", {sparse} with sparse gradients" if sparse else "")
     )
     largest = sorted(graph.variables, key=lambda each: -each.size_bytes)[:LARGEST]
     rows = [
         (
-            each.name,
+            escape(each.name),
             " x ".join(map(str, each.shape)),
             each.dtype,
             f"{each.size_bytes / 1e6:.2f}",

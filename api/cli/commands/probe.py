@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import out, print_table, say
 from autosync.api.cli.options import (
@@ -70,13 +71,13 @@ def probe(
     )
     check_scales(*scales)
     where = reporting_waits(launcher_named(launcher), say)
-    say(f"Probing {machines.name}. {scale_words(*scales)}: several minutes")
+    say(f"Probing {escape(machines.name)}. {scale_words(*scales)}: several minutes")
     found = probe_costs(where, machines, *scales, say=say)
     save_cluster(found.cluster, output)
     _print(found.cluster)
     _print_agreement(found)
     print_scales("local (unshaped links)" if where.name == "local" else where.name, *scales)
-    out.print(f"Written to [bold]{output}[/]: give it as CLUSTER.")
+    out.print(f"Written to [bold]{escape(str(output))}[/]: give it as CLUSTER.")
 
 
 def _refuse_nccl(cluster: "Cluster") -> None:

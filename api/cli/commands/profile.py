@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
 from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
@@ -66,7 +67,7 @@ def profile(
         graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
     if output is not None:
         write_text(output, to_json(found))
-        say(f"[dim]written to {output}[/]")
+        say(f"[dim]written to {escape(str(output))}[/]")
     if json:
         print_json(to_data(found))
     else:
@@ -124,17 +125,18 @@ def _traced(
     found = read_trace_profile(data, graph, device, str(trace))
     if found.estimated:
         listed = ", ".join(f"{kind} ({count})" for kind, count in sorted(found.estimated.items()))
-        warn(f"{trace}: operations that are not in it as often as in the graph: {listed}")
+        told = f"{trace}: operations that are not in it as often as in the graph: {listed}"
+        warn(escape(told))
     return graph, found.profile
 
 
 def _print(graph: "ModelGraph", found: "Profile") -> None:
     word = {"measured": "measured", "estimated": "[bold yellow]an estimate[/]"}[found.source]
     out.print(
-        f"{graph.name} at batch size {found.batch_size} on {found.device}: forward "
+        f"{escape(graph.name)} at batch size {found.batch_size} on {escape(found.device)}: forward "
         f"{number_of_ms(sum(found.forward_seconds))} ms, backward "
         f"{number_of_ms(sum(found.backward_seconds))} ms, update "
-        f"{number_of_ms(found.update_seconds)} ms ({word}: {found.note})"
+        f"{number_of_ms(found.update_seconds)} ms ({word}: {escape(found.note)})"
     )
     both = [
         (forward + backward, forward, backward, operation)
@@ -145,6 +147,9 @@ def _print(graph: "ModelGraph", found: "Profile") -> None:
     slowest = sorted(both, key=lambda row: -row[0])[:SLOWEST]
     print_table(
         ("slowest operations", "type", "forward ms", "backward ms"),
-        [(o.name, o.type, f"{f * 1e3:.2f}", f"{b * 1e3:.2f}") for _, f, b, o in slowest],
+        [
+            (escape(o.name), escape(o.type), f"{f * 1e3:.2f}", f"{b * 1e3:.2f}")
+            for _, f, b, o in slowest
+        ],
         right=("forward ms", "backward ms"),
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.console import out, print_json, print_table, say
@@ -124,9 +125,10 @@ def train(
     )
     save_checkpoint(output, found.simulator, card)
     judged = "" if card.accuracy is None else f", {card.accuracy:.1%} of unseen models' pairs"
+    written = escape(str(output.with_suffix(".safetensors")))
     out.print(
         f"{card.kind}: {card.trials} trials of {len(card.sources)} domains{judged}\n"
-        f"[dim]written to {output.with_suffix('.safetensors')}, its card beside it[/]"
+        f"[dim]written to {written}, its card beside it[/]"
     )
 
 
@@ -253,9 +255,10 @@ def save(
     from json import dumps
 
     card, weights = at.client.simulators.card(name), at.client.simulators.weights(name)
+    file = output.with_suffix(".safetensors")
     write_text(output.with_suffix(".json"), dumps(card, ensure_ascii=False) + "\n")
-    write_bytes(output.with_suffix(".safetensors"), weights)
-    out.print(f"[dim]written to {output.with_suffix('.safetensors')}[/]")
+    write_bytes(file, weights)
+    out.print(f"[dim]written to {escape(str(file))}[/]")
 
 
 @app.command()

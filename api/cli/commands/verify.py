@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import out, warn
 from autosync.api.cli.options import Batch, ClusterName, Model, Optimizer
@@ -59,8 +60,8 @@ def verify(
     domain = replace(domain, accumulate=accumulate or measured)
     check(loaded, domain, allow_lossy=allow_lossy, allow_inexact=allow_inexact)
     check_memory(loaded, domain)
-    out.print(f"[green]Sound:[/] {describe(loaded, domain)}")
+    out.print(f"[green]Sound:[/] {escape(describe(loaded, domain))}")
     try:
         check_runnable(loaded.choices, domain.world_size)
     except NotSupported as reason:
-        warn(reason.message)
+        warn(escape(reason.message))

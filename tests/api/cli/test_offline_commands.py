@@ -146,6 +146,18 @@ def test_prediction_of_named_strategies(folder: Path) -> None:
     assert answer["predicted_seconds"] >= 2.0
 
 
+def test_brackets_in_names_are_printed_as_they_are(folder: Path) -> None:
+    """They are no markup of the terminal's."""
+    graph = replace(load_graph(folder), name="net[/]v2[bold]")
+    (folder / "odd.json").write_text(to_json(graph))
+    options = ("--proposals", "50", "--simulator", "analytic")
+    assert graph.name in autosync(folder, "rank", "odd.json", "pair.yaml", *options).stderr
+    assert graph.name in autosync(folder, "models", "odd.json").stdout
+    strategy = all_reduce_5mb(domain_of(graph, load_cluster(folder / "pair.yaml")))
+    (folder / "odd_strategy.json").write_text(to_json(replace(strategy, name="mine[/]")))
+    assert "mine[/]" in autosync(folder, "explain", "odd_strategy.json").stdout
+
+
 def test_models_and_clusters_are_listed(folder: Path) -> None:
     models = {model["name"] for model in json.loads(autosync(folder, "models", "--json").stdout)}
     assert {"resnet50", "vgg16", "bert_base"} <= models
@@ -191,6 +203,10 @@ def test_nothing_that_is_stated_about_hosts_is_ignored_without_a_note(
     world_size, notes = ranks()
     assert world_size == 4
     assert "where torchrun starts more in a task, state --per-host" in notes
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "8(x3),4")
+    world_size, notes = ranks("--per-host", "8", "--intra-gbps", "900")
+    assert world_size == 32
+    assert "SLURM_TASKS_PER_NODE=8(x3),4 is not used" in notes
 
 
 def test_a_specification_takes_stated_ports_and_its_transport_counts_before_the_latency(

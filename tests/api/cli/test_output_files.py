@@ -28,6 +28,11 @@ def test_an_output_is_tried_before_the_work(tmp_path: Path) -> None:
             check_writable(path)
 
 
+def test_an_output_may_be_no_file() -> None:
+    """Where only what is printed is wanted."""
+    check_writable(Path("/dev/null"))
+
+
 def test_an_output_on_a_full_disk(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: both take the name and not the content."""
     _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -9,17 +9,25 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from autosync import Client
+from autosync.api.cli.connection import ATTEMPTS
 from autosync.api.cli.progress import (
+    FOLLOWING_ATTEMPTS,
     RANKING_KERNELS,
     TimeLeftColumn,
     TuningProgressBar,
     compilation_lines,
+    events_until_end,
 )
 from autosync.api.client.tuning_calls import ServiceEvent
+from autosync.api.db import Database
 from autosync.api.engine.prediction_ranking import best_by_prediction
 from autosync.api.views.time_left import TimeLeft
 from autosync.simulator.numba_cache import Kernel
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
+from tests.api.client.scripted_server import cutting
+from tests.api.http.serving import served
+from tests.api.sample import finished
 from tests.domains import chain_graph, domain_of
 
 WIDTH = 120
@@ -129,3 +137,18 @@ def test_the_kernels_of_a_ranking_are_those_that_are_counted(
     domain = domain_of(chain_graph(((64, 32), (300, 7), (33,))))
     best_by_prediction(domain, TimelineSimulator(), 50, 0, lambda event: None)
     assert set(used) == set(RANKING_KERNELS)
+
+
+def test_a_tuning_is_followed_over_a_moment_without_the_service(
+    sqlite_url: str, sqlite: Database
+) -> None:
+    """Longer than whoever types a command waits for one."""
+    tuning_id = finished(sqlite)
+    with served(sqlite_url) as service:
+        port = int(service.address.rpartition(":")[2])
+        with (
+            cutting(port, [0] * (FOLLOWING_ATTEMPTS - 1)) as address,
+            Client(address, attempts=ATTEMPTS, sleep=lambda seconds: None) as client,
+        ):
+            events = list(events_until_end(client, tuning_id, threading.Event()))
+    assert events[-1].state == "finished"

@@ -251,6 +251,7 @@ def test_settings_for_a_framework(
     assert table["data_parallel_replicate_degree"] == 4
     assert "DistributedDataParallelKwargs(gradient" in run(*chosen, "--for", "accelerate")
     assert "best.json" in run(*chosen)
+    assert json.loads(run(*chosen, "--json")) == json.loads(Path("best.json").read_text())
     assert load_bundle("best.json").strategy.id == ddp
     assert "Bundle: other.json" in run("export", tuning_id[:8], *db, "-o", "other.json")
 

@@ -5,6 +5,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from autosync.api.cli import worker_processes
 from autosync.api.cli.worker_processes import SupervisedWorker, WorkerProcesses
 
 WORKER = """
@@ -41,3 +44,42 @@ def test_who_gives_back_what_runs_is_not_asked_again(tmp_path: Path) -> None:
         workers.stop()
     assert process.returncode == 0
     assert asked.read_text() == "asked "
+
+
+def ended() -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process
+
+
+def test_a_worker_that_failed_thousands_of_times_is_still_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the database is away for days."""
+    worker = SupervisedWorker("sqlite://", ended(), time.monotonic(), failures=5000)
+    worker.keep_alive()
+    assert worker.failures == 5001
+    another = ended()
+    monkeypatch.setattr(worker_processes, "_start", lambda *_: another)
+    worker.due = 0.0
+    worker.keep_alive()
+    assert worker.process is another
+
+
+def test_a_worker_is_started_later_where_the_system_starts_none_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(worker_processes, "_start", refused)
+    worker = SupervisedWorker("sqlite://")
+    worker.keep_alive()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no worker can be started" in said
+    assert "Resource temporarily unavailable" in said
+    another = ended()
+    monkeypatch.setattr(worker_processes, "_start", lambda *_: another)
+    worker.due = 0.0
+    worker.keep_alive()
+    assert worker.process is another

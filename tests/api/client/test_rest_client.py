@@ -14,9 +14,11 @@ import pytest
 
 from autosync import Client
 from autosync.api.client.service_errors import ServiceError, ServiceUnreachable
+from autosync.api.client.service_queue import ServiceQueue
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
+from autosync.api.engine.leases import ServiceAway
 from autosync.bundle import load_bundle
 from autosync.domain import Optimizer
 from autosync.errors import AutosyncError, InvalidInput
@@ -306,6 +308,32 @@ def test_a_redirect_is_no_answer(tmp_path: Path) -> None:
             assert "https://tuner.example.com" in caught.value.remedy
         assert len(script.seen) == 5
     assert not any(tmp_path.iterdir())
+
+
+def test_a_web_page_is_no_answer(tmp_path: Path) -> None:
+    """As of a proxy that says that the service is down for an hour, or of another server."""
+    page = (200, {"Content-Type": "text/html; charset=utf-8"}, "back soon")
+    with scripted(page) as script, Client(script.address) as client:
+        for call in (
+            lambda: client.tunings.get("3f2a90c1"),
+            lambda: client.simulators.card("mine"),
+            lambda: client.tunings.save_bundle("3f2a90c1", tmp_path / "best.json"),
+            lambda: client.runtimes.save(tmp_path / "runtimes.csv"),
+            lambda: list(client.tunings.events("3f2a90c1")),
+        ):
+            with pytest.raises(ServiceUnreachable, match="a web page comes in place"):
+                call()
+        with pytest.raises(ServiceAway):  # so a worker asks again later
+            ServiceQueue(client).claim("here:1", 15.0, job_queue.Abilities(("local",), 0))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("token", ["s3cret\n", "s3cr\u00eat"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(token: str) -> None:
+    """A file that holds a key ends with a line's end."""
+    with pytest.raises(InvalidInput, match="no printable ASCII") as caught:
+        Client("http://127.0.0.1:9", token)
+    assert "s3cr" not in f"{caught.value} {caught.value.value}"
 
 
 def test_a_long_pause_is_left_to_the_caller() -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
+from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.codes import Op
@@ -21,7 +23,7 @@ from autosync.trials.contract import (
     TrialResult,
     Workload,
 )
-from autosync.trials.iterations import RankRecording
+from autosync.trials.iterations import RankRecording, replica_digest
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.measurement import measured_timeline
 from autosync.trials.pool.process_pool import ProcessPool
@@ -293,3 +295,14 @@ def test_messages_keep_their_place_in_the_plan_when_small_ones_vanish() -> None:
 def test_arrays_of_unequal_length_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"lengths \[1, 2, 1\]"):
         ComputeTimes(("forward",), (0.0, 1.0), (1.0,))
+
+
+def test_replicas_have_a_digest_whatever_the_order_of_their_values_in_memory() -> None:
+    model = nn.Conv2d(3, 4, 3)
+    plain = replica_digest(model)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in the stub
+    assert not model.weight.is_contiguous()
+    assert replica_digest(model) == plain
+    with torch.no_grad():
+        model.weight[-1, -1, -1, -1] += 1.0
+    assert replica_digest(model) != plain

@@ -4,6 +4,7 @@ import re
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.console import out, print_json, print_table, warn
 from autosync.api.cli.options import ClusterName, Json
@@ -62,7 +63,7 @@ def collectives(
     asked = checked(CollectivesSpec, given)
     found = collective_table(load_named_cluster(cluster), asked)
     for warning in found.warnings:
-        warn(warning)
+        warn(escape(warning))
     if json:
         print_json([row.model_dump() for row in found.rows])
         return

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.commands.predictions.job_options import GivenJob, predicts_job
 from autosync.api.cli.completion import complete_design
@@ -84,13 +85,13 @@ def predict(
         each.strategy = name
     _say_constants(domain.cluster, found)
     for warning in dict.fromkeys(w for answer in found.items for w in answer.warnings):
-        warn(warning)
+        warn(escape(warning))
     if job.json:
         print_json([each.model_dump(mode="json") for each in found.items])
         return
     rows = [
         (
-            each.strategy,
+            escape(each.strategy),
             number_of_ms(each.predicted_seconds),
             between_ms(each.low_seconds, each.high_seconds),
             f"{each.samples_per_second:.1f}",

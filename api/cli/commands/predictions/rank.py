@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.commands.predictions.job_options import GivenJob, predicts_job
 from autosync.api.cli.console import between_ms, number_of_ms, out, print_json, print_table, warn
@@ -81,7 +82,7 @@ def rank(
     ranked = answer.items
     ddp = next(each for each in ranked if each.origin == "ddp")
     for warning in dict.fromkeys(answer.warnings):
-        warn(warning)
+        warn(escape(warning))
     warn_of_memory(domain, ddp.predicted_peak_bytes)
     if job.json:
         print_json([each.model_dump(mode="json") for each in ranked[:top]])
@@ -97,8 +98,8 @@ def _print(ranked: "list[PredictedStrategy]", top: int, ddp: "PredictedStrategy"
         (
             str(group.place),
             str(len(group.members)) if len(group.members) > 1 else "",
-            group.words,
-            group.made_by,
+            escape(group.words),
+            escape(group.made_by),
             _between(*map(number_of_ms, group.predicted_seconds)),
             _between(*(f"{ddp.predicted_seconds / each:.2f}" for each in group.predicted_seconds)),
             ranked[group.place - 1].binding,

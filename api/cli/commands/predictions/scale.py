@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from autosync.api.cli.commands.predictions.job_options import GivenJob, predicts_job
 from autosync.api.cli.completion import complete_design
@@ -55,7 +56,7 @@ def scale(
         **job.arguments,
     )
     for warning in found.warnings:
-        warn(warning)
+        warn(escape(warning))
     if job.json:
         print_json(found.model_dump(exclude={"warnings"}))
         return
