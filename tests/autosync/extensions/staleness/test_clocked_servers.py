@@ -250,21 +250,26 @@ def test_a_resumed_job_trains_as_an_uninterrupted_one(three: Ranks, half: int) -
         assert finals == [expected, expected]
 
 
-def loaded(rank: int, world: int) -> list[float]:
-    made = counting(world, 2)
-    saved = copy.deepcopy(made.model.state_dict())
+def loaded(rank: int, world: int, wrapped: bool) -> list[float]:
+    """wrapped: what is loaded is a module of the model."""
+    network = Counting()
+    model: nn.Module = nn.Sequential(network) if wrapped else network
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    made = attached(model, optimizer, replace(SERVERS, shares=SHARES), world, 2)
+    saved = copy.deepcopy(network.state_dict())
     for iteration in range(5):
         count(made, iteration, rank)
-    made.model.load_state_dict(saved)
+    network.load_state_dict(saved)
     for iteration in range(3):
         count(made, iteration, rank)
     made.detach()
     return weights(made.model).tolist()
 
 
-def test_servers_go_on_from_what_is_loaded(three: Ranks) -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_servers_go_on_from_what_is_loaded(three: Ranks, wrapped: bool) -> None:
     expected = torch.cat([value.flatten() for value in counted(3, SHARES)]).tolist()
-    assert three.run(loaded) == [expected] * 3
+    assert three.run(loaded, wrapped) == [expected] * 3
 
 
 def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
