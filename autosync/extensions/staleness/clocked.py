@@ -325,19 +325,24 @@ class ClockedAttachment:
                 else:
                     found = own * self.share
                 control.allreduce([found], options).wait()
-                self.given.state[parameters[index]][name] = found
+                parameter = parameters[index]
+                if found.shape == parameter.shape:  # whose order in memory updates go by
+                    found = torch.empty_like(parameter, dtype=found.dtype).copy_(found)
+                self.given.state[parameter][name] = found
 
 
 class ScalerMark:
     """On an optimizer, until removed: a GradScaler gives it its scale, which `_check_unscaled`
-    refuses."""
+    refuses. A fused optimizer has the mark by itself."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
+        self._before = {name: value for name, value in vars(optimizer).items() if name == AMP}
         optimizer.__dict__[AMP] = True
 
     def remove(self) -> None:
         self._optimizer.__dict__.pop(AMP, None)
+        self._optimizer.__dict__.update(self._before)
 
 
 def _check_unscaled(optimizer: Optimizer, *_: Any) -> None:

@@ -22,7 +22,7 @@ import autosync
 from autosync.bundle import make_bundle
 from autosync.errors import AutosyncError
 from autosync.extensions.staleness.attachment import attach
-from autosync.extensions.staleness.clocked import ClockedAttachment
+from autosync.extensions.staleness.clocked import AMP, ClockedAttachment, ScalerMark
 from autosync.extensions.staleness.document import Staleness, late_by
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
@@ -296,6 +296,39 @@ def test_a_checkpoint_has_the_mean_of_the_ranks_states(pair: Ranks) -> None:
     assert means == same
     expected = (torch.tensor(first) + torch.tensor(second)) / 2
     torch.testing.assert_close(torch.tensor(means), expected)
+
+
+def orders_in_memory(rank: int, world: int) -> tuple[bool, bool]:
+    """Whether some weight is not in row-major order, and each one's mean state is in its order."""
+    model = make_model("mlp")
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.detach().t().contiguous().t()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    made = attached(model, optimizer, SERVERS, world, 1)
+    iterate(model, optimizer, rank, range(2))
+    optimizer.state_dict()
+    made.detach()
+    laid = any(not parameter.is_contiguous() for parameter in model.parameters())
+    alike = all(
+        optimizer.state[parameter]["exp_avg"].stride() == parameter.stride()
+        for parameter in model.parameters()
+    )
+    return laid, alike
+
+
+def test_the_mean_state_lies_in_memory_as_its_parameter(pair: Ranks) -> None:
+    """Fused updates go through both in the order of memory."""
+    assert pair.run(orders_in_memory) == [(True, True)] * 2
+
+
+def test_a_fused_optimizer_keeps_its_own_mark_for_scalers() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2))], fused=True)
+    ScalerMark(optimizer).remove()
+    assert vars(optimizer)[AMP] is True
+    plain = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
+    ScalerMark(plain).remove()
+    assert AMP not in vars(plain)
 
 
 def left(rank: int, world: int) -> str:
