@@ -37,7 +37,7 @@ from autosync.runtime.transport.agreement import (
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.runtime.transport.tensor_exchange import share_initial_values
-from autosync.runtime.updates.optimizers import JoinedOptimizers
+from autosync.runtime.updates.optimizers import JoinedOptimizers, make_first_state
 
 ABANDON_SECONDS = 10.0
 """How long a device may continue updates after a failure."""
@@ -120,6 +120,8 @@ class Attachment:
         engine.close()
         if self.failure is not None:
             _abandon_updates(engine.streams)
+        for optimizer in self.optimizers:  # where nobody keeps what ranks held in parts
+            make_first_state(optimizer)
         for variable in engine.variables:
             variable.parameter.grad = None
 

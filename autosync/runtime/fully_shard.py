@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from autosync.codes import ENCODINGS
 from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.updates.optimizers import make_first_state
 from autosync.torch_engine import FullyShard, Kept, modules_of
 
 if TYPE_CHECKING:
@@ -35,25 +36,19 @@ def check_shardable(
 ) -> None:
     """
     Raises:
-        InvalidInput: an optimizer has stepped, or is an Adagrad, so that its state is of whole
-            parameters.
+        InvalidInput: an optimizer has stepped, so that its state is of whole parameters.
         NotSupported: a module makes sparse gradients; a parameter is a scalar; or shard groups lie
             in a part of the ranks.
     """
     for optimizer in optimizers:
-        if optimizer.state:
-            remedy = (
-                "Distribute before the first step, and load a checkpoint behind it with "
-                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
-            )
-            if isinstance(optimizer, torch.optim.Adagrad):  # which begins with its state
-                remedy = "Use an optimizer that begins without state, or ship another strategy."
+        if any(map(_has_begun, optimizer.state.values())):
             raise InvalidInput(
                 f"the optimizer ({type(optimizer).__name__}) holds state of "
                 f"{len(optimizer.state)} whole parameters, which fully_shard does not cut.",
                 thing="optimizer",
                 value=type(optimizer).__name__,
-                remedy=remedy,
+                remedy="Distribute before the first step, and load a checkpoint behind it with "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict.",
             )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
@@ -80,6 +75,11 @@ def check_shardable(
             value=group.size(),
             remedy="Leave process_group out, or ship `fsdp2`.",
         )
+
+
+def _has_begun(state: Any) -> bool:
+    """Of one parameter. Adagrad has such a state before its first step."""
+    return not isinstance(state, Mapping) or bool(state.get("step", 1))
 
 
 def unit_modules(
@@ -318,6 +318,7 @@ def retarget(
             for p in group["params"]
         ]
     optimizer.state = defaultdict(dict)
+    make_first_state(optimizer)
 
     def give_back() -> None:
         for group, params in zip(groups, held, strict=True):

@@ -32,6 +32,7 @@ from autosync.extensions.offload.swapped_tensors import (
     SavedActivation,
     SavedTensor,
     SwappedBytes,
+    TensorForm,
     UnswappedTensor,
     form_of,
     is_plain,
@@ -73,7 +74,9 @@ class SwappedPass:
     deviated: whether it has done anything else than its schedule. has_used: whether its backward
     pass has begun. has_updated: whether an optimizer has stepped.
 
-    Tensors that lie in one storage are one activation, which is saved and comes back whole.
+    Views of one tensor are one activation: its storage, which is saved and comes back whole. Parts
+    of a storage that are no views of one tensor (of `torch.unsafe_chunk`, as recurrent cells take
+    it) count their changes apart, so each of them is an activation of its own.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class SwappedPass:
         self._smallest_bytes = smallest_bytes
         self._moment = 0
         self._activations: list[weakref.ref[SavedActivation]] = []
-        self._by_storage: weakref.WeakValueDictionary[int, SavedActivation] = (
+        self._saved_from: weakref.WeakValueDictionary[tuple[int, TensorForm], SavedActivation] = (
             weakref.WeakValueDictionary()
         )
         self._held: weakref.WeakSet[Packed] = weakref.WeakSet()
@@ -156,9 +159,10 @@ class SwappedPass:
             self.states.bring(number)
 
     def _saved(self, tensor: Tensor) -> SavedActivation:
-        """The activation whose storage the tensor lies in."""
+        """The activation of the tensor that this one is, or is a view of."""
         storage = tensor.untyped_storage()
-        activation = self._by_storage.get(storage._cdata)
+        key = storage._cdata, form_of(tensor if tensor._base is None else tensor._base)
+        activation = self._saved_from.get(key)
         is_new = (
             activation is None
             or activation.watch() is not storage
@@ -166,7 +170,7 @@ class SwappedPass:
         )
         if activation is None or is_new:
             activation = SavedActivation(len(self._activations), tensor, self.device)
-            self._by_storage[storage._cdata] = activation
+            self._saved_from[key] = activation
             self._activations.append(weakref.ref(activation))
         with self._begin_moment(("save", activation.position, activation.size_bytes), activation):
             if is_new and self.record is not None:

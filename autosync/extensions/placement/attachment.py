@@ -53,14 +53,21 @@ class PlacedStandIn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlacedParameter:
-    """key: in its module's state_dict. source: the first rank that holds it."""
+    """key: in its module's state_dict. shape, strides: where it is held. source: the first rank
+    that holds it."""
 
     module: nn.Module
     key: str
     parameter: nn.Parameter
     shape: torch.Size
+    strides: tuple[int, ...]
     source: int
     is_held: bool
+
+    def laid_out(self, values: Tensor) -> Tensor:
+        """Values of its shape, in the order in memory that it had."""
+        made = values.new_empty_strided(self.shape, self.strides)
+        return made.copy_(values)
 
 
 class PlacementAttachment:
@@ -107,7 +114,7 @@ class PlacementAttachment:
             if not with_state:
                 held_state(self._optimizer).pop(placed.parameter, None)
             if not placed.is_held:
-                placed.parameter.data = value
+                placed.parameter.data = placed.laid_out(value)
                 placed.parameter.requires_grad_(True)
                 if (of_it := state.get(places.get(id(placed.parameter), -1))) is not None:
                     held_state(self._optimizer)[placed.parameter] = of_it
@@ -118,7 +125,8 @@ class PlacementAttachment:
         changes."""
         for placed in self._elsewhere():
             if placed.parameter.shape != placed.shape:
-                placed.parameter.data = placed.parameter.data.new_zeros(placed.shape)
+                zeros = placed.parameter.data.new_zeros(placed.shape)
+                placed.parameter.data = placed.laid_out(zeros)
                 placed.parameter.requires_grad_(True)
 
     def watch(self) -> None:
@@ -264,7 +272,13 @@ def attach(
         ]
     parameters = [
         PlacedParameter(
-            module, key, parameter, parameter.shape, placed.ranks[0], exchange.rank in placed.ranks
+            module,
+            key,
+            parameter,
+            parameter.shape,
+            parameter.stride(),
+            placed.ranks[0],
+            exchange.rank in placed.ranks,
         )
         for placed, module, key, parameter in named
     ]

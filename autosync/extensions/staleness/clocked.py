@@ -66,7 +66,8 @@ class ClockedAttachment:
     given: the optimizer. parameters: of the plan's variables, in its order. share: this rank's part
     of the average. max_grad_norm: of each rank's own gradient. groups: what the end closes.
     module_buffers: brings the modules' buffers to rank 0's. before: the values before a step, by
-    bucket. ages: how many steps have returned with values of which age, in iterations.
+    bucket. ages: how many steps have returned with values of which age, in iterations. loading: the
+    module whose `load_state_dict` is at work.
     """
 
     model: nn.Module
@@ -84,6 +85,7 @@ class ClockedAttachment:
     server: ShardServer
     handles: list[Removable] = field(default_factory=list)
     ages: Counter[int] = field(default_factory=Counter)
+    loading: nn.Module | None = None
 
     @property
     def failure(self) -> Exception | None:
@@ -111,14 +113,19 @@ class ClockedAttachment:
             optimizer.register_state_dict_pre_hook(self._before_optimizer_state),
             model.register_forward_pre_hook(opaque(lambda *given: self._before_forward(*given))),
             model.register_state_dict_pre_hook(lambda *_: self.synchronize("model.state_dict()")),
-            model.register_load_state_dict_pre_hook(
-                lambda *_: self.synchronize("model.load_state_dict()")
-            ),
-            model.register_load_state_dict_post_hook(self._after_loading),
+            *self._watch_loading(),
             ModelMethods(model, self.no_sync, self.reporting),
         ]
         ATTACHED.plans[id(model)] = self
         atexit.register(self.at_exit)
+
+    def _watch_loading(self) -> Iterator[Removable]:
+        """Of the model, or of a module of it by itself."""
+        for module in self.model.modules():
+            yield module.register_load_state_dict_pre_hook(
+                lambda module, *_: self._before_loading(module)
+            )
+            yield module.register_load_state_dict_post_hook(self._after_loading)
 
     def start(self) -> None:
         self.server.start()
@@ -158,6 +165,7 @@ class ClockedAttachment:
 
     def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         self.client.check()
+        self.loading = None  # one that has failed
         for bucket in self.buckets:
             bucket.gather(self.parameters, self.before[bucket.index])
         if not (limit := self.max_grad_norm):
@@ -277,8 +285,16 @@ class ClockedAttachment:
         self.synchronize("optimizer.state_dict()")
         self._take_mean_state()
 
-    def _after_loading(self, *_: Any) -> None:
+    def _before_loading(self, module: nn.Module) -> None:
+        if self.loading is None or self.loading is module:  # else torch loads it within another
+            self.synchronize("model.load_state_dict()")
+            self.loading = module
+
+    def _after_loading(self, module: nn.Module, _: Any) -> None:
         """What was loaded, the same on every rank, is what servers go on from."""
+        if module is not self.loading:
+            return
+        self.loading = None
         for bucket in self.buckets:
             if bucket.owner == self.groups.rank:
                 flat = self.before[bucket.index]
@@ -313,19 +329,24 @@ class ClockedAttachment:
                 else:
                     found = own * self.share
                 control.allreduce([found], options).wait()
-                self.given.state[parameters[index]][name] = found
+                parameter = parameters[index]
+                if found.shape == parameter.shape:  # whose order in memory updates go by
+                    found = torch.empty_like(parameter, dtype=found.dtype).copy_(found)
+                self.given.state[parameter][name] = found
 
 
 class ScalerMark:
     """On an optimizer, until removed: a GradScaler gives it its scale, which `_check_unscaled`
-    refuses."""
+    refuses. A fused optimizer has the mark by itself."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
+        self._before = {name: value for name, value in vars(optimizer).items() if name == AMP}
         optimizer.__dict__[AMP] = True
 
     def remove(self) -> None:
         self._optimizer.__dict__.pop(AMP, None)
+        self._optimizer.__dict__.update(self._before)
 
 
 def _check_unscaled(optimizer: Optimizer, *_: Any) -> None:

@@ -157,7 +157,8 @@ def rows_message(plan: Plan, index: int, bucket: Bucket, groups: Groups, queue: 
         for each in split:
             each()
         sent = [_changed(rows) if pulls else (rows.indices, rows.values) for rows in bucket.ranges]
-        tensors = [t for i, v in sent for t in (i, v.to(half) if half else v)]
+        pairs = zip(bucket.ranges, sent, strict=True)
+        tensors = [t for rows, (i, v) in pairs for t in (i, v.to(_type_on_wire(rows, half)))]
         work = operation.start([len(indices) for indices, _ in sent], tensors)
         bucket.payload_bytes = work.sent_bytes
 
@@ -179,6 +180,12 @@ def _changed(rows: RowRange) -> Rows:
     return rows.changed, rows.variable.alias[rows.changed]
 
 
+def _type_on_wire(rows: RowRange, half: torch.dtype | None) -> torch.dtype:
+    """What has 16 bits travels as it is, as in dense messages."""
+    table = rows.variable.alias
+    return half if half is not None and table.element_size() > 2 else table.dtype
+
+
 def _read(
     bucket: Bucket, counts: list[int], reader: PackedTensors, half: torch.dtype | None
 ) -> list[Rows]:
@@ -186,7 +193,7 @@ def _read(
     for rows, count in zip(bucket.ranges, counts, strict=True):
         table = rows.variable.alias
         indices = reader.take((count,), torch.int64)
-        values = reader.take((count, *table.shape[1:]), half or table.dtype)
+        values = reader.take((count, *table.shape[1:]), _type_on_wire(rows, half))
         found.append((indices.to(table.device), values.to(table)))
     return found
 

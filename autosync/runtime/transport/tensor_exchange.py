@@ -167,8 +167,9 @@ def tensor_signatures(model: nn.Module) -> dict[str, str]:
 
 Key = tuple[int, ...]
 
-Leaf = tuple[list[int], torch.dtype]
-"""Shape and type of a tensor that travels."""
+Leaf = tuple[list[int], torch.dtype, list[int] | None]
+"""Of a tensor that travels: shape, type, and strides where it is dense in another than row-major
+order, which it keeps."""
 
 
 def exchange_states(
@@ -222,8 +223,14 @@ def _travelling(
     transfer = (
         partial(_broadcast, group, source) if to is None else partial(_send, group, source, to)
     )
-    made = (torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in leaves)
+    made = (_empty(*leaf) for leaf in leaves)
     yield from transferred(own if sends else made, sends, transfer)
+
+
+def _empty(shape: list[int], dtype: torch.dtype, strides: list[int] | None) -> Tensor:
+    if strides is None:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
 
 def _described(states: Sequence[tuple[Key, Any]]) -> tuple[list[Tensor], str]:
@@ -245,7 +252,11 @@ def _form(value: Any, name: str, tensors: list[Tensor]) -> Any:
             return {"scalar": value.item(), "dtype": _dtype_name(value)}
         case Tensor():
             tensors.append(value.detach())
-            return {"tensor": list(value.shape), "dtype": _dtype_name(value)}
+            return {
+                "tensor": list(value.shape),
+                "dtype": _dtype_name(value),
+                "strides": dense_strides(value),
+            }
         case None | bool() | int() | float() | str():
             return {"plain": value}
         case dict() if all(isinstance(key, str | int) for key in value):
@@ -263,7 +274,7 @@ def _dtype_name(tensor: Tensor) -> str:
 def _leaves(form: Any) -> Iterator[Leaf]:
     """Every tensor that travels as bytes, in the order of `_described`."""
     if "tensor" in form:
-        yield form["tensor"], getattr(torch, form["dtype"])
+        yield form["tensor"], getattr(torch, form["dtype"]), form["strides"]
     for inner in _inner(form):
         yield from _leaves(inner)
 

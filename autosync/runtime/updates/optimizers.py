@@ -79,6 +79,21 @@ def held_state(optimizer: Optimizer) -> MutableMapping[Any, Any]:
     return state
 
 
+def make_first_state(optimizer: Optimizer) -> None:
+    """Of parameters that have none, where the optimizer makes its state when it is made itself:
+    Adagrad. Others make it in their first step."""
+    if own_class(optimizer) is not torch.optim.Adagrad:
+        return
+    held = held_state(optimizer)
+    for group in optimizer.__dict__["param_groups"]:
+        if bare := [parameter for parameter in group["params"] if not held.get(parameter)]:
+            accumulated = group["initial_accumulator_value"]
+            made = torch.optim.Adagrad(
+                bare, initial_accumulator_value=accumulated, fused=group.get("fused")
+            )
+            held.update(made.state)
+
+
 def _snapshot(optimizer: Optimizer) -> Settings:
     """The hyperparameters of every group as they are now; a scheduler may change them next."""
     return [

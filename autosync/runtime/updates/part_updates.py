@@ -174,13 +174,16 @@ class RowUpdate(PartUpdate):
             rows.changed = rows.start + self._changed(part, rows)
 
     def _changed(self, part: Part, rows: RowRange) -> Tensor:
-        """Momentum moves every row that was ever touched."""
+        """Momentum moves every row that was ever touched; a dense one, of a checkpoint of dense
+        gradients, moves all."""
         assert rows.sums is not None  # reduced before it is updated
         buffer = self.state[part.value].get("momentum_buffer") if part.value in self.state else None
-        if buffer is not None and buffer.is_sparse:
-            moving: Tensor = torch.unique(buffer._indices()[0])
-            return moving
-        return rows.sums._indices()[0]
+        if buffer is None:
+            return rows.sums._indices()[0]
+        if not buffer.is_sparse:
+            return torch.arange(part.stop - part.start, device=buffer.device)
+        moving: Tensor = torch.unique(buffer._indices()[0])
+        return moving
 
     def follow_tables(self) -> None:
         """A table has another storage now; the state is kept by what stands for its rows."""

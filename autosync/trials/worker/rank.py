@@ -14,6 +14,7 @@ from autosync.errors import AutosyncError, InvalidInput
 from autosync.nccl_knobs import TUNER_FILE, TUNER_FILE_VARIABLE
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.transport.tensor_exchange import share_initial_values
+from autosync.runtime.updates.optimizers import make_first_state
 from autosync.trials.commands import (
     Answer,
     Command,
@@ -204,6 +205,7 @@ class Rank:
         on_device = dist.group.WORLD if groups.backend == "nccl" else None
         share_initial_values(groups.get("control", everyone, "gloo"), job.model, on_device)
         job.optimizer.state.clear()
+        make_first_state(job.optimizer)
 
 
 def opened_store(host: str, port: int, *, is_master: bool) -> TCPStore:

@@ -53,6 +53,19 @@ class Checkpointed(nn.Module):
         return out
 
 
+class Gated(nn.Module):
+    """Parts of one storage that are no views of one tensor: each changes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        show, new = torch.unsafe_chunk(self.into(x), 2, dim=1)
+        out: Tensor = show.sigmoid_() * new.tanh_()
+        return out
+
+
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +119,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "checkpointed": Checkpointed,
     "convolutions": Convolutions,
 }
-OTHERS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "wide": wide}
+OTHERS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "wide": wide, "gated": Gated}
 
 
 def make(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -17,9 +17,9 @@ Step = Callable[[nn.Module, torch.optim.Optimizer, int], None]
 
 
 def by_step(
-    step: Step, budget: int | None, with_state: bool
+    step: Step, budget: int | None, with_state: bool, name: str = "attention"
 ) -> tuple[list[Tensor], HostSwapper | None]:
-    model, optimizer = make("attention")
+    model, optimizer = make(name)
     with Arena(ROOMY):
         swapper = swapping(model, budget, optimizer, with_state)
         torch.manual_seed(11)
@@ -131,3 +131,15 @@ def test_passes_of_other_kinds_train_to_the_bit(step: Step, with_state: bool) ->
     assert same(tight, plain)
     assert swapper is not None
     assert swapper.schedule is not None
+
+
+def test_parts_of_one_storage_that_change_apart_train_to_the_bit() -> None:
+    """The second one is changed in place after the first one was saved."""
+    plain, _ = by_step(two_forwards, None, False, "gated")
+    first, roomy = by_step(two_forwards, ROOMY, False, "gated")
+    assert same(first, plain)
+    assert roomy is not None
+    assert roomy.recorded is not None
+    budget = least_budget_bytes(roomy.recorded.moments) * 6 // 5
+    tight, _ = by_step(two_forwards, budget, False, "gated")
+    assert same(tight, plain)

@@ -251,6 +251,33 @@ def test_detach_gives_everything_back(pair: Ranks) -> None:
         assert all(trained)
 
 
+def orders_in_memory(rank: int, world: int, given: Bundle) -> list[bool]:
+    """Of weights that are not in row-major order: as before behind detach, and their state too, in
+    a checkpoint and behind detach; and a plan can be attached again."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make()
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.detach().t().contiguous().t()
+    optimizer = optimizer_of("adamw", model)
+    before = [parameter.stride() for parameter in model.parameters()]
+    autosync.distribute(model, optimizer, given)
+    train(model, optimizer, rank)
+    states = optimizer.state_dict()["state"]
+    saved = [states[place]["exp_avg"].stride() for place in range(len(before))]
+    autosync.detach(model)
+    after = [parameter.stride() for parameter in model.parameters()]
+    held = [optimizer.state[parameter]["exp_avg"].stride() for parameter in model.parameters()]
+    again = refusal(lambda: autosync.distribute(model, optimizer, given))
+    if not again:
+        autosync.detach(model)
+    return [after == before, saved == before, held == before, again == ""]
+
+
+def test_weights_and_state_keep_their_order_in_memory(pair: Ranks) -> None:
+    assert pair.run(orders_in_memory, bundle(PAIR["several"], 2)) == [[True] * 4] * 2
+
+
 def accumulated(rank: int, world: int, given: Bundle) -> float:
     model, optimizer = distributed(rank, given)
     ddp = DistributedDataParallel(make())

@@ -22,7 +22,7 @@ import autosync
 from autosync.bundle import make_bundle
 from autosync.errors import AutosyncError
 from autosync.extensions.staleness.attachment import attach
-from autosync.extensions.staleness.clocked import ClockedAttachment
+from autosync.extensions.staleness.clocked import AMP, ClockedAttachment, ScalerMark
 from autosync.extensions.staleness.document import Staleness, late_by
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.strategy import Schedule
@@ -250,21 +250,26 @@ def test_a_resumed_job_trains_as_an_uninterrupted_one(three: Ranks, half: int) -
         assert finals == [expected, expected]
 
 
-def loaded(rank: int, world: int) -> list[float]:
-    made = counting(world, 2)
-    saved = copy.deepcopy(made.model.state_dict())
+def loaded(rank: int, world: int, wrapped: bool) -> list[float]:
+    """wrapped: what is loaded is a module of the model."""
+    network = Counting()
+    model: nn.Module = nn.Sequential(network) if wrapped else network
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    made = attached(model, optimizer, replace(SERVERS, shares=SHARES), world, 2)
+    saved = copy.deepcopy(network.state_dict())
     for iteration in range(5):
         count(made, iteration, rank)
-    made.model.load_state_dict(saved)
+    network.load_state_dict(saved)
     for iteration in range(3):
         count(made, iteration, rank)
     made.detach()
     return weights(made.model).tolist()
 
 
-def test_servers_go_on_from_what_is_loaded(three: Ranks) -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_servers_go_on_from_what_is_loaded(three: Ranks, wrapped: bool) -> None:
     expected = torch.cat([value.flatten() for value in counted(3, SHARES)]).tolist()
-    assert three.run(loaded) == [expected] * 3
+    assert three.run(loaded, wrapped) == [expected] * 3
 
 
 def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
@@ -291,6 +296,39 @@ def test_a_checkpoint_has_the_mean_of_the_ranks_states(pair: Ranks) -> None:
     assert means == same
     expected = (torch.tensor(first) + torch.tensor(second)) / 2
     torch.testing.assert_close(torch.tensor(means), expected)
+
+
+def orders_in_memory(rank: int, world: int) -> tuple[bool, bool]:
+    """Whether some weight is not in row-major order, and each one's mean state is in its order."""
+    model = make_model("mlp")
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.detach().t().contiguous().t()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    made = attached(model, optimizer, SERVERS, world, 1)
+    iterate(model, optimizer, rank, range(2))
+    optimizer.state_dict()
+    made.detach()
+    laid = any(not parameter.is_contiguous() for parameter in model.parameters())
+    alike = all(
+        optimizer.state[parameter]["exp_avg"].stride() == parameter.stride()
+        for parameter in model.parameters()
+    )
+    return laid, alike
+
+
+def test_the_mean_state_lies_in_memory_as_its_parameter(pair: Ranks) -> None:
+    """Fused updates go through both in the order of memory."""
+    assert pair.run(orders_in_memory) == [(True, True)] * 2
+
+
+def test_a_fused_optimizer_keeps_its_own_mark_for_scalers() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2))], fused=True)
+    ScalerMark(optimizer).remove()
+    assert vars(optimizer)[AMP] is True
+    plain = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
+    ScalerMark(plain).remove()
+    assert AMP not in vars(plain)
 
 
 def left(rank: int, world: int) -> str:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
-from autosync.strategy import AllGather, AllReduce, ParameterServer, Schedule, Synchronizer
+from autosync.strategy import (
+    AllGather,
+    AllReduce,
+    Encoding,
+    ParameterServer,
+    Schedule,
+    Synchronizer,
+)
 from tests.autosync.runtime.cases import weights, worst_difference
 from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import without_sync
@@ -270,6 +277,48 @@ def checkpointed(rank: int, world: int, kind: str) -> float:
 @pytest.mark.parametrize("kind", ["momentum", "adagrad", "sparse_adam"])
 def test_state_moves_to_another_plan(pair: Ranks, kind: str) -> None:
     assert max(pair.run(checkpointed, kind)) < 2e-6
+
+
+def after_dense_training(rank: int, world: int) -> tuple[float, list[float]]:
+    """The momentum of dense gradients, of a checkpoint, goes on moving rows that nobody touches."""
+    model, alone = Lookup(), Lookup()
+    optimizer, other = optimizer_of(model, "momentum"), optimizer_of(alone, "momentum")
+    for each, of_it in ((model, optimizer), (alone, other)):
+        for parameter in each.parameters():
+            of_it.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+    attachment = attached(model, optimizer, plan(model, world, spread))
+    train(model, optimizer, loss, 2, rank)
+    attachment.detach()
+    train_alone(alone, other, loss, 2, shares_of(world, True))
+    return worst_difference(model, alone), weights(model).tolist()
+
+
+def test_a_dense_momentum_moves_every_row_on_every_rank(pair: Ranks) -> None:
+    (first, values), (second, others) = pair.run(after_dense_training)
+    assert max(first, second) < 2e-6
+    assert values == others
+
+
+def in_fp16(shard: int, name: str, sparse: bool, world: int) -> tuple[int, Synchronizer]:
+    return 1, ParameterServer(1, 0, encoding=Encoding("fp16"))
+
+
+def of_sixteen_bits(rank: int, world: int) -> list[float]:
+    """Gradients for which fp16 has only zero."""
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    model = nn.Sequential(nn.Embedding(ROWS, 4, sparse=True)).bfloat16()
+    for table in model.parameters():
+        nn.init.zeros_(table)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**40)
+    attachment = attached(model, optimizer, plan(model, world, in_fp16))
+    (model(torch.tensor([5])).float().sum() * 2.0**-40).backward()
+    optimizer.step()
+    attachment.detach()
+    return [float(value) for table in model.parameters() for value in table[5]]
+
+
+def test_rows_of_sixteen_bits_travel_as_they_are(pair: Ranks) -> None:
+    assert pair.run(of_sixteen_bits) == [[-1.0] * 4] * 2
 
 
 def untouched(rank: int, world: int, way: str) -> list[int]:

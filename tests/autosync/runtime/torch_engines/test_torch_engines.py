@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -194,13 +195,6 @@ def test_a_scalar_is_refused_by_name() -> None:
         check_shardable(model, [], FullyShard((), 2), cast(Any, None))
 
 
-def test_an_adagrad_is_not_told_to_come_before_its_first_step() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.Adagrad(model.parameters())
-    with pytest.raises(InvalidInput, match="an optimizer that begins without state"):
-        check_shardable(model, [optimizer], FullyShard((), 2), cast(Any, None))
-
-
 def state_of_one(rank: int, world: int, given: Bundle) -> str:
     """Rank 0 alone has loaded a checkpoint, say."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
@@ -259,3 +253,19 @@ def test_frozen_parameters_outside_of_the_model_stay_with_the_optimizer() -> Non
     held = optimizer.param_groups[0]["params"]
     assert held[0] is after["weight"]
     assert held[2] is outside
+
+
+def test_adagrad_is_sharded_before_its_first_step_and_has_a_state_of_the_parts() -> None:
+    """It makes its state when it is made."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    group = cast(Any, SimpleNamespace(size=lambda: 2))
+    check_shardable(model, [optimizer], FullyShard((), 2), group)
+    after = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
+    retarget(optimizer, named_values(model), after)
+    for parameter in after.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert all(bool((optimizer.state[p]["sum"] == 1.5).all()) for p in after.values())
+    with pytest.raises(InvalidInput, match="holds state of 2 whole parameters"):
+        check_shardable(model, [optimizer], FullyShard((), 2), group)

@@ -164,7 +164,7 @@ def exchanged(rank: int, world: int, to: int | None, chunk_bytes: int) -> bool:
         for key, state in states_of(other):
             wanted.setdefault(key, state)
     kinds = [
-        (value.dtype, value.shape, value.is_sparse)
+        (value.dtype, value.shape, value.is_sparse or value.stride())
         for states in (found, wanted)
         for key in sorted(states)
         for value in states[key].values()

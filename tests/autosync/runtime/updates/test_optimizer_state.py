@@ -28,6 +28,7 @@ from tests.autosync.runtime.cases import (
     plan,
     set_reference_gradients,
     train_reference,
+    weights,
     worst_difference,
 )
 from tests.autosync.runtime.ranks import Ranks
@@ -241,3 +242,23 @@ def on_one(rank: int, world: int, cases: tuple[Case, ...]) -> int:
 
 def test_one_rank_may_save_what_it_holds(pair: Ranks) -> None:
     assert pair.run(on_one, WHOLE) == [10, 0]
+
+
+def without_state(rank: int, world: int) -> list[list[float]]:
+    """Adagrad, which makes its state when it is made, under plan after plan of trials: these keep
+    no state that ranks held in parts."""
+    model = make_model("mlp")
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    names = tuple(name for name, _ in model.named_parameters())
+    for method in ("zero", "all_reduce", "ps"):
+        made = attach(model, optimizer, plan(Case(method=method), model, world), names)
+        iterate(model, optimizer, rank, range(2))
+        made.detach(keep_state=False)
+    sums = [float(optimizer.state[p]["sum"].min()) for p in model.parameters()]
+    return [weights(model).tolist(), sums]
+
+
+def test_an_optimizer_without_its_first_state_gets_one(pair: Ranks) -> None:
+    (first, sums), (second, others) = pair.run(without_state)
+    assert first == second
+    assert sums == others == [0.5] * len(sums)
