@@ -47,6 +47,14 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             ("profile", "chain.json", "--trace", "garbage.json", "--step-seconds", "0.1"),
             ("--step-seconds has no effect beside --trace",),
         ),
+        (
+            ("profile", "chain.json", "--trace", "garbage.json", "--iterations", "9"),
+            ("--iterations has no effect beside --trace",),
+        ),
+        (
+            ("profile", "chain.json", "--device", "v100", "--iterations", "9"),
+            ("--iterations has no effect on an estimate",),
+        ),
         (("tune",), ("MODEL",)),
         (
             (*TUNED, "--budget", "-3"),
