@@ -56,6 +56,7 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             ("--iterations has no effect on an estimate",),
         ),
         (("tune",), ("MODEL",)),
+        ((*TUNED, "--launcher", "command"), ("'command' is not set up here", "--prefix")),
         (
             (*TUNED, "--budget", "-3"),
             ("budget: Input should be greater", "got -3"),
