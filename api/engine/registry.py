@@ -92,8 +92,8 @@ def launchers_here() -> tuple[LauncherName, ...]:
 
 
 def check_launcher(name: str) -> None:
-    """Raises NotFound, which lists the names there are; NotSupported where the operator has not
-    said how the launcher reaches its hosts."""
+    """Raises NotFound, which lists the names there are; NotSupported where nothing says how
+    the launcher reaches its hosts."""
     if name not in get_args(LauncherName):
         raise not_found("launcher", name, f"There are: {', '.join(get_args(LauncherName))}.")
     if (missing := _not_set_up(name)) is not None:
@@ -102,7 +102,8 @@ def check_launcher(name: str) -> None:
             f"the launcher {name!r} is not set up here.",
             thing="launcher",
             value=name,
-            remedy=f"Whoever starts the service or worker sets {variable} (or {option}).",
+            remedy="Start what runs the trials (`autosync tune`, `probe`, `worker` or `serve`) "
+            f"with {option}, or set {variable} for it.",
         )
 
 

@@ -124,9 +124,11 @@ def megatron_buckets(domain: Domain, bucket_elements: int) -> list[frozenset[int
     """Variables of each bucket, by index."""
     buckets: list[frozenset[int]] = []
     filling: list[int] = []
+    elements = 0
     for index in reversed(range(len(domain.graph.variables))):
         filling.append(index)
-        if sum(domain.graph.variables[each].elements for each in filling) >= bucket_elements:
+        elements += domain.graph.variables[index].elements
+        if elements >= bucket_elements:
             buckets.append(frozenset(filling))
-            filling = []
+            filling, elements = [], 0
     return [*buckets, frozenset(filling)] if filling else buckets

@@ -14,7 +14,7 @@ from autosync.trials.request_names import PREDICTED_WAITS
 
 FILLING = 4
 """Times the iterations by which a plan's updates are late: the warm-up iterations until as many
-updates are pending as the plan allows, where messages take up to a third longer than compute. A
+updates are pending as the plan allows, where messages take a third longer than compute or more. A
 replay reaches that state at once (`ReplayJob.begin`)."""
 
 PASS_TOLERANCE = 0.05

@@ -177,7 +177,7 @@ def tune(
             verdict = _verdict(
                 job,
                 batch_size,
-                settings or Settings(proposals=4_000),
+                settings or Settings(),
                 within,
                 until,
                 on_event,

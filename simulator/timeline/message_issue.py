@@ -172,7 +172,7 @@ def count_reductions(plan, in_flight, begin, stop):
 
 @njit(nogil=True, _nrt=False, inline="always")
 def increment(plan, in_flight, message):
-    """Count a message that is issued, as the runtime's `IdleWire` does."""
+    """Count a message that is issued, as the runtime's `LinkUse` does."""
     if in_flight.tally[REDUCTIONS_LEFT] > 0:
         if plan.channel[message] == GATHER:
             in_flight.tally[GATHERS_IN_FLIGHT] += 1

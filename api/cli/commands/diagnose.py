@@ -11,7 +11,7 @@ from rich.markup import escape
 from autosync.api.cli.console import say
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable, write_text
-from autosync.optimizers import OptimizerName
+from autosync.optimizers import FOR_OTHERS, OptimizerName
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,15 +48,22 @@ def diagnose(
         ),
     ] = None,
     wrap: Annotated[
-        Literal["ddp", "fsdp2"], typer.Option(help="How MODEL is distributed.")
-    ] = "ddp",
-    optimizer: Annotated[OptimizerName, typer.Option(help="Of MODEL.")] = "sgd_momentum",
+        Literal["ddp", "fsdp2"] | None,
+        typer.Option(help="How MODEL is distributed.", show_default="ddp"),
+    ] = None,
+    optimizer: Annotated[
+        OptimizerName | None, typer.Option(help="Of MODEL.", show_default=FOR_OTHERS)
+    ] = None,
     iterations: Annotated[
-        int, typer.Option(min=2, help="Timed without the profiler, and as many with it.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            min=2, help="Timed without the profiler, and as many with it.", show_default="10"
+        ),
+    ] = None,
     predict: Annotated[
-        bool, typer.Option(help="Also predict the limit and the best strategy.")
-    ] = True,
+        bool | None,
+        typer.Option(help="Also predict the limit and the best strategy.", show_default="predict"),
+    ] = None,
     output: Output = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -80,13 +87,26 @@ def diagnose(
             value=model,
             remedy="Give train.py:FUNCTION under torchrun, or one --trace for each rank.",
         )
+    if trace:
+        from autosync.api.engine.request_checks import refuse_given
+
+        of_model: dict[str, object] = {"--wrap": wrap, "--optimizer": optimizer}
+        of_model |= {"--iterations": iterations}
+        of_model |= {"--no-predict" if predict is False else "--predict": predict}
+        refuse_given(
+            of_model,
+            "beside --trace, since no job runs",
+            "Leave it out, or give MODEL under torchrun in place of --trace.",
+        )
     if output is not None:
         check_writable(output)
     if trace:
         found = _of_traces(trace)
     else:
         assert model is not None
-        live = _of_ranks(model, wrap, optimizer, iterations, predict)
+        live = _of_ranks(
+            model, wrap or "ddp", optimizer or FOR_OTHERS, iterations or 10, predict is not False
+        )
         if live is None:
             return
         found = live

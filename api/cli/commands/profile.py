@@ -29,7 +29,9 @@ def profile(
     ] = None,
     efficiency: Efficiency = None,
     step_seconds: StepSeconds = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Steps measured.")] = 5,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Steps measured.", show_default="5")
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -60,8 +62,13 @@ def profile(
     if trace is not None:
         from autosync.api.engine.request_checks import refuse_given
 
-        estimate = {"--efficiency": efficiency, "--step-seconds": step_seconds}
-        refuse_given(estimate, "beside --trace, which has the seconds", "Leave out one of both.")
+        given = {
+            "--efficiency": efficiency,
+            "--step-seconds": step_seconds,
+            "--iterations": iterations,
+        }
+        remedy = "Leave out one of both."
+        refuse_given(given, "beside --trace, which has the seconds", remedy)
         graph, found = _traced(model, batch, device, trace)
     else:
         graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
@@ -80,7 +87,7 @@ def _found(
     device: str | None,
     efficiency: float | None,
     step_seconds: float | None,
-    iterations: int,
+    iterations: int | None,
 ) -> "tuple[ModelGraph, Profile]":
     from autosync.api.cli.model_arguments import (
         foreign_name,
@@ -95,6 +102,14 @@ def _found(
     on_gpu = device is not None and device.startswith("cuda")
     estimated = efficiency is not None or step_seconds is not None
     if estimated or (device is not None and not on_gpu):
+        from autosync.api.engine.request_checks import refuse_given
+
+        refuse_given(
+            {"--iterations": iterations},
+            "on an estimate, for which nothing runs",
+            "Leave it out, or leave out --step-seconds, --efficiency and a --device that is no GPU "
+            "of this machine.",
+        )
         graph = load_graph(model, batch)
         settings = ComputeSettings(step_seconds=step_seconds, efficiency=efficiency)
         return graph, profile_at(graph, device or "cpu", settings)
@@ -108,7 +123,7 @@ def _found(
     module.to(place)
     inputs = moved_examples(inputs, place)
     measured = measure_profile(
-        module, inputs, loss, graph, iterations=iterations, device=str(place)
+        module, inputs, loss, graph, iterations=iterations or 5, device=str(place)
     )
     return graph, measured
 

@@ -236,12 +236,14 @@ def _check_here(domain: "Domain", spec: TuningSpec) -> None:
     """Before anything is made.
 
     Raises:
-        InvalidInput: fields do not go together. NotSupported: trials are to compute on GPUs of this
-            machine, and it has none.
+        InvalidInput: fields do not go together. NotSupported: nothing says how the launcher
+            reaches its hosts, or trials are to compute on GPUs of this machine, and it has none.
     """
+    from autosync.api.engine.registry import check_launcher
     from autosync.api.engine.tuning_request import TuningRequest, at_scales
     from autosync.trials.request_names import REAL_CLUSTERS
 
+    check_launcher(spec.launcher)
     asked = TuningRequest(
         domain, launcher=spec.launcher, compute=spec.compute, device=spec.compute_device
     )

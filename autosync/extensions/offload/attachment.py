@@ -36,6 +36,7 @@ from autosync.extensions.offload.swapped_pass import (
 )
 from autosync.extensions.offload.swapped_tensors import ordinary_tensors
 from autosync.extensions.offload.verification import check_values_stay
+from autosync.runtime.hooks.torch_compile import compiled_from
 
 log = logging.getLogger("autosync")
 
@@ -80,6 +81,7 @@ def attach(
             value=True,
             remedy="Give all optimizers of the model, or leave optimizer_state out.",
         )
+    check_swappable(compiled_from(model), model)
     device = swap_device_of(model)
     device.memory.count([*model.parameters(), *model.buffers()])
     watched = tuple(optimizers) if swap.optimizer_state else ()

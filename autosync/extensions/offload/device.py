@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.extensions.offload.arena import Arena
+from autosync.runtime.hooks.torch_compile import is_compiled_in_place
 
 Transfer = Future[None] | torch.cuda.Event
 """A copy that was asked for; its end can be waited for."""
@@ -159,7 +160,7 @@ def check_swappable(model: nn.Module, given: nn.Module) -> None:
     Raises:
         NotSupported: it is compiled, or in host memory and no arena emulates a device.
     """
-    if given is not model:
+    if given is not model or is_compiled_in_place(model):
         raise NotSupported(
             "the model is compiled, and what a compiled forward pass saves cannot be swapped.",
             thing="swap.budget_bytes",

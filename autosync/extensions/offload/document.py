@@ -13,7 +13,7 @@ RESERVE = 0.1
 """Of a device's memory, left to what no prediction and no schedule knows: inputs that the script
 holds, workspaces of kernels, what the allocator rounds up, a GPU's context. A swapped step fills
 its budget, so it needs this room more than one that happens to fit. Predicted peaks were up to 2 %
-too small on a CPU (docs/simulator.md); on a GPU nobody has measured them."""
+too small on a CPU (docs/simulator.md), and 3.4 to 3.6 % on a GPU (docs/gpus.md)."""
 
 SWAPPED = "iterations, which wait for swapped activations (a plain one has no room),"
 WITH_STATE = (

@@ -62,6 +62,27 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert "empty.json" in refusal("--trace", str(empty)).message
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--wrap", "fsdp2"),
+        ("--optimizer", "adamw"),
+        ("--iterations", "4"),
+        ("--predict",),
+        ("--no-predict",),
+    ],
+    ids=lambda given: given[0],
+)
+def test_options_of_a_model_are_refused_beside_traces(
+    tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    file = tmp_path / "0.json"
+    file.write_text(json.dumps(gloo_step(0, 530, 900)))
+    raised = refusal("--trace", str(file), *given)
+    assert f"{given[0]} has no effect beside --trace" in raised.message
+    assert "Leave it out" in raised.remedy
+
+
 def test_ranks_of_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

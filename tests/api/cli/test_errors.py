@@ -47,7 +47,16 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             ("profile", "chain.json", "--trace", "garbage.json", "--step-seconds", "0.1"),
             ("--step-seconds has no effect beside --trace",),
         ),
+        (
+            ("profile", "chain.json", "--trace", "garbage.json", "--iterations", "9"),
+            ("--iterations has no effect beside --trace",),
+        ),
+        (
+            ("profile", "chain.json", "--device", "v100", "--iterations", "9"),
+            ("--iterations has no effect on an estimate",),
+        ),
         (("tune",), ("MODEL",)),
+        ((*TUNED, "--launcher", "command"), ("'command' is not set up here", "--prefix")),
         (
             (*TUNED, "--budget", "-3"),
             ("budget: Input should be greater", "got -3"),

@@ -279,6 +279,24 @@ def test_a_tuning_leaves_no_process_group(refused: Seen) -> None:
         assert second["threads"] <= first["threads"]
 
 
+def settings_of_the_search(rank: int, world: int) -> str:
+    """What a tuning hands to its search where it is given none."""
+
+    def told(job: object, batch_size: object, settings: Settings, *rest: object) -> None:
+        raise ValueError(repr(settings))
+
+    live = importlib.import_module("autosync.search.live.live_tuning")
+    model, optimizer = made(rank)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(live, "_verdict", told)
+        return refusal_of(autosync.tune, print, model, optimizer)
+
+
+def test_without_settings_the_usual_ones_count(trio: Ranks) -> None:
+    """So that `Settings(iterations=...)` changes the iterations and nothing else."""
+    assert set(trio.run(settings_of_the_search)) == {repr(Settings())}
+
+
 class Sidestepping(nn.Module):
     """Leaves a parameter out of some forward passes."""
 

@@ -114,6 +114,7 @@ def test_every_answer_carries_the_policy(guarded: TestClient) -> None:
     for path in ("/v1/health", "/v1/tunings", "/nothing"):
         policy = guarded.get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
 
 

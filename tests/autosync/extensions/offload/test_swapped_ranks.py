@@ -150,20 +150,25 @@ def test_plans_whose_updates_are_elsewhere_refuse_to_swap_state(
         assert "swaps optimizer state" in words
 
 
-def refused(rank: int, world: int, compiled: bool, folder: str) -> str:
+def refused(rank: int, world: int, compiled: str, folder: str) -> str:
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model, optimizer = make("blocks")
     path = Path(folder) / f"{rank}.json"
     save_bundle(bundle_of("all-reduce", model, world, ROOMY), path)
-    given = cast(nn.Module, torch.compile(model, backend="eager")) if compiled else model
+    given = model
+    if compiled == "by torch.compile":
+        given = cast(nn.Module, torch.compile(model, backend="eager"))
+    elif compiled == "in place":
+        model.compile(backend="eager")
     return refusal(lambda: autosync.distribute(given, optimizer, path))
 
 
 def test_it_is_refused_where_nothing_can_be_swapped(pair: Ranks, tmp_path: Path) -> None:
-    for words in pair.run(refused, False, str(tmp_path)):
+    for words in pair.run(refused, "", str(tmp_path)):
         assert "the model is on cpu" in words
-    for words in pair.run(refused, True, str(tmp_path)):
-        assert "the model is compiled" in words
+    for how in ("by torch.compile", "in place"):
+        for words in pair.run(refused, how, str(tmp_path)):
+            assert "the model is compiled" in words
 
 
 def trial(
