@@ -386,7 +386,6 @@ def hooked(rank: int, world: int, name: str) -> tuple[str, str]:
     return before, behind
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_of_a_gradient_that_no_rank_computes_are_refused(pair: Ranks, name: str) -> None:
     for answers in pair.run(hooked, name):
