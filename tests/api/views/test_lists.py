@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
 from autosync.api.db.document_store import LONGEST_NAME
-from autosync.api.engine.job_queue import enqueue_training
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_control import write_notes
 from autosync.api.http.routes.pages import listed_tunings
@@ -85,21 +84,18 @@ def test_tunings_of_one_state(sqlite: Database) -> None:
         assert reports.tunings(session, 10, None, TuningFilter(state="failed")).items == []
 
 
-def test_documents_and_trainings_come_in_pages(database: Database) -> None:
-    finished(database, REQUEST)
-    with database.writing() as session:
-        enqueue_training(session)
+def test_simulators_and_their_trainings_come_in_pages(database: Database) -> None:
+    store_versions(database)
     lists: tuple[Callable[[Session, int, str | None], Page], ...] = (
-        documents.graphs,
-        documents.clusters,
         simulators.simulators,
         simulators.simulator_trainings,
         simulators.simulator_versions,
     )
     with database.reading() as session:
         for read in lists:
-            pages = whole(partial(read, session, 1))
-            assert all(len(page) <= 1 for page in pages)
+            one_by_one, together = (whole(partial(read, session, limit)) for limit in (1, 3))
+            assert [len(page) for page in one_by_one] == [1, 1, 1]
+            assert [rows_of(one_by_one)] == together
 
 
 FOREIGN = (

@@ -99,7 +99,7 @@ def tuning(rank: int, world: int, out: Path) -> dict[str, Any]:
         on_event=events.append,
     )
     inner = model_after.module if isinstance(model_after, DistributedDataParallel) else model_after
-    after = fingerprint(inner, optimizer_after) if inner is model_after else before
+    after = fingerprint(inner, optimizer_after)
     mine = trained(model_after, optimizer_after, rank)
     theirs = trained(DistributedDataParallel(twin), twin_optimizer, rank)
     return {

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ KINDS = ("none", "gat")
 DOMAIN = small_domain(0.8, 5, 112)
 
 
+@cache
 def with_nodes(seed: int, gbps: float, layers: int) -> LabelledTrials:
     domain = small_domain(gbps, layers)
     domain = replace(domain, graph=replace(domain.graph, name=f"chain {seed}"))

@@ -240,7 +240,7 @@ def test_mixed_precision_keeps_the_factors_type(pair: Ranks) -> None:
 
 
 def passes_that_do_not_count(rank: int, world: int) -> float:
-    """torch.autograd.grad for the inputs, a copied model and a frozen evaluation leave no rows."""
+    """torch.autograd.grad for the inputs, an evaluation and a copied model leave no rows."""
     model, alone = Net(), Net()
     optimizer = optimizer_of(model, "sgd")
     attachment = attached(model, optimizer, plan(model, world, choose))
@@ -248,14 +248,14 @@ def passes_that_do_not_count(rank: int, world: int) -> float:
         optimizer.zero_grad()
         inputs = torch.ones(2, 6, requires_grad=True)
         torch.autograd.grad(model(inputs).sum(), inputs)
+        with torch.no_grad():
+            model.eval()(inputs)
+        model.train()
         twin = copy.deepcopy(model)
         twin(inputs).sum().backward()
         assert twin.first.weight.grad is not None
         loss(model, iteration, rank).backward()
         optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        model(inputs)
     attachment.detach()
     train_alone(alone, optimizer_of(alone, "sgd"), loss, 2, shares_of(world, True))
     return worst_difference(model, alone)
@@ -266,7 +266,7 @@ def test_other_passes_leave_nothing_behind(pair: Ranks) -> None:
 
 
 class Branches(Net):
-    """`again` is used by rank 0 only, in even iterations; nobody uses `last` in odd ones."""
+    """One rank leaves out `again`, then `last`; in the third iteration no rank uses `again`."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -386,7 +386,6 @@ def hooked(rank: int, world: int, name: str) -> tuple[str, str]:
     return before, behind
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_of_a_gradient_that_no_rank_computes_are_refused(pair: Ranks, name: str) -> None:
     for answers in pair.run(hooked, name):

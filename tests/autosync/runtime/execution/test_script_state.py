@@ -202,6 +202,7 @@ def saved_between(rank: int, world: int, case: Case) -> float:
     iterate(model, optimizer, rank, range(2))
     zeroed(optimizer, model, [])
     saved = copy.deepcopy(optimizer.state_dict())
+    assert len(saved["state"]) == 5
     assert not any(float(state["exp_avg"].abs().sum()) for state in saved["state"].values())
     iterate(model, optimizer, rank, range(2, 3))
     zeroed(optimizer, model, [])

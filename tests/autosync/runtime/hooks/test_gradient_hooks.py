@@ -177,7 +177,6 @@ def refused(rank: int, world: int, name: str, only: int | None) -> list[str]:
     return said
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("only", [None, 1])
 @pytest.mark.parametrize("name", UNFIT)
 def test_unsupported_gradient_hooks_are_refused_on_every_rank(

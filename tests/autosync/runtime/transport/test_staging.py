@@ -1,5 +1,5 @@
 """The way of a GPU's messages with host memory as the device: threads that issue, buffers between
-device and backend, one order for all. What it cannot show is the order on streams: test_cuda.py."""
+device and backend, one order for all. The order on streams needs a GPU: device/test_streams.py."""
 
 from collections.abc import Iterator
 
