@@ -267,6 +267,13 @@ def test_encodings_shrink_gradients_but_values_travel_whole() -> None:
     assert [m.encoding for m in plan.messages] == [1, 0]
 
 
+def test_encodings_shrink_touched_rows_but_neither_their_indices_nor_new_values() -> None:
+    domain = domain_of(chain_graph(((100, 8),), sparse=(0,)))
+    half = ParameterServer(0, 0, encoding=Encoding("fp16"))
+    plan = compiled(strategy_of(domain, half), domain)
+    assert [m.wire_bytes for m in plan.messages] == [2 * (8 * 2 + 8), 4 * 2 * (8 * 4 + 8)]
+
+
 def test_powersgd_sends_its_second_factor_after_its_first() -> None:
     """Rank 2 of 64 x 32: P is 2 x 64 floats, Q 2 x 32. An 8 x 2 matrix gains nothing and travels
     with P: 2 (8 + 2) is more than 16."""
