@@ -1,5 +1,6 @@
 """The plan file of a dataset: the bundled one, and what is refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,6 @@ def test_unknown_targets_of_a_plan_are_named(tmp_path: Path) -> None:
         _ = bad.scales
     with pytest.raises(InvalidInput, match="stands twice"):
         CollectionPlan((TARGET, TARGET))
+    for name in ("", "../small", "small/one", "."):
+        with pytest.raises(InvalidInput, match="names no file"):
+            CollectionPlan((replace(TARGET, name=name),))
