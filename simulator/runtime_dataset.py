@@ -214,7 +214,7 @@ def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame)
     (folder / "domains").mkdir(parents=True, exist_ok=True)
     for domain in domains:
         with replaced_atomically(folder / "domains" / f"{domain.id}.json") as draft:
-            draft.write_text(to_json(domain) + "\n")
+            draft.write_bytes(f"{to_json(domain)}\n".encode())
     identity = ["domain", "strategy_id"]
     strategies = trials[[*identity, "strategy"]].drop_duplicates(identity)
     file = folder / "strategies.parquet"
@@ -298,7 +298,7 @@ def _read_domain(folder: Path, identity: str) -> Domain:
             value=identity,
             remedy="Copy the dataset whole.",
         )
-    return from_json(Domain, file.read_text(), source=file.name)
+    return from_json(Domain, file.read_text(encoding="utf-8"), source=file.name)
 
 
 def domain_of_rows(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:

@@ -1,5 +1,6 @@
 """A dataset's folder: written, read back, damaged; as pandas, in figures and as a datasheet."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,16 @@ def test_a_dataset_comes_back_as_it_was_written(
             identity = decode(back.population, index, back.domain).id
             assert back.step_seconds[index] == seconds[identity]
         assert back.noise == pytest.approx(each.noise, rel=0.2)
+
+
+def test_domains_are_utf_8_whatever_the_locale(
+    domains: list[MeasuredDomain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = domains[0].domain
+    named = replace(domain, graph=replace(domain.graph, name="最速"))
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")
+    write(tmp_path, [replace(domains[0], domain=named)])
+    assert load_dataset(tmp_path)[0].domain == named
 
 
 def test_failed_strategies_are_left_out_and_counted(
