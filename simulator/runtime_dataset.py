@@ -159,14 +159,15 @@ class MeasuredDomain:
     @property
     def noise(self) -> float | None:
         """By how much, relatively, one pass differs from the other (a robust standard deviation:
-        1.4826 times the median absolute difference of logarithms); None with a single pass. Picks
+        1.4826 times the median absolute difference of logarithms); None without a second one. Picks
         do not count: of the other strategies there may be occasions, which tell more."""
         if self.second_seconds is None:
             return None
         rest = np.ones(len(self), dtype=np.bool_)
         rest[self.picks] = False
         difference = np.abs(np.log(self.step_seconds / self.second_seconds))[rest]
-        return NOISE_OVER_DIFFERENCE * float(np.nanmedian(difference))
+        known = difference[np.isfinite(difference)]
+        return NOISE_OVER_DIFFERENCE * float(np.median(known)) if len(known) else None
 
 
 def load_dataset(folder: Path) -> list[MeasuredDomain]:

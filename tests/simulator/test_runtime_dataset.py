@@ -88,6 +88,12 @@ def test_strategies_measured_once_count_without_a_noise_estimate(
     assert back.noise == pytest.approx(each.noise, rel=0.2)
 
 
+def test_picks_alone_tell_no_noise(domains: list[MeasuredDomain]) -> None:
+    count = len(domains[0])
+    picks = replace(domains[0], origins=("pick/timeline",) * count, rounds=(1,) * count)
+    assert picks.noise is None
+
+
 def test_missing_files_and_columns_are_named(domains: list[MeasuredDomain], tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"trials\.parquet"):
         load_dataset(tmp_path)
