@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
             path.write_bytes(gzip.compress(text, mtime=0))
         elif not path.is_file() or gzip.decompress(path.read_bytes()) != text:
             differing.append(spec.name)
-        print(f"{spec.name}: {len(text):,} bytes, {path.stat().st_size:,} compressed", flush=True)
+        stored = f"{path.stat().st_size:,} compressed" if path.is_file() else "not stored"
+        print(f"{spec.name}: {len(text):,} bytes, {stored}", flush=True)
     if differing:
         print(f"not what an import gives: {', '.join(differing)}")
     return int(bool(differing))

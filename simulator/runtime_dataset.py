@@ -159,14 +159,15 @@ class MeasuredDomain:
     @property
     def noise(self) -> float | None:
         """By how much, relatively, one pass differs from the other (a robust standard deviation:
-        1.4826 times the median absolute difference of logarithms); None with a single pass. Picks
+        1.4826 times the median absolute difference of logarithms); None without a second one. Picks
         do not count: of the other strategies there may be occasions, which tell more."""
         if self.second_seconds is None:
             return None
         rest = np.ones(len(self), dtype=np.bool_)
         rest[self.picks] = False
         difference = np.abs(np.log(self.step_seconds / self.second_seconds))[rest]
-        return NOISE_OVER_DIFFERENCE * float(np.nanmedian(difference))
+        known = difference[np.isfinite(difference)]
+        return NOISE_OVER_DIFFERENCE * float(np.median(known)) if len(known) else None
 
 
 def load_dataset(folder: Path) -> list[MeasuredDomain]:
@@ -214,7 +215,7 @@ def write_dataset(folder: Path, domains: Sequence[Domain], trials: pd.DataFrame)
     (folder / "domains").mkdir(parents=True, exist_ok=True)
     for domain in domains:
         with replaced_atomically(folder / "domains" / f"{domain.id}.json") as draft:
-            draft.write_text(to_json(domain) + "\n")
+            draft.write_bytes(f"{to_json(domain)}\n".encode())
     identity = ["domain", "strategy_id"]
     strategies = trials[[*identity, "strategy"]].drop_duplicates(identity)
     file = folder / "strategies.parquet"
@@ -298,7 +299,7 @@ def _read_domain(folder: Path, identity: str) -> Domain:
             value=identity,
             remedy="Copy the dataset whole.",
         )
-    return from_json(Domain, file.read_text(), source=file.name)
+    return from_json(Domain, file.read_text(encoding="utf-8"), source=file.name)
 
 
 def domain_of_rows(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:

@@ -122,7 +122,7 @@ def advanced_from(text: str | None) -> Mapping[str, Any]:
 
 def _content(file: Path) -> str:
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _refused(str(file), str(error)) from None
 

@@ -86,7 +86,8 @@ def print_defect(error: BaseException) -> None:
 def write_log(text: str) -> Path:
     """The log of one defect, under the user's state folder."""
     log = log_path("error")
-    log.write_text(f"autosync {' '.join(_masked(sys.argv[1:]))}\n{text}")
+    text = f"autosync {' '.join(_masked(sys.argv[1:]))}\n{text}"
+    log.write_bytes(text.encode(errors="replace"))
     return log
 
 

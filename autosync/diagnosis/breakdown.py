@@ -85,7 +85,8 @@ class SlowestRank:
 class Breakdown:
     """ranks: by number. collectives: of an iteration, where all ranks and iterations have the same;
     else empty. slowest: None where no rank is late by `LEAST_LATE_SHARE`. on_device: whether a
-    GPU's kernels were traced."""
+    GPU's kernels were traced. is_matched: whether all ranks issued the same operations; else
+    waiting counts as transfer, and no rank is late."""
 
     ranks: tuple[RankSeconds, ...]
     collectives: tuple[CollectiveSeconds, ...]
@@ -93,6 +94,7 @@ class Breakdown:
     iterations: int
     on_device: bool
     backend: str
+    is_matched: bool = True
 
     @property
     def iteration_seconds(self) -> float:
@@ -119,7 +121,8 @@ def break_down(traces: Sequence[RankTrace]) -> Breakdown:
     """What the traces of all ranks say of their iterations.
 
     Raises:
-        InvalidInput: a rank is there twice, or ranks have other iterations than each other.
+        InvalidInput: a rank is there twice, ranks have other iterations than each other, or no rank
+            does anything but send.
     """
     ordered = sorted(traces, key=lambda each: each.rank)
     _check_ranks(ordered)
@@ -131,6 +134,13 @@ def break_down(traces: Sequence[RankTrace]) -> Breakdown:
         for place, (trace, late) in enumerate(zip(aligned, lateness, strict=True))
         for last in [[max(one.issued_seconds for one in each) for each in matched or ()]]
     )
+    if not any(each.compute or each.input or each.python for each in ranks):
+        raise InvalidInput(
+            "within the marked iterations, the traces have nothing but messages.",
+            thing="traces",
+            value=[each.rank for each in ranks],
+            remedy="Record iterations of a training job from their beginning to their end.",
+        )
     return Breakdown(
         ranks,
         _collective_seconds(aligned, matched),
@@ -138,6 +148,7 @@ def break_down(traces: Sequence[RankTrace]) -> Breakdown:
         len(aligned[0].steps),
         any(trace.on_device for trace in aligned),
         next((trace.backend for trace in aligned if trace.backend), ""),
+        matched is not None,
     )
 
 
@@ -214,8 +225,14 @@ def _within_steps(trace: RankTrace) -> list[TracedCollective]:
 
 
 def _matched(traces: Sequence[RankTrace]) -> Matched | None:
-    """None where ranks have issued different operations (groups of some ranks, say)."""
-    issued = [_within_steps(trace) for trace in traces]
+    """None where ranks have issued different operations (groups of some ranks, say). A kernel that
+    the last step launches may begin after its mark: all ranks take as many as the one that has most
+    within its marks."""
+    most = max(len(_within_steps(trace)) for trace in traces)
+    issued = [
+        [each for each in trace.collectives if each.issued_seconds >= trace.steps[0, 0]][:most]
+        for trace in traces
+    ]
     if len({tuple(each.operation for each in own) for own in issued}) != 1:
         return None
     return list(zip(*issued, strict=True))

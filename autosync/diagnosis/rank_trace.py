@@ -73,6 +73,9 @@ ELEMENT_BYTES = {
     "Byte": 1,
 }
 
+MORE_THAN_ANY_BYTES = 2**60
+"""Of a message: a trace may state numbers of thousands of digits, beyond what a float holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class TracedCollective:
@@ -119,8 +122,8 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
     rank: by default as the trace states it.
 
     Raises:
-        InvalidInput: no trace of torch.profiler, one without marked steps or without operators, or
-            one that does not state its rank.
+        InvalidInput: no trace of torch.profiler, one without marked steps or without operators, one
+            that does not state its rank, or one of a job over NCCL without kernels.
     """
     events = trace.get("traceEvents")
     if not isinstance(events, list) or len(events) > MAX_EVENTS:
@@ -145,6 +148,13 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
             "rank.",
         )
     host, backend = trace.get("host_name"), told.get("backend")
+    if backend == "nccl" and not sorted_out.kernels:
+        raise _refused(
+            source,
+            "has no kernels, though the job sends by NCCL",
+            remedy="Profile with ProfilerActivity.CUDA among the activities: the CPU's calls do "
+            "not tell how long a GPU computes and sends.",
+        )
     return RankTrace(
         found,
         host[:80] if isinstance(host, str) else "",
@@ -262,14 +272,13 @@ def _operation(name: str) -> str:
 def _of_kernel(kernel: _Event) -> TracedCollective:
     args = kernel.args
     elements = [args.get("In msg nelems"), args.get("Out msg nelems")]
-    each = ELEMENT_BYTES.get(str(args.get("dtype")), 0)
     most = max((count for count in elements if isinstance(count, int)), default=0)
     return TracedCollective(
         _operation(str(args.get("Collective name", ""))) or _operation(kernel.name) or "nccl",
         kernel.begin,
         kernel.begin,
         kernel.end,
-        max(0, most * each) or None,
+        _size_bytes(most, args.get("dtype")) or None,
         str(args.get("Process Group Ranks", ""))[:400],
         _count(args.get("Group size")),
     )
@@ -286,11 +295,17 @@ def _traced_bytes(args: Mapping[str, Any]) -> int:
     if not isinstance(dims, list) or not isinstance(types, list):
         return 0
     sizes = (
-        prod(shape) * ELEMENT_BYTES.get(str(kind), 0)
+        _size_bytes(prod(shape), kind)
         for shape, kind in zip(dims, types, strict=False)
         if isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape)
     )
-    return max(0, max(sizes, default=0))
+    return max(sizes, default=0)
+
+
+def _size_bytes(elements: int, kind: object) -> int:
+    """0 where the type is not known, or where no tensor has so many elements."""
+    size = elements * ELEMENT_BYTES.get(str(kind), 0)
+    return size if 0 < size < MORE_THAN_ANY_BYTES else 0
 
 
 def union(intervals: Sequence[tuple[float, float]]) -> F64:

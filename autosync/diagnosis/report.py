@@ -249,7 +249,7 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
             f"{WHY[slowest.why]}."
         )
     elif len(breakdown.ranks) > 1:
-        found.append("No rank is slower than the others.")
+        found.append("No rank is slower than the others." if breakdown.is_matched else UNMATCHED)
     if each := diagnosis.attainable:
         found.append(
             f"No exact strategy takes less than {milliseconds(each.limit_seconds)} here "
@@ -267,6 +267,10 @@ WHY = {
     "input": "it waits longer for its input",
     "host or link": "its compute and its input are not slower, so look at its host and its link",
 }
+UNMATCHED = (
+    "The ranks issued different messages, so time in which one waits for another counts as "
+    "communication."
+)
 
 
 def _message_cells(each: CollectiveSeconds) -> tuple[str, ...]:

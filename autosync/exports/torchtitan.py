@@ -127,6 +127,11 @@ def _replicated(strategy: Strategy, domain: Domain) -> tuple[Table, list[str]]:
         deviations.append(
             f"torchtitan's DDP fills buckets of {DDP_MEBIBYTES} MiB, whatever the strategy's are."
         )
+    if (batches := domain.accumulate) > 1:
+        deviations.append(
+            f"torchtitan's DDP all-reduces the gradients of each of the {batches} batches of an "
+            "update; the strategy their sum, once."
+        )
     return {
         "data_parallel_replicate_degree": domain.world_size,
         "data_parallel_shard_degree": 1,

@@ -204,22 +204,27 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 @contextmanager
 def module_paths(module: nn.Module, tracker: Tracker) -> Iterator[None]:
     """Keep `tracker.path` at the name of the innermost module that runs."""
-    stack: list[str] = []
+    stack: list[tuple[str, str]] = []
     handles = []
 
     def enter(path: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            stack.append(tracker.path)
+            stack.append((path, tracker.path))
             tracker.path = path
 
         return hook
 
-    def leave(*_: object) -> None:
-        tracker.path = stack.pop()
+    def leave(path: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            left: str | None = None
+            while left != path:  # first those that raised within it, which were not left
+                left, tracker.path = stack.pop()
+
+        return hook
 
     for path, part in module.named_modules():
         handles.append(part.register_forward_pre_hook(enter(path)))
-        handles.append(part.register_forward_hook(leave))
+        handles.append(part.register_forward_hook(leave(path)))
     try:
         yield
     finally:

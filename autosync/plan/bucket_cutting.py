@@ -81,16 +81,17 @@ def shard_bytes(
         table_rows = domain.dims[variable, 0]
         rows = length if axis == 0 else table_rows
         touched = -(-domain.touched_rows[variable] * rows // table_rows)
-        return touched * (elements // max(rows, 1) * item + INDEX_BYTES)
+        return touched * (encoded_bytes(elements // max(rows, 1), item, 1, encoding) + INDEX_BYTES)
     return encoded_bytes(elements, item, first_dimension(domain, variable, axis, length), encoding)
 
 
-def pulled_bytes(domain: DomainArrays, variable: int, axis: int, length: int, pushed: int) -> int:
+def pulled_bytes(domain: DomainArrays, variable: int, axis: int, length: int) -> int:
     """Bytes of the new values of the rows of a shard that any replica touched: at most all of its
     rows, at most the sum over replicas."""
     rows = length if axis == 0 else domain.dims[variable, 0]
     row_bytes = domain.elements[variable] // domain.dims[variable, 0] * domain.item_bytes[variable]
-    return min(pushed * domain.world, rows * (row_bytes + INDEX_BYTES))
+    touched = shard_bytes(domain, M_PS, variable, axis, length, 0)  # new values travel whole
+    return min(touched * domain.world, rows * (row_bytes + INDEX_BYTES))
 
 
 def sort_rows(domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch) -> int:
@@ -197,10 +198,11 @@ def cut_buckets(
                     stop = min(elements, start + limit - filled)
                 values = (stop - start) * domain.item_bytes[variable]
                 if start == 0 and stop == elements:
-                    pushed = shard_bytes(domain, method, variable, axis, length, encoding)
-                    work.wire[bucket] += pushed
+                    work.wire[bucket] += shard_bytes(
+                        domain, method, variable, axis, length, encoding
+                    )
                     if method == M_PS and domain.sparse[variable]:
-                        values = pulled_bytes(domain, variable, axis, length, pushed)
+                        values = pulled_bytes(domain, variable, axis, length)
                     if method == M_AR:
                         work.second[bucket] += second_factor_bytes(
                             elements, first_dimension(domain, variable, axis, length), encoding

@@ -106,6 +106,14 @@ def list_schedule(coming: I64, at: F64, gate: I64, load: F64, heap: I64, order: 
         now += load[bucket]
 
 
+def passes_all_ranks(domain: DomainArrays, population: PopulationArrays, row: int) -> bool:
+    """Whether an owner is sent sums along a chain of all ranks, each of which adds its own, and its
+    values go back along one: NCCL's reduce and broadcast. Hosts that serve and rows of tables send
+    and receive by themselves."""
+    rank_owns = population.method[row] == M_PS and population.server[row] < domain.world
+    return domain.one_order and rank_owns and not domain.sparse[population.variable[row]]
+
+
 def reduction_order(
     domain: DomainArrays, population: PopulationArrays, index: int, work: Scratch, buckets: int
 ) -> None:
@@ -113,10 +121,14 @@ def reduction_order(
     the seconds that their reduction takes on the link, and the time of its arrival."""
     for bucket in range(buckets):
         work.heap[bucket] = work.ready[bucket] * buckets + bucket
-        method = int(population.method[work.row[bucket]])
-        owner = int(population.server[work.row[bucket]]) if method == M_PS else -1
-        load_bytes = work.wire[bucket] * reduction_load(domain, method)
-        work.load[bucket] = load_bytes / domain.bytes_per_second[owner + 1]
+        row = work.row[bucket]
+        method = int(population.method[row])
+        owner, load = -1, 1.0
+        if not passes_all_ranks(domain, population, row):
+            load = reduction_load(domain, method)
+            if method == M_PS:
+                owner = int(population.server[row])
+        work.load[bucket] = work.wire[bucket] * load / domain.bytes_per_second[owner + 1]
         work.at[bucket] = domain.ready_seconds[work.ready[bucket]]
     if population.order[index] == O_PRIORITY:
         sort_keys(work.heap, work.sorted, buckets)
@@ -205,10 +217,11 @@ def idle_order(
 ) -> None:
     """All messages in one order, into work.messages: reductions in theirs and, while none of them
     is ready, gathers whose reduction has arrived, the nearest use first (in an explicit order:
-    as they were sent). Those that carry new values wait for the end of backward, in one order for
-    the last reduction. The gradients that owners return are last, for they queue by themselves: see
-    `returned_order`.
+    as they were sent). Those that carry new values wait for the end of backward, when all
+    reductions are ready and go first. The gradients that owners return are last, for they queue by
+    themselves: see `returned_order`.
     """
+    stepped = domain.ready_seconds[-1]
     explicit = population.order[index] == O_EXPLICIT
     returned = returned_order(population, work, buckets, explicit)
     now = 0.0
@@ -217,10 +230,6 @@ def idle_order(
     size = 0
     place = 0
     while place < 2 * buckets - returned:
-        if domain.one_order and sent < buckets:
-            stepped = np.inf
-        else:
-            stepped = domain.ready_seconds[-1]
         while now >= stepped and looked_at < sent:
             bucket = work.order[looked_at]
             if waits_for_step(population, work.row[bucket]):

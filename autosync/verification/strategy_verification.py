@@ -158,6 +158,7 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
             thing="schedule.positions",
             value=schedule.positions[:16],
         )
+    check_slices(schedule.slice_bytes, domain)
     if schedule.gather == "when_idle" and not schedule.overlap_forward:
         raise InvalidStrategy(
             "schedule.gather is 'when_idle', but schedule.overlap_forward is false: step() waits "
@@ -170,6 +171,24 @@ def _check_schedule(strategy: Strategy, domain: Domain) -> None:
         check_ddp(strategy, domain)
     if strategy.engine is not None:
         check_fully_shard(strategy, strategy.engine, domain)
+
+
+MOST_SLICES = 4_000_000
+"""Of a strategy: its plan takes about 250 bytes of memory for each. A trillion parameters of four
+bytes in slices of 1 MiB are as many."""
+
+
+def check_slices(slice_bytes: int, domain: Domain) -> None:
+    """Raises InvalidStrategy where slices of that size would be too many; 0 never cuts."""
+    total_bytes = domain.graph.size_bytes
+    if slice_bytes and total_bytes // slice_bytes > MOST_SLICES:
+        raise InvalidStrategy(
+            f"slices of {slice_bytes} bytes would cut the {total_bytes:,} bytes of "
+            f"{domain.graph.name!r} into more than {MOST_SLICES:,} messages.",
+            thing="schedule.slice_bytes",
+            value=slice_bytes,
+            remedy=f"Give {total_bytes // MOST_SLICES + 1} bytes or more; 1 MiB is small.",
+        )
 
 
 def check_ddp(strategy: Strategy, domain: Domain) -> None:

@@ -88,7 +88,7 @@ class KeptStrategy:
 @dataclass(frozen=True, slots=True)
 class ScaleRow:
     """One trial of `time_scales`. role: `ddp`, `autosync`, or the name of the best other
-    competitor."""
+    competitor. strategy_id: None in older records."""
 
     role: str
     label: str
@@ -97,6 +97,7 @@ class ScaleRow:
     step_seconds: float | None
     launcher: str
     provenance: str
+    strategy_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,7 +336,7 @@ def aims_table(found: Sequence[tuple[str, bool, str]]) -> str:
 
 
 def finals_words(results: Sequence[ContestResult]) -> str:
-    repeats = min((e.answers["autosync", e.budget].repeats for e in results), default=0)
+    repeats = min((each.repeats for e in results for each in e.answers.values()), default=0)
     return (
         f"Medians of at least {repeats} interleaved repeats of the {FINALISTS} best of each "
         "competitor after so many trials; of these the faster one counts. `times DDP` is paired by "

@@ -13,7 +13,7 @@ Leave the machine alone meanwhile. What was measured is in FOLDER and is not mea
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +93,8 @@ def measure(
     """What is missing of a domain is measured; returns all of it.
 
     Raises:
-        AutosyncError: there are no finals of the domain, or its answer was not kept.
+        AutosyncError: there are no finals of the domain, its answer was not kept, or another one
+            was measured before.
     """
     facts = facts_of(folder, given.name)
     domain = facts.domain if facts else None
@@ -105,6 +106,7 @@ def measure(
             value=given.name,
             remedy=f"python -m benchmarks.contest.live_contest --domains {given.name}",
         )
+    check_same_answers(folder, given.name, line)
     byte_scale, own_scale = given.scales
     launcher = TestbedLauncher(workloads=(BASELINES,))
     for time_scale in (own_scale * factor for factor in slower):
@@ -124,6 +126,27 @@ def measure(
                         scale_rows(folder).add(given.name, row)
                 print(f"{given.name}: k = {time_scale:g}, repeat {repeat + 1}", flush=True)
     return scale_rows(folder).read(given.name)
+
+
+def check_same_answers(folder: Path, name: str, line: Mapping[str, Contestant]) -> None:
+    """
+    Raises:
+        AutosyncError: what was measured before is of other strategies than those that run.
+    """
+    for row in scale_rows(folder).read(name):
+        runs = line.get(row.role)
+        if (
+            runs is None
+            or row.label != runs.label
+            or row.strategy_id not in (None, runs.strategy.id)
+        ):
+            raise AutosyncError(
+                f"what stands in {folder} was measured of another answer, {row.label!r} of "
+                f"{row.role!r}.",
+                thing="domain",
+                value=name,
+                remedy=f"Remove its rows from {folder}/scales and measure all of them again.",
+            )
 
 
 def run_one(
@@ -146,7 +169,10 @@ def run_one(
     )
     where = ", ".join(f"{name} {value}" for name, value in provenance().items())
     seconds = result.step_seconds
-    return ScaleRow(role, contestant.label, time_scale, repeat, seconds, result.launcher, where)
+    own = contestant.strategy.id
+    return ScaleRow(
+        role, contestant.label, time_scale, repeat, seconds, result.launcher, where, own
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,9 @@ def run_stage(stage: Stage, setting: Setting, seconds: float) -> Outcome:
         return Outcome(stage.name, stage.title, "no time was left", 0.0, ())
     for name in stage.results:  # of an earlier run
         (setting.folder / name).unlink(missing_ok=True)
+    if stage.name == "tuning":
+        for file in setting.folder.glob(f"{DATABASE}*"):  # with what SQLite keeps beside it
+            file.unlink()
     begun, log = time.monotonic(), setting.folder / f"{stage.name}.log"
     log.unlink(missing_ok=True)
     status = "ok"

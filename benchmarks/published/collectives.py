@@ -75,19 +75,19 @@ def errors(each: Predicted) -> F64:
 def summary(found: tuple[Predicted, ...], scale: float) -> dict[str, tuple[float, float]]:
     """Median and worst decile of relative errors by class of size; share of rows within their
     intervals, twice. Latencies are those of sweeps with a process for each GPU."""
-    large, latency, peak, within = [], [], [], []
+    large, latency, largest, within = [], [], [], []
     for each in found:
         sweep, off = each.sweep, errors(each)
         is_large, is_small = sweep.size_bytes >= LARGE_BYTES, sweep.size_bytes < SMALL_BYTES
         large += off[is_large].tolist()
         if is_large.any():
-            peak.append(float(off[-1]))
+            largest.append(float(off[-1]))
         if is_small.any() and not sweep.one_process:
             least = sweep.seconds[is_small].min() / each.seconds[is_small].min()
             latency.append(abs(float(least) - 1.0))
         low, high = each.interval(scale)
         within += ((low <= sweep.seconds) & (sweep.seconds <= high)).tolist()
-    kinds = {"1 MiB and more": large, "latency below 64 KiB": latency, "peak": peak}
+    kinds = {"1 MiB and more": large, "latency below 64 KiB": latency, "largest size": largest}
     found_errors = {
         name: (float(np.median(off)), float(np.quantile(off, 0.9))) for name, off in kinds.items()
     }

@@ -325,7 +325,7 @@ def store_domain(folder: Path, name: str, domain: Domain) -> None:
     file = _domain_file(folder, name)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replaced_atomically(file) as draft:
-        draft.write_text(to_json(domain) + "\n")
+        draft.write_bytes(f"{to_json(domain)}\n".encode())
 
 
 def mark_replaced(folder: Path, name: str) -> None:
@@ -353,4 +353,6 @@ def _domain_file(folder: Path, name: str, replaced: bool = False) -> Path:
 
 
 def _read(file: Path) -> Domain | None:
-    return from_json(Domain, file.read_text(), source=str(file)) if file.is_file() else None
+    if not file.is_file():
+        return None
+    return from_json(Domain, file.read_text(encoding="utf-8"), source=str(file))

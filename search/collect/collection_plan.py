@@ -72,6 +72,8 @@ class CollectionPlan:
         for name in names:
             if names.count(name) > 1:
                 raise _refused("domains", name, "stands twice in the plan", "Use each name once.")
+            if not name or Path(name).name != name:
+                raise _refused("domains", name, "names no file", "Use a name without slashes.")
         for name in ("strategies", "pick_rounds", "proposals"):
             if getattr(self, name) < 1:
                 raise _refused(name, getattr(self, name), "is below 1", "Ask for one at least.")

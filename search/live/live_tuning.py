@@ -98,7 +98,7 @@ def tune(
     torch.distributed is initialized. All begin with rank 0's parameters, as under DDP. After it
     parameters, buffers, optimizer and random states are what they were before it; only the
     synchronization has changed: model and optimizer come back as `autosync.distribute` returns
-    them. A job of one rank tries nothing and goes on under torch's DDP.
+    them. A job of one rank tries and writes nothing, and goes on under torch's DDP.
 
     step: `step(model, optimizer)` runs one whole iteration: forward, backward and
         `optimizer.step()`. It is run many times, so it should not advance a data loader: let it
@@ -158,6 +158,9 @@ def tune(
 
     if group.size() == 1:
         check()
+        unwritten = ", ".join(str(file) for file in (save, trials) if file is not None)
+        if unwritten:
+            warnings.warn(f"one rank tunes nothing and does not write {unwritten}", stacklevel=2)
         log.info("one rank has nothing to synchronize")
         made = in_ddp(model, optimizer, max_grad_norm, None, group, options, list)
         return made, optimizer

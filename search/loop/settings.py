@@ -59,12 +59,20 @@ class Settings:
                     value=getattr(self, name),
                     remedy=f"Give a {name} of 1 or more.",
                 )
-        if not 0 <= self.alpha < inf:
+        for name in ("seed", "warmup", "alpha"):
+            if not 0 <= getattr(self, name) < inf:
+                raise InvalidInput(
+                    f"{name} is {getattr(self, name)}; it must be 0 or more.",
+                    thing=name,
+                    value=getattr(self, name),
+                    remedy=f"Give a finite {name} of 0 or more.",
+                )
+        if not 0 < self.timeout_seconds < inf:
             raise InvalidInput(
-                f"alpha is {self.alpha}; it must be 0 or more.",
-                thing="alpha",
-                value=self.alpha,
-                remedy="Give 0 to choose by prediction alone.",
+                f"timeout_seconds is {self.timeout_seconds}; it must be above 0 and finite.",
+                thing="timeout_seconds",
+                value=self.timeout_seconds,
+                remedy="Give the seconds that a pass of a trial may take.",
             )
         for name in ("design_share", *SEARCHED, "least_gain"):
             if not 0 <= getattr(self, name) <= 1:

@@ -22,6 +22,7 @@ from autosync.search.domain_facts import (
 from autosync.search.extension_proposals import Drawn, drawn_extensions
 from autosync.search.space import Space
 from autosync.strategy import EXACT, Replica, VariableChoice
+from autosync.verification import check_slices
 
 VARIANTS = (
     (Method.PARAMETER_SERVER, Option()),
@@ -169,7 +170,7 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
 
     Raises:
         InvalidStrategy: a pin names no variable, or an owner that is no rank; or no strategy can
-            have the pinned choices.
+            have the pinned choices; or slices would be too many.
     """
     encodings = (EXACT, *(e for e in dict.fromkeys(space.encodings) if e != EXACT))
     options: dict[Option, int] = {}
@@ -183,6 +184,8 @@ def sampler_inputs(domain: Domain, space: Space) -> SamplerInputs:
     variables = _variables(domain, space)
     pins = _pins(domain, space.pins, variables, options)
     check_pins(domain, space)
+    for slice_bytes in space.slice_bytes:
+        check_slices(slice_bytes, domain)
     layouts = replica_layouts(domain, space)
     drawn = [encodings.index(encoding) for encoding in dict.fromkeys(space.encodings)]
     carried = drawn_extensions(domain, space)

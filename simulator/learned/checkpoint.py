@@ -108,7 +108,7 @@ def save_checkpoint(path: Path, simulator: LearnedSimulator, card: CheckpointCar
     """Write PATH.safetensors and PATH.json."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".safetensors").write_bytes(weights_of(simulator))
-    path.with_suffix(".json").write_text(to_json(card) + "\n")
+    path.with_suffix(".json").write_bytes(f"{to_json(card)}\n".encode())
 
 
 def read_card(path: Path) -> CheckpointCard:

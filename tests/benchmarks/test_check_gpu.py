@@ -176,9 +176,16 @@ def test_a_failed_or_silent_stage_is_named(setting: Setting) -> None:
 
 
 def test_a_tuning_that_made_no_tables_costs_no_other_stage(setting: Setting) -> None:
-    (setting.folder / DATABASE).touch()
-    killed = replace(scripted("pass", results=("runtimes.parquet",)), name="tuning")
+    begun = f"open({str(setting.folder / DATABASE)!r}, 'w')"
+    killed = replace(scripted(begun, results=("runtimes.parquet",)), name="tuning")
     assert run_stage(killed, setting, 60.0).status == "it wrote no runtimes.parquet"
+
+
+def test_trials_of_an_earlier_run_are_not_among_those_of_this_one(setting: Setting) -> None:
+    for suffix in ("", "-wal"):
+        (setting.folder / f"{DATABASE}{suffix}").touch()
+    run_stage(replace(scripted("pass"), name="tuning"), setting, 60.0)
+    assert not list(setting.folder.glob(f"{DATABASE}*"))
 
 
 def test_packages_that_are_missing_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

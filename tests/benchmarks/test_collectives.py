@@ -50,7 +50,7 @@ def test_sweeps_are_predicted_in_sample() -> None:
     of_size = summary(found, fitted_constants().interval_scale)
     assert of_size["1 MiB and more"][0] < 0.09
     assert of_size["latency below 64 KiB"][0] < 0.1
-    assert of_size["peak"][0] < 0.06
+    assert of_size["largest size"][0] < 0.06
     assert of_size["rows within their intervals"][0] > 0.9
 
 
@@ -121,7 +121,7 @@ def test_systems_that_the_fit_has_not_seen_are_predicted(
     of_size = summary(found, interval_scale(found))
     assert of_size["1 MiB and more"][0] < 0.15
     assert of_size["latency below 64 KiB"][0] < 0.3
-    assert of_size["peak"][0] < 0.06
+    assert of_size["largest size"][0] < 0.06
     path = tmp_path_factory.mktemp("plot") / "plot.svg"
     plot(found, path)
     assert path.read_text().startswith("<?xml")

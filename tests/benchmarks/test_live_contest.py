@@ -63,6 +63,7 @@ from benchmarks.contest.tables import (
     contest_results,
     contest_tables,
     domains_table,
+    finals_words,
     fixed_aims,
     summary_table,
 )
@@ -269,6 +270,15 @@ def test_an_answer_that_is_slower_than_ddp_in_the_median_misses_its_aim() -> Non
         answers = {("ddp", 24): ddp, ("autosync", 24): own}
         result = ContestResult(facts, 0.100, answers, {}, "here", {}, "2 + 2")
         assert {aim: good for aim, good, _ in fixed_aims([result])}["never slower than DDP"] == met
+
+
+def test_the_least_repeats_are_those_of_any_answer() -> None:
+    """Of one that failed in some of them, say."""
+    facts = ContestFacts("one", 1.0, 1.0, 2.0, 0.08, 0.08, 0.09, "schedule", "its id", "here")
+    own, other = (FinalFigure("a", "plan:a", 0.1, 1.0, 1.0, 1.0, repeats) for repeats in (6, 4))
+    answers = {("ddp", 24): other, ("autosync", 24): own}
+    result = ContestResult(facts, 0.100, answers, {}, "here", {}, "2 + 2")
+    assert finals_words([result]).startswith("Medians of at least 4 interleaved repeats")
 
 
 def test_half_a_line_is_dropped(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from benchmarks.contest import tables, time_scales
 from benchmarks.contest.contest_records import (
     ContestFacts,
     ContestFile,
+    scale_rows,
     stored_strategies,
     trial_rows,
 )
@@ -109,6 +110,20 @@ def test_a_domain_without_a_kept_answer_is_named(folder: Path) -> None:
     with pytest.raises(AutosyncError, match="whose strategy was kept") as refused:
         time_scales.measure(folder, GIVEN, (1.0,), 1)
     assert refused.value.value == GIVEN.name
+
+
+@pytest.mark.long
+def test_rows_of_another_answer_are_not_mixed_with_those_of_this_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_scales, "TestbedLauncher", AnsweringLauncher(PredictingPool()))
+    first, *_ = time_scales.measure(folder, GIVEN, (1.0,), 1)
+    time_scales.measure(folder, GIVEN, (1.0,), 2)
+    scale_rows(folder).add(GIVEN.name, replace(first, strategy_id=None))  # as in older records
+    time_scales.measure(folder, GIVEN, (1.0,), 2)
+    scale_rows(folder).add(GIVEN.name, replace(first, strategy_id="another"))
+    with pytest.raises(AutosyncError, match="measured of another answer"):
+        time_scales.measure(folder, GIVEN, (1.0,), 2)
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """A dataset's folder: written, read back, damaged; as pandas, in figures and as a datasheet."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,16 @@ def test_a_dataset_comes_back_as_it_was_written(
         assert back.noise == pytest.approx(each.noise, rel=0.2)
 
 
+def test_domains_are_utf_8_whatever_the_locale(
+    domains: list[MeasuredDomain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = domains[0].domain
+    named = replace(domain, graph=replace(domain.graph, name="最速"))
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")
+    write(tmp_path, [replace(domains[0], domain=named)])
+    assert load_dataset(tmp_path)[0].domain == named
+
+
 def test_failed_strategies_are_left_out_and_counted(
     domains: list[MeasuredDomain], tmp_path: Path
 ) -> None:
@@ -75,6 +86,12 @@ def test_strategies_measured_once_count_without_a_noise_estimate(
     assert (len(back), int(np.isnan(back.second_seconds).sum())) == (60, 5)
     assert np.isfinite(back.label_seconds).all()
     assert back.noise == pytest.approx(each.noise, rel=0.2)
+
+
+def test_picks_alone_tell_no_noise(domains: list[MeasuredDomain]) -> None:
+    count = len(domains[0])
+    picks = replace(domains[0], origins=("pick/timeline",) * count, rounds=(1,) * count)
+    assert picks.noise is None
 
 
 def test_missing_files_and_columns_are_named(domains: list[MeasuredDomain], tmp_path: Path) -> None:

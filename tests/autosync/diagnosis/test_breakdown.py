@@ -13,7 +13,7 @@ from autosync.diagnosis.breakdown import Breakdown, CollectiveSeconds, break_dow
 from autosync.diagnosis.job_facts import names_of_buckets
 from autosync.diagnosis.rank_trace import rank_trace
 from autosync.errors import InvalidInput
-from tests.autosync.diagnosis.traces import gloo_step, nccl_step
+from tests.autosync.diagnosis.traces import event, gloo_step, nccl_step, trace
 
 US = 1e-6
 
@@ -114,6 +114,25 @@ def test_ranks_with_other_operations_still_have_their_parts() -> None:
     found = break_down([one, replace(other, collectives=other.collectives * 2)])
     assert found.collectives == ()
     assert found.mean("transfer") > 0
+    assert not found.is_matched
+
+
+def test_a_kernel_that_begins_after_the_last_mark_of_one_rank_is_still_waited_for() -> None:
+    """Rank 1's all-reduce begins 50 us after its mark ends; rank 0's has begun at 500 us."""
+    early, late = nccl_step(0), nccl_step(1)
+    early["traceEvents"][-1] |= {"ts": 500, "dur": 600}
+    late["traceEvents"][-1] |= {"ts": 1050, "dur": 50}
+    found = of(early, late)
+    assert found.is_matched
+    assert found.ranks[0].waiting == pytest.approx(400 * US)  # from 600, when compute ends
+    assert found.ranks[0].transfer == 0.0
+
+
+def test_iterations_of_nothing_but_messages_are_refused() -> None:
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+    events = [event("user_annotation", "ProfilerStep#0", 0, 1000), event("kernel", name, 0, 1000)]
+    with pytest.raises(InvalidInput, match="nothing but messages"):
+        of(trace(0, events))
 
 
 def test_one_trace_a_rank_of_the_same_iterations() -> None:

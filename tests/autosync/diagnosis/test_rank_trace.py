@@ -65,6 +65,10 @@ def test_kernels_count_where_there_are_any() -> None:
         (trace(0, [event("user_annotation", "ProfilerStep#0", 0, 1)]), "no operators"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {}}, "does not state its rank"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {"rank": -1}}, "does not state its rank"),
+        (
+            {**gloo_step(0, 600, 900), "distributedInfo": {"rank": 0, "backend": "nccl"}},
+            "has no kernels, though the job sends by NCCL",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) -> None:
@@ -85,6 +89,16 @@ def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) ->
 def test_events_of_another_form_are_left_out(hostile: Any) -> None:
     given = gloo_step(0, 600, 900)
     rank_trace({**given, "traceEvents": [*given["traceEvents"], hostile]}, "t.json")
+
+
+def test_sizes_that_no_tensor_has_count_as_not_traced() -> None:
+    """Such as those that no float holds."""
+    kernels, calls = nccl_step(0), gloo_step(0, 600, 900)
+    kernels["traceEvents"][-1]["args"]["In msg nelems"] = 10**400
+    calls["traceEvents"][-1]["args"]["Input Dims"] = [[10**200, 10**200]]
+    for each in (kernels, calls):
+        (only,) = rank_trace(each, "t.json").collectives
+        assert only.size_bytes is None
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,13 @@ def test_messages_are_shown_with_the_gradients_that_they_sum() -> None:
     assert "gradients of" not in MEASURED.to_text()
 
 
+def test_ranks_that_issue_different_messages_are_not_said_to_be_equally_fast() -> None:
+    page = replace(MEASURED, breakdown=replace(GOOD, is_matched=False)).to_text()
+    assert "The ranks issued different messages" in page
+    assert "No rank is slower" not in page
+    assert "No rank is slower" in MEASURED.to_text()
+
+
 def test_hosts_that_traces_do_not_name_are_not_counted() -> None:
     late = replace(GOOD, slowest=SlowestRank(1, "", 0.05, "input"))
     page = replace(MEASURED, hosts=0, breakdown=late).to_text()

@@ -106,6 +106,9 @@ def test_torchtitans_degrees() -> None:
     }
     assert "buckets of 100 MiB" in replicated.deviations[0]
     assert settings_for("torchtitan", ddp_of_size(DOMAIN, 100 * MIB), DOMAIN).deviations == ()
+    several = replace(DOMAIN, accumulate=4)
+    (said,) = settings_for("torchtitan", ddp_of_size(several, 100 * MIB), several).deviations
+    assert "all-reduces the gradients of each of the 4 batches" in said
 
 
 @pytest.mark.parametrize("hook", ["", "bf16", "powersgd"])

@@ -133,6 +133,36 @@ class Attending(nn.Module):
         return scores
 
 
+class Missing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("no fused kernel")
+
+
+class Falling(nn.Module):
+    """Falls back to another module where the first one raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = Missing()
+        self.plain = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            scores: torch.Tensor = self.fused(x)
+        except NotImplementedError:
+            scores = self.plain(x)
+        return scores
+
+
+class AroundFalling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Falling()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x))
+
+
 class FixedBatch(nn.Module):
     """Runs at one batch size only."""
 

@@ -122,6 +122,11 @@ def test_names_are_module_path_and_operation() -> None:
     assert [operation.output_bytes for operation in graph.operations[:3]] == [128, 128, 48]
 
 
+def test_names_are_right_behind_a_module_that_raised_and_was_caught() -> None:
+    names = [operation.name for operation in recorded(modules.AroundFalling()).operations]
+    assert names[:2] == ["body.plain.addmm", "relu"]
+
+
 def test_edges_pass_through_views(tied: ModelGraph) -> None:
     """Linear on three dimensions views its input and its output."""
     middle = next(o for o in tied.operations if o.name == "middle.addmm")

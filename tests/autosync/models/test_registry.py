@@ -1,6 +1,7 @@
 import gzip
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from autosync.models import BUNDLED, bundled, graph_file, spec_of
 from autosync.models.bert import BertPretraining
 from benchmarks.bundled_models import torch_flops
 from benchmarks.models import build, import_bundled
+from scripts import write_model_graphs
 from tests.autosync.importing.graph_contract import assert_graph_contract
 from tests.long_parameters import long_after
 
@@ -110,6 +112,15 @@ def test_stored_graphs_are_what_an_import_gives(name: str) -> None:
     """Run scripts/write_model_graphs.py after changing the importer or a model."""
     again = to_json(import_bundled(name)) + "\n"
     assert gzip.decompress(graph_file(name).read_bytes()).decode() == again
+
+
+def test_a_graph_that_is_not_stored_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(write_model_graphs, "FOLDER", tmp_path)
+    monkeypatch.setattr(write_model_graphs, "graph_text", lambda spec: b"a graph")
+    assert write_model_graphs.main(["--check", "vgg16"]) == 1
+    assert "not what an import gives: vgg16" in capsys.readouterr().out
 
 
 def test_stored_graphs_are_small() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.cluster import Cluster, Device, Node
+from autosync.cluster import Backend, Cluster, Device, Node
 from autosync.codes import POWERSGD, Channel, Op, Update
 from autosync.domain import Domain
 from autosync.plan import Plan, PlanTable, compile_plans, plan_of
@@ -25,6 +25,7 @@ from autosync.strategy import (
     AllReduce,
     Encoding,
     Factors,
+    OrderName,
     ParameterServer,
     ReduceScatter,
     Schedule,
@@ -52,6 +53,13 @@ def strategy_of(
 def compiled(strategy: Strategy, domain: Domain) -> Plan:
     population = encode([strategy], domain)
     return plan_of(compile_plans(population, domain), population, 0, domain)
+
+
+def both_ways(strategy: Strategy, domain: Domain) -> tuple[Plan, Plan]:
+    """As training processes compile it, and as populations are compiled."""
+    population = encode([strategy], domain)
+    fast = plan_of(compile_plans_fast(population, domain), population, 0, domain)
+    return compiled(strategy, domain), fast
 
 
 def covered_elements(plan: Plan, domain: Domain) -> list[int]:
@@ -226,6 +234,48 @@ def test_reduce_scatter_defers_its_all_gather_to_the_next_use(sharded: bool) -> 
         assert updates == [Update.NONE] * 3 + [Update.REPLICATED] * 3
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("backend", "gates"), [("gloo", [2, 0, 4]), ("nccl", [0, 2, 4])])
+def test_behind_the_last_reduction_values_leave_in_the_order_of_their_use(
+    sharded: bool, backend: Backend, gates: list[int]
+) -> None:
+    """Where a rank runs all messages one after another, none leaves before that one is through."""
+    domain = domain_of(cluster=replace(grid_cluster(), backend=backend))
+    shards = [ReduceScatter(i // 2, sharded) for i in range(6)]
+    schedule = Schedule("fifo", overlap_forward=True)
+    for plan in both_ways(strategy_of(domain, *shards, schedule=schedule), domain):
+        assert [m.operation for m in plan.messages[:3]] == [Op.REDUCE_SCATTER] * 3
+        assert [m.gate for m in plan.messages[3:]] == gates
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+def test_values_that_leave_when_idle_wait_for_all_reductions_and_leave_in_the_order_of_their_use(
+    order: OrderName, backend: Backend
+) -> None:
+    """Also on a link that is still busy with the first reduction when backward ends."""
+    for gbps in (0.956, 0.0001):
+        domain = domain_of(cluster=replace(grid_cluster(gbps=gbps), backend=backend))
+        shards = [ReduceScatter(i, True) for i in range(6)]
+        schedule = Schedule(order, 0, True, gather="when_idle")
+        for plan in both_ways(strategy_of(domain, *shards, schedule=schedule), domain):
+            operations = [m.operation for m in plan.messages]
+            assert operations == [Op.REDUCE_SCATTER] * 6 + [Op.ALL_GATHER] * 6
+            assert [m.gate for m in plan.messages[6:]] == list(range(6))
+
+
+@pytest.mark.parametrize(("backend", "sent"), [("gloo", [2, 1, 0]), ("nccl", [2, 0, 1])])
+def test_a_push_is_a_chain_over_the_slowest_link_on_nccl(backend: Backend, sent: list[int]) -> None:
+    """Gradients are there after 2, 4 and 6 ms. A whole one takes 4.6 ms on the link, the three
+    quarters of one that reach an owner 3.4."""
+    cluster = replace(grid_cluster(4, gbps=0.007), backend=backend)
+    domain = domain_of(chain_graph(((1000,),) * 3), cluster)
+    owned = [ParameterServer(0, group) for group in range(3)]
+    schedule = Schedule("priority", overlap_forward=True)
+    for plan in both_ways(strategy_of(domain, *owned, schedule=schedule), domain):
+        assert [m.gate for m in plan.messages if m.operation == Op.PUSH] == sent
+
+
 def test_sparse_messages_carry_touched_rows_and_factors_carry_factors() -> None:
     domain = domain_of(chain_graph(((100, 8), (16, 32)), sparse=(0,), factor_rows=5))
     plan = compiled(strategy_of(domain, AllGather(0), Factors(1)), domain)
@@ -265,6 +315,13 @@ def test_encodings_shrink_gradients_but_values_travel_whole() -> None:
         domain.graph.size_bytes,
     ]
     assert [m.encoding for m in plan.messages] == [1, 0]
+
+
+def test_encodings_shrink_touched_rows_but_neither_their_indices_nor_new_values() -> None:
+    domain = domain_of(chain_graph(((100, 8),), sparse=(0,)))
+    half = ParameterServer(0, 0, encoding=Encoding("fp16"))
+    plan = compiled(strategy_of(domain, half), domain)
+    assert [m.wire_bytes for m in plan.messages] == [2 * (8 * 2 + 8), 4 * 2 * (8 * 4 + 8)]
 
 
 def test_powersgd_sends_its_second_factor_after_its_first() -> None:

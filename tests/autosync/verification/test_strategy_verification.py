@@ -9,6 +9,8 @@ from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidStrategy, NotSupported
 from autosync.extensions.staleness.document import Staleness
 from autosync.population import encode
+from autosync.search.sampler.sampling import sample
+from autosync.search.space import Space
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import (
     AllGather,
@@ -286,6 +288,17 @@ def test_only_what_runs_into_the_next_forward_pass_gathers_while_the_wire_is_idl
     verify(replace(plain(), schedule=Schedule(overlap_forward=True, gather="when_idle")), DOMAIN)
     wrong = replace(plain(), schedule=Schedule(gather="when_idle"))
     assert "during the next forward" in refused(wrong, "'when_idle'").remedy
+
+
+def test_slices_that_would_be_millions_are_refused() -> None:
+    domain = domain_of(chain_graph(((200_000, 200_000),)))  # 160 GB
+    for slice_bytes in (0, 40_000):
+        verify(replace(plain(domain), schedule=Schedule(slice_bytes=slice_bytes)), domain)
+    with pytest.raises(InvalidStrategy, match="slices of 4 bytes") as caught:
+        verify(replace(plain(domain), schedule=Schedule(slice_bytes=4)), domain)
+    assert "40001 bytes or more" in caught.value.remedy
+    with pytest.raises(InvalidStrategy, match="slices of 4 bytes"):
+        sample(domain, Space(slice_bytes=(0, 4)), 0, 1, seed=0)
 
 
 def test_the_ddp_order_takes_whole_exact_rings_only() -> None:

@@ -1,5 +1,6 @@
 """The plan file of a dataset: the bundled one, and what is refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from autosync.bundled_data import data_file
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
+from autosync.search.collect.collection_log import store_domain, stored_domain, stored_domains
 from autosync.search.collect.collection_plan import (
     CollectionPlan,
     CollectionTarget,
@@ -62,3 +64,17 @@ def test_unknown_targets_of_a_plan_are_named(tmp_path: Path) -> None:
         _ = bad.scales
     with pytest.raises(InvalidInput, match="stands twice"):
         CollectionPlan((TARGET, TARGET))
+    for name in ("", "../small", "small/one", "."):
+        with pytest.raises(InvalidInput, match="names no file"):
+            CollectionPlan((replace(TARGET, name=name),))
+
+
+def test_a_probed_domain_is_utf_8_whatever_the_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = domain_of(TARGET)
+    named = replace(domain, graph=replace(domain.graph, name="最速"))
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")
+    store_domain(tmp_path, "small", named)
+    assert stored_domain(tmp_path, "small") == named
+    assert stored_domains(tmp_path) == [named]

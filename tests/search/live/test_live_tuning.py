@@ -447,7 +447,7 @@ def test_every_trial_runs_the_same_batches_of_a_stream(trio: Ranks) -> None:
         assert found["passes"] >= 3
 
 
-def alone(rank: int, world: int) -> dict[str, Any]:
+def alone(rank: int, world: int, folder: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -457,7 +457,12 @@ def alone(rank: int, world: int) -> dict[str, Any]:
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
 
-    network: Any = autosync.tune(step, model, optimizer, max_grad_norm=CLIPPED)[0]
+    save = Path(folder) / "best.json"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        network: Any = autosync.tune(
+            step, model, optimizer, max_grad_norm=CLIPPED, save=save
+        )[0]
     with network.no_sync():
         before = [p.detach().clone() for p in model.parameters()]
     step(network, optimizer)
@@ -465,14 +470,19 @@ def alone(rank: int, world: int) -> dict[str, Any]:
     return {
         "moved": float(torch.stack(moves).norm()),
         "taken off": autosync.detach(network)[0] is model,
+        "told": any("does not write" in str(each.message) for each in told),
+        "saved": save.exists(),
     }
 
 
-def test_a_job_of_one_rank_is_clipped_as_one_of_several_is() -> None:
+def test_a_job_of_one_rank_is_clipped_as_one_of_several_is_and_says_what_it_does_not_write(
+    tmp_path: Path,
+) -> None:
     with ranks(1) as single:
-        (found,) = single.run(alone)
+        (found,) = single.run(alone, str(tmp_path))
     assert found["moved"] == pytest.approx(CLIPPED, rel=0.01)
     assert found["taken off"]
+    assert (found["told"], found["saved"]) == (True, False)
 
 
 def test_without_the_search_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

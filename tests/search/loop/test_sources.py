@@ -36,12 +36,22 @@ def test_shares_of_a_round() -> None:
     assert round_shares(Settings(), 8, 0) == [("sampled", 8)]
     for room in range(9):
         assert sum(count for _, count in round_shares(Settings(), room, 1)) == room
+
+
+def test_settings_out_of_range_are_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="refined_share, neighbour_share"):
         Settings(refined_share=0.6, neighbour_share=0.6)
     with pytest.raises(InvalidInput, match="design_share is 2"):
         Settings(design_share=2)
     with pytest.raises(InvalidInput, match="first_designs is 0"):
         Settings(first_designs=0)
+    with pytest.raises(InvalidInput, match="seed is -1"):
+        Settings(seed=-1)
+    with pytest.raises(InvalidInput, match="warmup is -1"):
+        Settings(warmup=-1)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput, match="timeout_seconds is"):
+            Settings(timeout_seconds=seconds)
 
 
 def test_shares_are_of_all_rounds_together() -> None:

@@ -14,6 +14,7 @@ from autosync.codes import Method, Order
 from autosync.domain import Domain, Optimizer
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.population import BY_STRATEGY, Population, concatenate, decode, encode
+from autosync.search import domain_facts
 from autosync.search.domain_facts import ring_orders
 from autosync.search.sampler.sampling import sample, sample_at
 from autosync.search.space import Space
@@ -217,6 +218,15 @@ def test_rings_are_ordered_where_a_link_has_its_own_rate() -> None:
     nccl = domain_of(cluster=replace(linked_cluster(), backend="nccl"))
     assert not any(option.device_order for option in sample(nccl, SMALL, 0, 50, 0).options)
     assert not any(option.device_order for option in sample(domain_of(), SMALL, 0, 50, 0).options)
+
+
+def test_orders_of_a_ring_take_as_many_exchanges_as_they_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    domain = domain_of(cluster=linked_cluster())
+    assert len(ring_orders(domain)) > 1
+    monkeypatch.setattr(domain_facts, "EXCHANGES", 0)
+    assert len(ring_orders(domain)) <= 1, "none is begun after the last exchange"
 
 
 def methods_of_variables(drawn: Population) -> list[int]:
