@@ -339,3 +339,13 @@ def _lost(held: Claim) -> LeaseLost:
         value=held.job_id,
         remedy="Another worker goes on with it.",
     )
+
+
+def keeps_dying(held: Claim) -> NotSupported:
+    """Why a job that was claimed too often is given up."""
+    return NotSupported(
+        f"the {held.kind} was claimed {held.fence} times and never came to its end.",
+        thing=held.kind,
+        value=held.job_id,
+        remedy="Its worker keeps dying: look at the worker's log and at free memory.",
+    )
