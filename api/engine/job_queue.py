@@ -242,25 +242,6 @@ def expire(database: Database, held: Claim) -> None:
         _write(session, held, lease_until=0.0)
 
 
-def reopen(database: Database, tuning_id: str) -> None:
-    """Put a tuning that is paused, failed or was cancelled back into the queue; what it measured
-    stays. After its end it has all its time before it."""
-    before = TuningRow.state
-    ended = ("failed", "cancelled")
-    with database.writing() as session:
-        session.execute(
-            update(TuningRow)
-            .where(TuningRow.id == tuning_id, before.in_(("pausing", "paused", *ended)))
-            .values(
-                state=case((before == "pausing", "running"), else_="queued"),
-                error=None,
-                finished_at=None,
-                held_seconds=case((before.in_(ended), 0.0), else_=TuningRow.held_seconds),
-            )
-            .execution_options(synchronize_session=False)
-        )
-
-
 def places(session: Session) -> dict[str, int]:
     """The place of each tuning that waits, counted from 1, in the order in which workers take them;
     of the first thousand."""

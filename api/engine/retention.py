@@ -140,6 +140,10 @@ def _old_trainings(session: Session, before: float) -> int:
 
 def _remove_versions(session: Session, numbers: Sequence[int]) -> None:
     """But for the one in use and those of tunings that are not at their end."""
+    named = select(SimulatorVersionRow.simulator).where(SimulatorVersionRow.number.in_(numbers))
+    locked = select(SimulatorRow.name).where(SimulatorRow.name.in_(named))
+    # whoever asks for one of them meanwhile has it before this looks who does, or not at all
+    session.execute(locked.order_by(SimulatorRow.name).with_for_update())
     unended = TuningRow.state.not_in(FINAL)
     by_number = select(TuningRow.simulator_version).where(unended)
     asked_for = select(TuningRow.simulator).where(unended)

@@ -130,7 +130,8 @@ def test_a_worker_that_stops_gives_its_tuning_back(sqlite: Database) -> None:
 def failure_at(database: Database, tuning_id: str, claims: int) -> str:
     """How the tuning fails at the claim of this number."""
     with database.writing() as session:
-        session.get_one(TuningRow, tuning_id).fence = claims - 1
+        tuning = session.get_one(TuningRow, tuning_id)
+        tuning.state, tuning.fence = "queued", claims - 1
     held = job_queue.claim(database, "a")
     assert held == Claim(tuning_id, claims)
     run_claim(DatabaseQueue(database), held, threading.Event(), lambda _: Refusing())
@@ -149,18 +150,15 @@ def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(
     job_queue.release(database, first)
     for claims, dies in ((MOST_CLAIMS + measured, False), (MOST_CLAIMS + measured + 1, True)):
         assert ("keeps dying" in failure_at(database, first.job_id, claims)) is dies
-        job_queue.reopen(database, first.job_id)
 
 
 def test_one_that_was_given_up_and_is_resumed_has_as_many_chances_again(
     database: Database,
 ) -> None:
-    """What killed its workers was mended meanwhile; pauses cost no chance either."""
+    """What killed its workers was mended meanwhile."""
     tuning_id = enqueue(database, REQUEST)
     for resumed in range(3):
         most = MOST_CLAIMS * (1 + resumed)
         for claims, dies in ((most, False), (most + 1, True)):
             assert ("keeps dying" in failure_at(database, tuning_id, claims)) is dies
-            job_queue.reopen(database, tuning_id)
-        job_queue.cancel(database, tuning_id)
         assert resume(database, tuning_id) == "queued"

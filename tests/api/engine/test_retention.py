@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
 from autosync.api.db.tables import (
@@ -211,3 +212,75 @@ def test_a_worker_prunes_where_it_is_told_to(
     work(sqlite_url, stop, trains=False, keep_days=7)
     assert asked == [7, 7]
     work(sqlite_url, threading.Event(), once=True, trains=False)
+
+
+class VersionsRemoved(threading.Thread):
+    """Version 3 is promoted, and what is then no longer kept is removed."""
+
+    def __init__(self, database: Database):
+        super().__init__()
+        self.database = database
+
+    def run(self) -> None:
+        with self.database.writing() as session:
+            session.add(SimulatorPromotionRow(number=3))
+            session.flush()
+            prune_versions(session)
+
+    def begin(self) -> None:
+        """It waits for the transaction that calls this, or is at its end too early."""
+        self.start()
+        self.join(0.5)
+
+
+@pytest.fixture
+def removing(database: Database, monkeypatch: pytest.MonkeyPatch) -> VersionsRemoved:
+    """Of three versions, of which the second is in use."""
+    monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
+    store_versions(database)
+    with database.writing() as session:
+        session.add(SimulatorPromotionRow(number=2))
+    return VersionsRemoved(database)
+
+
+def kept_versions(database: Database) -> set[int]:
+    with database.reading() as session:
+        return set(session.scalars(select(SimulatorVersionRow.number)))
+
+
+@pytest.mark.parametrize(("asked", "number"), [("version-1", 1), ("learned", 2)])
+def test_a_version_that_is_asked_for_while_versions_are_removed_is_kept(
+    database: Database,
+    removing: VersionsRemoved,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    number: int,
+) -> None:
+    inserted = job_queue.insert
+
+    def insert(session: Session, **values: object) -> None:
+        removing.begin()
+        inserted(session, **values)
+
+    monkeypatch.setattr(job_queue, "insert", insert)
+    enqueue(database, replace(small_request(), simulator=asked))
+    removing.join()
+    assert kept_versions(database) == {number, 3}
+
+
+def test_the_version_of_a_tuning_that_is_resumed_while_versions_are_removed_is_kept(
+    database: Database, removing: VersionsRemoved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning_id = enqueue(database, replace(small_request(), simulator="learned"))
+    job_queue.cancel(database, tuning_id)
+    looked = tuning_control.lock_usable_version
+
+    def look(session: Session, number: int) -> int:
+        found = looked(session, number)
+        removing.begin()
+        return found
+
+    monkeypatch.setattr(tuning_control, "lock_usable_version", look)
+    assert tuning_control.resume(database, tuning_id) == "queued"
+    removing.join()
+    assert kept_versions(database) == {2, 3}
