@@ -234,11 +234,13 @@ def _store(database: Database, held: Claim, parent: int, trained: TrainedVersion
     with database.writing() as session:
         job_queue.end(session, held, "finished", message="")
         number = next_number(session)
+        # the version of a training that ends at the same moment is waited for
+        while not insert_checkpoint(
+            session, name := NAME_OF_VERSION.format(number), trained.card, trained.weights
+        ):
+            number += 1
         # what was promoted meanwhile was not judged beside this one
         promoted = figures.not_worse and version_in_use(session) == parent
-        name = NAME_OF_VERSION.format(number)
-        insert_checkpoint(session, name, trained.card, trained.weights)
-        session.flush()
         session.add(
             SimulatorVersionRow(
                 number=number,
