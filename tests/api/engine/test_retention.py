@@ -62,7 +62,7 @@ def counts(database: Database) -> dict[str, int]:
 def test_old_tunings_go_with_all_that_is_theirs(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "ROWS", 5)  # more than one transaction for each table
+    monkeypatch.setattr(retention, "ROWS", 5)  # of documents more than one transaction
     kept = finished(database)
     with database.reading() as session:
         own = {row.hash for row in session.scalars(select(StrategyRow))}
@@ -116,12 +116,26 @@ def test_one_that_is_tried_again_meanwhile_stays(database: Database) -> None:
         assert session.get_one(TuningRow, held.job_id).state == "queued"
 
 
-def test_stopped_it_ends_between_two_transactions(sqlite: Database) -> None:
-    aged(sqlite, finished(sqlite))
-    assert prune(sqlite, 1, lambda: True) == 0
-    with sqlite.reading() as session:
-        assert len(reports.tunings(session, 9).items) == 1
-    assert prune(sqlite, 1) == 1
+def test_stopped_it_leaves_nothing_of_a_tuning_or_all_of_it(database: Database) -> None:
+    ids = [finished(database), finished(database)]
+    aged(database, *ids)
+    before = counts(database)
+    assert prune(database, 1, lambda: True) == 0
+    assert counts(database) == before
+    asked: list[bool] = []
+
+    def at_the_second() -> bool:
+        asked.append(True)
+        return len(asked) == 2
+
+    assert prune(database, 1, at_the_second) == 1
+    after = counts(database)
+    for table in (EventRow, ProposalRow, TrialRow, OutcomeRow, StrategySummaryRow):
+        assert 2 * after[table.__tablename__] == before[table.__tablename__], table
+    with database.reading() as session:
+        (left,) = reports.tunings(session, 9).items
+        assert reports.tuning(session, left.id).result is not None
+    assert prune(database, 1) == 1
 
 
 def test_the_newest_versions_are_kept_and_those_in_use(
