@@ -60,6 +60,9 @@ from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
 NOTHING_NEW = "nothing was measured since the newest version"
+STORING_SECONDS = 60.0
+"""Longer than a transaction that stores a trial: one that began before a training may be there only
+after it has read them all."""
 log = logging.getLogger(__name__)
 
 
@@ -179,7 +182,7 @@ def run_training(database: Database, held: Claim) -> None:
 
 
 def has_new_trials(database: Database) -> bool:
-    """Whether a trial was measured since the newest version's training began; all are new where
+    """Whether a trial may be new since the newest version's training began; all are new where
     that version reads other features than this version of AutoSync."""
     newest = (
         select(SimulatorTrainingRow.started_at)
@@ -191,7 +194,8 @@ def has_new_trials(database: Database) -> bool:
     )
     with database.reading() as session:
         began = session.scalar(newest)
-        measured = select(TrialRow.key).where(TrialRow.created_at >= (began or 0.0))
+        since = (began or 0.0) - STORING_SECONDS
+        measured = select(TrialRow.key).where(TrialRow.created_at >= since)
         return session.execute(measured.limit(1)).first() is not None
 
 

@@ -9,11 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
-from autosync.api.db.tables import SimulatorRow, SimulatorVersionRow, TrialRow
+from autosync.api.db.tables import (
+    SimulatorRow,
+    SimulatorTrainingRow,
+    SimulatorVersionRow,
+    TrialRow,
+)
 from autosync.api.engine import job_queue, measured_trials, version_training
 from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.job_queue import enqueue_training
@@ -99,13 +104,19 @@ def test_a_tuning_teaches_the_next_version(
     assert card["parents"] == ["version-0"]
     assert card["dataset"]
     assert {source["graph"] for source in card["sources"]} == {small_request().domain.graph.name}
+    with sqlite.reading() as session:
+        began = session.get_one(SimulatorTrainingRow, queued["id"]).started_at
+    assert began is not None
+    for before, new in ((1.0, True), (3600.0, False)):  # it may have read before one was stored
+        with sqlite.writing() as session:
+            session.execute(update(TrialRow).values(created_at=began - before))
+        assert has_new_trials(sqlite) == new
+        _trains_no_version(sqlite, client)
     for updated in (True, False):  # of features of another version all trials are new
         with sqlite.writing() as session:
             row = session.get_one(SimulatorRow, "version-1")
             row.feature_version = FEATURE_VERSION - updated
         assert has_new_trials(sqlite) == updated
-
-    _trains_no_version(sqlite, client)
     finished(sqlite, replace(small_request(4), byte_scale=0.25))  # too few to learn from
     _trains_no_version(sqlite, client)
 
