@@ -279,7 +279,7 @@ class TestFile:
             (GOOD + "bakcend: nccl", "bakcend"),
             (GOOD + "backend: mpi", "backend"),
             (GOOD + "overlap_slowdown: -0.1", "overlap_slowdown must be 0 or more"),
-            (GOOD + "costs: [{kind: reduce, startup_seconds: -1}]", "startup_seconds of reduce must"),
+            (GOOD + "costs: [{kind: reduce, startup_seconds: -1}]", "startup_seconds of reduce"),
             (GOOD + "overlap_slowdown: .inf", "overlap_slowdown must be a number"),
             (GOOD + "overlap_slowdown: 5%", "overlap_slowdown must be a number"),
             (GOOD + "name: again", "line 6: is no valid YAML: 'name' is given twice"),
