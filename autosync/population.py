@@ -1,6 +1,6 @@
 """Many strategies as ragged arrays (CSR), for the sampler, the compiler and the simulators."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -149,7 +149,8 @@ def concatenate(populations: Sequence[Population]) -> Population:
     """One population of all their strategies, in order; their tables are merged.
 
     Raises:
-        InvalidInput: there is no population, or they are of graphs of different size.
+        InvalidInput: there is no population, they are of graphs of different size, or they have
+            more different layouts of shares than one holds.
     """
     if not populations or len({population.axis.shape[1] for population in populations}) > 1:
         raise InvalidInput(
@@ -165,9 +166,10 @@ def concatenate(populations: Sequence[Population]) -> Population:
     layout, option, engine, ddp, extension = [], [], [], [], []
     for population in populations:
         codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
+        chosen = [options.setdefault(item, len(options)) for item in population.options]
+        _check_tables(layouts, options)
         layout.append(np.array(codes, dtype=np.uint8)[population.layout])
-        codes = [options.setdefault(item, len(options)) for item in population.options]
-        option.append(np.array(codes, dtype=np.uint16)[population.option])
+        option.append(np.array(chosen, dtype=np.uint16)[population.option])
         codes = [engines.setdefault(item, len(engines)) for item in population.engines]
         engine.append(np.array(codes, dtype=np.uint16)[population.engine])
         codes = [arguments.setdefault(item, len(arguments)) for item in population.ddp_arguments]
@@ -200,11 +202,31 @@ ORDER_WORDS = {code: word for word, code in ORDER_CODES.items()}
 METHODS = {int(method): method for method in Method}
 
 
+MOST_LAYOUTS, MOST_OPTIONS = 2**8, 2**16
+"""What a population's arrays can number."""
+
+
+def _check_tables(layouts: Sized, options: Sized) -> None:
+    """Raises InvalidInput where there are more than a population can number."""
+    for what, table, most in (
+        ("layouts of shares", layouts, MOST_LAYOUTS),
+        ("options of shards", options, MOST_OPTIONS),
+    ):
+        if len(table) > most:
+            raise InvalidInput(
+                f"the strategies have {len(table)} different {what}; a population holds {most}.",
+                thing="strategies",
+                value=len(table),
+                remedy="Give fewer strategies at once.",
+            )
+
+
 def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) -> Population:
     """The population of `strategies`; `decode` is its inverse up to names and group numbers.
 
     Raises:
         InvalidStrategy: a strategy does not name exactly the graph's variables, in order.
+        InvalidInput: they have more different layouts of shares than a population holds.
     """
     layouts: dict[tuple[Replica, ...], int] = {}
     options: dict[Option, int] = {}
@@ -221,6 +243,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     carried = [extensions.setdefault(each.extensions, len(extensions)) for each in strategies]
     head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
+    _check_tables(layouts, options)
     positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
     shape = (len(strategies), len(names))
     axes = [choice.partition.axis for of_one in choices for choice in of_one]

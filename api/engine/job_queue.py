@@ -242,25 +242,6 @@ def expire(database: Database, held: Claim) -> None:
         _write(session, held, lease_until=0.0)
 
 
-def reopen(database: Database, tuning_id: str) -> None:
-    """Put a tuning that is paused, failed or was cancelled back into the queue; what it measured
-    stays. After its end it has all its time before it."""
-    before = TuningRow.state
-    ended = ("failed", "cancelled")
-    with database.writing() as session:
-        session.execute(
-            update(TuningRow)
-            .where(TuningRow.id == tuning_id, before.in_(("pausing", "paused", *ended)))
-            .values(
-                state=case((before == "pausing", "running"), else_="queued"),
-                error=None,
-                finished_at=None,
-                held_seconds=case((before.in_(ended), 0.0), else_=TuningRow.held_seconds),
-            )
-            .execution_options(synchronize_session=False)
-        )
-
-
 def places(session: Session) -> dict[str, int]:
     """The place of each tuning that waits, counted from 1, in the order in which workers take them;
     of the first thousand."""
@@ -338,4 +319,14 @@ def _lost(held: Claim) -> LeaseLost:
         thing=held.kind,
         value=held.job_id,
         remedy="Another worker goes on with it.",
+    )
+
+
+def keeps_dying(held: Claim) -> NotSupported:
+    """Why a job that was claimed too often is given up."""
+    return NotSupported(
+        f"the {held.kind} was claimed {held.fence} times and never came to its end.",
+        thing=held.kind,
+        value=held.job_id,
+        remedy="Its worker keeps dying: look at the worker's log and at free memory.",
     )

@@ -1,5 +1,7 @@
 """How long a prediction takes at least, before it begins."""
 
+from collections.abc import Sequence
+
 from autosync.api.engine.service_limits import ServiceLimits, how_to_raise
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
@@ -35,25 +37,31 @@ def estimated_seconds(domain: Domain, predictor: Simulator, proposals: int) -> f
     return designs + factor * proposals * variables * sampling
 
 
-def check_work(domain: Domain, predictor: Simulator, proposals: int, limits: ServiceLimits) -> None:
-    """
+def check_work(
+    domains: Sequence[Domain], predictor: Simulator, proposals: int, limits: ServiceLimits
+) -> None:
+    """Of one model's rankings on several clusters, one after the other.
+
     Raises:
-        InvalidInput: it takes longer than the operator allows.
+        InvalidInput: they take longer than the operator allows.
     """
     most = limits.prediction_seconds
-    seconds = estimated_seconds(domain, predictor, proposals)
+    seconds = sum(estimated_seconds(domain, predictor, proposals) for domain in domains)
     if seconds <= most:
         return
-    alone = estimated_seconds(domain, predictor, 0)
+    alone = sum(estimated_seconds(domain, predictor, 0) for domain in domains)
     fitting = int(proposals * (most - alone) / (seconds - alone)) if alone < most else 0
+    fewer = "devices or clusters" if len(domains) > 1 else "devices"
     less = (
         f"Ask for {fitting} proposals"
         if fitting
-        else "Ask for fewer devices or a model of fewer variables"
+        else f"Ask for fewer {fewer} or a model of fewer variables"
     )
+    variables = len(domains[0].graph.variables)
     raise InvalidInput(
-        f"all designs and {proposals} proposals for {len(domain.graph.variables)} variables on "
-        f"{domain.world_size} devices take {seconds:.0f} s or more; this service allows {most} s.",
+        f"all designs and {proposals} proposals for {variables} variables on "
+        f"{', '.join(str(domain.world_size) for domain in domains)} devices take {seconds:.0f} s "
+        f"or more; this service allows {most} s.",
         thing="proposals",
         value=f"{seconds:.0f} s",
         remedy=f"{less}, or start a tuning (POST /v1/tunings), which has the time. "

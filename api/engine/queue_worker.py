@@ -32,9 +32,6 @@ from autosync.trials.request_names import LauncherName
 POLL_SECONDS = 1.0
 PRUNING_SECONDS = 3600.0
 """Between two looks for what is no longer kept."""
-MOST_CLAIMS = 50
-"""A tuning that was started this often, beyond once for each of its trials, and never ended takes
-its worker down with it."""
 MOST_TRAINING_CLAIMS = 3
 """A training that was begun this often and never ended is given up: the next one has its trials."""
 SEARCH_SHARE = 0.75
@@ -261,8 +258,6 @@ def _tune(queue: WorkQueue, held: Claim, launcher_of: Callable[[str], Launcher])
     """To the answer. Raises Cancelled, LeaseLost, AutosyncError."""
     store = queue.store(held)
     store.end_if_paused()
-    if held.fence > MOST_CLAIMS and held.fence > MOST_CLAIMS + len(store.trials()):
-        raise _keeps_dying(held)
     request = queue.request(held)
     launcher = reporting_waits(
         launcher_of(launcher_begun_with(request.launcher, store)),
@@ -322,17 +317,8 @@ def _train(database: Database, held: Claim) -> None:
     from autosync.api.engine.version_training import run_training  # loads what trains
 
     if held.fence > MOST_TRAINING_CLAIMS:
-        raise _keeps_dying(held)
+        raise job_queue.keeps_dying(held)
     run_training(database, held)
-
-
-def _keeps_dying(held: Claim) -> AutosyncError:
-    return AutosyncError(
-        f"the {held.kind} was claimed {held.fence} times and never came to its end.",
-        thing=held.kind,
-        value=held.job_id,
-        remedy="Its worker keeps dying: look at the worker's log and at free memory.",
-    )
 
 
 def _fail(queue: WorkQueue, held: Claim, error: str, reason: EndReason | None) -> None:

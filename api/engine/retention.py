@@ -1,5 +1,5 @@
 """Removes what an operator no longer keeps: old tunings, events and trainings, and all but the
-newest versions of the simulator. In small transactions, so that nobody waits for it.
+newest versions of the simulator. In many transactions, so that nobody waits for long.
 """
 
 import logging
@@ -31,7 +31,7 @@ from autosync.api.engine.simulator_store import version_in_use
 
 DAY_SECONDS = 86_400.0
 ROWS = 500
-"""That a transaction removes, at most."""
+"""That a transaction removes, at most, but for one that removes a tuning whole."""
 KEPT_VERSIONS = 10
 """The newest; beside them the one in use, and those of tunings that are not at their end."""
 log = logging.getLogger(__name__)
@@ -52,10 +52,9 @@ def prune(database: Database, keep_days: float, stop: Callable[[], bool] = lambd
         tuning_ids = session.scalars(query).all()
     removed = 0
     for tuning_id in tuning_ids:
-        for is_gone in _tuning_removed(database, tuning_id, before):
-            removed += is_gone
-            if stop():
-                return removed
+        if stop():
+            return removed
+        removed += _tuning_removed(database, tuning_id, before)
     for step in (_old_events, _old_versions, _old_trainings, *_unused_documents()):
         while not stop() and _in_one_transaction(database, step, before):
             pass
@@ -72,36 +71,24 @@ def prune_versions(session: Session) -> None:
     _remove_versions(session, numbers[KEPT_VERSIONS:])
 
 
-def _tuning_removed(database: Database, tuning_id: str, before: float) -> Iterator[bool]:
-    """Removes a tuning in steps; its row, without which it is no tuning, last: whether it is gone.
-    One that somebody tries again meanwhile stays."""
-    for table in (EventRow, StrategySummaryRow, TrialRow, OutcomeRow, ProposalRow):
-        while True:
-            with database.writing() as session:
-                if not _is_old(session, tuning_id, before):
-                    return
-                removed = _delete(session, table, table.tuning_id == tuning_id)
-            yield False
-            if removed < ROWS:
-                break
-    with database.writing() as session:
-        if not _is_old(session, tuning_id, before):
-            return
-        session.execute(
-            update(SimulatorTrainingRow)
-            .where(SimulatorTrainingRow.tuning_id == tuning_id)
-            .values(tuning_id=None)
-            .execution_options(synchronize_session=False)
-        )
-        _delete(session, JobRow, JobRow.id == tuning_id)
-    yield True
-
-
-def _is_old(session: Session, tuning_id: str, before: float) -> bool:
-    query = select(TuningRow.id).where(
+def _tuning_removed(database: Database, tuning_id: str, before: float) -> bool:
+    """Removes a tuning with all that is its own, in one transaction: of one that is shown or tried
+    again nothing is missing. Whether it is gone; one that somebody tries again meanwhile stays."""
+    old = select(TuningRow.id).where(
         TuningRow.id == tuning_id, TuningRow.state.in_(FINAL), TuningRow.finished_at < before
     )
-    return session.scalars(query.with_for_update()).first() is not None
+    unsynchronized = {"synchronize_session": False}
+    with database.writing() as session:
+        if session.scalars(old.with_for_update()).first() is None:
+            return False
+        for table in (EventRow, StrategySummaryRow, TrialRow, OutcomeRow, ProposalRow):
+            own = delete(table).where(table.tuning_id == tuning_id)
+            session.execute(own, execution_options=unsynchronized)
+        trainings = update(SimulatorTrainingRow).where(SimulatorTrainingRow.tuning_id == tuning_id)
+        session.execute(trainings.values(tuning_id=None), execution_options=unsynchronized)
+        row = delete(JobRow).where(JobRow.id == tuning_id)
+        session.execute(row, execution_options=unsynchronized)
+    return True
 
 
 def _in_one_transaction(
@@ -140,6 +127,10 @@ def _old_trainings(session: Session, before: float) -> int:
 
 def _remove_versions(session: Session, numbers: Sequence[int]) -> None:
     """But for the one in use and those of tunings that are not at their end."""
+    named = select(SimulatorVersionRow.simulator).where(SimulatorVersionRow.number.in_(numbers))
+    locked = select(SimulatorRow.name).where(SimulatorRow.name.in_(named))
+    # whoever asks for one of them meanwhile has it before this looks who does, or not at all
+    session.execute(locked.order_by(SimulatorRow.name).with_for_update())
     unended = TuningRow.state.not_in(FINAL)
     by_number = select(TuningRow.simulator_version).where(unended)
     asked_for = select(TuningRow.simulator).where(unended)

@@ -61,19 +61,33 @@ def version_in_use(session: Session) -> int:
     return row.number if row is not None and readable else BUNDLED_VERSION
 
 
-def usable_version(session: Session, number: int) -> int:
-    """This version, where it is kept and this version of AutoSync can read it; else the one in
-    use."""
+def lock_version_in_use(session: Session) -> int:
+    """As `version_in_use`; the version is not removed before the transaction ends."""
+    number = version_in_use(session)
+    if number == BUNDLED_VERSION or _lock_version(session, number) is not None:
+        return number
+    return lock_version_in_use(session)  # it was removed since
+
+
+def lock_usable_version(session: Session, number: int) -> int:
+    """This version, where it is kept and this version of AutoSync can read it; else the one in use.
+    It is not removed before the transaction ends."""
     from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 
+    if number == BUNDLED_VERSION or _lock_version(session, number) == FEATURE_VERSION:
+        return number
+    return lock_version_in_use(session)
+
+
+def _lock_version(session: Session, number: int) -> int | None:
+    """The version of the features that it reads; it is not removed before the transaction ends.
+    None where it is not there."""
     query = (
         select(SimulatorRow.feature_version)
         .join(SimulatorVersionRow, SimulatorVersionRow.simulator == SimulatorRow.name)
         .where(SimulatorVersionRow.number == number)
     )
-    if number == BUNDLED_VERSION or session.scalar(query) == FEATURE_VERSION:
-        return number
-    return version_in_use(session)
+    return session.scalar(query.with_for_update(read=True, key_share=True, of=SimulatorRow))
 
 
 def versions(
@@ -100,15 +114,14 @@ def promote(database: Database, number: int) -> None:
 
     with database.writing() as session:
         if number != BUNDLED_VERSION:
-            row = session.get(SimulatorVersionRow, number)
-            if row is None:
+            features = _lock_version(session, number)
+            if features is None:
                 known = [BUNDLED_VERSION, *(each.number for each in versions(session))]
                 remedy = f"There are: {', '.join(map(str, known))}."
                 raise not_found("version", str(number), remedy)
-            simulator = session.get_one(SimulatorRow, row.simulator)
-            if simulator.feature_version != FEATURE_VERSION:
+            if features != FEATURE_VERSION:
                 raise NotSupported(
-                    f"version {number} reads features of version {simulator.feature_version}, "
+                    f"version {number} reads features of version {features}, "
                     f"this is version {FEATURE_VERSION}.",
                     thing="version",
                     value=number,

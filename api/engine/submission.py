@@ -21,7 +21,7 @@ from autosync.api.engine.service_limits import (
     check_settings,
     how_to_raise,
 )
-from autosync.api.engine.simulator_store import lock_simulator, version_in_use
+from autosync.api.engine.simulator_store import lock_simulator, lock_version_in_use
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.documents import from_json, to_json
 from autosync.errors import NotSupported
@@ -78,7 +78,7 @@ def enqueue(
             id=tuning_id,
             cluster_id=cluster.id,
             simulator=simulator,
-            simulator_version=version_in_use(session) if simulator == LEARNED else None,
+            simulator_version=lock_version_in_use(session) if simulator == LEARNED else None,
             **columns,
         )
     return tuning_id

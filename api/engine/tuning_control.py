@@ -1,17 +1,24 @@
 """Pausing a tuning and letting it go on, and what people write beside it."""
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ACTIVE, FINAL, TuningRow
+from autosync.api.db.tables import ACTIVE, FINAL, EventRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
-from autosync.api.engine.simulator_store import usable_version
+from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.simulator_store import lock_usable_version
 from autosync.api.spec import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.loop.outcome import TuningEvent
+
+GOES_ON = "goes on"
+"""What an event says where a tuning is resumed."""
+MOST_CLAIMS = 50
+"""A tuning that was claimed this often, beyond once for each of its trials, and never ended takes
+its worker down with it. Whenever somebody resumes it, it may be claimed as often again."""
 
 
 def pause(database: Database, tuning_id: str) -> str:
@@ -46,21 +53,35 @@ def resume(database: Database, tuning_id: str) -> str:
     """
     with database.writing() as session:
         tuning = _locked(session, tuning_id)
-        if tuning.state in ("finished", "cancelling"):
+        before = tuning.state
+        if before in ("finished", "cancelling"):
             raise _impossible(tuning, "resumed", "Start another one.")
-        if tuning.state not in ("queued", "running"):
-            add_event(session, tuning_id, TuningEvent("waiting", "goes on"))
-        if tuning.state in FINAL:
-            tuning.archived = False
+        if before in ("queued", "running"):
+            return before
+        add_event(session, tuning_id, TuningEvent("waiting", GOES_ON))
+        tuning.state = "running" if before == "pausing" else "queued"
+        if before in FINAL:
+            tuning.archived, tuning.error, tuning.finished_at = False, None, None
+            tuning.held_seconds = 0.0  # it has all its time before it
             _replace_removed_version(session, tuning)
-    job_queue.reopen(database, tuning_id)
-    with database.reading() as session:
-        return session.get_one(TuningRow, tuning_id).state
+        return tuning.state
+
+
+def refuse_hopeless(session: Session, held: Claim) -> None:
+    """Raises NotSupported where a tuning was claimed too often; see MOST_CLAIMS."""
+    if held.fence <= MOST_CLAIMS:
+        return
+    trials = select(func.count()).select_from(TrialRow).where(TrialRow.tuning_id == held.job_id)
+    resumed = select(func.count()).select_from(EventRow).where(EventRow.tuning_id == held.job_id)
+    resumed = resumed.where(EventRow.kind == "waiting", EventRow.message == GOES_ON)
+    most = MOST_CLAIMS * (1 + session.scalars(resumed).one()) + session.scalars(trials).one()
+    if held.fence > most:
+        raise job_queue.keeps_dying(held)
 
 
 def _replace_removed_version(session: Session, tuning: TuningRow) -> None:
     before = tuning.simulator_version
-    if before is None or (usable := usable_version(session, before)) == before:
+    if before is None or (usable := lock_usable_version(session, before)) == before:
         return
     tuning.simulator_version = usable
     message = f"version {before} of the simulator can no longer be used: version {usable} ranks"

@@ -60,6 +60,9 @@ from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
 NOTHING_NEW = "nothing was measured since the newest version"
+STORING_SECONDS = 60.0
+"""Longer than a transaction that stores a trial: one that began before a training may be there only
+after it has read them all."""
 log = logging.getLogger(__name__)
 
 
@@ -179,7 +182,7 @@ def run_training(database: Database, held: Claim) -> None:
 
 
 def has_new_trials(database: Database) -> bool:
-    """Whether a trial was measured since the newest version's training began; all are new where
+    """Whether a trial may be new since the newest version's training began; all are new where
     that version reads other features than this version of AutoSync."""
     newest = (
         select(SimulatorTrainingRow.started_at)
@@ -191,7 +194,8 @@ def has_new_trials(database: Database) -> bool:
     )
     with database.reading() as session:
         began = session.scalar(newest)
-        measured = select(TrialRow.key).where(TrialRow.created_at >= (began or 0.0))
+        since = (began or 0.0) - STORING_SECONDS
+        measured = select(TrialRow.key).where(TrialRow.created_at >= since)
         return session.execute(measured.limit(1)).first() is not None
 
 
@@ -234,11 +238,13 @@ def _store(database: Database, held: Claim, parent: int, trained: TrainedVersion
     with database.writing() as session:
         job_queue.end(session, held, "finished", message="")
         number = next_number(session)
+        # the version of a training that ends at the same moment is waited for
+        while not insert_checkpoint(
+            session, name := NAME_OF_VERSION.format(number), trained.card, trained.weights
+        ):
+            number += 1
         # what was promoted meanwhile was not judged beside this one
         promoted = figures.not_worse and version_in_use(session) == parent
-        name = NAME_OF_VERSION.format(number)
-        insert_checkpoint(session, name, trained.card, trained.weights)
-        session.flush()
         session.add(
             SimulatorVersionRow(
                 number=number,

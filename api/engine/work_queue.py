@@ -10,6 +10,7 @@ from autosync.api.engine.leases import EndReason
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
 from autosync.api.engine.tuning_answer import TuningAnswer, outcome_row
+from autosync.api.engine.tuning_control import refuse_hopeless
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.simulator.simulator_contract import Simulator
 
@@ -47,7 +48,9 @@ class WorkQueue(Protocol):
 
     def finish(self, held: Claim, answer: TuningAnswer) -> None: ...
 
-    def request(self, held: Claim) -> TuningRequest: ...
+    def request(self, held: Claim) -> TuningRequest:
+        """Raises NotSupported, or what the service refused: the tuning was claimed too often."""
+        ...
 
     def simulator(self, held: Claim, request: TuningRequest) -> Simulator:
         """The one that the tuning asks for."""
@@ -88,6 +91,7 @@ class DatabaseQueue:
 
     def request(self, held: Claim) -> TuningRequest:
         with self.database.reading() as session:
+            refuse_hopeless(session, held)
             return load_request(session, held.job_id)
 
     def simulator(self, held: Claim, request: TuningRequest) -> Simulator:

@@ -59,7 +59,7 @@ def given_predictions(
     domain, fitted = calibration.domain, calibration.constants
     predictor = simulator_of(session, body.simulator)
     if not body.strategies:
-        check_work(domain, predictor, 0, limits)
+        check_work([domain], predictor, 0, limits)
     asked = strategies_to_predict(domain, body.strategies)
     by_class = calibration.name == BY_CLASS
     return GivenPredictions(

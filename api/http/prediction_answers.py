@@ -69,7 +69,7 @@ def predicted_strategies(
 
     alone = ranked_domain(session, body)
     predictor = simulator_of(session, body.simulator)
-    check_work(alone, predictor, body.proposals, limits)
+    check_work([alone], predictor, body.proposals, limits)
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))
     domain = calibration.domain
     ranked, ddp = _ranked(body, domain, body.space, predictor, limit)
@@ -117,8 +117,7 @@ def compared_clusters(
 
     predictor = simulator_of(session, body.simulator)
     domains = [domain_named(session, body, rented.cluster) for rented in body.clusters]
-    largest = max(domains, key=lambda domain: domain.world_size)
-    check_work(largest, predictor, body.proposals, limits)
+    check_work(domains, predictor, body.proposals, limits)
     items = [
         _compared(body, domain, rented, predictor, limit)
         for domain, rented in zip(domains, body.clusters, strict=True)

@@ -24,7 +24,7 @@ def checked_root_path(text: str) -> str:
     """A path below which a proxy shows the service: empty, or `/prefix` without a slash at its end.
 
     Raises:
-        InvalidInput: it is no such path.
+        InvalidInput: it is no such path, or one that the service has itself.
     """
     path = text.rstrip("/")
     usable = all(
@@ -38,7 +38,22 @@ def checked_root_path(text: str) -> str:
             value=text[:80],
             remedy="Give /NAME: a slash, then letters, digits, dots, hyphens or underscores.",
         )
+    if path and _is_of_service(path):
+        raise InvalidInput(
+            f"{path[:80]!r} is a path of the service itself, or the beginning of one.",
+            thing="--root-path",
+            value=path[:80],
+            remedy="Show it below another path, such as /autosync.",
+        )
     return path
+
+
+def _is_of_service(path: str) -> bool:
+    """Whether requests that a proxy has taken the path off already may begin with it again."""
+    from autosync.api.http.app import all_routes  # it imports this module
+
+    routes = (getattr(route, "path", "") for route in all_routes())
+    return any(f"{each}/".startswith(f"{path}/") for each in ("/static", "/openapi.json", *routes))
 
 
 class RootPathAddresses(Extension):

@@ -11,7 +11,6 @@ from autosync.api.db.tables import (
     ACTIVE,
     STATES,
     ApiKeyRow,
-    JobRow,
     SimulatorTrainingRow,
     TuningRow,
 )
@@ -43,8 +42,9 @@ def service_counts(session: Session) -> ServiceCounts:
 
 @dataclass(frozen=True, slots=True)
 class ServiceActivity:
-    """busy: workers that have a job. queued: tunings that wait. training: what the simulator's
-    training says, empty where none runs; trainings_queued: how many wait."""
+    """busy: workers that have a tuning; one that only trains takes the next. queued: tunings that
+    wait. training: what the simulator's training says, empty where none runs; trainings_queued: how
+    many wait."""
 
     workers: int
     busy: int
@@ -60,8 +60,9 @@ class ServiceActivity:
 def service_activity(session: Session) -> ServiceActivity:
     """What works now, for the dashboard's status bar."""
     now = session.scalars(select(now_seconds())).one()
-    claimed = select(func.count(JobRow.worker.distinct()))
-    busy = session.scalar(claimed.where(JobRow.state.in_(ACTIVE), JobRow.lease_until >= now))
+    claimed = select(func.count(TuningRow.worker.distinct())).select_from(TuningRow)
+    tuning = (TuningRow.state.in_(ACTIVE), TuningRow.lease_until >= now)
+    busy = session.scalar(claimed.where(*tuning))
     training = select(SimulatorTrainingRow.message).where(SimulatorTrainingRow.state == "running")
     waiting = select(func.count()).select_from(SimulatorTrainingRow)
     running = session.scalars(training.limit(1)).first()

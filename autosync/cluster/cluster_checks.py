@@ -12,7 +12,7 @@ from autosync.cluster.devices import DEVICE_TYPES
 from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from autosync.cluster.cluster_document import Link, Node
+    from autosync.cluster.cluster_document import Link, MessageCost, Node
 
 OPTIONAL_NUMBERS = {
     "overlap_slowdown": "State the share by which compute takes longer while messages are on the "
@@ -44,7 +44,8 @@ def check_prices(name: str, nodes: Sequence["Node"], priced_on: str) -> None:
 
 
 def check_links(name: str, links: Sequence["Link"], known: set[str]) -> None:
-    """Raises InvalidInput for a link of a node that is not known, or without a bandwidth."""
+    """Raises InvalidInput for a link of a node that is not known, or without a bandwidth, or
+    with a latency below 0."""
     for link in links:
         _check_link(name, link, known)
 
@@ -65,6 +66,13 @@ def _check_link(name: str, link: "Link", known: set[str]) -> None:
             f"{link.bandwidth_gbps}; it must be positive.",
             thing="links",
             value=link.bandwidth_gbps,
+        )
+    if link.latency_us is not None and not 0 <= link.latency_us < np.inf:
+        raise InvalidInput(
+            f"cluster {name!r}: link {link.nodes} has latency_us {link.latency_us}; it must be 0 "
+            "or more.",
+            thing="links",
+            value=link.latency_us,
         )
 
 
@@ -153,6 +161,33 @@ def check_numbers(name: str, stated: Mapping[str, float | None]) -> None:
                 value=value,
                 remedy=remedy,
             )
+
+
+COST_NUMBERS = (
+    "startup_seconds",
+    "startup_seconds_per_worker",
+    "seconds_per_byte",
+    "host_seconds",
+    "host_seconds_per_byte",
+)
+ROUNDING_SECONDS = 1e-12
+"""By which a startup may be below 0: fits of earlier versions rounded so, and are still read."""
+
+
+def check_costs(name: str, costs: Sequence["MessageCost"]) -> None:
+    """Raises InvalidInput where a cost is negative or not finite."""
+    for cost in costs:
+        for field in COST_NUMBERS:
+            value = getattr(cost, field)
+            least = -ROUNDING_SECONDS if field == "startup_seconds" else 0.0
+            if not least <= value < np.inf:
+                raise InvalidInput(
+                    f"cluster {name!r}: the {field} of {cost.kind} must be 0 or more and finite, "
+                    f"got {value!r}.",
+                    thing="costs",
+                    value=value,
+                    remedy="Leave the costs out, or measure them with `autosync probe`.",
+                )
 
 
 def check_fabric(

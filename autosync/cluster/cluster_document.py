@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 
 from autosync.cluster.cluster_checks import (
     OPTIONAL_NUMBERS,
+    check_costs,
     check_curves,
     check_fabric,
     check_links,
@@ -225,6 +226,7 @@ class Cluster:
     def __post_init__(self) -> None:
         known = check_nodes(self.name, self.nodes)
         check_links(self.name, self.links, known)
+        check_costs(self.name, self.costs)
         check_numbers(self.name, {field: getattr(self, field) for field in OPTIONAL_NUMBERS})
         check_prices(self.name, self.nodes, self.priced_on)
         check_fabric(self.name, self.oversubscription, self.hosts_per_leaf, self.nccl_version)

@@ -131,7 +131,7 @@ def _with_values(
     of_worker = cost.startup_seconds_per_worker / among_all if among_all > 0 else 0.0
     return MessageCost(
         kind,
-        startup_seconds=startup * (1.0 - of_worker * cluster.world_size),
+        startup_seconds=max(0.0, startup * (1.0 - of_worker * cluster.world_size)),  # it rounds
         startup_seconds_per_worker=startup * of_worker,
         seconds_per_byte=copies,
         host_seconds=host,

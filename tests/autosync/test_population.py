@@ -6,7 +6,15 @@ import pytest
 from autosync.codes import Method, Order
 from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.extensions.staleness.document import Staleness
-from autosync.population import BY_ROW, BY_STRATEGY, Option, concatenate, decode, encode
+from autosync.population import (
+    BY_ROW,
+    BY_STRATEGY,
+    MOST_LAYOUTS,
+    Option,
+    concatenate,
+    decode,
+    encode,
+)
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -127,6 +135,19 @@ def test_populations_of_different_graphs_do_not_join() -> None:
         concatenate([encode([RICH], DOMAIN), encode([alone], other)])
     with pytest.raises(InvalidInput, match="at least one"):
         concatenate([])
+
+
+def test_more_layouts_of_shares_than_a_population_numbers_are_refused() -> None:
+    shares = [(each + 1) / 1024 for each in range(MOST_LAYOUTS + 1)]
+    uneven = [
+        replace(PLAIN, replicas=(Replica(0, share), Replica(1, 1.0 - share))) for share in shares
+    ]
+    full = encode(uneven[:-1], DOMAIN)
+    assert decode(full, MOST_LAYOUTS - 1, DOMAIN) == uneven[-2]
+    with pytest.raises(InvalidInput, match="257 different layouts of shares"):
+        encode(uneven, DOMAIN)
+    with pytest.raises(InvalidInput, match="257 different layouts of shares"):
+        concatenate([full, encode(uneven[-1:], DOMAIN)])
 
 
 def test_a_strategy_for_another_graph_is_refused() -> None:

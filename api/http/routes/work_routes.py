@@ -105,7 +105,11 @@ def post_renewal(named: NamedClaim, body: Renewal, database: DatabaseDep) -> Hel
     return HeldClaim(reason=None if holds else "lost")
 
 
-@router.get(CLAIMED + "/work", response_class=Response, responses={**WORK, **REFUSED})
+@router.get(
+    CLAIMED + "/work",
+    response_class=Response,
+    responses={**WORK, **refusals(404, 409, 410)},
+)
 def get_work(held: HeldClaimDep, database: DatabaseDep) -> Response:
     """What to do, and what is done."""
     queue = DatabaseQueue(database)

@@ -314,3 +314,19 @@ def test_a_workers_key_does_nothing_else(sqlite: Database) -> None:
             f"/v1/queue/claims/{tuning_id}/{held.fence}/trials", content="{}"
         )
         assert answer.status_code == 422
+
+
+def test_a_tuning_that_kills_its_workers_is_given_up_until_it_is_resumed(
+    sqlite: Database,
+) -> None:
+    tuning_id = enqueue(sqlite, REQUEST)
+    with sqlite.writing() as session:
+        session.get_one(TuningRow, tuning_id).fence = tuning_control.MOST_CLAIMS
+    worked_off(sqlite, ScriptedLauncher(steady))
+    with sqlite.reading() as session:
+        tuning = reports.tuning(session, tuning_id)
+    assert tuning.state == "failed"
+    assert "keeps dying" in str(tuning.error)
+    tuning_control.resume(sqlite, tuning_id)
+    worked_off(sqlite, ScriptedLauncher(steady))
+    assert state(sqlite, tuning_id) == "finished"

@@ -10,8 +10,9 @@ from autosync.api.db import Database
 from autosync.api.db.tables import TrialRow, TuningRow
 from autosync.api.engine import job_queue, version_training
 from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.queue_worker import MOST_CLAIMS, launcher_begun_with, run_claim, work
+from autosync.api.engine.queue_worker import launcher_begun_with, run_claim, work
 from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_control import MOST_CLAIMS, resume
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.engine.work_queue import DatabaseQueue
 from autosync.api.views import reports
@@ -126,22 +127,38 @@ def test_a_worker_that_stops_gives_its_tuning_back(sqlite: Database) -> None:
     assert state(sqlite, tuning_id) == "queued"
 
 
+def failure_at(database: Database, tuning_id: str, claims: int) -> str:
+    """How the tuning fails at the claim of this number."""
+    with database.writing() as session:
+        tuning = session.get_one(TuningRow, tuning_id)
+        tuning.state, tuning.fence = "queued", claims - 1
+    held = job_queue.claim(database, "a")
+    assert held == Claim(tuning_id, claims)
+    run_claim(DatabaseQueue(database), held, threading.Event(), lambda _: Refusing())
+    with database.reading() as session:
+        return str(reports.tuning(session, tuning_id).error)
+
+
 @pytest.mark.parametrize("measured", [0, 4])
 def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(
-    sqlite: Database, measured: int
+    database: Database, measured: int
 ) -> None:
     """Each trial that it has measured is another chance: so it comes on."""
-    first, store = claimed(sqlite, REQUEST)
+    first, store = claimed(database, REQUEST)
     if measured:
         run_search(store, REQUEST)
-    job_queue.release(sqlite, first)
+    job_queue.release(database, first)
     for claims, dies in ((MOST_CLAIMS + measured, False), (MOST_CLAIMS + measured + 1, True)):
-        with sqlite.writing() as session:
-            session.get_one(TuningRow, first.job_id).fence = claims - 1
-        held = job_queue.claim(sqlite, "a")
-        assert held == Claim(first.job_id, claims)
-        run_claim(DatabaseQueue(sqlite), held, threading.Event(), lambda _: Refusing())
-        with sqlite.reading() as session:
-            error = str(reports.tuning(session, first.job_id).error)
-        assert ("keeps dying" in error) is dies
-        job_queue.reopen(sqlite, first.job_id)
+        assert ("keeps dying" in failure_at(database, first.job_id, claims)) is dies
+
+
+def test_one_that_was_given_up_and_is_resumed_has_as_many_chances_again(
+    database: Database,
+) -> None:
+    """What killed its workers was mended meanwhile."""
+    tuning_id = enqueue(database, REQUEST)
+    for resumed in range(3):
+        most = MOST_CLAIMS * (1 + resumed)
+        for claims, dies in ((most, False), (most + 1, True)):
+            assert ("keeps dying" in failure_at(database, tuning_id, claims)) is dies
+        assert resume(database, tuning_id) == "queued"

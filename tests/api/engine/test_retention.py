@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
 from autosync.api.db.tables import (
@@ -61,7 +62,7 @@ def counts(database: Database) -> dict[str, int]:
 def test_old_tunings_go_with_all_that_is_theirs(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "ROWS", 5)  # more than one transaction for each table
+    monkeypatch.setattr(retention, "ROWS", 5)  # of documents more than one transaction
     kept = finished(database)
     with database.reading() as session:
         own = {row.hash for row in session.scalars(select(StrategyRow))}
@@ -115,12 +116,26 @@ def test_one_that_is_tried_again_meanwhile_stays(database: Database) -> None:
         assert session.get_one(TuningRow, held.job_id).state == "queued"
 
 
-def test_stopped_it_ends_between_two_transactions(sqlite: Database) -> None:
-    aged(sqlite, finished(sqlite))
-    assert prune(sqlite, 1, lambda: True) == 0
-    with sqlite.reading() as session:
-        assert len(reports.tunings(session, 9).items) == 1
-    assert prune(sqlite, 1) == 1
+def test_stopped_it_leaves_nothing_of_a_tuning_or_all_of_it(database: Database) -> None:
+    ids = [finished(database), finished(database)]
+    aged(database, *ids)
+    before = counts(database)
+    assert prune(database, 1, lambda: True) == 0
+    assert counts(database) == before
+    asked: list[bool] = []
+
+    def at_the_second() -> bool:
+        asked.append(True)
+        return len(asked) == 2
+
+    assert prune(database, 1, at_the_second) == 1
+    after = counts(database)
+    for table in (EventRow, ProposalRow, TrialRow, OutcomeRow, StrategySummaryRow):
+        assert 2 * after[table.__tablename__] == before[table.__tablename__], table
+    with database.reading() as session:
+        (left,) = reports.tunings(session, 9).items
+        assert reports.tuning(session, left.id).result is not None
+    assert prune(database, 1) == 1
 
 
 def test_the_newest_versions_are_kept_and_those_in_use(
@@ -211,3 +226,75 @@ def test_a_worker_prunes_where_it_is_told_to(
     work(sqlite_url, stop, trains=False, keep_days=7)
     assert asked == [7, 7]
     work(sqlite_url, threading.Event(), once=True, trains=False)
+
+
+class VersionsRemoved(threading.Thread):
+    """Version 3 is promoted, and what is then no longer kept is removed."""
+
+    def __init__(self, database: Database):
+        super().__init__()
+        self.database = database
+
+    def run(self) -> None:
+        with self.database.writing() as session:
+            session.add(SimulatorPromotionRow(number=3))
+            session.flush()
+            prune_versions(session)
+
+    def begin(self) -> None:
+        """It waits for the transaction that calls this, or is at its end too early."""
+        self.start()
+        self.join(0.5)
+
+
+@pytest.fixture
+def removing(database: Database, monkeypatch: pytest.MonkeyPatch) -> VersionsRemoved:
+    """Of three versions, of which the second is in use."""
+    monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
+    store_versions(database)
+    with database.writing() as session:
+        session.add(SimulatorPromotionRow(number=2))
+    return VersionsRemoved(database)
+
+
+def kept_versions(database: Database) -> set[int]:
+    with database.reading() as session:
+        return set(session.scalars(select(SimulatorVersionRow.number)))
+
+
+@pytest.mark.parametrize(("asked", "number"), [("version-1", 1), ("learned", 2)])
+def test_a_version_that_is_asked_for_while_versions_are_removed_is_kept(
+    database: Database,
+    removing: VersionsRemoved,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    number: int,
+) -> None:
+    inserted = job_queue.insert
+
+    def insert(session: Session, **values: object) -> None:
+        removing.begin()
+        inserted(session, **values)
+
+    monkeypatch.setattr(job_queue, "insert", insert)
+    enqueue(database, replace(small_request(), simulator=asked))
+    removing.join()
+    assert kept_versions(database) == {number, 3}
+
+
+def test_the_version_of_a_tuning_that_is_resumed_while_versions_are_removed_is_kept(
+    database: Database, removing: VersionsRemoved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning_id = enqueue(database, replace(small_request(), simulator="learned"))
+    job_queue.cancel(database, tuning_id)
+    looked = tuning_control.lock_usable_version
+
+    def look(session: Session, number: int) -> int:
+        found = looked(session, number)
+        removing.begin()
+        return found
+
+    monkeypatch.setattr(tuning_control, "lock_usable_version", look)
+    assert tuning_control.resume(database, tuning_id) == "queued"
+    removing.join()
+    assert kept_versions(database) == {2, 3}

@@ -9,10 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
-from autosync.api.db.tables import SimulatorRow, TrialRow
+from autosync.api.db.tables import (
+    SimulatorRow,
+    SimulatorTrainingRow,
+    SimulatorVersionRow,
+    TrialRow,
+)
 from autosync.api.engine import job_queue, measured_trials, version_training
 from autosync.api.engine.database_store import LeaseLost
 from autosync.api.engine.job_queue import enqueue_training
@@ -31,7 +37,9 @@ from autosync.api.engine.simulator_store import (
 from autosync.api.engine.submission import enqueue
 from autosync.api.engine.version_training import (
     NOTHING_NEW,
+    TrainedVersion,
     VersionFigures,
+    _store,
     _task,
     has_new_trials,
     run_training,
@@ -42,8 +50,10 @@ from autosync.cluster.collective_curve import CollectiveCurve
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import encode
 from autosync.search.space import SPACES
+from autosync.simulator.learned.checkpoint import parse_card
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.simulator.learned.training import SplitTrials
+from tests.api.checkpoints import checkpoint, opinionated
 from tests.api.http.forms import given_token
 from tests.api.sample import candidates, claimed, finished, proposal, result, small_request
 from tests.api.simulator_versions import store_versions
@@ -94,13 +104,19 @@ def test_a_tuning_teaches_the_next_version(
     assert card["parents"] == ["version-0"]
     assert card["dataset"]
     assert {source["graph"] for source in card["sources"]} == {small_request().domain.graph.name}
+    with sqlite.reading() as session:
+        began = session.get_one(SimulatorTrainingRow, queued["id"]).started_at
+    assert began is not None
+    for before, new in ((1.0, True), (3600.0, False)):  # it may have read before one was stored
+        with sqlite.writing() as session:
+            session.execute(update(TrialRow).values(created_at=began - before))
+        assert has_new_trials(sqlite) == new
+        _trains_no_version(sqlite, client)
     for updated in (True, False):  # of features of another version all trials are new
         with sqlite.writing() as session:
             row = session.get_one(SimulatorRow, "version-1")
             row.feature_version = FEATURE_VERSION - updated
         assert has_new_trials(sqlite) == updated
-
-    _trains_no_version(sqlite, client)
     finished(sqlite, replace(small_request(4), byte_scale=0.25))  # too few to learn from
     _trains_no_version(sqlite, client)
 
@@ -212,6 +228,36 @@ def test_what_takes_its_worker_down_is_given_up(sqlite: Database) -> None:
         failed = client.get(f"/v1/simulators/trainings/{training_id}").json()
     assert failed["state"] == "failed"
     assert "never came to its end" in failed["error"]
+
+
+def test_trainings_that_end_at_the_same_moment_make_a_version_each(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second was judged beside the version before the first, and is kept aside."""
+    card, weights = checkpoint(tmp_path, opinionated())
+    trained = TrainedVersion(parse_card(card), weights, VersionFigures(0.9, 0.8, None, None))
+    claims = []
+    for worker in ("here:1", "there:2"):
+        with database.writing() as session:
+            enqueue_training(session)
+        held = job_queue.claim(database, worker, kind="training")
+        assert held is not None
+        claims.append(held)
+    other = threading.Thread(target=_store, args=(database, claims[1], 0, trained))
+
+    def before_the_first_has_ended(session: Session) -> None:
+        if other.ident is None:
+            other.start()
+            other.join(0.5)  # it waits for the first, or has failed
+
+    monkeypatch.setattr(version_training, "prune_versions", before_the_first_has_ended)
+    _store(database, claims[0], 0, trained)
+    other.join()
+    with database.reading() as session:
+        columns = (SimulatorVersionRow.training_id, SimulatorVersionRow.promoted)
+        found = session.execute(select(*columns).order_by(SimulatorVersionRow.number)).all()
+    made = [(row.training_id, row.promoted) for row in found]
+    assert made == [(claims[0].job_id, True), (claims[1].job_id, False)]
 
 
 def sources(database: Database) -> list[SplitTrials]:

@@ -153,17 +153,21 @@ def test_work_is_estimated_before_it_begins() -> None:
     with pytest.raises(
         InvalidInput, match=r"20000 variables .* this service allows 60 s"
     ) as refused:
-        check_work(domain, TimelineSimulator(), 10, ServiceLimits())
+        check_work([domain], TimelineSimulator(), 10, ServiceLimits())
     assert "--limit prediction_seconds" in refused.value.remedy
     small = domain_of()
-    check_work(small, TimelineSimulator(), 30_000, ServiceLimits())
+    check_work([small], TimelineSimulator(), 30_000, ServiceLimits())
     limits = ServiceLimits(prediction_seconds=1)
+    domain = domain_of(graph=chain_graph(((8,),) * 100))
     with pytest.raises(InvalidInput) as many:
-        check_work(domain_of(graph=chain_graph(((8,),) * 100)), TimelineSimulator(), 30_000, limits)
+        check_work([domain], TimelineSimulator(), 30_000, limits)
     fitting = int(many.value.remedy.split()[2])
     assert 0 < fitting < 30_000
-    graph = chain_graph(((8,),) * 100)
-    assert estimated_seconds(domain_of(graph=graph), TimelineSimulator(), fitting) <= 1
+    assert estimated_seconds(domain, TimelineSimulator(), fitting) <= 1
+    check_work([domain], TimelineSimulator(), fitting, limits)
+    ranks = domain.world_size
+    with pytest.raises(InvalidInput, match=f"100 variables on {ranks}, {ranks} devices take"):
+        check_work([domain, domain], TimelineSimulator(), fitting, limits)
 
 
 def test_links_that_stand_as_one_are_no_work() -> None:
@@ -172,11 +176,11 @@ def test_links_that_stand_as_one_are_no_work() -> None:
     graph = chain_graph(((8,),) * 200)
     rented = load_cluster("aws-p5-48xlarge-x4")
     many = domain_of(graph, cluster_of_nodes(rented, 2048))
-    check_work(many, TimelineSimulator(), 30_000, ServiceLimits())
+    check_work([many], TimelineSimulator(), 30_000, ServiceLimits())
     for each in (cluster_of_nodes(rented, 128), many.cluster):
         on_gloo = domain_of(graph, each.on_backend("gloo"))
         with pytest.raises(InvalidInput, match="devices take"):
-            check_work(on_gloo, TimelineSimulator(), 30_000, ServiceLimits())
+            check_work([on_gloo], TimelineSimulator(), 30_000, ServiceLimits())
 
 
 def test_a_client_has_one_turn_and_others_have_theirs() -> None:

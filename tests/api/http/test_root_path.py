@@ -144,8 +144,16 @@ def test_what_is_no_path_is_refused(text: str) -> None:
         checked_root_path(text)
 
 
+@pytest.mark.parametrize("text", ["/v1", "/tunings", "/models/", "/v1/tunings", "/static"])
+def test_a_path_of_the_service_itself_is_refused(text: str) -> None:
+    """What a proxy has taken it off already would be taken for what it has not."""
+    with pytest.raises(InvalidInput, match="a path of the service itself"):
+        checked_root_path(text)
+
+
 def test_a_slash_at_the_end_is_left_out() -> None:
-    assert [checked_root_path(each) for each in ("", "/", "/a/b/")] == ["", "", "/a/b"]
+    given = ("", "/", "/a/b/", "/models/autosync")
+    assert [checked_root_path(each) for each in given] == ["", "", "/a/b", "/models/autosync"]
 
 
 def test_a_browser_follows_events_and_uses_the_documentation_below_the_path(

@@ -1,13 +1,10 @@
-"""Who reads slowly, or not at all, holds up nobody: exports are few, short of connections, and cut
+"""Who reads slowly, or not at all, holds up nobody: exports are few, and readers of nothing cut
 off."""
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -15,7 +12,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from autosync.api.db import Database
-from autosync.api.db.database import POOL, connect
+from autosync.api.db.database import connect
 from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.http.app import create_app
 from autosync.api.http.slow_readers import (
@@ -25,7 +22,6 @@ from autosync.api.http.slow_readers import (
     BoundedProtocol,
     ExportReaders,
 )
-from tests.api.http.serving import PATIENCE_SECONDS, served
 from tests.api.sample import finished
 
 SMALL_BUFFER_BYTES = 4096
@@ -59,27 +55,6 @@ def test_one_export_too_many_is_refused_for_now_and_each_is_given_back(sqlite: D
             answer = client.get(f"/v1/runtimes.{kind}")
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) > 0
-
-
-def test_readers_that_stop_reading_hold_up_nobody(sqlite_url: str, sqlite: Database) -> None:
-    """More of them than the pool has connections."""
-    finished(sqlite)
-    with served(sqlite_url) as service:
-        place = urlsplit(service.address)
-        stalled = []
-        for number in range(POOL["pool_size"] + POOL["max_overflow"] + 5):
-            reader = socket.socket()
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
-            reader.connect((place.hostname, place.port))
-            path = ("zip", "csv", "parquet")[number % 3]
-            reader.sendall(f"GET /v1/runtimes.{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-            stalled.append(reader)
-        for path in ("/v1/health", "/v1/tunings", "/"):
-            assert (
-                httpx.get(f"{service.address}{path}", timeout=PATIENCE_SECONDS).status_code == 200
-            )
-        for reader in stalled:
-            reader.close()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import io
 import random
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,12 @@ from sqlalchemy.pool import QueuePool
 from autosync.api.db import Database
 from autosync.api.views import reports, runtime_dataset, runtimes
 from autosync.api.views.runtime_dataset import runtimes_zip
-from autosync.api.views.runtimes import RuntimeFilter
+from autosync.api.views.runtimes import (
+    RuntimeFilter,
+    runtimes_csv,
+    runtimes_jsonl,
+    runtimes_parquet,
+)
 from autosync.errors import NotSupported
 from autosync.simulator.learned.training import split_dataset
 from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset
@@ -53,8 +59,11 @@ def test_the_export_is_a_dataset(
     assert split_dataset([measured])
 
 
+@pytest.mark.parametrize("export", [runtimes_csv, runtimes_jsonl, runtimes_parquet, runtimes_zip])
 def test_whoever_stops_reading_holds_no_connection(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
+    shown: Shown,
+    monkeypatch: pytest.MonkeyPatch,
+    export: Callable[[Database, RuntimeFilter], Iterator[object]],
 ) -> None:
     monkeypatch.setattr(runtimes, "ROWS_AT_ONCE", 1)
     monkeypatch.setattr(runtimes, "ROW_GROUP_BYTES", 1)
@@ -62,7 +71,7 @@ def test_whoever_stops_reading_holds_no_connection(
     pool = shown.database.engine.pool
     assert isinstance(pool, QueuePool)
     only = RuntimeFilter(tuning=shown.first)
-    held = [pool.checkedout() for _ in runtimes_zip(shown.database, only)]
+    held = [pool.checkedout() for _ in export(shown.database, only)]
     assert len(held) > 7
     assert set(held) == {0}
 

@@ -7,6 +7,7 @@ import pytest
 
 from autosync.bundled_data import data_file
 from autosync.cluster import Cluster, Device, Link, MessageCost, Node
+from autosync.cluster.cluster_checks import COST_NUMBERS
 from autosync.cluster.cluster_file import (
     MAX_BYTES,
     bundled_clusters,
@@ -148,6 +149,16 @@ class TestCluster:
         both = (nodes[0].address, nodes[1].address)
         with pytest.raises(InvalidInput, match="must be positive"):
             Cluster("linked", nodes, links=(Link(both, 0.0),))
+        with pytest.raises(InvalidInput, match="latency_us -1.0; it must be 0 or more"):
+            Cluster("linked", nodes, links=(Link(both, 1.0, -1.0),))
+
+    @pytest.mark.parametrize("value", [-1e-6, float("inf"), float("nan")])
+    @pytest.mark.parametrize("field", COST_NUMBERS)
+    def test_no_message_costs_less_than_nothing(self, field: str, value: float) -> None:
+        stated: dict[str, Any] = {"startup_seconds": 1e-4, field: value}
+        cost = MessageCost("all_reduce", **stated)
+        with pytest.raises(InvalidInput, match=f"the {field} of all_reduce must be 0 or more"):
+            replace(grid_cluster(), costs=(cost,))
 
 
 class TestPresets:
@@ -268,6 +279,7 @@ class TestFile:
             (GOOD + "bakcend: nccl", "bakcend"),
             (GOOD + "backend: mpi", "backend"),
             (GOOD + "overlap_slowdown: -0.1", "overlap_slowdown must be 0 or more"),
+            (GOOD + "costs: [{kind: reduce, startup_seconds: -1}]", "startup_seconds of reduce"),
             (GOOD + "overlap_slowdown: .inf", "overlap_slowdown must be a number"),
             (GOOD + "overlap_slowdown: 5%", "overlap_slowdown must be a number"),
             (GOOD + "name: again", "line 6: is no valid YAML: 'name' is given twice"),

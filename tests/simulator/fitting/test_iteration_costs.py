@@ -13,6 +13,8 @@ from autosync.simulator.cost.collective_costs import has_collective_model
 from autosync.simulator.fitting.cost_parameters import (
     HOST_SECONDS,
     LINK_SECONDS_PER_SEND,
+    PriorStd,
+    cost_parameters,
     fit_regularized,
 )
 from autosync.simulator.fitting.iteration_costs import recalibrated
@@ -103,6 +105,18 @@ def test_costs_stay_possible_whatever_the_trials_say() -> None:
         for cost in cluster.costs:
             assert min(cost.startup_seconds, cost.startup_seconds_per_worker) >= 0.0
             assert HOST_SECONDS[0] <= cost.host_seconds <= HOST_SECONDS[1]
+
+
+@pytest.mark.parametrize("per_worker", [1e-4, 3e-5, 7e-6, 1.1e-4])
+def test_a_startup_that_workers_alone_make_up_leaves_none_below_zero(per_worker: float) -> None:
+    std = PriorStd(0.5, 0.5, 1e-5, 0.1, 0.1, 1e-5)
+    for workers in range(2, 40):
+        cost = MessageCost("all_reduce", 0.0, per_worker)
+        cluster = replace(grid_cluster(workers), costs=(cost,))
+        parameters = cost_parameters(cluster, ("all_reduce",), std)
+        (fitted,) = parameters.cluster_with(np.zeros(6)).costs
+        assert fitted.startup_seconds >= 0.0
+        assert fitted.startup_seconds_per_worker == pytest.approx(per_worker)
 
 
 F64 = NDArray[np.float64]

@@ -308,6 +308,13 @@ def test_who_waits_is_told_why(reader: TestClient, shown: Database) -> None:
     assert "No worker runs. Start one with autosync worker" in text_of(reader, path)
     register(shown, "idle", 60.0, 0)
     assert "A worker takes it up in a moment." in text_of(reader, path)
+    with shown.writing() as session:
+        job_queue.enqueue_training(session)
+    training = job_queue.claim(shown, "idle", kind="training")
+    assert training is not None
+    assert "A worker takes it up in a moment." in text_of(reader, path), "it trains beside tunings"
+    assert "1 worker, none busy" in text_of(reader, "/fragments/service")
+    job_queue.release(shown, training)
     held = job_queue.claim(shown, "idle", tuning_id=waiting)
     assert held is not None
     behind = enqueue(shown, REQUEST)
