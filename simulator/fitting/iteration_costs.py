@@ -169,8 +169,8 @@ def with_assumed_costs(cluster: Cluster, kinds: Sequence[MessageKind], teams: Te
     for cost in assumed:
         operation = next(each for each, paid in COST_KIND.items() if paid == cost.kind)
         place = int(before.class_of(operation, ALL_RANKS, 0 if operation is Op.PUSH else -1))
-        latency = float(before.startup_seconds[place] - after.startup_seconds[place])
-        waits = float(before.seconds_per_byte[place] - after.seconds_per_byte[place])
+        latency = max(0.0, float(before.startup_seconds[place] - after.startup_seconds[place]))
+        waits = max(0.0, float(before.seconds_per_byte[place] - after.seconds_per_byte[place]))
         of_worker = cost.startup_seconds_per_worker + latency / cluster.world_size
         by_byte = cost.seconds_per_byte + waits
         found.append(replace(cost, startup_seconds_per_worker=of_worker, seconds_per_byte=by_byte))
