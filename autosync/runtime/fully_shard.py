@@ -2,7 +2,6 @@
 else."""
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from autosync.codes import ENCODINGS
 from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.updates.optimizers import first_state, has_stepped
 from autosync.torch_engine import FullyShard, Kept, modules_of
 
 if TYPE_CHECKING:
@@ -35,25 +35,19 @@ def check_shardable(
 ) -> None:
     """
     Raises:
-        InvalidInput: an optimizer has stepped, or is an Adagrad, so that its state is of whole
-            parameters.
+        InvalidInput: an optimizer has stepped, so that its state is of whole parameters.
         NotSupported: a module makes sparse gradients; a parameter is a scalar; or shard groups lie
             in a part of the ranks.
     """
     for optimizer in optimizers:
-        if optimizer.state:
-            remedy = (
-                "Distribute before the first step, and load a checkpoint behind it with "
-                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
-            )
-            if isinstance(optimizer, torch.optim.Adagrad):  # which begins with its state
-                remedy = "Use an optimizer that begins without state, or ship another strategy."
+        if has_stepped(optimizer):
             raise InvalidInput(
                 f"the optimizer ({type(optimizer).__name__}) holds state of "
                 f"{len(optimizer.state)} whole parameters, which fully_shard does not cut.",
                 thing="optimizer",
                 value=type(optimizer).__name__,
-                remedy=remedy,
+                remedy="Distribute before the first step, and load a checkpoint behind it with "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict.",
             )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
@@ -305,7 +299,8 @@ def retarget(
     before: Mapping[str, nn.Parameter],
     after: Mapping[str, nn.Parameter],
 ) -> Callable[[], None]:
-    """Let the optimizer train the parameters of the same names `after`, with no state yet.
+    """Let the optimizer train the parameters of the same names `after`, which has none but the
+    first state yet.
 
     Returns what gives it those of `before` back, and their state.
     """
@@ -317,7 +312,7 @@ def retarget(
             after[name_of[id(p)]] if id(p) in name_of else p  # frozen, and not of the model
             for p in group["params"]
         ]
-    optimizer.state = defaultdict(dict)
+    optimizer.state = first_state(optimizer)
 
     def give_back() -> None:
         for group, params in zip(groups, held, strict=True):

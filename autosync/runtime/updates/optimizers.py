@@ -79,6 +79,28 @@ def held_state(optimizer: Optimizer) -> MutableMapping[Any, Any]:
     return state
 
 
+def first_state(optimizer: Optimizer) -> defaultdict[Tensor, Any]:
+    """What an optimizer has made before its first step, for the parameters that it holds now: of
+    torch's, only Adagrad makes anything."""
+    state: defaultdict[Tensor, Any] = defaultdict(dict)
+    if isinstance(optimizer, torch.optim.Adagrad):
+        groups = [
+            {"params": group["params"], "fused": group.get("fused")}
+            for group in optimizer.param_groups
+        ]
+        begun = optimizer.defaults["initial_accumulator_value"]
+        state.update(torch.optim.Adagrad(groups, initial_accumulator_value=begun).state)
+    return state
+
+
+def has_stepped(optimizer: Optimizer) -> bool:
+    """Whether its state is more than the first one."""
+    states: Iterable[Mapping[str, Any]] = optimizer.state.values()
+    if isinstance(optimizer, torch.optim.Adagrad):
+        return any(float(state["step"]) > 0 for state in states if state)
+    return bool(optimizer.state)
+
+
 def _snapshot(optimizer: Optimizer) -> Settings:
     """The hyperparameters of every group as they are now; a scheduler may change them next."""
     return [

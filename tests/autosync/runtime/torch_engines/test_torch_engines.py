@@ -20,6 +20,7 @@ from autosync.exports.ddp import ddp_buckets
 from autosync.runtime import torch_engines
 from autosync.runtime.fully_shard import check_shardable, named_values, retarget
 from autosync.runtime.updates.clipping import clip_before_step
+from autosync.runtime.updates.optimizers import has_stepped
 from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
 from autosync.strategy import Encoding, Strategy
@@ -77,7 +78,7 @@ def beside_ddp(
 
 
 @pytest.mark.parametrize("make", [fsdp2, zero2])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adagrad"])
 def test_sharded_training_is_ddps(
     pair: Ranks, make: Callable[[Domain], Strategy], optimizer: str
 ) -> None:
@@ -194,10 +195,31 @@ def test_a_scalar_is_refused_by_name() -> None:
         check_shardable(model, [], FullyShard((), 2), cast(Any, None))
 
 
-def test_an_adagrad_is_not_told_to_come_before_its_first_step() -> None:
+def test_an_adagrad_begins_its_state_anew_on_the_parts() -> None:
+    """Of torch's optimizers it alone has state before its first step."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)
+    assert not has_stepped(optimizer)
+    whole = optimizer.state
+    after = {name: nn.Parameter(p.detach()[:1].clone()) for name, p in model.named_parameters()}
+    give_back = retarget(optimizer, named_values(model), after)
+    assert set(optimizer.state) == set(after.values())
+    for parameter in after.values():
+        assert optimizer.state[parameter]["sum"].equal(torch.full_like(parameter, 0.5))
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert has_stepped(optimizer)
+    give_back()
+    assert optimizer.state is whole
+    assert not has_stepped(optimizer)
+
+
+def test_an_adagrad_that_has_stepped_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adagrad(model.parameters())
-    with pytest.raises(InvalidInput, match="an optimizer that begins without state"):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(InvalidInput, match="Adagrad.* holds state of 2 whole parameters"):
         check_shardable(model, [optimizer], FullyShard((), 2), cast(Any, None))
 
 
