@@ -89,6 +89,7 @@ def test_drop_last_leaves_the_rest_out() -> None:
     ("batch", "shares", "rank", "words"),
     [
         (8, (0.5, 0.4), 0, "add up to 1"),
+        (8, (0.5, float("nan")), 0, "add up to 1"),
         (8, (0.5, 0.5), 2, "no rank 2"),
         (8, (0.5, 0.5), None, "init_process_group"),
         (4, (0.9, 0.1), 0, "larger global batch"),
