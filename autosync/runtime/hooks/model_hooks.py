@@ -1,6 +1,7 @@
 """What a plan puts on the script's model: hooks where gradients are complete, where forward passes
 begin and end and where its state is read; methods as torch's DDP has them; and plain copies."""
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -104,7 +105,7 @@ def _after_forward(
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if compiled_from(module) is not model:
             return
-        gates.stop_recording()
+        gates.stop_recording(failed=output is None and sys.exception() is not None)
         if engine.monitor.failure is not None:  # which the forward pass has raised
             return
         if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
