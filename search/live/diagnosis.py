@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from autosync.atomic_write import replaced_atomically
+from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 from autosync.bundle import make_bundle
 from autosync.diagnosis.breakdown import break_down, with_parameters
 from autosync.diagnosis.job_facts import facts_of, unwrapped, wrapping_of
@@ -169,7 +169,7 @@ def diagnose(
     if dist.get_rank() == 0:
         log.info("%s", found.verdict)
         if save is not None:
-            with replaced_atomically(Path(save)) as draft:
+            with warned_if_unwritten(save), replaced_atomically(save) as draft:
                 draft.write_text(FORMATS[Path(save).suffix](found), encoding="utf-8")
     return found
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.atomic_write import replaced_atomically
+from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.documents import to_json
 from autosync.domain import Domain
@@ -129,7 +129,8 @@ def tune(
     since: what an earlier tuning of this model measured: its bundle, or the file that its `trials`
         named. A few of its strategies are measured first, to see what has changed, and then the
         search goes on from there. Rank 0's counts.
-    trials: rank 0 writes there what was measured, for `since` of a later tuning.
+    trials: rank 0 writes there what was measured, for `since` of a later tuning. Where the disk has
+        no room for it, or for `save`, by then, a warning says so, and training goes on.
     on_event: progress, on rank 0.
     on_drift: as for `distribute`.
 
@@ -192,7 +193,8 @@ def tune(
         warnings.warn(message, stacklevel=2)
         log.warning(message)
     if save is not None and not verdict.reason and dist.get_rank() == 0:
-        save_bundle(verdict.answer or verdict.bundle, save)
+        with warned_if_unwritten(save):
+            save_bundle(verdict.answer or verdict.bundle, save)
     return distribute(
         model,
         optimizer,
@@ -384,7 +386,7 @@ def _searched(
         earlier,
     )
     if keep is not None:
-        with replaced_atomically(Path(keep)) as draft:
+        with warned_if_unwritten(keep), replaced_atomically(keep) as draft:
             draft.write_bytes(to_json(trials_of(outcome.ranked, domain.accumulate)).encode())
     answer = shipped_bundle(outcome, domain, pool.description)
     if answer.plan.sharding is not None and any(map(has_stepped, pool.job.optimizers)):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autosync.atomic_write import replaced_atomically
+from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 
 
 def test_two_writers_do_not_collide(tmp_path: Path) -> None:
@@ -31,3 +31,13 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         failing()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_may_be_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "best.json"
+    with (
+        pytest.warns(UserWarning, match="best.json' could not be written: .*No such file"),
+        warned_if_unwritten(path),
+        replaced_atomically(path) as draft,
+    ):
+        draft.write_text("whole")
