@@ -307,14 +307,18 @@ def _predicted(
     if dist.get_rank() > 0:
         serve(job)
         return control.agreed(lambda: None), tuple(links)
-    pool = JobPool(job, "job")
-    try:
+
+    def attainable() -> Attainable:
+        pool = JobPool(job, "job")
         until = pool.clock() + PROBE_SECONDS
-        domain = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
-    finally:
-        pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
-    report(f"ranking {PROPOSALS:,} strategies by prediction")
-    found: Attainable | None = control.agreed(lambda: attainable_in(domain))
+        try:
+            measured = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
+        finally:
+            pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
+        report(f"ranking {PROPOSALS:,} strategies by prediction")
+        return attainable_in(measured)
+
+    found: Attainable | None = control.agreed(attainable)  # as the others, once they are dismissed
     return found, tuple(links)
 
 
