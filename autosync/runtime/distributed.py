@@ -304,12 +304,13 @@ def _shard(
     share_initial_values(group, model, group)
     before = named_values(model)
     meshes = {ranks: mesh_of(ranks, group, device) for ranks in sharding.group_sizes}
-    apply_fully_shard(model, units, sharding, meshes, encoding_of(shipped.plan))
-    after = named_values(model)
-    for optimizer in optimizers:
-        retarget(optimizer, before, after)
-        if max_grad_norm:
-            clip_before_step(model, optimizer, max_grad_norm)
+    with agreed_everywhere(group, device):  # one may lack memory for it
+        apply_fully_shard(model, units, sharding, meshes, encoding_of(shipped.plan))
+        after = named_values(model)
+        for optimizer in optimizers:
+            retarget(optimizer, before, after)
+            if max_grad_norm:
+                clip_before_step(model, optimizer, max_grad_norm)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     within = trained if max_grad_norm else None
     guard = CoverageGuard(model, optimizers, trained.values(), before, within, exchanges=True)

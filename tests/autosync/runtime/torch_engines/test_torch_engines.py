@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -238,6 +240,28 @@ def test_no_rank_shards_where_one_cannot(pair: Ranks) -> None:
     mine, other = pair.run(state_of_one, bundle(fsdp2, 2))
     assert "holds state of" in mine
     assert other.startswith("rank 0 cannot begin: the optimizer (SGD) holds state of")
+
+
+def without_memory(rank: int, world: int, given: Bundle) -> str:
+    """Rank 1 has no room for its parts."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    with ExitStack() as patched:
+        if rank:
+            target = "autosync.runtime.distributed.apply_fully_shard"
+            patched.enter_context(patch(target, side_effect=MemoryError("full")))
+        try:
+            autosync.distribute(model, optimizer, given)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_no_rank_trains_where_one_has_no_room_for_its_parts(pair: Ranks) -> None:
+    other, full = pair.run(without_memory, bundle(fsdp2, 2))
+    assert full == "MemoryError: full"
+    assert other.startswith("InvalidInput: rank 1 cannot begin: MemoryError: full")
 
 
 def unfrozen(rank: int, world: int, given: Bundle) -> str:
