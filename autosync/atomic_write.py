@@ -1,10 +1,14 @@
 """Replaces files that other processes may read at any moment, whole or not at all."""
 
+import logging
 import os
 import secrets
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+log = logging.getLogger("autosync")
 
 
 @contextmanager
@@ -29,3 +33,15 @@ def replaced_atomically(path: str | Path) -> Iterator[Path]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def warned_if_unwritten(path: str | Path) -> Iterator[None]:
+    """Use around the writing of what took minutes to measure, and is used here all the same: where
+    the disk is full, say, a warning tells it, and the caller goes on."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{str(path)!r} could not be written: {error}"
+        warnings.warn(message, stacklevel=4)
+        log.warning(message)

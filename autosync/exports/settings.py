@@ -19,6 +19,7 @@ from autosync.strategy import (
     Synchronizer,
     VariableChoice,
 )
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 FrameworkName = Literal[
     "autosync", "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "accelerate", "nccl"
@@ -36,7 +37,6 @@ TITLES: dict[FrameworkName, str] = {
 }
 SNIPPET_FILES: tuple[FrameworkName, ...] = ("megatron", "torchtitan")
 """Frameworks whose snippet is no Python but the file itself: arguments of a command, or TOML."""
-SHARE_TOLERANCE = 1e-9
 SYNCHRONIZER_WORDS = {
     "parameter_server": "sent to a parameter server",
     "all_reduce": "all-reduced",
@@ -110,7 +110,7 @@ def whole_messages(
         NotSupported: variables are cut, ranks weigh differently, or updates come late.
     """
     check_variables(strategy, domain)
-    _check_alike(strategy, domain, framework)
+    _check_alike(strategy, framework)
     merged: dict[tuple[int, Synchronizer, str], list[int]] = {}
     for index in domain.graph.gradient_order:
         choice, variable = strategy.choices[index], domain.graph.variables[index]
@@ -281,10 +281,9 @@ def refuse_extensions(strategy: Strategy, framework: FrameworkName) -> None:
         )
 
 
-def _check_alike(strategy: Strategy, domain: Domain, framework: FrameworkName) -> None:
-    even = 1.0 / domain.world_size
+def _check_alike(strategy: Strategy, framework: FrameworkName) -> None:
     shares = [replica.share for replica in strategy.replicas]
-    if any(abs(share - even) > SHARE_TOLERANCE for share in shares):
+    if max(shares) - min(shares) > SHARE_TOLERANCE:
         raise refused(
             framework,
             f"its ranks have shares of the batch from {min(shares):.3g} to {max(shares):.3g}, and "

@@ -113,9 +113,16 @@ def check_beside(entries: Entries, model: nn.Module, called: nn.Module) -> None:
 def attach_beside(
     entries: Entries, model: nn.Module, optimizers: Sequence[Optimizer]
 ) -> list[AttachedBeside]:
-    """What works beside the engine, put on the model."""
-    found = _modules(entries, "beside")
-    return [module.attach(model, entry, optimizers) for entry, module in found]
+    """What works beside the engine, put on the model; nothing is where one of them raises."""
+    attached: list[AttachedBeside] = []
+    try:
+        for entry, module in _modules(entries, "beside"):
+            attached.append(module.attach(model, entry, optimizers))
+    except Exception:  # the device or the host has no room for it, for instance
+        for each in attached:
+            each.remove()
+        raise
+    return attached
 
 
 def engine_of(plan: "Plan") -> EngineModule | None:

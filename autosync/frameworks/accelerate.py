@@ -21,6 +21,7 @@ from autosync.runtime.gradient_norm import clip_grad_norm_
 from autosync.runtime.hooks.torch_compile import compiled_from
 from autosync.runtime.transport.agreement import refused_everywhere
 from autosync.runtime.transport.process_groups import working_group
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 with needs("accelerate", "autosync.frameworks.accelerate"):
     from accelerate import Accelerator
@@ -256,11 +257,12 @@ def _without_optimizer(model: nn.Module) -> InvalidInput:
 
 def _check_even(shipped: Bundle) -> None:
     """Raises NotSupported: Accelerate deals batches evenly, and gradients would be weighted."""
-    if len(set(shipped.plan.shares)) > 1:
+    shares = shipped.plan.shares
+    if max(shares) - min(shares) > SHARE_TOLERANCE:
         raise NotSupported(
-            f"the bundle gives ranks the shares {shipped.plan.shares[:16]} of the batch, and "
+            f"the bundle gives ranks the shares {shares[:16]} of the batch, and "
             "Accelerate deals even ones.",
             thing="bundle.shares",
-            value=shipped.plan.shares[:16],
+            value=shares[:16],
             remedy="Tune with even shares, or use autosync.distribute and autosync.ShareSampler.",
         )

@@ -20,10 +20,10 @@ from autosync.runtime.attached_models import ATTACHED, AttachedPlan
 from autosync.runtime.attachment import Attachment, attachment_of
 from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.synchronized_optimizer import follows_plan
-from autosync.runtime.share_sampler import TOLERANCE
 from autosync.runtime.transport.agreement import refused_everywhere
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 with needs("lightning", "autosync.frameworks.lightning"):
     from lightning.pytorch.strategies import DDPStrategy
@@ -168,7 +168,7 @@ class AutoSyncStrategy(DDPStrategy):  # type: ignore[misc]  # has no types here
             NotSupported: it deals evenly, and the plan does not.
         """
         shares = self._shares
-        if self._attached() is not None and max(shares) - min(shares) > TOLERANCE:
+        if self._attached() is not None and max(shares) - min(shares) > SHARE_TOLERANCE:
             raise NotSupported(
                 f"the plan gives ranks uneven shares of the batch ({shares[:16]}), and Lightning's "
                 "DistributedSampler deals evenly.",

@@ -296,7 +296,7 @@ def _install(attachment: Attachment, clips: bool) -> None:
         adopt(optimizer, engine, guard)
     monitor = engine.monitor
     attachment.handles.append(
-        ModelMethods(model, engine.no_sync, monitor.reporting, engine.optimizer_step.cleared)
+        ModelMethods(model, engine.no_sync, monitor.reporting, engine.optimizer_step.clear_model)
     )
     model_hooks.install(attachment.handles, model, engine, attachment.gates)
 

@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import finalize
@@ -17,7 +18,7 @@ from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.registry import verification_of
-from autosync.extensions.seams import attach_beside, check_beside, engine_of
+from autosync.extensions.seams import AttachedEngine, attach_beside, check_beside, engine_of
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
@@ -65,6 +66,7 @@ from autosync.runtime.transport.agreement import (
     given_to,
     refused_everywhere,
 )
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.nccl import knobs_without_effect, variables_to_compare
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.transport.tensor_exchange import share_initial_values, tensor_signatures
@@ -158,10 +160,18 @@ def distribute(
         log.warning(message)
 
     def beside() -> list[Removable]:
-        """What a bundle puts on a model whichever engine synchronizes it."""
+        """What a bundle puts on a model whichever engine synchronizes it: on every rank, or on
+        none. A collective."""
         logs = group.rank() == 0
-        watch = watch_iterations(optimizers[-1], shipped, bool(changed), logs, on_drift)
-        return [watch, *attach_beside(shipped.strategy.extensions, network, optimizers)]
+        put: list[Removable] = []
+        try:
+            with agreed_everywhere(group, device):
+                put.append(watch_iterations(optimizers[-1], shipped, bool(changed), logs, on_drift))
+                put += attach_beside(shipped.strategy.extensions, network, optimizers)
+        except Exception:
+            _remove(put)
+            raise
+        return put
 
     if changed:
         options = options if shipped.plan.engine == "ddp" else for_any_plan(options)
@@ -196,7 +206,7 @@ def distribute(
             max_grad_norm=max_grad_norm,
             agreed=True,
         )
-        other.handles += beside()
+        _add_beside(other, beside)
         return model, optimizer
     if shipped.plan.overlap_forward:
         warn_if_together(optimizers)
@@ -210,8 +220,23 @@ def distribute(
         agreed=True,
         called=model,
     )
-    attachment.handles += beside()
+    _add_beside(attachment, beside)
     return model, optimizer
+
+
+def _add_beside(attached: AttachedEngine, beside: Callable[[], list[Removable]]) -> None:
+    """Where it cannot be added, every rank takes the plan off."""
+    try:
+        attached.handles += beside()
+    except Exception:
+        with suppress(SynchronizationFailed):  # a peer is lost, too: the plan is off all the same
+            attached.detach()
+        raise
+
+
+def _remove(handles: Sequence[Removable]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def check_distributable(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -279,12 +304,13 @@ def _shard(
     share_initial_values(group, model, group)
     before = named_values(model)
     meshes = {ranks: mesh_of(ranks, group, device) for ranks in sharding.group_sizes}
-    apply_fully_shard(model, units, sharding, meshes, encoding_of(shipped.plan))
-    after = named_values(model)
-    for optimizer in optimizers:
-        retarget(optimizer, before, after)
-        if max_grad_norm:
-            clip_before_step(model, optimizer, max_grad_norm)
+    with agreed_everywhere(group, device):  # one may lack memory for it
+        apply_fully_shard(model, units, sharding, meshes, encoding_of(shipped.plan))
+        after = named_values(model)
+        for optimizer in optimizers:
+            retarget(optimizer, before, after)
+            if max_grad_norm:
+                clip_before_step(model, optimizer, max_grad_norm)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     within = trained if max_grad_norm else None
     guard = CoverageGuard(model, optimizers, trained.values(), before, within, exchanges=True)
@@ -334,8 +360,7 @@ def detach(model: nn.Module) -> tuple[nn.Module, Any]:
 
 def _unwrap(ddp: DistributedDataParallel) -> Given:
     made = ATTACHED.wrapped.pop(ddp)
-    for handle in made.handles:
-        handle.remove()
+    _remove(made.handles)
     with torch.no_grad():
         for parameter in ddp.module.parameters():
             parameter.grad = None

@@ -15,11 +15,10 @@ from torch.utils.data import Sampler
 
 from autosync.bundle import Bundle, load_bundle
 from autosync.errors import InvalidInput
+from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 Shares = Bundle | str | Path | Sequence[float]
 """A bundle, its file, or the shares themselves, by rank."""
-
-TOLERANCE = 1e-6
 
 
 def local_batch_size(global_batch: int, shares: Shares, rank: int | None = None) -> int:
@@ -37,8 +36,9 @@ def local_batch_size(global_batch: int, shares: Shares, rank: int | None = None)
 def sizes(total: int, shares: Sequence[float]) -> list[int]:
     """Whole numbers that add up to `total`, in proportion to the shares by largest remainder
     (the lower rank first where remainders are equal)."""
-    exact = [total * share for share in shares]
-    found = [int(value + TOLERANCE) for value in exact]
+    whole = fsum(shares)  # 1, but for rounding
+    exact = [total * share / whole for share in shares]
+    found = [int(value + SHARE_TOLERANCE) for value in exact]
     by_remainder = sorted(range(len(shares)), key=lambda rank: found[rank] - exact[rank])
     for rank in by_remainder[: total - sum(found)]:
         found[rank] += 1
@@ -74,7 +74,7 @@ def shares_of(shares: Shares) -> tuple[float, ...]:
     if isinstance(shares, str | Path):
         shares = load_bundle(shares)
     given = shares.plan.shares if isinstance(shares, Bundle) else tuple(shares)
-    if not given or min(given) <= 0 or abs(fsum(given) - 1) > TOLERANCE:
+    if not (given and min(given) > 0 and abs(fsum(given) - 1) <= SHARE_TOLERANCE):  # NaN is neither
         raise InvalidInput(
             f"the shares of the ranks are {given[:16]}: they must be positive and add up to 1.",
             thing="shares",

@@ -121,7 +121,7 @@ def _check_replicas(strategy: Strategy, domain: Domain) -> None:
             remedy="Rank strategies for this cluster.",
         )
     shares = [replica.share for replica in strategy.replicas]
-    if min(shares) <= 0 or abs(fsum(shares) - 1) > SHARE_TOLERANCE:
+    if not (min(shares) > 0 and abs(fsum(shares) - 1) <= SHARE_TOLERANCE):  # NaN is neither
         raise InvalidStrategy(
             f"the replicas' shares add up to {fsum(shares):.6g}, the least is {min(shares):.6g}: "
             "they must be positive and add up to 1.",

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from autosync.atomic_write import replaced_atomically
+from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 from autosync.bundle import make_bundle
 from autosync.diagnosis.breakdown import break_down, with_parameters
 from autosync.diagnosis.job_facts import facts_of, unwrapped, wrapping_of
@@ -169,7 +169,7 @@ def diagnose(
     if dist.get_rank() == 0:
         log.info("%s", found.verdict)
         if save is not None:
-            with replaced_atomically(Path(save)) as draft:
+            with warned_if_unwritten(save), replaced_atomically(save) as draft:
                 draft.write_text(FORMATS[Path(save).suffix](found), encoding="utf-8")
     return found
 
@@ -307,14 +307,18 @@ def _predicted(
     if dist.get_rank() > 0:
         serve(job)
         return control.agreed(lambda: None), tuple(links)
-    pool = JobPool(job, "job")
-    try:
+
+    def attainable() -> Attainable:
+        pool = JobPool(job, "job")
         until = pool.clock() + PROBE_SECONDS
-        domain = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
-    finally:
-        pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
-    report(f"ranking {PROPOSALS:,} strategies by prediction")
-    found: Attainable | None = control.agreed(lambda: attainable_in(domain))
+        try:
+            measured = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
+        finally:
+            pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
+        report(f"ranking {PROPOSALS:,} strategies by prediction")
+        return attainable_in(measured)
+
+    found: Attainable | None = control.agreed(attainable)  # as the others, once they are dismissed
     return found, tuple(links)
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from autosync.atomic_write import replaced_atomically
+from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 from autosync.bundle import Bundle, make_bundle, save_bundle
 from autosync.documents import to_json
 from autosync.domain import Domain
@@ -28,6 +28,7 @@ from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
+from autosync.runtime.updates.optimizers import has_stepped
 from autosync.search.cluster_probe import measure_overlap
 from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
@@ -120,7 +121,7 @@ def tune(
     device_type: of this rank's GPU, where its own name is none of `autosync.cluster.devices`.
     settings, space: of the search; rank 0's count. The space "fsdp2", torch's `fully_shard` beside
         DDP, is tried on a copy of the model, of which each rank has its parts, beside the model's
-        own values. Where sharding is the answer and the optimizers have no state yet, the model
+        own values. Where sharding is the answer and no optimizer has stepped yet, the model
         comes back sharded, and its parameters are DTensors. A job that has begun to train goes on
         under torch's DDP; the next run begins with the bundle that `save` names, which the
         answer needs there.
@@ -128,7 +129,8 @@ def tune(
     since: what an earlier tuning of this model measured: its bundle, or the file that its `trials`
         named. A few of its strategies are measured first, to see what has changed, and then the
         search goes on from there. Rank 0's counts.
-    trials: rank 0 writes there what was measured, for `since` of a later tuning.
+    trials: rank 0 writes there what was measured, for `since` of a later tuning. Where the disk has
+        no room for it, or for `save`, by then, a warning says so, and training goes on.
     on_event: progress, on rank 0.
     on_drift: as for `distribute`.
 
@@ -137,7 +139,7 @@ def tune(
             optimizer is distributed already; an optimizer trains what is not the model's; an
             option is none of DistributedDataParallel's; step does not do what it must; `save` or
             `trials` cannot be written; `since` is no bundle and no file of trials; no space has
-            that name; the space is `fsdp2`, an optimizer has state, and `save` says no place for
+            that name; the space is `fsdp2`, an optimizer has stepped, and `save` says no place for
             the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
@@ -194,7 +196,8 @@ def tune(
         warnings.warn(message, stacklevel=2)
         log.warning(message)
     if save is not None and not verdict.reason and dist.get_rank() == 0:
-        save_bundle(verdict.answer or verdict.bundle, save)
+        with warned_if_unwritten(save):
+            save_bundle(verdict.answer or verdict.bundle, save)
     return distribute(
         model,
         optimizer,
@@ -386,10 +389,10 @@ def _searched(
         earlier,
     )
     if keep is not None:
-        with replaced_atomically(Path(keep)) as draft:
+        with warned_if_unwritten(keep), replaced_atomically(keep) as draft:
             draft.write_bytes(to_json(trials_of(outcome.ranked, domain.accumulate)).encode())
     answer = shipped_bundle(outcome, domain, pool.description)
-    if answer.plan.sharding is not None and any(one.state for one in pool.job.before.optimizers):
+    if answer.plan.sharding is not None and any(map(has_stepped, pool.job.optimizers)):
         return Verdict(_keep_ddp(domain), answer=answer)
     return Verdict(answer)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autosync.atomic_write import replaced_atomically
+from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 
 
 def test_two_writers_do_not_collide(tmp_path: Path) -> None:
@@ -58,3 +58,13 @@ def test_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
         os.close(reading)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_what_cannot_be_written_may_be_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "best.json"
+    with (
+        pytest.warns(UserWarning, match="best.json' could not be written: .*No such file"),
+        warned_if_unwritten(path),
+        replaced_atomically(path) as draft,
+    ):
+        draft.write_text("whole")

@@ -24,7 +24,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.placement.document import PlacedModule, modules_of
 from autosync.extensions.placement.placed_forward import PlacedForward
 from autosync.extensions.placement.replayed_passes import PlacedPasses
-from autosync.extensions.placement.row_exchange import RowExchange
+from autosync.extensions.placement.row_exchange import RowExchange, exchanging
 from autosync.extensions.seams import Divide
 from autosync.plan import Plan
 from autosync.runtime.device.model_tensors import device_of
@@ -152,7 +152,8 @@ class PlacementAttachment:
         return self._exchange.broadcast(value, placed.source)
 
     def _fill(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-        self._calls.meet("model.state_dict()")
+        with exchanging():
+            self._calls.meet("model.state_dict()")
         for placed in self._parameters:
             if placed.module is module:
                 value = self._value(placed)
@@ -191,12 +192,10 @@ class PlacementAttachment:
     def _fill_optimizer_state(
         self, optimizer: Optimizer, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        self._calls.meet("optimizer.state_dict()")
-        whole = state_dict["state"] | {
-            place: state
-            for place, state in self._gathered_state().items()
-            if place not in state_dict["state"]
-        }
+        with exchanging():
+            self._calls.meet("optimizer.state_dict()")
+            gathered = self._gathered_state()
+        whole = gathered | state_dict["state"]
         return {**state_dict, "state": dict(sorted(whole.items()))}
 
     def _take_optimizer_state(

@@ -47,7 +47,8 @@ class PlacedModule:
                 f"has {len(self.shares)} shares for {len(self.ranks)} ranks",
                 "Give each rank one share.",
             )
-        if min(self.shares) <= 0 or abs(fsum(self.shares) - 1) > SHARES_TOLERANCE:
+        within = abs(fsum(self.shares) - 1) <= SHARES_TOLERANCE
+        if not (min(self.shares) > 0 and within):  # NaN is neither
             raise self._refusal(
                 "shares",
                 self.shares[:16],

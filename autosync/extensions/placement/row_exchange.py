@@ -74,7 +74,7 @@ class RowExchange:
         row_bytes = tail.numel() * rows.element_size()
         given = rows.detach().contiguous().view(-1).view(torch.uint8)
         begun = time.monotonic()
-        with _exchanging():
+        with exchanging():
             self.group.alltoall_base(
                 made.view(-1).view(torch.uint8),
                 given,
@@ -91,7 +91,7 @@ class RowExchange:
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in self.shares]
         begun = time.monotonic()
-        with _exchanging():
+        with exchanging():
             self.group.allgather([found], [mine]).wait()
         if self.trace is not None:
             self.trace.dealt("all_gather", begun, mine.nbytes * (len(self.shares) - 1))
@@ -101,7 +101,7 @@ class RowExchange:
         """The source's tensor, into one of the same shape and type on every rank. A collective."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        with _exchanging():
+        with exchanging():
             self.group.broadcast([value.view(-1).view(torch.uint8)], options).wait()
         return value
 
@@ -194,9 +194,10 @@ class _NoRows(torch.autograd.Function):
 
 
 @contextmanager
-def _exchanging() -> Iterator[None]:
+def exchanging() -> Iterator[None]:
+    """Raises SynchronizationFailed where a peer is lost."""
     try:
         yield
     except RuntimeError as error:
-        text = f"samples of a placed module were not exchanged: {error}"
+        text = f"ranks with placed modules did not exchange what they hold: {error}"
         raise lost_peer(text, "process_group", None, state_is_split=False) from error

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -107,7 +108,7 @@ class Engine:
         self._buffers = buffers
         self._unused = unused
         self._share = torch.tensor(records.share, dtype=torch.float64, device="cpu")
-        self._end_is_expected = False
+        self._expected_end: Callable[[], object] = lambda: None
         self._batch_bytes = 16 * MIB if streams.asynchronous else MIB
         self._waiting: list[VariableRecord] = []
         self._waiting_bytes = 0
@@ -233,7 +234,7 @@ class Engine:
         self.finish_buffers()
         if self.values is not None:
             self.values.begin_forward()
-        self._end_is_expected = False
+        self._expected_end = lambda: None
         if self.iteration.phase is Phase.BACKWARD:
             raise self.monitor.stop(gradients_missing())
 
@@ -254,7 +255,7 @@ class Engine:
         if self.iteration.phase is Phase.REDUCING:
             self._note_dropped()
         with self.monitor.refusing():
-            if not self._end_is_expected and inside_another():
+            if self._expected_end() is None and inside_another():
                 raise unknown_end()
             if torch.is_grad_enabled():
                 raise with_graph()
@@ -288,9 +289,10 @@ class Engine:
     def expect_end(self) -> None:
         """Request a callback at the end of the running backward pass. The model's outputs
         request it first, because the inner backward of a reentrant checkpoint ends too early."""
-        if self.synchronizing and not self._end_is_expected:
-            self._end_is_expected = True
-            Autograd._execution_engine.queue_callback(self._end_backward)
+        if self.synchronizing and self._expected_end() is None:
+            end = self._end_backward  # held by the pass alone: gone where that fails
+            self._expected_end = ref(end)
+            Autograd._execution_engine.queue_callback(end)
 
     def arrived(self, variable: VariableRecord) -> None:
         """The gradient of a variable is complete. Its hook calls this, once in a backward pass.
@@ -352,7 +354,6 @@ class Engine:
     def _end_backward(self) -> None:
         """Variables without a gradient count as zero. If nothing continues during the next forward
         pass, gradients are complete when `backward()` returns, as with torch's DDP."""
-        self._end_is_expected = False
         if self.iteration.phase is not Phase.BACKWARD:
             return
         with torch.no_grad():

@@ -36,6 +36,7 @@ class OptimizerStep:
         self._joined = joined
         self._optimizers = joined.optimizers if joined else (engine.optimizer,)
         self._all_whole = all(variable.whole for variable in engine.variables)
+        self._is_split = any(not v.whole or v.held_by_some for v in engine.variables)
         self._last: dict[int, int] = {}
         self._stepped: set[int] = set()
         self._local: dict[VariableRecord, Tensor | None] = {}
@@ -109,6 +110,13 @@ class OptimizerStep:
         self._last.pop(id(optimizer), None)
         for variable in self._held(optimizer) if self._local else ():
             self._local.pop(variable, None)
+
+    def clear_model(self) -> None:
+        """The script's `model.zero_grad()`, which goes on with the gradients of all. Those that no
+        rank can show are dropped, as by `clear`."""
+        self.cleared()
+        if self._is_split and not self._waits_for_others():
+            self._engine.drop_gradients()
 
     def check_finished(self) -> None:
         """Before anything that reads values: every noted `step()` has run.

@@ -131,10 +131,16 @@ class Gates:
             if module is not self.model:
                 self._watch.append(module.register_forward_pre_hook(enter))
 
-    def stop_recording(self) -> None:
-        """At the end of the model's own forward, even when it failed."""
-        if self._watch:
-            self._end_watch()
+    def stop_recording(self, failed: bool) -> None:
+        """At the end of the model's own forward. One that failed has not called every module: the
+        next one is recorded."""
+        if not self._watch:
+            return
+        self._end_watch()
+        if failed:
+            self._called_modules.clear()
+            self.recorded = False
+        else:
             self._gate_around()
 
     def _gate_around(self) -> None:

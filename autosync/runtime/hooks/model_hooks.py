@@ -1,8 +1,9 @@
 """What a plan puts on the script's model: hooks where gradients are complete, where forward passes
 begin and end and where its state is read; methods as torch's DDP has them; and plain copies."""
 
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -32,6 +33,9 @@ ADDED = (REDUCE, SCRIPT, "forward", "compile", *METHODS)
 """Attributes that a plan gives a module, where they are the runtime's."""
 
 OURS = ("autosync.runtime.", "autosync.extensions.")
+
+Hooks = OrderedDict[int, Any]
+"""Of a module, by the number that a handle has; or the flags of some."""
 
 
 class Removable(Protocol):
@@ -101,7 +105,7 @@ def _after_forward(
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if compiled_from(module) is not model:
             return
-        gates.stop_recording()
+        gates.stop_recording(failed=output is None and sys.exception() is not None)
         if engine.monitor.failure is not None:  # which the forward pass has raised
             return
         if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
@@ -214,18 +218,28 @@ def _clearing(model: nn.Module, cleared: Callable[[], None]) -> Callable[..., No
 class PlainCopies:
     """What is pickled or copied of a model is plain, until removed: `torch.save(model)` and
     `copy.deepcopy(model)` leave hooks, threads and process groups behind, and wait for what is in
-    flight. Python asks the object itself how it is reduced, so a module keeps its class."""
+    flight. Python asks the object itself how it is reduced, so a module keeps its class, and what a
+    handle of the script's own hook refers to is the dictionary of the copied module."""
 
     def __init__(self, model: nn.Module, flush: Callable[[], None]):
         self._modules = list(model.modules())
+        self._hooks: list[Hooks] = []
+        names = [name for name in vars(nn.Module()) if "_hooks" in name]  # of hooks, and of flags
         for module in self._modules:
             module.__dict__[REDUCE] = _reducer(module, flush)
             module.__dict__[SCRIPT] = _refuse_script
+            found = (module.__dict__.get(name) for name in names)
+            own = [hooks for hooks in found if isinstance(hooks, OrderedDict)]
+            for hooks in own:
+                vars(hooks)[REDUCE] = _hooks_reducer(hooks, own)
+            self._hooks += own
 
     def remove(self) -> None:
         for module in self._modules:
             module.__dict__.pop(REDUCE, None)
             module.__dict__.pop(SCRIPT, None)
+        for hooks in self._hooks:
+            vars(hooks).pop(REDUCE, None)
 
 
 def _refuse_script() -> nn.Module:
@@ -251,29 +265,19 @@ def _reducer(module: nn.Module, flush: Callable[[], None]) -> Callable[[Any], An
 
 def _plain_state(state: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a module without what a plan has added to them."""
-    found = {
-        key: _plain_hooks(value) if isinstance(value, OrderedDict) else value
-        for key, value in state.items()
-        if not (key in ADDED and _is_ours(value))
-    }
-    known = {number for value in found.values() for number in _numbers(value)}
-    for key in ("_forward_hooks_always_called", "_forward_hooks_with_kwargs"):
-        if key in found:
-            found[key] = OrderedDict((n, flag) for n, flag in found[key].items() if n in known)
-    return found
+    return {key: value for key, value in state.items() if not (key in ADDED and _is_ours(value))}
 
 
-def _numbers(value: Any) -> Iterable[int]:
-    if not isinstance(value, OrderedDict):
-        return ()
-    return (number for number, hook in value.items() if callable(hook))
+def _hooks_reducer(hooks: Hooks, beside: list[Hooks]) -> Callable[[Any], Any]:
+    """Without the hooks of a plan, and their flags. beside: all dictionaries of the module."""
 
+    def reduce(protocol: Any) -> Any:
+        entries = [entry for each in beside for entry in each.items() if not _is_ours(entry[1])]
+        known = {number for number, hook in entries if callable(hook)}
+        kept = [(n, value) for n, value in hooks.items() if n in known and not _is_ours(value)]
+        return OrderedDict, (), None, None, iter(kept)
 
-def _plain_hooks(hooks: OrderedDict[Any, Any]) -> OrderedDict[Any, Any]:
-    """The same dictionary where none of them is ours: it may be an attribute of the script's, and
-    of a class of its own."""
-    kept = [(key, hook) for key, hook in hooks.items() if not _is_ours(hook)]
-    return hooks if len(kept) == len(hooks) else OrderedDict(kept)
+    return reduce
 
 
 def _is_ours(value: Any) -> bool:

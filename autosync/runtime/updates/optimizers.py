@@ -94,6 +94,14 @@ def make_first_state(optimizer: Optimizer) -> None:
             held.update(made.state)
 
 
+def has_stepped(optimizer: Optimizer) -> bool:
+    """Whether its state is more than the first one."""
+    states: Iterable[Mapping[str, Any]] = optimizer.state.values()
+    if isinstance(optimizer, torch.optim.Adagrad):
+        return any(float(state["step"]) > 0 for state in states if state)
+    return bool(optimizer.state)
+
+
 def _snapshot(optimizer: Optimizer) -> Settings:
     """The hyperparameters of every group as they are now; a scheduler may change them next."""
     return [

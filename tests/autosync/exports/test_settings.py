@@ -131,6 +131,8 @@ def test_strategies_that_no_framework_runs_say_why() -> None:
     assert "is cut into" in why_not("ddp", cut)
     uneven = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
     assert "0.2 to 0.4" in why_not("ddp", replace(grouped(*range(6)), replicas=uneven))
+    rounded = tuple(replace(each, share=0.25 + 1e-8 * (-1) ** each.rank) for each in uneven)
+    exported("ddp", replace(grouped(2, 2, 2, 1, 1, 0), replicas=rounded))
     assert "2 iterations old" in why_not("ddp", grouped(*range(6)).carrying(Staleness(2)))
     apart = why_not("ddp", grouped(0, 1, 0, 1, 0, 1))
     assert "travel together, and others get ready between them" in apart

@@ -282,6 +282,9 @@ def refused(rank: int, world: int) -> dict[str, str]:
     uneven = bundle_of(Case(shares=(0.75, 0.25)), make_model("mlp"), world)
     use_bundle(accelerator, uneven)
     found["uneven"] = refusal(lambda: accelerator.prepare(*pair_of()))
+    rounded = bundle_of(Case(shares=(0.5000001, 0.4999999)), make_model("mlp"), world)
+    use_bundle(accelerator, rounded)
+    found["rounded"] = refusal(lambda: autosync.detach(accelerator.prepare(*pair_of())[0]))
     for name, other_training in (
         ("fully sharded", fsdp2_bundle_of(make_model("mlp"), world)),
         ("placed", placed_bundle_of(make_model("mlp"), world)),
@@ -323,6 +326,7 @@ def test_wrong_uses_are_refused_with_the_line_to_write(pair: Ranks) -> None:
         "hook": "the communication hook 'fp16'",
     }
     for found in pair.run(refused):
+        assert found.pop("rounded") == ""
         assert found.keys() == expected.keys()
         for name, words in expected.items():
             assert words in found[name], f"{name}: {found[name]!r}"

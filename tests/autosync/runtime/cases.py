@@ -155,6 +155,8 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     if name == "plain":
         return torch.optim.SGD(parameters, lr=0.5)
+    if name == "adagrad":
+        return torch.optim.Adagrad(groups, lr=0.1, initial_accumulator_value=0.1)
     return torch.optim.AdamW(groups, lr=0.01)
 
 

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import InvalidInput, NotSupported
+from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attach
 from tests.autosync.runtime.cases import (
     Case,
@@ -217,6 +220,32 @@ def refused(rank: int, world: int) -> list[bool]:
 
 def test_owned_and_sharded_updates_refuse_other_optimizers(pair: Ranks) -> None:
     assert pair.run(refused) == [[False, True, True, True]] * 2
+
+
+def without_room(rank: int, world: int, given: Bundle) -> tuple[str, bool]:
+    """Rank 1 cannot attach what works beside the engine: what the call says, and whether model and
+    optimizer are plain behind it."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    said, target = "", "autosync.runtime.distributed.attach_beside"
+    with ExitStack() as patched:
+        if rank:
+            patched.enter_context(patch(target, side_effect=MemoryError("full")))
+        try:
+            autosync.distribute(model, optimizer, given)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+    followed = ATTACHED.plan_of(model) is not None or type(optimizer) is not torch.optim.SGD
+    return said, not followed and not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("case", [Case(), Case(method="zero"), Case(method="ps"), DDP])
+def test_no_rank_trains_where_one_lacks_room_beside_the_plan(pair: Ranks, case: Case) -> None:
+    other, full = pair.run(without_room, shipped(case, 2))
+    assert full == ("MemoryError: full", True)
+    assert other[0].startswith("InvalidInput: rank 1 cannot begin: MemoryError: full")
+    assert other[1]
 
 
 def test_importing_autosync_does_not_import_torch() -> None:

@@ -58,6 +58,13 @@ def test_every_sample_once_and_equally_many_steps(
     assert len(seen) - samples == (max(0, len(shares) - left) if left else 0)
 
 
+def test_sizes_of_a_large_batch_add_up_where_shares_do_within_rounding() -> None:
+    for last in (0.5 - 9e-7, 0.5 + 9e-7):
+        dealt = sizes(10_000_000, (0.5, last))
+        assert sum(dealt) == 10_000_000
+        assert abs(dealt[0] - dealt[1]) < 12
+
+
 def test_the_ranks_batches_are_the_global_batch() -> None:
     shares, samples, batch = (0.5, 0.25, 0.25), 20, 8
     order = list(autosync.ShareSampler(range(samples), batch, (1.0,), 0, seed=3))
@@ -89,6 +96,7 @@ def test_drop_last_leaves_the_rest_out() -> None:
     ("batch", "shares", "rank", "words"),
     [
         (8, (0.5, 0.4), 0, "add up to 1"),
+        (8, (0.5, float("nan")), 0, "add up to 1"),
         (8, (0.5, 0.5), 2, "no rank 2"),
         (8, (0.5, 0.5), None, "init_process_group"),
         (4, (0.9, 0.1), 0, "larger global batch"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from autosync.errors import DeviceMemoryExceeded
+from autosync.extensions import seams
 from autosync.extensions.offload.arena import Arena
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.optimizer_states import SwappedStates
@@ -57,3 +58,22 @@ def test_a_plan_detaches_where_the_host_has_no_room_for_state(
         session.attach(model, optimizer, bundle, 1.0, session.ReusedGroups())
     assert ended == ["abandon"]
     assert (len(model._forward_pre_hooks), len(model._forward_hooks)) == hooks
+
+
+def test_nothing_stays_beside_a_plan_where_one_of_several_cannot_be_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, optimizer = make("wide")
+    ended: list[str] = []
+
+    def fits(*given: object) -> SimpleNamespace:
+        return SimpleNamespace(remove=lambda: ended.append("removed"))
+
+    def full(*given: object) -> None:
+        raise MemoryError("full")
+
+    found = [(None, SimpleNamespace(attach=each)) for each in (fits, full)]
+    monkeypatch.setattr(seams, "_modules", lambda *given: found)
+    with pytest.raises(MemoryError):
+        attach_beside((), model, [optimizer])
+    assert ended == ["removed"]

@@ -224,6 +224,7 @@ def test_touched_rows_and_factors_share_no_group() -> None:
         ((*even_replicas(4), Replica(3, 0.25)), "each holds one replica"),
         (tuple(Replica(rank, 0.3) for rank in range(4)), "add up to 1.2"),
         ((Replica(0, 1.5), Replica(1, -0.5), Replica(2, 0.0), Replica(3, 0.0)), "positive"),
+        (tuple(Replica(rank, float("nan")) for rank in range(4)), "add up to nan"),
     ],
 )
 def test_replicas_cover_the_cluster_once(replicas: tuple[Replica, ...], words: str) -> None:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import autosync
+from autosync.errors import InvalidInput
 from autosync.search.live import diagnosis
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.search.live.live_training import (
@@ -92,6 +93,21 @@ def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
     assert 0 < attainable["best_seconds"] <= attainable["ddp_seconds"]
     assert first["links"][0]["gbps"] > 0
     assert "find_unused_parameters" in [each["name"] for each in first["mistakes"]]
+
+
+def _unmeasured(rank: int, world: int) -> list[str]:
+    model, optimizer = _made("ddp")
+    error = InvalidInput("no line fits these samples.", thing="samples")
+    with patch.object(diagnosis, "measure_message_costs", side_effect=error):
+        step = step_on(batch_of(rank, 0))
+        found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS)
+    return list(found.notes)
+
+
+def test_without_a_prediction_every_rank_has_the_rest(pair: Ranks) -> None:
+    first, second = pair.run(_unmeasured)
+    assert first == second
+    assert "Nothing is predicted: no line fits these samples." in first
 
 
 def _one_sleeps(rank: int, world: int, where: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -171,6 +172,36 @@ def test_a_second_tuning_measures_first_what_the_first_found(tuned: Seen, out: P
     assert len(again) == TRIALS - 1
     assert again[0].startswith("ddp: ")
     assert not tuned[1]["again"]
+
+
+def unwritten(rank: int, world: int, folder: Path) -> str:
+    """What is warned of where the folder of the files goes while the tuning runs."""
+    model, optimizer = made(rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        network, _ = autosync.tune(
+            step_on(batch_of(rank, 0)),
+            model,
+            optimizer,
+            minutes=MINUTES,
+            settings=replace(SHORT, budget=TRIALS - 1, proposals=64, repeats=1, probe=False),
+            save=folder / "best.json",
+            trials=folder / "trials.json",
+            on_event=lambda event: shutil.rmtree(folder, ignore_errors=True),
+        )
+    trained(network, optimizer, rank)
+    return "; ".join(str(warning.message) for warning in caught)
+
+
+def test_an_answer_that_cannot_be_written_is_trained_with(trio: Ranks, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    first, *others = trio.run(unwritten, folder)
+    assert "best.json' could not be written" in first
+    assert "trials.json' could not be written" in first
+    for said in (first, *others):
+        assert "found no answer" not in said
+    assert all("could not be written" not in said for said in others)
 
 
 def falling_back(rank: int, world: int) -> dict[str, Any]:

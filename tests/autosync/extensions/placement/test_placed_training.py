@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autosync
 from autosync.bundle import Bundle, make_bundle
 from autosync.errors import AutosyncError
+from autosync.extensions.placement.attachment import PlacementAttachment
 from autosync.extensions.placement.document import (
     PlacedModule,
     PlacedModules,
@@ -23,7 +24,10 @@ from autosync.extensions.placement.document import (
     placed_module,
 )
 from autosync.extensions.placement.proposals import with_placement
+from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.runtime.hooks.model_hooks import REDUCE
+from autosync.runtime.transport.agreement import CollectiveCalls
+from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica
 from autosync.verification import verify
@@ -227,6 +231,29 @@ def test_a_checkpoint_is_whole_and_goes_on_anywhere(pair: Ranks) -> None:
         assert placed < 3e-6
         assert plain < 3e-6
         assert states == list(range(parameters))
+
+
+class LostPeers(CollectiveCalls):
+    """A peer has died."""
+
+    def __init__(self) -> None:
+        pass
+
+    def meet(self, what: str) -> None:
+        raise dist.DistBackendError(f"rank 0 waits in {what}, which rank 1 has not called")
+
+
+@pytest.mark.parametrize("call", ["model.state_dict()", "optimizer.state_dict()"])
+def test_a_checkpoint_without_a_lost_peer_says_so(call: str) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = optimizer_of("sgd", model)
+    made = PlacementAttachment([], optimizer, RowExchange(None, 0, (1.0,)), LostPeers())
+    with pytest.raises(SynchronizationFailed, match="waits in .*A peer died") as failed:
+        if call == "model.state_dict()":
+            made._fill(model, {}, "", None)
+        else:
+            made._fill_optimizer_state(optimizer, {"state": {}})
+    assert call in failed.value.message
 
 
 def detached(rank: int, world: int, given: Bundle) -> tuple[float, list[bool]]:

@@ -44,6 +44,7 @@ def placed(placement: PlacedModules, domain: Domain = DOMAIN) -> Strategy:
         (("a", (-1,), (1.0,)), "lives on ranks (-1,)"),
         (("a", (0, 1), (1.0,)), "1 shares for 2 ranks"),
         (("a", (0, 1), (0.5, 0.6)), "add up to 1.1"),
+        (("a", (0, 1), (0.5, float("nan"))), "add up to nan"),
         (("a", (0, 1), (0.0, 1.0)), "the least of which is 0"),
     ],
 )

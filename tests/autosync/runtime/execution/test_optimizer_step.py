@@ -138,6 +138,30 @@ def test_a_step_on_cleared_gradients_does_nothing(pair: Ranks, plan: str) -> Non
     assert max(pair.run(nothing_to_apply, EACH[plan])) < 3e-6
 
 
+def cleared_between(rank: int, world: int, case: Case) -> float:
+    """The model clears gradients that no step has applied."""
+    model = make_model("mlp")
+    alone, network = ddp_of(model)
+    (mine,), (its,) = of_one(model), of_one(alone)
+    distributed(rank, world, case, model, mine)
+    for place, plain, optimizer in ((model, model, mine), (network, alone, its)):
+        for to_none in (True, False):
+            train(rank, place, [optimizer], range(1))
+            optimizer.zero_grad()
+            loss_of(place, 1, rank).backward()
+            plain.zero_grad(set_to_none=to_none)
+            if to_none:
+                optimizer.step()
+        train(rank, place, [optimizer], range(2, 4))
+    autosync.detach(model)
+    return worst_difference(model, alone)
+
+
+@each_plan
+def test_a_model_clears_gradients_in_front_of_a_step(pair: Ranks, plan: str) -> None:
+    assert max(pair.run(cleared_between, EACH[plan])) < 3e-6
+
+
 def with_closures(rank: int, world: int, case: Case) -> float:
     """Each closure has a backward pass of its own; a scaler skips the second of three steps."""
     model = make_model("mlp")

@@ -98,6 +98,22 @@ def autocast(network: nn.Module, iteration: int, rank: int) -> None:
     mse(outputs, iteration, rank).backward()
 
 
+def behind_an_error(network: nn.Module, iteration: int, rank: int) -> None:
+    """Of a backward pass that fails before any gradient. Then layers are called by themselves."""
+    outputs = network(data(iteration, rank)[0])
+    outputs.register_hook(failing)
+    with pytest.raises(ArithmeticError):
+        mse(outputs, iteration, rank).backward()
+    outputs = data(iteration, rank)[0]
+    for layer in network.children():
+        outputs = layer(outputs)
+    mse(outputs, iteration, rank).backward()
+
+
+def failing(gradient: Tensor) -> None:
+    raise ArithmeticError
+
+
 def teacher(network: nn.Module, iteration: int, rank: int) -> None:
     """The model's own outputs are the target of another input."""
     with torch.no_grad():
@@ -153,6 +169,7 @@ UNUSUAL = {
     "two losses": Unusual(two_losses),
     "a loss behind another": Unusual(a_loss_behind_another),
     "autocast": Unusual(autocast),
+    "behind an error": Unusual(ours=behind_an_error),
     "teacher": Unusual(teacher),
     "clamped": Unusual(behind=clamped),
     "decayed": Unusual(behind=decayed),

@@ -160,13 +160,13 @@ class Notes(OrderedDict[str, int]):
 
 
 class Counted(nn.Sequential):
-    """Has a hook of the script's own, and more attributes."""
+    """Has a hook of the script's own, keeps its handle, and has more attributes."""
 
     def __init__(self, inner: nn.Module):
         super().__init__(inner)
         self.calls = 0
         self.notes = Notes(begun=1)
-        self.register_forward_pre_hook(count)
+        self.handle = self.register_forward_pre_hook(count)
 
 
 def count(module: Counted, args: Any) -> None:
@@ -234,6 +234,8 @@ def copied_by(rank: int, world: int, case: Case, way: str) -> list[str]:
     loss_of(other, 0, rank).backward()  # of nobody else's concern
     its.step()
     assert other.calls == calls + 1
+    other.handle.remove()
+    assert hooks_of(other) == []
     assert hooks_of(model) == found
     return found
 

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
+from contextlib import ExitStack
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from autosync.exports.ddp import ddp_buckets
 from autosync.runtime import torch_engines
 from autosync.runtime.fully_shard import check_shardable, named_values, retarget
 from autosync.runtime.updates.clipping import clip_before_step
+from autosync.runtime.updates.optimizers import has_stepped
 from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
 from autosync.strategy import Encoding, Strategy
@@ -78,7 +80,7 @@ def beside_ddp(
 
 
 @pytest.mark.parametrize("make", [fsdp2, zero2])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adagrad"])
 def test_sharded_training_is_ddps(
     pair: Ranks, make: Callable[[Domain], Strategy], optimizer: str
 ) -> None:
@@ -195,6 +197,34 @@ def test_a_scalar_is_refused_by_name() -> None:
         check_shardable(model, [], FullyShard((), 2), cast(Any, None))
 
 
+def test_an_adagrad_begins_its_state_anew_on_the_parts() -> None:
+    """Of torch's optimizers it alone has state before its first step."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)
+    assert not has_stepped(optimizer)
+    whole = optimizer.state
+    after = {name: nn.Parameter(p.detach()[:1].clone()) for name, p in model.named_parameters()}
+    give_back = retarget(optimizer, named_values(model), after)
+    assert set(optimizer.state) == set(after.values())
+    for parameter in after.values():
+        assert optimizer.state[parameter]["sum"].equal(torch.full_like(parameter, 0.5))
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert has_stepped(optimizer)
+    give_back()
+    assert optimizer.state is whole
+    assert not has_stepped(optimizer)
+
+
+def test_an_adagrad_that_has_stepped_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adagrad(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(InvalidInput, match="Adagrad.* holds state of 2 whole parameters"):
+        check_shardable(model, [optimizer], FullyShard((), 2), cast(Any, None))
+
+
 def state_of_one(rank: int, world: int, given: Bundle) -> str:
     """Rank 0 alone has loaded a checkpoint, say."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
@@ -210,6 +240,28 @@ def test_no_rank_shards_where_one_cannot(pair: Ranks) -> None:
     mine, other = pair.run(state_of_one, bundle(fsdp2, 2))
     assert "holds state of" in mine
     assert other.startswith("rank 0 cannot begin: the optimizer (SGD) holds state of")
+
+
+def without_memory(rank: int, world: int, given: Bundle) -> str:
+    """Rank 1 has no room for its parts."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_model("mlp")
+    optimizer = make_optimizer("sgd", model)
+    with ExitStack() as patched:
+        if rank:
+            target = "autosync.runtime.distributed.apply_fully_shard"
+            patched.enter_context(patch(target, side_effect=MemoryError("full")))
+        try:
+            autosync.distribute(model, optimizer, given)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_no_rank_trains_where_one_has_no_room_for_its_parts(pair: Ranks) -> None:
+    other, full = pair.run(without_memory, bundle(fsdp2, 2))
+    assert full == "MemoryError: full"
+    assert other.startswith("InvalidInput: rank 1 cannot begin: MemoryError: full")
 
 
 def unfrozen(rank: int, world: int, given: Bundle) -> str:
@@ -255,17 +307,3 @@ def test_frozen_parameters_outside_of_the_model_stay_with_the_optimizer() -> Non
     assert held[2] is outside
 
 
-def test_adagrad_is_sharded_before_its_first_step_and_has_a_state_of_the_parts() -> None:
-    """It makes its state when it is made."""
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
-    group = cast(Any, SimpleNamespace(size=lambda: 2))
-    check_shardable(model, [optimizer], FullyShard((), 2), group)
-    after = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
-    retarget(optimizer, named_values(model), after)
-    for parameter in after.values():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    assert all(bool((optimizer.state[p]["sum"] == 1.5).all()) for p in after.values())
-    with pytest.raises(InvalidInput, match="holds state of 2 whole parameters"):
-        check_shardable(model, [optimizer], FullyShard((), 2), group)
