@@ -149,11 +149,14 @@ class _PublishedReader:
             self.cluster(cluster, read, facts)
 
     def cluster(self, folder: Path, read: ImportedGraph, facts: ModelFacts) -> None:
+        strategies = folder / ("strategies" if (folder / "strategies").is_dir() else "strategy")
+        names = _files(strategies)
+        if not names:
+            return
         hardware = self.facts.clusters.get(folder.name, Hardware())
         profile = _profile(read.graph, facts, folder, hardware)
         specs: dict[str, ResourceSpec] = {}
-        strategies = folder / ("strategies" if (folder / "strategies").is_dir() else "strategy")
-        for name in _files(strategies):
+        for name in names:
             sample = f"{folder.parent.name}/{folder.name}/{name}"
             try:
                 text = _text(_beside(folder / "resource_spec", name))
