@@ -87,6 +87,12 @@ def test_samples_are_read(published: Path, tmp_path: Path) -> None:
     assert again[0].domain.profile.compute_seconds == pytest.approx(0.018)
 
 
+def test_a_model_may_be_named_by_a_path(published: Path, tmp_path: Path) -> None:
+    facts = DatasetFacts({f"{published.name}/chain/": FACTS.models["chain"]}, FACTS.clusters)
+    taken = import_dataset(published.parent, tmp_path, facts)
+    assert {each.graph.name for each in taken.domains} == {"chain"}
+
+
 def test_a_folder_without_strategies_is_no_cluster(published: Path, tmp_path: Path) -> None:
     (copied(published, tmp_path / "in") / ".ipynb_checkpoints").mkdir()
     by_cluster = ModelFacts(8, {"cluster-A": 0.018, "cluster-B": 0.018})
