@@ -83,7 +83,7 @@ class StalenessPrediction(Prediction):
         (seconds,) = simulate(compile_plans_fast(population, domain), population, domain).tolist()
         return [
             f"With updates up to {late.iterations} iterations late an iteration takes "
-            f"{seconds * 1e3:.1f} ms; the parts above are those of one that waits for its updates."
+            f"{seconds * 1e3:.1f} ms; its predicted parts are those of one that waits for updates."
         ]
 
 
