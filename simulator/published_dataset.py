@@ -108,7 +108,7 @@ def import_dataset(
                 value=model,
                 remedy=f"It holds {', '.join(_names(folder)) or 'nothing'}.",
             )
-        reading.model(folder / model)
+        reading.model(folder / model, facts.models[model])
     if not reading.rows:
         why = f" The first: {reading.left_out[0].message}" if reading.left_out else ""
         raise InvalidInput(
@@ -135,8 +135,7 @@ class _PublishedReader:
     domains: dict[str, Domain] = field(default_factory=dict)
     passes: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def model(self, folder: Path) -> None:
-        facts = self.facts.models[folder.name]
+    def model(self, folder: Path, facts: ModelFacts) -> None:
         item = folder / "graph_item"
         read = read_graph_item(
             _bytes(item, MAX_GRAPH_BYTES),
@@ -149,11 +148,14 @@ class _PublishedReader:
             self.cluster(cluster, read, facts)
 
     def cluster(self, folder: Path, read: ImportedGraph, facts: ModelFacts) -> None:
+        strategies = folder / ("strategies" if (folder / "strategies").is_dir() else "strategy")
+        names = _files(strategies)
+        if not names:
+            return
         hardware = self.facts.clusters.get(folder.name, Hardware())
         profile = _profile(read.graph, facts, folder, hardware)
         specs: dict[str, ResourceSpec] = {}
-        strategies = folder / ("strategies" if (folder / "strategies").is_dir() else "strategy")
-        for name in _files(strategies):
+        for name in names:
             sample = f"{folder.parent.name}/{folder.name}/{name}"
             try:
                 text = _text(_beside(folder / "resource_spec", name))

@@ -2,6 +2,7 @@
 
 from autosync.domain import Domain
 from autosync.errors import NotSupported
+from autosync.graph import ModelGraph
 from autosync.strategy import (
     EXACT,
     Encoding,
@@ -26,7 +27,8 @@ def fully_sharded(domain: Domain, shard_ranks: int, reshard_after_forward: bool 
 
 
 def held_units(domain: Domain) -> tuple[str, ...]:
-    """The modules that one would wrap by hand, without those that hold no variable of their own.
+    """The modules that one would wrap by hand, without those that share a variable with what is
+    outside of them: `fully_shard` cannot part tied ones, so they stay in the root.
 
     Raises:
         NotSupported: a variable is a scalar, or the variables' names tell no modules to wrap.
@@ -41,15 +43,35 @@ def held_units(domain: Domain) -> tuple[str, ...]:
         )
     names = [variable.name for variable in domain.graph.variables]
     usual = usual_units(names)
-    if not usual:
+    sharing = _sharing_units(domain.graph, FullyShard(usual, shard_ranks=2))
+    held = tuple(unit for number, unit in enumerate(usual) if number not in sharing)
+    if not held:
         raise NotSupported(
-            "the variables' names tell no modules that fully_shard could gather one by one.",
+            "the variables' names tell no modules with weights of their own, which fully_shard "
+            "could gather one by one.",
             thing="engine.units",
             value=names[:4],
         )
-    all_units = FullyShard(usual, shard_ranks=2)
-    held = {all_units.unit_of(name) for name in names}
-    return tuple(unit for number, unit in enumerate(usual) if number in held)
+    return held
+
+
+def _sharing_units(graph: ModelGraph, engine: FullyShard) -> set[int]:
+    """Those with a tied variable, which a module of another unit or of the root reads beside the
+    module that holds it. A module around the holder reads it without holding it itself, as a
+    penalty on all weights does."""
+    readers: dict[int, set[str]] = {}
+    for operation in graph.operations:
+        for index in operation.variables:
+            readers.setdefault(index, set()).add(operation.name.rpartition(".")[0])
+    found: set[int] = set()
+    for index, modules in readers.items():
+        holder = graph.variables[index].name.rpartition(".")[0]
+        if holder and holder in modules:
+            others = {each for each in modules if not f"{holder}.".startswith(f"{each}.")}
+            units = {engine.unit_of(f"{each}.") for each in (holder, *others - {""})}
+            if len(units) > 1:
+                found |= units
+    return found
 
 
 def sharded_by(domain: Domain, engine: FullyShard, encoding: Encoding = EXACT) -> Strategy:

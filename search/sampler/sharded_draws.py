@@ -174,8 +174,8 @@ def _refused(domain: Domain, why: str) -> InvalidInput:
 
 
 def _modules_apart(domain: Domain, blocks: Sequence[str]) -> tuple[str, ...]:
-    """Large modules beside the blocks, such as embeddings and heads, whose variables nothing else
-    reads: `fully_shard` cannot part tied ones."""
+    """Large modules beside the blocks, such as embeddings and heads, that read their own variables
+    alone, which nothing else reads: `fully_shard` cannot part tied ones."""
     variables = domain.graph.variables
     found: dict[str, float] = {}
     for variable in variables:
@@ -192,7 +192,8 @@ def _modules_apart(domain: Domain, blocks: Sequence[str]) -> tuple[str, ...]:
         module
         for module, size_bytes in found.items()
         if size_bytes >= least
-        and readers.get(module) == {module}
+        and [owner for owner, others in readers.items() if module in others] == [module]
+        and readers[module] == {module}
         and not any(each.startswith(f"{module}.") for each in (*blocks, *found))
     )
 

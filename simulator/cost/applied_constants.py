@@ -100,7 +100,8 @@ class Extrapolation:
 def extrapolations(alone: Domain, constants: Constants) -> list[Extrapolation]:
     """In what a domain, profiled on one device alone, lies beyond the measured rows."""
     measured = constants.calibrated
-    size = sum(map(gradient_bytes, alone.graph.variables)) / 1e9 / alone.compute_seconds
+    compute = max(alone.compute_seconds, 1e-9)  # a profile may state that nothing computes
+    size = sum(map(gradient_bytes, alone.graph.variables)) / 1e9 / compute
     found = [
         _beyond(alone.world_size, measured.workers, "{} workers", "{}"),
         _beyond(

@@ -87,6 +87,22 @@ def test_samples_are_read(published: Path, tmp_path: Path) -> None:
     assert again[0].domain.profile.compute_seconds == pytest.approx(0.018)
 
 
+def test_a_model_may_be_named_by_a_path(published: Path, tmp_path: Path) -> None:
+    facts = DatasetFacts({f"{published.name}/chain/": FACTS.models["chain"]}, FACTS.clusters)
+    taken = import_dataset(published.parent, tmp_path, facts)
+    assert {each.graph.name for each in taken.domains} == {"chain"}
+
+
+def test_a_folder_without_strategies_is_no_cluster(published: Path, tmp_path: Path) -> None:
+    (copied(published, tmp_path / "in") / ".ipynb_checkpoints").mkdir()
+    by_cluster = ModelFacts(8, {"cluster-A": 0.018, "cluster-B": 0.018})
+    taken = import_dataset(
+        tmp_path / "in", tmp_path / "out", DatasetFacts({"chain": by_cluster}, FACTS.clusters)
+    )
+    assert not taken.left_out
+    assert len(taken.domains) == 2
+
+
 def test_other_names_of_the_same(published: Path, tmp_path: Path) -> None:
     """A folder `strategy`, files ending in .yml, and a sample of a strategy measured before."""
     place = copied(published, tmp_path / "in") / "cluster-B"

@@ -10,12 +10,18 @@ from autosync.domain import Domain
 from autosync.extensions.registry import entry_of
 from autosync.extensions.staleness.document import Staleness
 from autosync.plan import PlanTable
-from autosync.population import Population
+from autosync.population import Population, encode
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import Prediction
 from autosync.simulator.memory.plan_memory import PlanMemory
+from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.timeline.timeline_arrays import ComputeArrays
-from autosync.simulator.timeline.timeline_simulator import busiest_link_seconds, timeline_inputs
+from autosync.simulator.timeline.timeline_simulator import (
+    busiest_link_seconds,
+    simulate,
+    timeline_inputs,
+)
+from autosync.strategy import Strategy
 
 F64 = NDArray[np.float64]
 
@@ -67,6 +73,18 @@ class StalenessPrediction(Prediction):
 
     def features(self, population: Population) -> dict[str, F64]:
         return {"staleness": iterations_of(population).astype(np.float64)}
+
+    def account(self, domain: Domain, strategy: Strategy) -> list[str]:
+        """Its seconds: an explanation's parts are those of an iteration that waits for updates."""
+        late = strategy.extension(Staleness)
+        if late is None:
+            return []
+        population = encode([strategy], domain)
+        (seconds,) = simulate(compile_plans_fast(population, domain), population, domain).tolist()
+        return [
+            f"With updates up to {late.iterations} iterations late an iteration takes "
+            f"{seconds * 1e3:.1f} ms; its predicted parts are those of one that waits for updates."
+        ]
 
 
 PREDICTION = StalenessPrediction()

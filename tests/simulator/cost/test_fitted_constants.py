@@ -218,3 +218,11 @@ def test_other_devices_are_named() -> None:
     domain = on_devices(domain_on(load_cluster("rtx-2080-ti-2x4-ib100")), Device("v100", 4))
     (beyond,) = extrapolations(domain, FITTED)
     assert "not on v100" in beyond.why
+
+
+def test_a_profile_without_compute_lies_beyond_what_was_measured() -> None:
+    domain = domain_on(load_cluster("rtx-2080-ti-4x4-10gbe"))
+    nothing = (0.0,) * len(domain.graph.operations)
+    profile = replace(domain.profile, forward_seconds=nothing, backward_seconds=nothing)
+    (beyond,) = extrapolations(replace(domain, profile=profile), FITTED)
+    assert "GB of gradients per second" in beyond.why
