@@ -70,6 +70,32 @@ def test_a_loss_function_of_keywords_gets_those_that_it_names() -> None:
     assert imported(Answering(None), inputs, loss).operations[-1].name == "loss.nll_loss_forward"
 
 
+@pytest.mark.parametrize(
+    "loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss()], ids=["function", "module"]
+)
+def test_a_loss_may_call_the_outputs_what_the_model_calls_its_input(
+    plain: ModelGraph, loss: Any
+) -> None:
+    inputs = {"input": features(), "target": labels()}
+    assert imported(modules.perceptron(), inputs, loss).operations == plain.operations
+
+
+def test_a_model_of_any_keywords_gets_an_input_of_the_name_of_the_outputs() -> None:
+    class Rest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, **inputs: torch.Tensor) -> Any:
+            return self.layer(inputs["x"])
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, y)
+
+    graph = imported(Rest(), {"x": features(), "y": labels()}, loss)
+    assert graph.operations[0].name == "layer.addmm"
+
+
 def test_several_losses_are_summed_by_the_user_only() -> None:
     module = Answering(lambda loss, outputs: {"boxes": loss, "classes": loss * 2})
     inputs = {"x": features(), "y": labels()}
