@@ -176,7 +176,7 @@ def _record(
             value.backward()
     except Exception as error:  # the user's own autograd functions may raise anything
         raise refusals.failed_call(
-            name, "backward", recorder.call, error, len(recorder.names)
+            name, "backward", recorder.backward_call_site(), error, len(recorder.names)
         ) from None
     recording.close()
     return recording
