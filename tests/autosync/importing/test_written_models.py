@@ -237,3 +237,20 @@ def test_parameters_that_the_loss_does_not_reach_come_last_with_a_warning() -> N
         "idle.bias",
     ]
     assert {graph.gradient_after[v] for v in (0, 1)} == {graph.backward_order[-1]}
+
+
+def test_a_table_of_bounded_rows_keeps_its_sparse_gradient() -> None:
+    class Bounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(20, 8, max_norm=1.0, sparse=True)
+            self.output = nn.Linear(8, 3)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.output(self.table(words).sum(1))
+            return scores
+
+    words = torch.randint(0, 20, (BATCH, 2))
+    table = imported(Bounded(), (words, labels()), cross_entropy, values=True).variables[0]
+    assert table.name == "table.weight"
+    assert (table.sparse, table.touched_rows) == (True, BATCH * 2)
