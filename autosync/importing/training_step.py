@@ -38,7 +38,7 @@ def check_inputs(example_inputs: object, name: str) -> Inputs:
     else:
         raise _no_inputs(name, type(example_inputs).__name__)
     if not any(isinstance(value, torch.Tensor) for _, value in _leaves(inputs, "")):
-        raise _no_inputs(name, [type(value).__name__ for value in example_inputs])
+        raise _no_inputs(name, [type(value).__name__ for value in arguments_of(inputs)])
     for place, value in _leaves(inputs, "example_inputs"):
         if value is not None and not isinstance(value, (torch.Tensor, *PLAIN)):
             kind = type(value).__name__
