@@ -106,6 +106,7 @@ def profile_at(
         InvalidInput: two of the settings exclude each other, or a setting and the given profile.
     """
     step_seconds, efficiency = settings.step_seconds, settings.efficiency
+    tf32 = settings.precision == "tf32"
     if given is not None:
         _check_given(settings)
         return given
@@ -118,13 +119,13 @@ def profile_at(
                 value=efficiency,
                 remedy="Leave efficiency out.",
             )
-        known = profile_from_step_seconds(graph, step_seconds, device_type)
+        known = profile_from_step_seconds(graph, step_seconds, device_type, tf32=tf32)
         return with_recomputation(known, step_seconds) if settings.recompute else known
     found = estimate_profile(
         graph,
         device_type,
         efficiency=EFFICIENCY if efficiency is None else efficiency,
-        tf32=settings.precision == "tf32",
+        tf32=tf32,
     )
     return with_recomputation(found) if settings.recompute else found
 

@@ -70,7 +70,8 @@ class Variable:
     factor_rows: rows of the activation a linear layer multiplies with this weight (the K of
         Poseidon's sufficient factors), 0 where the gradient is no such product.
     frequency: share of the iterations in which it gets a gradient. Its bytes travel in all of
-        them, as zeros where it gets none; touched_rows and factor_rows are means over all.
+        them, as zeros where it gets none. touched_rows is the mean over all, factor_rows the most
+        of any.
     """
 
     name: str

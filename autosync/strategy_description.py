@@ -179,7 +179,7 @@ def _shares(strategy: Strategy) -> list[str]:
     shares = [replica.share for replica in strategy.replicas]
     if max(shares) - min(shares) < 1e-6:
         return []
-    return [f"batch shares {min(shares):.0%} to {max(shares):.0%}"]
+    return [f"batch shares {100 * min(shares):.3g}% to {100 * max(shares):.3g}%"]
 
 
 def _schedule(schedule: Schedule) -> str:

@@ -44,10 +44,22 @@ def check_prices(name: str, nodes: Sequence["Node"], priced_on: str) -> None:
 
 
 def check_links(name: str, links: Sequence["Link"], known: set[str]) -> None:
-    """Raises InvalidInput for a link of a node that is not known, or without a bandwidth, or
-    with a latency below 0."""
+    """Raises InvalidInput for a link of a node that is not known, without a bandwidth or with an
+    impossible latency, and for one that joins no two nodes or two that another link joins."""
+    joined: set[frozenset[str]] = set()
     for link in links:
         _check_link(name, link, known)
+        pair = frozenset(link.nodes)
+        if len(pair) < 2 or pair in joined:
+            why = "are stated twice" if pair in joined else "are one node"
+            raise InvalidInput(
+                f"cluster {name!r}: the nodes {link.nodes} of a link {why}.",
+                thing="links",
+                value=link.nodes,
+                remedy="State one link for each pair of nodes; the rate within a node is its "
+                "intra_bandwidth_gbps.",
+            )
+        joined.add(pair)
 
 
 def _check_link(name: str, link: "Link", known: set[str]) -> None:
@@ -66,6 +78,7 @@ def _check_link(name: str, link: "Link", known: set[str]) -> None:
             f"{link.bandwidth_gbps}; it must be positive.",
             thing="links",
             value=link.bandwidth_gbps,
+            remedy="State its payload rate in Gbit/s.",
         )
     if link.latency_us is not None and not 0 <= link.latency_us < np.inf:
         raise InvalidInput(
@@ -73,6 +86,7 @@ def _check_link(name: str, link: "Link", known: set[str]) -> None:
             "or more.",
             thing="links",
             value=link.latency_us,
+            remedy="State microseconds one way, or leave it out for those of its nodes.",
         )
 
 

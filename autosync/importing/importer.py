@@ -176,7 +176,7 @@ def _record(
             value.backward()
     except Exception as error:  # the user's own autograd functions may raise anything
         raise refusals.failed_call(
-            name, "backward", recorder.call, error, len(recorder.names)
+            name, "backward", recorder.backward_call_site(), error, len(recorder.names)
         ) from None
     recording.close()
     return recording
@@ -193,7 +193,12 @@ def _mixed_tables(module: nn.Module, recorder: Recorder) -> list[nn.Embedding | 
     """Sparse embeddings whose table something else consumes too: their gradient is a sum with a
     dense one, hence dense, and the meta device cannot form that sum."""
     variables = recorder.variable_of
-    dense = {v for r in recorder.records for v in r.variables - {table for table, _ in r.lookups}}
+    dense = {
+        variable
+        for kind, record in zip(recorder.types, recorder.records, strict=True)
+        if kind != "embedding_renorm_"  # of max_norm, which scales rows and has no gradient
+        for variable in record.variables - {table for table, _ in record.lookups}
+    }
     return [
         part
         for part in module.modules()

@@ -3,7 +3,8 @@ command line."""
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
         NotFound: no such module or function.
         InvalidInput: a malformed target, a function that fails or returns something else.
     """
-    made = _call(_function(target), target, allocate)
+    with _this_folder():  # the function may import modules of it, too
+        made = _call(_function(target), target, allocate)
     if not isinstance(made, tuple) or len(made) != 3:
         what = f"{len(made)} values" if isinstance(made, tuple) else f"a {type(made).__name__}"
         raise _wrong(target, what, "it must return three")
@@ -92,11 +94,21 @@ def _function(target: str) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]  # whatever the user wrote
 
 
-def _import(module_name: str, target: str) -> Any:
+@contextmanager
+def _this_folder() -> Iterator[None]:
+    """Inside, modules of this folder can be imported, as with `python -m`."""
     here = str(Path.cwd())
     added = here not in sys.path and "" not in sys.path
     if added:
-        sys.path.insert(0, here)  # as `python -m` does
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def _import(module_name: str, target: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -121,9 +133,6 @@ def _import(module_name: str, target: str) -> Any:
             value=module_name,
             remedy="Make `python -c 'import ...'` of it work first.",
         ) from None
-    finally:
-        if added:
-            sys.path.remove(here)
 
 
 def _call(function: Callable[[], Any], target: str, allocate: bool) -> Any:

@@ -123,6 +123,13 @@ class Tracker(TorchDispatchMode):
             self.nodes_run.append(number)
         return self.latest_backward
 
+    def backward_call_site(self) -> tuple[str, str]:
+        """The module path of the operation whose node ran last in backward, and the aten name of
+        the latest call."""
+        known = (self.node_operation.get(node) for node in reversed(self.nodes_run))
+        operation = next((each for each in known if each is not None), None)
+        return "" if operation is None else self.paths[operation], self.call[1]
+
     def _recomputed(self, kind: str) -> int | None:
         """The operation that runs again, within the backward of a custom function that runs a part
         of the model once more and then its backward (a reentrant checkpoint). It runs its

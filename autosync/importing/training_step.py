@@ -38,7 +38,7 @@ def check_inputs(example_inputs: object, name: str) -> Inputs:
     else:
         raise _no_inputs(name, type(example_inputs).__name__)
     if not any(isinstance(value, torch.Tensor) for _, value in _leaves(inputs, "")):
-        raise _no_inputs(name, [type(value).__name__ for value in example_inputs])
+        raise _no_inputs(name, [type(value).__name__ for value in arguments_of(inputs)])
     for place, value in _leaves(inputs, "example_inputs"):
         if value is not None and not isinstance(value, (torch.Tensor, *PLAIN)):
             kind = type(value).__name__
@@ -189,8 +189,9 @@ def loss_of(outputs: Any, inputs: Inputs, loss: Loss | None) -> Any:
     if loss is None:
         return own_loss(outputs)
     if isinstance(inputs, dict):
-        named = _keywords_of(loss)
-        return loss(outputs, **{k: v for k, v in inputs.items() if named is None or k in named})
+        named, taken = _keywords_of(loss), _name_of_outputs(loss)
+        given = {k: v for k, v in inputs.items() if k != taken and (named is None or k in named)}
+        return loss(outputs, **given)
     return loss(outputs, *inputs)
 
 
@@ -218,16 +219,17 @@ def module_arguments(
         return (inputs if loss is None else inputs[: _required(module, inputs)]), {}
     if loss is None:
         return (), inputs
-    named, for_loss = _named(module.forward), _named(loss)
+    named, for_loss = _named(module.forward), _named(loss) - {_name_of_outputs(loss)}
     rest = _keywords_of(module.forward) is None
     taken = {k: v for k, v in inputs.items() if k in named or (rest and k not in for_loss)}
     return (), taken
 
 
 def _parameters(function: Callable[..., Any]) -> Collection[inspect.Parameter] | None:
-    """None where the function has no readable signature."""
+    """Of a function, or of a module's forward; None where it has no readable signature."""
+    signed = function.forward if isinstance(function, nn.Module) else function
     try:
-        return inspect.signature(function).parameters.values()
+        return inspect.signature(signed).parameters.values()
     except (TypeError, ValueError):
         return None
 
@@ -249,6 +251,14 @@ def _named(function: Callable[..., Any]) -> set[str]:
     """Arguments that the function's signature names."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {each.name for each in _parameters(function) or () if each.kind not in several}
+
+
+def _name_of_outputs(loss: Callable[..., Any]) -> str | None:
+    """What a loss function calls the outputs, which no input can be given as."""
+    first = next(iter(_parameters(loss) or ()), None)
+    if first is None or first.kind is not first.POSITIONAL_OR_KEYWORD:
+        return None
+    return first.name
 
 
 def _keywords_of(function: Callable[..., Any]) -> set[str] | None:

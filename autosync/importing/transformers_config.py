@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autosync.errors import InvalidInput, NotFound, NotSupported
+from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported
 from autosync.importing.model_target import ModelTarget
 from autosync.importing.refusals import first_line
 
@@ -66,11 +66,13 @@ def load_transformers_config(
     transformers = _library()
     config = _config(transformers, data, file)
     model_class = _model_class(transformers, architecture, file)
-    inputs = _inputs(model_class, config, batch_size, length, architecture)
     try:
+        inputs = _inputs(model_class, config, batch_size, length, architecture)
         with torch.device("cpu" if allocate else "meta"):
             module: nn.Module = model_class._from_config(config)
-    except Exception as error:  # whatever the library raises over odd values
+    except AutosyncError:
+        raise
+    except Exception as error:  # whatever torch and the library raise over odd values
         why = f"{architecture} cannot be built: {first_line(error)}"
         raise _refused(file, why, architecture) from None
     return ModelTarget(module.train(), inputs, None, batch_size)

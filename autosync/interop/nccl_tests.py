@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import PurePath
 from statistics import median
 
 from autosync.cluster.collective_curve import (
@@ -70,7 +71,8 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the user says of logs that do not say it themselves. What a log says counts before."""
+    """What the user says of logs that do not say it themselves. What a log says counts before, what
+    its file is called does not."""
 
     operation: CollectiveOperation | None = None
     ranks: int | None = None
@@ -101,7 +103,9 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
     """
     if len(text) > MOST_LOG_BYTES:
         raise _refused(source, f"is larger than {MOST_LOG_BYTES // 1_000_000} MB")
-    named = PROGRAM.search(source) or re.search(rf"({'|'.join(OPERATIONS)})", source.lower())
+    file = PurePath(source).name
+    by_name = PROGRAM.search(file) or re.search(rf"({'|'.join(OPERATIONS)})", file.lower())
+    named = None if stated and stated.operation else by_name
     heading = _Heading(named[1] if named else "", {}, "", {}, {})
     tables: list[_Table] = []
     devices_listed = False

@@ -141,18 +141,28 @@ def _flops_per_second(
     return device.flops_per_second(dtype) * efficiency * TENSOR_CORE_SHARES.get(operation.type, 1.0)
 
 
-def profile_from_step_seconds(graph: ModelGraph, step_seconds: float, device_type: str) -> Profile:
+def profile_from_step_seconds(
+    graph: ModelGraph, step_seconds: float, device_type: str, *, tf32: bool = False
+) -> Profile:
     """The estimate for `device_type`, scaled so that forward and backward take `step_seconds`.
 
     For users who know how long a step takes on one device. That time holds the optimizer's
-    update, so update_seconds is 0.
+    update, so update_seconds is 0. tf32: as in `estimate_profile`.
 
     Raises:
-        InvalidInput: unknown device type; step_seconds not positive.
+        InvalidInput: unknown device type; step_seconds not positive; a graph of which no operation
+            takes time.
     """
     if not 0 < step_seconds < float("inf"):
         raise _refused("step_seconds", step_seconds, "positive")
-    estimate = estimate_profile(graph, device_type, host_seconds=0.0)
+    estimate = estimate_profile(graph, device_type, tf32=tf32, host_seconds=0.0)
+    if not estimate.compute_seconds:
+        raise InvalidInput(
+            f"graph {graph.name!r}: no operation has FLOPs or bytes to share out seconds by.",
+            thing="graph",
+            value=graph.name,
+            remedy="Import the module again with `autosync import`.",
+        )
     scale = step_seconds / estimate.compute_seconds
     return replace(
         estimate,

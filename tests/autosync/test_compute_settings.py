@@ -62,6 +62,18 @@ def test_recomputed_activations_lengthen_backward_by_a_forward_pass() -> None:
     assert known.compute_seconds == pytest.approx(0.2)
 
 
+def test_known_seconds_are_shared_out_as_the_precision_takes_them() -> None:
+    graph = bundled("gpt2", 4)
+    known = profile_at(graph, "a100", ComputeSettings("tf32", step_seconds=0.2))
+    shape = estimate_profile(graph, "a100", tf32=True, host_seconds=0.0)
+    scale = 0.2 / shape.compute_seconds
+    assert known.forward_seconds == pytest.approx(tuple(scale * s for s in shape.forward_seconds))
+    plain = profile_at(graph, "a100", ComputeSettings(step_seconds=0.2))
+    assert sum(known.forward_seconds) + sum(known.backward_seconds) == pytest.approx(0.2)
+    matrix = [o.type for o in graph.operations].index("addmm")
+    assert known.forward_seconds[matrix] < 0.9 * plain.forward_seconds[matrix]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

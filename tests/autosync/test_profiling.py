@@ -9,7 +9,7 @@ from autosync.cluster import Cluster, Device
 from autosync.cluster.devices import DEVICE_TYPES
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
-from autosync.graph import ModelGraph
+from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing import import_module
 from autosync.models import bundled
 from autosync.profiling import (
@@ -217,6 +217,12 @@ class TestStatedStep:
     def test_absurd_times_are_refused(self, step_seconds: float) -> None:
         with pytest.raises(InvalidInput, match="step_seconds"):
             profile_from_step_seconds(chain_graph(), step_seconds, "t4")
+
+    def test_seconds_of_a_graph_without_work_are_refused(self) -> None:
+        nothing = Operation("idle", "add", 0, 0, 0, has_batch_dimension=True)
+        graph = ModelGraph("idle", 1, (nothing,), (Variable("v", (2,)),), (0,), (0,), (0,))
+        with pytest.raises(InvalidInput, match="no operation has FLOPs or bytes"):
+            profile_from_step_seconds(graph, 0.1, "t4")
 
 
 class TestMeasurement:

@@ -54,6 +54,13 @@ def test_owners_cuts_and_shares() -> None:
     )
 
 
+def test_shares_that_differ_by_less_than_a_hundredth_are_told_apart() -> None:
+    strategy = known_designs.ps_pieces_4mb_priority(DOMAIN)
+    shares = tuple(Replica(rank, share) for rank, share in enumerate((0.252, 0.25, 0.25, 0.248)))
+    text = describe(replace(strategy, replicas=shares), DOMAIN)
+    assert "batch shares 24.8% to 25.2%" in text
+
+
 def test_ddp_and_strategies_without_a_domain() -> None:
     assert describe(known_designs.ddp(DOMAIN)) == "torch's DDP with its own 2 buckets"
     text = describe(known_designs.all_reduce_5mb(DOMAIN))

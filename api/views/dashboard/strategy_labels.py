@@ -155,7 +155,8 @@ def _schedule(strategy: Strategy) -> list[Chip]:
 def _rest(strategy: Strategy) -> list[Chip]:
     shares = [replica.share for replica in strategy.replicas]
     uneven = max(shares) - min(shares) > 1e-6
-    chips = [Chip("shares", f"shares {min(shares):.0%} to {max(shares):.0%}")] if uneven else []
+    percent = [f"{100 * each:.3g}%" for each in (min(shares), max(shares))]
+    chips = [Chip("shares", f"shares {' to '.join(percent)}")] if uneven else []
     return chips + _extensions(strategy)
 
 

@@ -32,6 +32,11 @@ def test_without_a_tensor_there_is_nothing_to_record(inputs: Any) -> None:
         check_inputs(inputs, "mine")
 
 
+def test_keywords_without_a_tensor_are_named_by_their_values() -> None:
+    with pytest.raises(InvalidInput, match=r"got \['int', 'NoneType'\]"):
+        check_inputs({"x": 1, "mask": None}, "mine")
+
+
 def test_unsupported_inputs_are_named_by_their_place() -> None:
     with pytest.raises(InvalidInput) as caught:
         check_inputs({"images": IMAGES, "targets": [{"boxes": SimpleNamespace()}]}, "mine")

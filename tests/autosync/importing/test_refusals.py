@@ -126,8 +126,8 @@ def test_a_backward_that_fails_is_refused() -> None:
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             raise ZeroDivisionError("no backward today")
 
-    error = refusal(Layer(Broken.apply))
-    assert "backward pass" in error.message
+    error = refusal(nn.Sequential(nn.Linear(8, 8), Layer(Broken.apply)))
+    assert "backward pass, module '1'" in error.message, "not the loss function"
     assert "no backward today" in error.message
 
 

@@ -49,12 +49,19 @@ def scalar():
 number = 7
 """
 
+LATE = """
+def example():
+    from tried_models import example
+    return example()
+"""
+
 
 @pytest.fixture
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tried_models.py").write_text(GOOD)
     (tmp_path / "tried_syntax.py").write_text("def broken(:\n")
     (tmp_path / "tried_needs.py").write_text("import surely_not_installed_here\n")
+    (tmp_path / "tried_late.py").write_text(LATE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -72,6 +79,13 @@ def test_a_function_is_called_without_allocating() -> None:
         target.module, target.example_inputs, target.loss, name="mine", batch_size=4
     )
     assert graph.parameters == 27
+
+
+@pytest.mark.usefixtures("_project")
+def test_a_function_may_import_modules_beside_its_own() -> None:
+    path = list(sys.path)
+    assert load_target("tried_late:example").batch_size == 4
+    assert sys.path == path
 
 
 @pytest.mark.usefixtures("_project")

@@ -132,6 +132,13 @@ def test_code_of_others_is_neither_fetched_nor_run(
         load_transformers_config(written(tmp_path, "EvilModel", model_type="evil", **hostile), 1)
 
 
+def test_images_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, "ViTForImageClassification", image_size=10_000_000)
+    with pytest.raises(InvalidInput, match="ViTForImageClassification cannot be built") as caught:
+        load_transformers_config(file, BATCH)
+    assert caught.value.remedy
+
+
 MASKED = '{"architectures": ["BertForMaskedLM"]'
 
 

@@ -70,6 +70,32 @@ def test_a_loss_function_of_keywords_gets_those_that_it_names() -> None:
     assert imported(Answering(None), inputs, loss).operations[-1].name == "loss.nll_loss_forward"
 
 
+@pytest.mark.parametrize(
+    "loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss()], ids=["function", "module"]
+)
+def test_a_loss_may_call_the_outputs_what_the_model_calls_its_input(
+    plain: ModelGraph, loss: Any
+) -> None:
+    inputs = {"input": features(), "target": labels()}
+    assert imported(modules.perceptron(), inputs, loss).operations == plain.operations
+
+
+def test_a_model_of_any_keywords_gets_an_input_of_the_name_of_the_outputs() -> None:
+    class Rest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, **inputs: torch.Tensor) -> Any:
+            return self.layer(inputs["x"])
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, y)
+
+    graph = imported(Rest(), {"x": features(), "y": labels()}, loss)
+    assert graph.operations[0].name == "layer.addmm"
+
+
 def test_several_losses_are_summed_by_the_user_only() -> None:
     module = Answering(lambda loss, outputs: {"boxes": loss, "classes": loss * 2})
     inputs = {"x": features(), "y": labels()}
@@ -211,3 +237,20 @@ def test_parameters_that_the_loss_does_not_reach_come_last_with_a_warning() -> N
         "idle.bias",
     ]
     assert {graph.gradient_after[v] for v in (0, 1)} == {graph.backward_order[-1]}
+
+
+def test_a_table_of_bounded_rows_keeps_its_sparse_gradient() -> None:
+    class Bounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(20, 8, max_norm=1.0, sparse=True)
+            self.output = nn.Linear(8, 3)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.output(self.table(words).sum(1))
+            return scores
+
+    words = torch.randint(0, 20, (BATCH, 2))
+    table = imported(Bounded(), (words, labels()), cross_entropy, values=True).variables[0]
+    assert table.name == "table.weight"
+    assert (table.sparse, table.touched_rows) == (True, BATCH * 2)

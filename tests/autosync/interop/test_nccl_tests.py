@@ -150,6 +150,9 @@ def test_what_a_log_does_not_say_is_asked_for() -> None:
     assert "--ranks" in caught.value.remedy
     stated = Stated("all_reduce", 4, 2)
     assert only(bare, "log", stated).curve == only(NEW).curve
+    assert only(bare, "broadcast.log", stated).curve == only(NEW).curve, "a name says less"
+    with pytest.raises(InvalidInput, match="does not say which collective"):
+        read_nccl_tests(bare, "reduce/of-today.log")  # a folder of many logs
     assert only(NEW, "log", Stated("reduce", 64, 8)) == only(NEW), "what a log says comes first"
     alone = "\n".join(line for line in NEW.splitlines() if not re.match(r"#  Rank  [1-3]", line))
     with pytest.raises(InvalidInput, match="one rank has nothing to exchange"):
