@@ -81,6 +81,9 @@ def test_the_ranking_is_filtered_and_sorted_by_its_address(
     confirmed = {row.strategy_id for row in rows if row.confirmed}
     assert set(shown_ids(reader, f"{of}?state=confirmed")) == confirmed
     failed = [row.strategy_id for row in rows if row.step_seconds is None]
+    measured = [row.strategy_id for row in rows if row.step_seconds is not None]
+    assert len(failed) == 1
+    assert shown_ids(reader, f"{of}?sort=-step_seconds") == [*measured[::-1], *failed]
     assert shown_ids(reader, f"{of}?state=failed") == failed
     reduced = {row.strategy_id for row in rows if "all-reduce" in row.words}
     assert set(shown_ids(reader, f"{of}?text=ALL-reduce")) == reduced
