@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -26,7 +26,13 @@ from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
 from autosync.environment import own_version
-from autosync.units import bytes_in_words, fraction_in_words, milliseconds, milliseconds_between
+from autosync.units import (
+    bytes_in_words,
+    fraction_in_words,
+    milliseconds,
+    milliseconds_between,
+    scales_in_words,
+)
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -121,6 +127,7 @@ def _templates(root_path: str) -> Jinja2Templates:
         "fraction": fraction_in_words,
         "origin": _origin,
         "share": _share,
+        "speed": partial(scales_in_words, 1.0),
         "bytes": bytes_in_words,
         "plain": asdict,
         "query": _query,

@@ -18,7 +18,7 @@ from autosync.api.views.rankings import measured_ddp_seconds, ranked_strategy
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.api.views.verdict import Caveat, Headline, caveats_of, headline
 from autosync.errors import InvalidInput
-from autosync.units import fraction_in_words, milliseconds
+from autosync.units import fraction_in_words, milliseconds, scales_in_words
 
 MOST_COMPARED = 6
 COLOURS = ("accent", "series-2", "good", "lane-value", "lane-local-reduce", "lane-deal")
@@ -159,7 +159,7 @@ FACTS: dict[str, Callable[[Tuning], str]] = {
     "Bytes moved in trials": lambda t: (
         "all" if t.byte_scale == 1 else f"{fraction_in_words(t.byte_scale)} of the model's"
     ),
-    "Trials run slower": lambda t: "no" if t.time_scale == 1 else f"{t.time_scale:g} times",
+    "Speed of trials": lambda t: scales_in_words(1.0, t.time_scale) or "not scaled",
     "Compute": lambda t: f"{t.compute}, {t.profile_source}",
     "Ranked by": lambda t: (
         t.simulator + ("" if t.simulator_version is None else f", version {t.simulator_version}")

@@ -152,6 +152,19 @@ def test_updates_of_other_numbers_of_batches_are_compared_by_speed_ups(
     job_queue.cancel(shown, several)
 
 
+def test_trials_that_ran_faster_than_the_cluster_are_not_called_slower(
+    reader: TestClient, shown: Database, tuning_id: str
+) -> None:
+    faster = finished(shown, replace(REQUEST, time_scale=0.5))
+    page = text_of(reader, f"/tunings/{faster}")
+    assert "what was measured divided by 0.5, since trials ran 2 times faster" in page
+    assert "Speed of trials 2 times faster than the cluster" in page
+    trial = text_of(reader, f"/tunings/{faster}/trials/0")
+    assert "Speed of the trial 2 times faster than the cluster" in trial
+    both = text_of(reader, f"/compare?tuning={tuning_id}&tuning={faster}")
+    assert "Speed of trials ≠ 2 times slower 2 times faster" in both
+
+
 def test_before_there_is_an_answer_speed_ups_say_what_they_are_over(sqlite: Database) -> None:
     """DDP ran out of memory: finalists run beside another design."""
     tuning_id = confirming_without_ddp(sqlite, REQUEST)
