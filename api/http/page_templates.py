@@ -28,9 +28,12 @@ from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
 from autosync.environment import own_version
 from autosync.units import (
     bytes_in_words,
+    counted,
     fraction_in_words,
     milliseconds,
     milliseconds_between,
+    number_in_words,
+    percent_in_words,
     scales_in_words,
 )
 
@@ -129,6 +132,9 @@ def _templates(root_path: str) -> Jinja2Templates:
         "share": _share,
         "speed": partial(scales_in_words, 1.0),
         "bytes": bytes_in_words,
+        "counted": counted,
+        "number": number_in_words,
+        "percent": percent_in_words,
         "plain": asdict,
         "query": _query,
     }

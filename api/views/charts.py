@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autosync.api.views.schemas import SimulatorVersion
-from autosync.units import bytes_in_words
+from autosync.units import bytes_in_words, counted
 
 Unit = Literal["", "ms", "bytes", "%", "×"]
 Span = float | tuple[float, float]
@@ -168,7 +168,7 @@ def model_chart(operations: Sequence[OperationCost], time_note: str) -> Chart:
         "model",
         "Where time and bytes are",
         f"operations in the order of the forward pass; {time_note}",
-        f"Share of compute and bytes of gradients along {len(operations)} operations",
+        f"Share of compute and bytes of gradients along {counted(len(operations), 'operation')}",
         (
             Plot(
                 x,
@@ -206,8 +206,8 @@ def version_chart(versions: Sequence[SimulatorVersion], in_use: int, shown: int 
         "Accuracy over versions",
         "pairs of strategies that are ranked correctly, of strategies that no version learns from; "
         "a ring is the version before it on the same strategies",
-        f"{len(versions)} versions; the last ranks {_percent(versions[-1].accuracy)} of held-out "
-        f"pairs correctly",
+        f"{counted(len(versions), 'version')}; the last ranks {_percent(versions[-1].accuracy)} of "
+        "held-out pairs correctly",
         (
             Plot(
                 Axis("version"),
