@@ -50,9 +50,15 @@ function openTarget() {
 addEventListener("DOMContentLoaded", openTarget);
 addEventListener("hashchange", openTarget);
 
-document.addEventListener("click", async (event) => {
-  const name = event.target.dataset && event.target.dataset.copy;
+document.addEventListener("click", async ({ target }) => {
+  const name = target.dataset && target.dataset.copy;
   if (!name) return;
-  await navigator.clipboard.writeText(document.getElementById(name).textContent);
-  event.target.textContent = "Copied";
+  const text = document.getElementById(name);
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+    target.textContent = "Copied";
+  } catch { // there is no clipboard on plain HTTP but for localhost, and a reader may refuse it
+    getSelection().selectAllChildren(text);
+    target.textContent = "Selected";
+  }
 });
