@@ -181,6 +181,15 @@ def test_a_page_predicts(client: TestClient, ids: dict[str, str]) -> None:
     assert "there is no graph" in text_of(client, "/predict/answer?graph=nothing", 422)
 
 
+@pytest.mark.parametrize("choice", ["optimizer=sgd", "strategy=fsdp2", "operation=broadcast"])
+def test_choices_that_change_a_prediction_are_not_folded_away(
+    client: TestClient, choice: str
+) -> None:
+    opened = '<details class="more" open>'
+    assert opened in client.get(f"/predict?{choice}").text
+    assert opened not in client.get("/predict?strategy=ddp&operation=all_reduce&accumulate=1").text
+
+
 def test_a_part_that_cannot_be_predicted_says_why(client: TestClient, ids: dict[str, str]) -> None:
     of = f"graph={ids['graph']}&cluster=example-mixed&nodes=9&operation=send_recv"
     assert client.get(f"/predict/strategies?{of}").status_code == 200
