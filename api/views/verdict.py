@@ -45,6 +45,12 @@ def headline(
         turn = f"place {place} in the queue" if place else "in the queue"
         return Headline(f"{what} waits for a worker, {turn}", where=where)
     ended = STATE_WORDS.get(tuning.state)
+    if ddp_seconds is None and tuning.best_seconds is not None:
+        return Headline(
+            f"{what} {ended or 'is being tuned'}; torch's DDP was not measured",
+            f"Not confirmed: {milliseconds(tuning.best_seconds)} in the fastest trial.",
+            where,
+        )
     if tuning.best_seconds is None or ddp_seconds is None:
         done = ended or "is being tuned"
         nothing = f"{done}, nothing to compare yet"
