@@ -26,6 +26,7 @@ from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
 from autosync.environment import own_version
+from autosync.strategy_description import method
 from autosync.units import (
     bytes_in_words,
     counted,
@@ -135,6 +136,7 @@ def _templates(root_path: str) -> Jinja2Templates:
         "counted": counted,
         "number": number_in_words,
         "percent": percent_in_words,
+        "method": method,
         "plain": asdict,
         "query": _query,
     }

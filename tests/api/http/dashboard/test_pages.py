@@ -189,6 +189,8 @@ def test_sizes_of_buckets_are_no_slices(sqlite: Database) -> None:
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
         page = text_of(client, f"/tunings/{tuning_id}/strategies/{sized}")
     assert "Slices none none" in page
+    assert "all-reduce" in page
+    assert "all reduce" not in page, "one word for one thing"
 
 
 def test_a_comparison_says_what_was_measured(
