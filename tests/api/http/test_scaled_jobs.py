@@ -168,6 +168,7 @@ def test_a_page_predicts(client: TestClient, ids: dict[str, str]) -> None:
     of = f"graph={ids['graph']}&cluster={ids['cluster']}"
     asked = f"{of}&nodes=1,2,4&operation=broadcast&accumulate=2&batch_size="
     page = client.get(f"/predict/answer?{asked}").text
+    assert "comes in by JavaScript" in page
     parts = [html.unescape(each) for each in re.findall(r'hx-get="(/predict/[^"]+)"', page)]
     strategies, scale, collectives = (client.get(part).text for part in parts)
     assert (scale.count("<figure"), collectives.count("<figure")) == (1, 1)

@@ -210,6 +210,7 @@ def test_a_comparison_says_what_was_measured(
 
 
 def test_step_times_are_shown_by_choice(reader: TestClient, tuning_id: str) -> None:
+    assert "progress need JavaScript" in text_of(reader, f"/tunings/{tuning_id}")
     page = text_of(reader, f"/tunings/{tuning_id}/charts")
     assert "Step time by choice" in page
     assert "as gradients become ready Order of messages" in page
