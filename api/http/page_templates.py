@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -96,6 +96,10 @@ def _ago(moment: datetime | float) -> str:
     return "just now"
 
 
+def _speed(time_scale: float) -> str:
+    return scales_in_words(1.0, time_scale)
+
+
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
@@ -131,7 +135,7 @@ def _templates(root_path: str) -> Jinja2Templates:
         "fraction": fraction_in_words,
         "origin": _origin,
         "share": _share,
-        "speed": partial(scales_in_words, 1.0),
+        "speed": _speed,
         "bytes": bytes_in_words,
         "counted": counted,
         "number": number_in_words,

@@ -98,12 +98,12 @@ def test_parts_fill_in_and_say_why_where_they_cannot(
 
     def busy_at_first(route: Route) -> None:
         """As where another prediction of the same client is under way, and then behind a proxy
-        whose service starts anew."""
+        whose service starts anew, in a status of its own."""
         asked.append(route.request.url)
         if len(asked) == 1:
             return route.fulfill(status=429, headers={"Retry-After": "1"}, body="{}")
         if len(asked) == 2:
-            return route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
+            return route.fulfill(status=520, content_type="text/html", body="<h1>No answer</h1>")
         route.continue_()
 
     page.route("**/predict/collectives?*", busy_at_first)
