@@ -3,6 +3,7 @@ predictions fills in part by part, whatever becomes of each."""
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,12 +11,14 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, Route, ViewportSize, expect
 
 from autosync.api.db import Database
+from autosync.api.db.document_store import LONGEST_NAME
 from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
 from tests.api.http.serving import Service
 from tests.api.sample import claimed, finished, run_search, small_request
 from tests.api.simulator_versions import store_versions
+from tests.domains import chain_graph, domain_of, grid_cluster
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,7 +40,9 @@ def pages(database: Database) -> dict[str, str]:
     done, other = finished(database, REQUEST), finished(database, REQUEST)
     held, store = claimed(database, REQUEST)
     run_search(store, REQUEST)
-    waiting = enqueue(database, REQUEST)
+    model = replace(chain_graph(), name="m" * LONGEST_NAME)
+    cluster = replace(grid_cluster(), name="c" * LONGEST_NAME)
+    waiting = enqueue(database, replace(REQUEST, domain=domain_of(model, cluster)))
     job_queue.cancel(database, enqueue(database, REQUEST))
     store_versions(database)
     with database.reading() as session:
