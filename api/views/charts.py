@@ -118,6 +118,8 @@ def bars_chart(
         bars.append(Series(words, colour, "bars", points, thickness=11))
     most = (max(row.values[i] or 0.0 for row in rows) for i in range(len(series)))
     told = (f"{words} {bytes_in_words(v)}" for words, v in zip(series, most, strict=True))
+    if len(drawn) < len(rows):
+        footnote = f"{footnote} Drawn are the {MOST_BARS} largest of {len(rows):,}.".strip()
     if len(rows) > LISTED:
         footnote = f"{footnote} The table has the first {LISTED}.".strip()
     plot = Plot(

@@ -171,4 +171,6 @@ def test_a_large_model_and_many_rows_are_summed_up() -> None:
     bars = bars_chart("nics", "Bytes", "", ["ours", "DDP"], rows)
     assert max(bars.plots[0].y.categories) == "n299"
     assert [len(series.points) for series in bars.plots[0].series] == [16, 0]
-    assert "The table has the first 256" in bars.footnote
+    assert bars.footnote == "Drawn are the 16 largest of 300. The table has the first 256."
+    few = bars_chart("nics", "Bytes", "", ["ours", "DDP"], rows[:16], footnote="Headers, too.")
+    assert few.footnote == "Headers, too."
