@@ -64,7 +64,7 @@ def _synchronization(strategy: Strategy, domain: Domain | None) -> str:
         for name, size in weight.most_common()
     ]
     phrases += _cuts(strategy.choices)
-    phrases += _shares(strategy)
+    phrases += [f"batch shares {shares}"] if (shares := batch_shares(strategy)) else []
     phrases.append(_schedule(strategy.schedule))
     return "; ".join(phrases)
 
@@ -175,11 +175,14 @@ def _cuts(choices: Iterable[VariableChoice]) -> list[str]:
     return [f"{subject} cut into {shards} shards"]
 
 
-def _shares(strategy: Strategy) -> list[str]:
+def batch_shares(strategy: Strategy) -> str:
+    """`20% to 40%`, with as many digits as tell the two apart; empty where shares are equal."""
     shares = [replica.share for replica in strategy.replicas]
-    if max(shares) - min(shares) < 1e-6:
-        return []
-    return [f"batch shares {100 * min(shares):.3g}% to {100 * max(shares):.3g}%"]
+    low, high = min(shares), max(shares)
+    if high - low < 1e-6:
+        return ""
+    digits = next((n for n in range(4) if f"{low:.{n}%}" != f"{high:.{n}%}"), 4)
+    return f"{low:.{digits}%} to {high:.{digits}%}"
 
 
 def _schedule(schedule: Schedule) -> str:

@@ -1,4 +1,4 @@
-"""Units of bytes, and how seconds and bytes are written for readers."""
+"""Units of bytes, and how seconds, bytes and counts are written for readers."""
 
 from fractions import Fraction
 
@@ -47,3 +47,18 @@ def bytes_in_words(size: float | None) -> str:
         if size >= unit:
             return f"{size / unit:.{1 if size < 100 * unit else 0}f} {name}"
     return f"{size:.0f} B"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """`1 node`, `12,000 nodes`. several: the plural, where it is not the word with an s."""
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
+def number_in_words(value: float) -> str:
+    """`1,234` or `0.412`: whole numbers from 100 on, else three significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def percent_in_words(percent: float) -> str:
+    """`87 %`; `99.6 %` where a whole number would call 100 what is less."""
+    return f"{min(percent, 99.9):.1f} %" if 99.5 <= percent < 100 else f"{percent:.0f} %"

@@ -13,6 +13,7 @@ from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import Strategy
+from autosync.units import percent_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Explanation:
             f"{self.step_seconds * 1e3:.1f} ms = {parts} ms, bound by {self.binding}; "
             f"{self.messages} messages; "
             f"{self.busiest} busy {self.busiest_seconds / self.step_seconds:.0%}; "
-            f"{self.limit_percent:.0f} % of the limit"
+            f"{percent_in_words(self.limit_percent)} of the limit"
         )
 
 

@@ -26,7 +26,17 @@ from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
 from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
 from autosync.environment import own_version
-from autosync.units import bytes_in_words, fraction_in_words, milliseconds, milliseconds_between
+from autosync.strategy_description import method
+from autosync.units import (
+    bytes_in_words,
+    counted,
+    fraction_in_words,
+    milliseconds,
+    milliseconds_between,
+    number_in_words,
+    percent_in_words,
+    scales_in_words,
+)
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -86,6 +96,10 @@ def _ago(moment: datetime | float) -> str:
     return "just now"
 
 
+def _speed(time_scale: float) -> str:
+    return scales_in_words(1.0, time_scale)
+
+
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
@@ -121,7 +135,12 @@ def _templates(root_path: str) -> Jinja2Templates:
         "fraction": fraction_in_words,
         "origin": _origin,
         "share": _share,
+        "speed": _speed,
         "bytes": bytes_in_words,
+        "counted": counted,
+        "number": number_in_words,
+        "percent": percent_in_words,
+        "method": method,
         "plain": asdict,
         "query": _query,
     }

@@ -16,7 +16,7 @@ from autosync.search.loop.outcome import is_ddp
 from autosync.search.space import Space
 from autosync.strategy import Strategy
 from autosync.torch_engine import DDP_BUCKET_BYTES
-from autosync.units import MIB, milliseconds
+from autosync.units import MIB, counted, milliseconds
 
 LISTS = 5
 """Lists of sizes in the chart: the fastest."""
@@ -65,6 +65,12 @@ def size_words(point: BucketPoint) -> str:
     return f"{point.bucket_cap_mb:g}" + (" (default)" if point.is_default else "")
 
 
+def _mebibytes(point: BucketPoint) -> str:
+    """`25 MiB (default)`."""
+    words = size_words(point)
+    return f"{words.removesuffix(' (default)')} MiB{' (default)' if point.is_default else ''}"
+
+
 def bucket_chart(curve: BucketCurve) -> Chart | None:
     """None before two sizes were measured."""
     sizes = [each for each in curve.items if each.bucket_cap_mb is not None]
@@ -87,7 +93,7 @@ def bucket_chart(curve: BucketCurve) -> Chart | None:
             (
                 places[each.strategy_id],
                 getattr(each, of) * 1e3,
-                f"{size_words(each)} MiB, {each.buckets} buckets: predicted "
+                f"{_mebibytes(each)}, {counted(each.buckets, 'bucket')}: predicted "
                 f"{milliseconds(each.predicted_seconds)}, measured "
                 f"{milliseconds(each.step_seconds or 0.0)}",
             )
@@ -98,8 +104,8 @@ def bucket_chart(curve: BucketCurve) -> Chart | None:
         "buckets",
         "Bucket sizes",
         "step time of torch's DDP by the size of its buckets",
-        f"{len(measured)} sizes of buckets and {len(shown) - len(measured)} lists of sizes; "
-        f"{size_words(best)} MiB is the fastest with {milliseconds(best.step_seconds or 0.0)}",
+        f"{len(measured)} sizes of buckets and {counted(len(shown) - len(measured), 'list')} of "
+        f"sizes; {_mebibytes(best)} is the fastest with {milliseconds(best.step_seconds or 0.0)}",
         (
             Plot(
                 Axis("bucket_cap_mb", categories=tuple(names)),

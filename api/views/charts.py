@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autosync.api.views.schemas import SimulatorVersion
-from autosync.units import bytes_in_words
+from autosync.units import bytes_in_words, counted
 
 Unit = Literal["", "ms", "bytes", "%", "×"]
 Span = float | tuple[float, float]
@@ -118,6 +118,8 @@ def bars_chart(
         bars.append(Series(words, colour, "bars", points, thickness=11))
     most = (max(row.values[i] or 0.0 for row in rows) for i in range(len(series)))
     told = (f"{words} {bytes_in_words(v)}" for words, v in zip(series, most, strict=True))
+    if len(drawn) < len(rows):
+        footnote = f"{footnote} Drawn are the {MOST_BARS} largest of {len(rows):,}.".strip()
     if len(rows) > LISTED:
         footnote = f"{footnote} The table has the first {LISTED}.".strip()
     plot = Plot(
@@ -168,7 +170,7 @@ def model_chart(operations: Sequence[OperationCost], time_note: str) -> Chart:
         "model",
         "Where time and bytes are",
         f"operations in the order of the forward pass; {time_note}",
-        f"Share of compute and bytes of gradients along {len(operations)} operations",
+        f"Share of compute and bytes of gradients along {counted(len(operations), 'operation')}",
         (
             Plot(
                 x,
@@ -206,8 +208,8 @@ def version_chart(versions: Sequence[SimulatorVersion], in_use: int, shown: int 
         "Accuracy over versions",
         "pairs of strategies that are ranked correctly, of strategies that no version learns from; "
         "a ring is the version before it on the same strategies",
-        f"{len(versions)} versions; the last ranks {_percent(versions[-1].accuracy)} of held-out "
-        f"pairs correctly",
+        f"{counted(len(versions), 'version')}; the last ranks {_percent(versions[-1].accuracy)} of "
+        "held-out pairs correctly",
         (
             Plot(
                 Axis("version"),

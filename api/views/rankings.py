@@ -37,7 +37,7 @@ _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySumm
 
 
 RANKING_SORTS = {
-    "step_seconds": SortKey(StrategySummaryRow.sort_seconds),
+    "step_seconds": SortKey(StrategySummaryRow.step_seconds, nullable=True),
     "predicted_seconds": SortKey(StrategySummaryRow.predicted_seconds),
     "spread": SortKey(StrategySummaryRow.spread, nullable=True),
     "origin": SortKey(StrategySummaryRow.origin, str),

@@ -13,7 +13,7 @@ from autosync.trials.request_names import (
     PREDICTED_WAITS,
     SHORT_OF_CORES,
 )
-from autosync.units import milliseconds, scales_in_words
+from autosync.units import counted, milliseconds, percent_in_words, scales_in_words
 
 DETAILS = re.compile(r"\(([^,()]*),(?:[^()]|\([^()]*\))*\)")
 """What a launcher tells of itself beyond the first words, which a sentence has no room for."""
@@ -45,6 +45,12 @@ def headline(
         turn = f"place {place} in the queue" if place else "in the queue"
         return Headline(f"{what} waits for a worker, {turn}", where=where)
     ended = STATE_WORDS.get(tuning.state)
+    if ddp_seconds is None and tuning.best_seconds is not None:
+        return Headline(
+            f"{what} {ended or 'is being tuned'}; torch's DDP was not measured",
+            f"Not confirmed: {milliseconds(tuning.best_seconds)} in the fastest trial.",
+            where,
+        )
     if tuning.best_seconds is None or ddp_seconds is None:
         done = ended or "is being tuned"
         nothing = f"{done}, nothing to compare yet"
@@ -71,7 +77,7 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
     if result.keep_ddp:
         return (
             f"{what}: keep torch's DDP",
-            f"No strategy was faster beyond doubt in {result.repeats} interleaved repeats; {ddp} "
+            f"No strategy was faster beyond doubt in {_repeats(result)}; {ddp} "
             f"an iteration{_of_limit(result)}.",
         )
     return (
@@ -83,15 +89,21 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
 def _interval(result: TuningResult) -> str:
     return (
         f"{result.speedup_low:.2f} to {result.speedup_high:.2f} (percentiles 10 and 90 of "
-        f"{result.repeats} interleaved repeats)"
+        f"{_repeats(result)})"
     )
+
+
+def _repeats(result: TuningResult) -> str:
+    return counted(result.repeats, "interleaved repeat")
 
 
 def _of_limit(result: TuningResult) -> str:
     """How near the answer is to what no strategy can beat."""
-    if result.limit_seconds is None:
+    percent = result.percent_of_limit
+    if percent is None:
         return ""
-    return f", {result.percent_of_limit:.0f} % of the limit of {milliseconds(result.limit_seconds)}"
+    limit = milliseconds(result.limit_seconds)
+    return f", {percent_in_words(percent)} of the limit of {limit}"
 
 
 def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
@@ -103,8 +115,8 @@ def _without_ddp(what: str, result: TuningResult) -> tuple[str, str]:
     if not result.repeats:
         return f"{ended}; what {does} was not confirmed", f"{taken} in the search."
     if result.keeps_baseline:
-        certainty = f"Nothing else that {does} was faster beyond doubt in {result.repeats}"
-        return f"{ended}; {result.baseline} {does}", f"{certainty} interleaved repeats: {taken}."
+        certainty = f"Nothing else that {does} was faster beyond doubt in {_repeats(result)}"
+        return f"{ended}; {result.baseline} {does}", f"{certainty}: {taken}."
     return (
         f"{ended}; the answer {does} and trains {result.speedup:.2f} times as fast as under "
         f"{result.baseline}",

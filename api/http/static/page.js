@@ -19,12 +19,14 @@ Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) =>
 // A part of a page that was not there yet says why it cannot be made; one that has no turn asks again.
 // A part that is shown already stays as it is.
 const LATER_SECONDS = 5;
-const AWAY = [0, 502, 503, 504]; // no answer, or a proxy's that had none from the service
+const AWAY = [0, 502, 503, 504]; // no answer; proxies have further statuses, with pages of HTML
 function notMade({ detail: { target, xhr } }) {
   const place = target.querySelector(".pending");
   if (!place) return;
-  const away = AWAY.includes(xhr.status);
-  const later = away ? LATER_SECONDS : xhr.getResponseHeader("Retry-After");
+  const retry = xhr.getResponseHeader("Retry-After");
+  const told = retry || xhr.getResponseHeader("Content-Type")?.includes("json");
+  const away = AWAY.includes(xhr.status) || !told;
+  const later = away ? LATER_SECONDS : retry;
   if (later) {
     if (away) place.textContent = "The service does not answer. This page asks again.";
     setTimeout(() => htmx.trigger(target, "again"), 1000 * later);
@@ -50,9 +52,15 @@ function openTarget() {
 addEventListener("DOMContentLoaded", openTarget);
 addEventListener("hashchange", openTarget);
 
-document.addEventListener("click", async (event) => {
-  const name = event.target.dataset && event.target.dataset.copy;
+document.addEventListener("click", async ({ target }) => {
+  const name = target.dataset && target.dataset.copy;
   if (!name) return;
-  await navigator.clipboard.writeText(document.getElementById(name).textContent);
-  event.target.textContent = "Copied";
+  const text = document.getElementById(name);
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+    target.textContent = "Copied";
+  } catch { // there is no clipboard on plain HTTP but for localhost, and a reader may refuse it
+    getSelection().selectAllChildren(text);
+    target.textContent = "Selected";
+  }
 });

@@ -6,7 +6,7 @@ from statistics import median
 
 from autosync.api.views.charts import Axis, Chart, Plot, Point, Rule, Series
 from autosync.api.views.dashboard.strategy_labels import StrategyLabel
-from autosync.units import milliseconds
+from autosync.units import counted, milliseconds, milliseconds_between
 
 CHOICES = {
     "method": "Method",
@@ -61,10 +61,12 @@ def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
     spans: list[Point] = []
     medians: list[Point] = []
     for row, each in enumerate(values):
-        low, high, middle = (s * 1e3 for s in (*_ends(each.seconds), median(each.seconds)))
-        words = f"{each.value}: {len(each.seconds)} strategies, {low:.1f} to {high:.1f} ms"
-        spans.append(((low, high), row, words))
-        medians.append((middle, row, f"{each.value}: median {middle:.1f} ms"))
+        low, high = _ends(each.seconds)
+        middle = median(each.seconds)
+        tried = counted(len(each.seconds), "strategy", "strategies")
+        words = f"{each.value}: {tried}, {milliseconds_between(low, high)}"
+        spans.append(((low * 1e3, high * 1e3), row, words))
+        medians.append((middle * 1e3, row, f"{each.value}: median {milliseconds(middle)}"))
     return Chart(
         "choices",
         "Step time by choice",

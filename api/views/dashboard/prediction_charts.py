@@ -2,7 +2,7 @@
 
 from autosync.api.views.charts import Axis, Chart, Plot, Rule, Series
 from autosync.api.views.schemas import CollectiveTable, ScaledJob
-from autosync.units import milliseconds, milliseconds_between
+from autosync.units import counted, milliseconds, milliseconds_between, number_in_words
 
 
 def scale_chart(job: ScaledJob) -> Chart:
@@ -12,10 +12,12 @@ def scale_chart(job: ScaledJob) -> Chart:
     spans, dots, shares = [], [], []
     for place, (point, each) in enumerate(zip(points, samples, strict=True)):
         low, high = each / point.high_seconds, each / point.low_seconds
-        words = f"{point.nodes} nodes: {point.samples_per_second:,.0f} samples/s"
-        spans.append((place, (low, high), f"{words}, {low:,.0f} to {high:,.0f}"))
+        nodes = counted(point.nodes, "node")
+        words = f"{nodes}: {number_in_words(point.samples_per_second)} samples/s"
+        between = f"{number_in_words(low)} to {number_in_words(high)}"
+        spans.append((place, (low, high), f"{words}, {between}"))
         dots.append((place, point.samples_per_second, f"{words}, bound by {point.binding}"))
-        share = f"{point.nodes} nodes: {point.efficiency:.0%} of what they would reach alone"
+        share = f"{nodes}: {point.efficiency:.0%} of what its ranks would reach alone"
         shares.append((place, 100 * point.efficiency, share))
     counts = tuple(str(point.nodes) for point in points)
     knees = [place for place, point in enumerate(points) if point.nodes == job.knee_nodes]
@@ -25,8 +27,9 @@ def scale_chart(job: ScaledJob) -> Chart:
         "scale",
         "On more nodes",
         "the batch of a replica stays; bars are where nine of ten measurements are expected",
-        f"{points[0].samples_per_second:,.0f} samples a second on {points[0].nodes} nodes, "
-        f"{points[-1].samples_per_second:,.0f} on {points[-1].nodes}",
+        f"{number_in_words(points[0].samples_per_second)} samples a second on "
+        f"{counted(points[0].nodes, 'node')}, "
+        f"{number_in_words(points[-1].samples_per_second)} on {points[-1].nodes:,}",
         (
             Plot(
                 Axis("nodes", categories=counts),
@@ -55,17 +58,17 @@ def scale_chart(job: ScaledJob) -> Chart:
                 str(point.ranks),
                 milliseconds(point.step_seconds),
                 milliseconds_between(point.low_seconds, point.high_seconds),
-                f"{point.samples_per_second:,.0f}",
+                number_in_words(point.samples_per_second),
                 f"{point.efficiency:.0%}",
                 point.binding,
-                *((f"{point.samples_per_dollar or 0:,.0f}",) if priced else ()),
+                *((number_in_words(point.samples_per_dollar or 0.0),) if priced else ()),
             )
             for point in points
         ),
         "Every further node brings at least half of what the first brought."
         if job.knee_nodes is None
-        else f"The knee: beyond {job.knee_nodes} nodes a further one brings less than half of what "
-        "the first brought.",
+        else f"The knee: beyond {counted(job.knee_nodes, 'node')} a further one brings less than "
+        "half of what the first brought.",
     )
 
 
@@ -84,8 +87,8 @@ def collective_chart(table: CollectiveTable) -> Chart:
     return Chart(
         "collectives",
         f"{name} as nccl-tests would measure it",
-        f"{table.ranks} ranks on {table.nodes} nodes, {table.backend}, nothing beside it; bars are "
-        "where nine of ten measurements are expected",
+        f"{counted(table.ranks, 'rank')} on {counted(table.nodes, 'node')}, {table.backend}, "
+        "nothing beside it; bars are where nine of ten measurements are expected",
         f"Bus bandwidth of {name}, {best.busbw_gbytes_per_second:.1f} GB/s at most",
         (
             Plot(

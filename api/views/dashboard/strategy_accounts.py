@@ -34,7 +34,7 @@ from autosync.simulator.explanation import Explanation, explain
 from autosync.simulator.limit import Limit, iteration_limit
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import Strategy
-from autosync.units import MIB, bytes_in_words, milliseconds
+from autosync.units import MIB, bytes_in_words, milliseconds, percent_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def compared_facts(
         ),
         "Predicted: bound by": lambda a: a.prediction.binding,
         "Busiest link": _busiest,
-        "Share of the limit": lambda a: f"{a.prediction.limit_percent:.0f} %",
+        "Share of the limit": lambda a: percent_in_words(a.prediction.limit_percent),
         "Peak memory, measured": lambda a: bytes_in_words(a.peak_memory_bytes),
     }
     carried = {key for account in accounts for key, _ in account.prediction.extensions}

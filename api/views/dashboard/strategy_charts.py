@@ -42,13 +42,14 @@ def timeline_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
     limit = accounts[0].shown_limit_seconds
     predicted = [(f"{name}, predicted", timeline.predicted) for name, timeline in of]
     measured = [(f"{name}, measured", t.measured) for name, t in of if t.measured]
-    end = max(_last_second(each) for _, each in [*predicted, *measured])
+    shown = [iteration for _, iteration in (*predicted, *measured)]
+    ends = min(0.0, *map(_first_second, shown)), max(map(_last_second, shown))
     charts = []
     if measured:
         note = "one iteration from the start of forward, and the forward pass after it"
         title = "Measured timeline"
         charts.append(
-            timeline_chart("timeline", title, note, measured, limit, end, _clocks(accounts))
+            timeline_chart("timeline", title, note, measured, limit, ends, _clocks(accounts))
         )
     notes = []
     if missing := [name for name, timeline in of if not timeline.measured]:
@@ -60,7 +61,7 @@ def timeline_charts(accounts: Sequence[StrategyAccount]) -> list[Chart]:
         notes.append("Predicted, samples are dealt within the compute of placed modules.")
     note = "the same iterations as the timeline simulator predicts them, on the same axis"
     name, title = "predicted-timeline", "Predicted timeline"
-    charts.append(timeline_chart(name, title, note, predicted, limit, end, " ".join(notes)))
+    charts.append(timeline_chart(name, title, note, predicted, limit, ends, " ".join(notes)))
     return charts
 
 
@@ -70,14 +71,13 @@ def timeline_chart(
     note: str,
     panels: Sequence[tuple[str, TimelineIteration]],
     limit_seconds: float | None,
-    end_seconds: float,
+    ends_seconds: tuple[float, float],
     footnote: str = "",
 ) -> Chart:
-    """panels: iterations under their titles. end_seconds: where the axis ends, so that two charts
-    compare."""
-    begin = min(0.0, *(_first_second(iteration) for _, iteration in panels))
+    """panels: iterations under their titles. ends_seconds: of the axis, which two charts that are
+    compared share."""
     titles = [f"{title}: {milliseconds(panel.step_seconds)}" for title, panel in panels]
-    x = Axis("ms", "ms", low=begin * 1e3, high=end_seconds * 1.01e3)
+    x = Axis("ms", "ms", low=ends_seconds[0] * 1e3, high=ends_seconds[1] * 1.01e3)
     how = (
         "Thin: issued, behind others; thick: its channel sends it; dashed: the iteration ends; the "
         "line named limit: no strategy can end it before."

@@ -15,6 +15,7 @@ from autosync.extensions.registry import verification_of
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Strategy
 from autosync.strategy_description import (
+    batch_shares,
     bucket_sizes,
     engine_name,
     hook_name,
@@ -153,10 +154,8 @@ def _schedule(strategy: Strategy) -> list[Chip]:
 
 
 def _rest(strategy: Strategy) -> list[Chip]:
-    shares = [replica.share for replica in strategy.replicas]
-    uneven = max(shares) - min(shares) > 1e-6
-    percent = [f"{100 * each:.3g}%" for each in (min(shares), max(shares))]
-    chips = [Chip("shares", f"shares {' to '.join(percent)}")] if uneven else []
+    shares = batch_shares(strategy)
+    chips = [Chip("shares", f"shares {shares}")] if shares else []
     return chips + _extensions(strategy)
 
 

@@ -28,7 +28,7 @@ from autosync.api.views.rankings import (
 from autosync.api.views.tuning_schemas import Tuning, what_happened
 from autosync.search.loop.outcome import DDP
 from autosync.simulator.limit import Limit
-from autosync.units import milliseconds
+from autosync.units import counted, milliseconds
 
 MOST_DOTS = 1000
 """Trials that are drawn: of more, the fastest and the slowest of every stretch."""
@@ -81,7 +81,7 @@ def convergence_chart(points: Sequence[TrialPoint], limit_seconds: float) -> Cha
         "convergence",
         "Convergence",
         "step time of every trial, and the best so far by medians",
-        f"{len(points)} trials; the best went from {milliseconds(best[0])} to "
+        f"{counted(len(points), 'trial')}; the best went from {milliseconds(best[0])} to "
         f"{milliseconds(best[-1])}{told}",
         (
             Plot(
@@ -161,7 +161,8 @@ def _predictions(
         "accuracy",
         "Predicted and measured",
         f"on the line the {tuning.simulator}{version} simulator is right",
-        f"Predicted and measured step time of {len(medians)} strategies",
+        "Predicted and measured step time of "
+        f"{counted(len(medians), 'strategy', 'strategies')}",
         (
             Plot(
                 Axis("predicted ms", "ms"),
@@ -186,14 +187,15 @@ def _predictions(
 def _rounds(rounds: Sequence[RankedPairs]) -> Chart:
     last = rounds[-1]
     bars = tuple(
-        (place, each.right * 100, f"{each.right:.0%} of {each.pairs:,} pairs")
+        (place, each.right * 100, f"{each.right:.1%} of {counted(each.pairs, 'pair')}")
         for place, each in enumerate(rounds)
     )
     return Chart(
         "rounds",
         "Pairs ranked correctly",
         "of the strategies tried in each round of the search, by the predictions that chose them",
-        f"In the last of {len(rounds)} rounds {last.right:.0%} of the pairs were ranked correctly",
+        f"In the last of {counted(len(rounds), 'round')} {last.right:.1%} of the pairs were ranked "
+        "correctly",
         (
             Plot(
                 Axis("round", categories=tuple(str(each.round + 1) for each in rounds)),
@@ -204,7 +206,7 @@ def _rounds(rounds: Sequence[RankedPairs]) -> Chart:
         ),
         ("Round", "Ranked correctly", "Pairs", "Strategies"),
         tuple(
-            (str(r.round + 1), f"{r.right:.0%}", f"{r.pairs:,}", str(r.strategies)) for r in rounds
+            (str(r.round + 1), f"{r.right:.1%}", f"{r.pairs:,}", str(r.strategies)) for r in rounds
         ),
         "A search tries what it predicts to be fast, so these pairs are hard to rank.",
     )

@@ -1,6 +1,6 @@
 """Tunings beside each other: what was asked, what came of it, and how they converged."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -18,7 +18,7 @@ from autosync.api.views.rankings import measured_ddp_seconds, ranked_strategy
 from autosync.api.views.tuning_schemas import Tuning
 from autosync.api.views.verdict import Caveat, Headline, caveats_of, headline
 from autosync.errors import InvalidInput
-from autosync.units import fraction_in_words, milliseconds
+from autosync.units import counted, fraction_in_words, milliseconds, scales_in_words
 
 MOST_COMPARED = 6
 COLOURS = ("accent", "series-2", "good", "lane-value", "lane-local-reduce", "lane-deal")
@@ -78,15 +78,21 @@ def compared_tunings(session: Session, tuning_ids: Sequence[str]) -> ComparedTun
         tuple(headline(*each) for each in zip(tunings, ddp, ran_on, strict=True)),
         caveats_of(tunings),
         (
-            *(
-                ComparedFact(name, tuple(words(tuning) for tuning in tunings))
-                for name, words in FACTS.items()
-            ),
+            *_facts(OUTCOMES, tunings),
+            ComparedFact("torch's DDP", tuple(map(milliseconds, ddp))),
+            *_facts(FACTS, tunings),
             ComparedFact("Answer predicted", tuple(_predicted(session, each) for each in tunings)),
         ),
         "" if same else warning,
         convergences(tunings, trials, in_seconds=same) if any(trials) else None,
     )
+
+
+def _facts(
+    named: Mapping[str, Callable[[Tuning], str]], tunings: Sequence[Tuning]
+) -> Iterator[ComparedFact]:
+    for name, words in named.items():
+        yield ComparedFact(name, tuple(words(tuning) for tuning in tunings))
 
 
 def _predicted(session: Session, tuning: Tuning) -> str:
@@ -106,60 +112,62 @@ def convergences(
 
     trials: of each tuning; a tuning without trials, or without DDP where it is needed, has no line.
     """
-    series, rows = [], []
+    series, rows, told = [], [], []
     for tuning, points, colour in zip(tunings, trials, COLOURS, strict=False):
         name = f"{tuning.graph} on {tuning.cluster}, {tuning.id[:8]}"
-        ddp = ddp_seconds(points)
+        ddp, best = ddp_seconds(points), best_so_far(points)
+        fastest = milliseconds(best[-1] if best else None)
+        rows.append((name, str(len(points)), fastest, milliseconds(ddp)))
+        told.append(f"{name}: {fastest} after {counted(len(points), 'trial')}")
         if not points or (ddp is None and not in_seconds):
-            rows.append((name, str(len(points)), "–", milliseconds(ddp)))
             continue
-        best = best_so_far(points)
         shown = [seconds * 1e3 if in_seconds else (ddp or 0.0) / seconds for seconds in best]
+        words = [milliseconds(s) for s in best] if in_seconds else [f"{r:.2f}×" for r in shown]
         steps = tuple(
-            (
-                point.position + 1,
-                value,
-                f"{name}, trial {point.position + 1}: {_worded(value, in_seconds)}",
-            )
-            for place, (point, value) in enumerate(zip(points, shown, strict=True))
+            (point.position + 1, value, f"{name}, trial {point.position + 1}: {text}")
+            for place, (point, value, text) in enumerate(zip(points, shown, words, strict=True))
             if place in (0, len(shown) - 1) or value != shown[place - 1]
         )
         series.append(Series(name, colour, "steps", steps))
-        rows.append((name, str(len(points)), milliseconds(best[-1]), milliseconds(ddp)))
     y = Axis("ms an iteration", "ms") if in_seconds else Axis("times as fast as its DDP", "×")
     return Chart(
         "convergence",
         "Convergence",
         "the best so far by medians, after each trial",
-        "; ".join(f"{name}: {best} after {count} trials" for name, count, best, _ in rows),
+        "; ".join(told),
         (Plot(Axis("trial"), y, tuple(series), () if in_seconds else (Rule("y", 1.0, "DDP"),)),),
         ("Tuning", "Trials", "Best", "DDP"),
         tuple(rows),
     )
 
 
-def _worded(value: float, in_seconds: bool) -> str:
-    return f"{value:.1f} ms" if in_seconds else f"{value:.2f}×"
+def _speedup(tuning: Tuning) -> str:
+    result = tuning.result
+    if result is None or result.keep_ddp:
+        return "–" if result is None else "keep DDP"
+    over = f" over {result.baseline}" if result.ddp_seconds is None else ""
+    return f"{result.speedup:.3f}×{over}"
 
 
-FACTS: dict[str, Callable[[Tuning], str]] = {
+OUTCOMES: dict[str, Callable[[Tuning], str]] = {
     "State": lambda t: t.state,
     "Answer": lambda t: t.result.words if t.result else "–",
     "Fastest": lambda t: milliseconds(t.result.best_seconds if t.result else t.best_seconds),
-    "torch's DDP": lambda t: milliseconds(t.result.ddp_seconds if t.result else None),
-    "Speed-up": lambda t: f"{t.result.speedup:.3f}×" if t.result else "–",
+    "Speed-up": _speedup,
     "Interval": lambda t: (
         f"{t.result.speedup_low:.3f}× to {t.result.speedup_high:.3f}×" if t.result else "–"
     ),
+}
+FACTS: dict[str, Callable[[Tuning], str]] = {
     "Model": lambda t: t.graph,
     "Batch size": lambda t: str(t.batch_size),
     "Batches per update": lambda t: str(t.accumulate),
-    "Cluster": lambda t: f"{t.cluster}, {t.world_size} devices",
+    "Cluster": lambda t: f"{t.cluster}, {counted(t.world_size, 'device')}",
     "Trials run on": lambda t: t.launcher,
     "Bytes moved in trials": lambda t: (
         "all" if t.byte_scale == 1 else f"{fraction_in_words(t.byte_scale)} of the model's"
     ),
-    "Trials run slower": lambda t: "no" if t.time_scale == 1 else f"{t.time_scale:g} times",
+    "Speed of trials": lambda t: scales_in_words(1.0, t.time_scale) or "not scaled",
     "Compute": lambda t: f"{t.compute}, {t.profile_source}",
     "Ranked by": lambda t: (
         t.simulator + ("" if t.simulator_version is None else f", version {t.simulator_version}")

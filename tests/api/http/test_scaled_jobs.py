@@ -168,6 +168,7 @@ def test_a_page_predicts(client: TestClient, ids: dict[str, str]) -> None:
     of = f"graph={ids['graph']}&cluster={ids['cluster']}"
     asked = f"{of}&nodes=1,2,4&operation=broadcast&accumulate=2&batch_size="
     page = client.get(f"/predict/answer?{asked}").text
+    assert "comes in by JavaScript" in page
     parts = [html.unescape(each) for each in re.findall(r'hx-get="(/predict/[^"]+)"', page)]
     strategies, scale, collectives = (client.get(part).text for part in parts)
     assert (scale.count("<figure"), collectives.count("<figure")) == (1, 1)
@@ -179,6 +180,15 @@ def test_a_page_predicts(client: TestClient, ids: dict[str, str]) -> None:
         assert words in text_of(client, f"/predict/answer?{of}{wrong}", 422)
     assert "there is no cluster" in text_of(client, "/predict/answer?cluster=nowhere", 422)
     assert "there is no graph" in text_of(client, "/predict/answer?graph=nothing", 422)
+
+
+@pytest.mark.parametrize("choice", ["optimizer=sgd", "strategy=fsdp2", "operation=broadcast"])
+def test_choices_that_change_a_prediction_are_not_folded_away(
+    client: TestClient, choice: str
+) -> None:
+    opened = '<details class="more" open>'
+    assert opened in client.get(f"/predict?{choice}").text
+    assert opened not in client.get("/predict?strategy=ddp&operation=all_reduce&accumulate=1").text
 
 
 def test_a_part_that_cannot_be_predicted_says_why(client: TestClient, ids: dict[str, str]) -> None:

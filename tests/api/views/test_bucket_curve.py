@@ -73,4 +73,6 @@ def test_the_chart_has_sizes_then_lists_and_what_failed_is_left_out() -> None:
     line, dots, rings = plot.series
     assert [y for _, y, _ in line.points] == [40.0, 10.0, 20.0]
     assert len(dots.points) == len(rings.points) == 4
+    assert dots.points[2][2].startswith("25 MiB (default), 3 buckets: predicted 20.0 ms")
+    assert "and 1 list of sizes" in chart.words
     assert bucket_chart(BucketCurve(tuning_id="t", items=points[:1])) is None

@@ -1,11 +1,14 @@
 """What charts are drawn of, and that they stay small."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from autosync.api.views import reports
 from autosync.api.views.charts import STRETCHES, Amounts, OperationCost, bars_chart, model_chart
-from autosync.api.views.dashboard.strategy_charts import timeline_chart
+from autosync.api.views.dashboard.strategy_accounts import strategy_account
+from autosync.api.views.dashboard.strategy_charts import timeline_chart, timeline_charts
 from autosync.api.views.dashboard.trial_points import (
     TrialPoint,
     best_so_far,
@@ -110,7 +113,7 @@ def placed_iteration() -> TimelineIteration:
 
 def test_deals_are_drawn_in_a_lane_of_their_own_and_listed_as_messages() -> None:
     panels = [("placed, measured", placed_iteration())]
-    chart = timeline_chart("timeline", "Measured timeline", "", panels, None, 0.01)
+    chart = timeline_chart("timeline", "Measured timeline", "", panels, None, (0.0, 0.01))
     (plot,) = chart.plots
     assert plot.y.categories == ("compute", "samples dealt")
     (series,) = (each for each in plot.series if each.name == "samples dealt")
@@ -120,8 +123,25 @@ def test_deals_are_drawn_in_a_lane_of_their_own_and_listed_as_messages() -> None
     listed = [row[1:] for row in chart.rows if "of samples" in row[1]]
     assert listed == [("all-to-all of samples", "4.1 kB", "2.00 ms", "3.00 ms")]
     plain = placed_iteration().model_copy(update={"deals": []})
-    without = timeline_chart("timeline", "", "", [("plain", plain)], None, 0.01)
+    without = timeline_chart("timeline", "", "", [("plain", plain)], None, (0.0, 0.01))
     assert without.plots[0].y.categories == ("compute",)
+
+
+def test_measured_and_predicted_timelines_share_their_axis(shown: Shown) -> None:
+    """Where clocks of hosts are apart, what is measured may begin before 0."""
+    with shown.database.reading() as session:
+        account = strategy_account(session, shown.first)
+    measured = account.timeline.measured
+    assert measured is not None
+    early = [replace(each, start_seconds=each.start_seconds - 1.0) for each in measured.compute]
+    changed = {"measured": measured.model_copy(update={"compute": early})}
+    timeline = account.timeline.model_copy(update=changed)
+    charts = timeline_charts([replace(account, timeline=timeline)])
+    assert [chart.name for chart in charts] == ["timeline", "predicted-timeline"]
+    both, other = (chart.plots[0].x for chart in charts)
+    assert both == other
+    assert both.low is not None
+    assert both.low < 0.0
 
 
 def trials(seconds: list[float]) -> list[TrialPoint]:
@@ -151,4 +171,6 @@ def test_a_large_model_and_many_rows_are_summed_up() -> None:
     bars = bars_chart("nics", "Bytes", "", ["ours", "DDP"], rows)
     assert max(bars.plots[0].y.categories) == "n299"
     assert [len(series.points) for series in bars.plots[0].series] == [16, 0]
-    assert "The table has the first 256" in bars.footnote
+    assert bars.footnote == "Drawn are the 16 largest of 300. The table has the first 256."
+    few = bars_chart("nics", "Bytes", "", ["ours", "DDP"], rows[:16], footnote="Headers, too.")
+    assert few.footnote == "Headers, too."

@@ -9,9 +9,27 @@ from autosync.api.views.dashboard.cluster_list import stored_clusters
 from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.dashboard.strategy_labels import Chip, StrategyLabel
 from autosync.api.views.dashboard.trial_points import trial_points
-from autosync.api.views.dashboard.tuning_comparison import convergences
-from autosync.units import scales_in_words
-from tests.api.sample import Shown, finished, small_request
+from autosync.api.views.dashboard.tuning_comparison import (
+    OUTCOMES,
+    compared_tunings,
+    convergences,
+)
+from autosync.api.views.rankings import measured_ddp_seconds
+from autosync.units import (
+    counted,
+    milliseconds,
+    number_in_words,
+    percent_in_words,
+    scales_in_words,
+)
+from tests.api.sample import (
+    Shown,
+    claimed,
+    finished,
+    finished_without_ddp,
+    run_search,
+    small_request,
+)
 from tests.domains import domain_of, grid_cluster
 
 
@@ -50,6 +68,11 @@ def test_the_chart_of_choices_has_a_row_and_a_line_for_each() -> None:
     assert [rule.at for rule in plot.rules] == [40.0]
     assert chart.rows[0] == ("all-reduce", "Method", "3", "10.0 ms", "20.0 ms", "30.0 ms")
     assert choice_chart(values, None).plots[0].rules == ()
+    spans = plot.series[1].points
+    assert spans[0][2] == "all-reduce: 3 strategies, 10.0 to 30.0 ms"
+    assert spans[1][2] == "parameter server: 1 strategy, 30.0 to 30.0 ms"
+    short = choice_chart(chosen_values(LABELS, {key: s / 1e3 for key, s in SECONDS.items()}), None)
+    assert short.plots[0].series[1].points[0][2].endswith("0.01 to 0.03 ms")
 
 
 def test_convergences_are_of_seconds_or_of_speed_ups(shown_sqlite: Shown) -> None:
@@ -70,6 +93,40 @@ def test_convergences_are_of_seconds_or_of_speed_ups(shown_sqlite: Shown) -> Non
     times = [point[1] for point in ratios.plots[0].series[0].points]
     assert all(isinstance(value, float) and value >= 1.0 for value in times)
     assert ratios.rows[1][2] == "–"
+    without_ddp = [replace(each, is_ddp=False) for each in trials[0]]
+    alone = convergences(tunings[:1], [without_ddp], in_seconds=False)
+    assert alone.plots[0].series == ()
+    assert alone.rows[0][2:] == (seconds.rows[0][2], "–"), "its best is known all the same"
+
+
+def test_a_comparison_says_what_ddp_took_and_what_speed_ups_are_over(sqlite: Database) -> None:
+    request = small_request(budget=6)
+    done = finished_without_ddp(sqlite, request)
+    held, store = claimed(sqlite, request)
+    run_search(store, request)
+    with sqlite.reading() as session:
+        compared = compared_tunings(session, [done, held.job_id])
+        ddp = measured_ddp_seconds(session, reports.tuning(session, held.job_id))
+    ended = compared.tunings[0]
+    facts = {fact.name: fact.words for fact in compared.facts}
+    assert ended.result is not None
+    assert ddp is not None
+    assert facts["torch's DDP"] == ("–", milliseconds(ddp))
+    over = f"{ended.result.speedup:.3f}× over {ended.result.baseline}"
+    assert facts["Speed-up"] == (over, "–")
+    kept = ended.result.model_copy(update={"keep_ddp": True})
+    assert OUTCOMES["Speed-up"](ended.model_copy(update={"result": kept})) == "keep DDP"
+
+
+def test_one_is_not_many_and_small_numbers_are_not_nothing() -> None:
+    assert counted(1, "node") == "1 node"
+    assert counted(0, "node") == "0 nodes"
+    assert counted(12_000, "strategy", "strategies") == "12,000 strategies"
+    numbers = (1234.5, 99.96, 35.25, 0.4125, 0.0)
+    assert list(map(number_in_words, numbers)) == ["1,234", "100", "35.2", "0.412", "0"]
+    percents = (87.4, 99.6, 99.97, 100.0, 103.2)
+    told = ["87 %", "99.6 %", "99.9 %", "100 %", "103 %"]
+    assert list(map(percent_in_words, percents)) == told
 
 
 def test_scales_are_told_in_words() -> None:

@@ -58,3 +58,14 @@ def test_collectives_show_bandwidth_by_size() -> None:
         "1,000 B", "10.0 us", "5.0 us to 20.0 us", "0.10", "0.15", "–", "–", "NICs"
     )  # fmt: skip
     assert chart.rows[1][-2:] == ("Ring", "NICs")
+
+
+def test_one_node_and_slow_iterations_are_told_as_they_are() -> None:
+    slow = point(1, 0.4).model_copy(update={"high_seconds": 0.4})
+    chart = scale_chart(ScaledJob(points=[slow], knee_nodes=1, warnings=[]))
+    assert chart.words.startswith("0.4 samples a second on 1 node, ")
+    assert chart.footnote.startswith("The knee: beyond 1 node a further one")
+    predicted, interval = chart.plots[0].series
+    assert predicted.points[0][2] == "1 node: 0.4 samples/s, bound by compute"
+    assert interval.points[0][2] == "1 node: 0.4 samples/s, 0.1 to 0.5"
+    assert chart.rows[0][4] == "0.4"

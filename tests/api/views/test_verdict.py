@@ -230,6 +230,11 @@ def test_headlines_say_what_is_known(shown_sqlite: Shown) -> None:
     assert "so far 2.00 times as fast" in headline(running, 0.02, "").sentence
     assert headline(running, 0.02, "").certainty.startswith("Not confirmed")
     assert "nothing beats DDP" in headline(running, 0.009, "").sentence
+    without = headline(running, None, "")
+    assert without.sentence == "chain on grid is being tuned; torch's DDP was not measured"
+    assert without.certainty == "Not confirmed: 10.0 ms in the fastest trial."
+    stopped = headline(_with(running, state="cancelled"), None, "")
+    assert stopped.sentence.endswith("was cancelled; torch's DDP was not measured")
     queued = _with(tuning, result=None, state="queued", best_seconds=None)
     assert headline(queued, None, "", 3).sentence.endswith("place 3 in the queue")
 
@@ -246,3 +251,16 @@ def test_a_tuning_that_measured_nothing_says_what_it_did_last(sqlite: Database) 
 
 def _with(tuning: Tuning, **changes: object) -> Tuning:
     return tuning.model_copy(update=changes)
+
+
+def test_one_repeat_is_no_plural_and_less_than_the_limit_is_not_all_of_it(
+    shown_sqlite: Shown,
+) -> None:
+    with shown_sqlite.database.reading() as session:
+        tuning = reports.tuning(session, shown_sqlite.second)
+    assert tuning.result is not None
+    best = tuning.result.best_seconds
+    changed = {"repeats": 1, "limit_seconds": 0.996 * best}
+    told = headline(_with(tuning, result=tuning.result.model_copy(update=changed)), None, "")
+    assert "of 1 interleaved repeat)" in told.certainty
+    assert "99.6 % of the limit" in told.certainty

@@ -18,6 +18,7 @@ from autosync.api.cli.console import (
     warn,
 )
 from autosync.api.cli.options import SimulatorName
+from autosync.units import percent_in_words
 
 if TYPE_CHECKING:
     from autosync.api.views.schemas import GivenPredictions
@@ -95,7 +96,7 @@ def predict(
             number_of_ms(each.predicted_seconds),
             between_ms(each.low_seconds, each.high_seconds),
             f"{each.samples_per_second:.1f}",
-            f"{each.percent_of_limit:.0f} %",
+            percent_in_words(each.percent_of_limit),
             each.binding,
             f"{each.predicted_peak_bytes / 1e9:.2f}{'' if each.fits else ', does not fit'}",
         )

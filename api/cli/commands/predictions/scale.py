@@ -11,6 +11,7 @@ from autosync.api.cli.console import between_ms, number_of_ms, out, print_json, 
 from autosync.api.cli.options import SimulatorName
 from autosync.api.prediction_spec import MOST_NODE_COUNTS, MOST_NODES
 from autosync.errors import InvalidInput
+from autosync.units import number_in_words
 
 if TYPE_CHECKING:
     from autosync.api.views.schemas import ScaledPoint
@@ -96,10 +97,10 @@ def _print(points: "list[ScaledPoint]", knee: int | None) -> None:
             str(point.ranks),
             number_of_ms(point.step_seconds),
             between_ms(point.low_seconds, point.high_seconds),
-            f"{point.samples_per_second:,.0f}",
+            number_in_words(point.samples_per_second),
             f"{point.efficiency:.0%}",
             point.binding,
-            *((f"{point.samples_per_dollar or 0:,.0f}",) if priced else ()),
+            *((number_in_words(point.samples_per_dollar or 0.0),) if priced else ()),
         )
         for point in points
     ]

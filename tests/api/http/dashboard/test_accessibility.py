@@ -3,6 +3,7 @@ predictions fills in part by part, whatever becomes of each."""
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,12 +11,14 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, Route, ViewportSize, expect
 
 from autosync.api.db import Database
+from autosync.api.db.document_store import LONGEST_NAME
 from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
 from tests.api.http.serving import Service
 from tests.api.sample import claimed, finished, run_search, small_request
 from tests.api.simulator_versions import store_versions
+from tests.domains import chain_graph, domain_of, grid_cluster
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,7 +40,9 @@ def pages(database: Database) -> dict[str, str]:
     done, other = finished(database, REQUEST), finished(database, REQUEST)
     held, store = claimed(database, REQUEST)
     run_search(store, REQUEST)
-    waiting = enqueue(database, REQUEST)
+    model = replace(chain_graph(), name="m" * LONGEST_NAME)
+    cluster = replace(grid_cluster(), name="c" * LONGEST_NAME)
+    waiting = enqueue(database, replace(REQUEST, domain=domain_of(model, cluster)))
     job_queue.cancel(database, enqueue(database, REQUEST))
     store_versions(database)
     with database.reading() as session:
@@ -98,12 +103,12 @@ def test_parts_fill_in_and_say_why_where_they_cannot(
 
     def busy_at_first(route: Route) -> None:
         """As where another prediction of the same client is under way, and then behind a proxy
-        whose service starts anew."""
+        whose service starts anew, in a status of its own."""
         asked.append(route.request.url)
         if len(asked) == 1:
             return route.fulfill(status=429, headers={"Retry-After": "1"}, body="{}")
         if len(asked) == 2:
-            return route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
+            return route.fulfill(status=520, content_type="text/html", body="<h1>No answer</h1>")
         route.continue_()
 
     page.route("**/predict/collectives?*", busy_at_first)

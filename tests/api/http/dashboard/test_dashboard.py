@@ -96,6 +96,15 @@ def test_a_finished_tuning_shows_its_answer(page: Page, done: str, tmp_path: Pat
     assert load_bundle(tmp_path / "best.json").domain_id == REQUEST.domain.id
 
 
+def test_where_there_is_no_clipboard_the_two_lines_are_selected(page: Page, done: str) -> None:
+    """As on plain HTTP from another machine."""
+    page.goto(f"/tunings/{done}")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator(".copy")).to_have_text("Selected")
+    assert "autosync.distribute(" in page.evaluate("getSelection().toString()")
+
+
 CHARTS = {"convergence", "accuracy", "confirmation", "rounds", "choices"}
 REASONS = {"timeline", "predicted-timeline", "nics", "memory"}
 

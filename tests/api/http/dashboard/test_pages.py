@@ -81,6 +81,9 @@ def test_the_ranking_is_filtered_and_sorted_by_its_address(
     confirmed = {row.strategy_id for row in rows if row.confirmed}
     assert set(shown_ids(reader, f"{of}?state=confirmed")) == confirmed
     failed = [row.strategy_id for row in rows if row.step_seconds is None]
+    measured = [row.strategy_id for row in rows if row.step_seconds is not None]
+    assert len(failed) == 1
+    assert shown_ids(reader, f"{of}?sort=-step_seconds") == [*measured[::-1], *failed]
     assert shown_ids(reader, f"{of}?state=failed") == failed
     reduced = {row.strategy_id for row in rows if "all-reduce" in row.words}
     assert set(shown_ids(reader, f"{of}?text=ALL-reduce")) == reduced
@@ -149,6 +152,19 @@ def test_updates_of_other_numbers_of_batches_are_compared_by_speed_ups(
     job_queue.cancel(shown, several)
 
 
+def test_trials_that_ran_faster_than_the_cluster_are_not_called_slower(
+    reader: TestClient, shown: Database, tuning_id: str
+) -> None:
+    faster = finished(shown, replace(REQUEST, time_scale=0.5))
+    page = text_of(reader, f"/tunings/{faster}")
+    assert "what was measured divided by 0.5, since trials ran 2 times faster" in page
+    assert "Speed of trials 2 times faster than the cluster" in page
+    trial = text_of(reader, f"/tunings/{faster}/trials/0")
+    assert "Speed of the trial 2 times faster than the cluster" in trial
+    both = text_of(reader, f"/compare?tuning={tuning_id}&tuning={faster}")
+    assert "Speed of trials ≠ 2 times slower 2 times faster" in both
+
+
 def test_before_there_is_an_answer_speed_ups_say_what_they_are_over(sqlite: Database) -> None:
     """DDP ran out of memory: finalists run beside another design."""
     tuning_id = confirming_without_ddp(sqlite, REQUEST)
@@ -173,6 +189,8 @@ def test_sizes_of_buckets_are_no_slices(sqlite: Database) -> None:
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
         page = text_of(client, f"/tunings/{tuning_id}/strategies/{sized}")
     assert "Slices none none" in page
+    assert "all-reduce" in page
+    assert "all reduce" not in page, "one word for one thing"
 
 
 def test_a_comparison_says_what_was_measured(
@@ -192,6 +210,7 @@ def test_a_comparison_says_what_was_measured(
 
 
 def test_step_times_are_shown_by_choice(reader: TestClient, tuning_id: str) -> None:
+    assert "progress need JavaScript" in text_of(reader, f"/tunings/{tuning_id}")
     page = text_of(reader, f"/tunings/{tuning_id}/charts")
     assert "Step time by choice" in page
     assert "as gradients become ready Order of messages" in page
