@@ -19,17 +19,19 @@ NICENESS = -10
 
 
 class JsonLines:
-    """JSON lines: commands in, answers out; stray prints of libraries go to stderr."""
+    """JSON lines in UTF-8, whatever the locale: commands in, answers out; stray prints of libraries
+    go to stderr."""
 
     def __init__(self) -> None:
-        self._answers: TextIO = os.fdopen(os.dup(1), "w")
+        self._answers: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self.commands: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        for line in sys.stdin:
-            self.commands.put(line)
+        with open(0, encoding="utf-8", errors="backslashreplace", closefd=False) as lines:
+            for line in lines:
+                self.commands.put(line)
         os._exit(0)  # the launcher is gone
 
     def answer(self, answer: Answer) -> None:
