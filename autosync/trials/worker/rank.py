@@ -188,10 +188,10 @@ class Rank:
         """Leave the job unsynchronized. After a failure this waits until that has been answered:
         ranks that did not fail never meet it here, and the pool ends the wait."""
         gc.enable()
-        if self._attached is None or self._job is None:
+        attached, self._attached = self._attached, None
+        if attached is None or self._job is None:
             return
-        self._attached.detach()
-        self._attached = None
+        attached.detach()
         self._job.optimizer.zero_grad(set_to_none=True)
         if self._device.type == "cuda":
             gc.collect()  # a detached engine is in reference cycles, and holds its buffers

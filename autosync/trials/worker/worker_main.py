@@ -13,6 +13,7 @@ import threading
 import traceback
 from typing import TextIO
 
+from autosync.errors import AutosyncError
 from autosync.trials.commands import Answer, answer_line, read_command
 
 NICENESS = -10
@@ -62,7 +63,10 @@ def serve(wire: JsonLines, workloads: list[str]) -> None:
         except Exception as error:  # a process boundary: every failure becomes an answer
             traceback.print_exc()
             wire.answer(failure_of(error))
-            rank.detach_plan()
+            try:
+                rank.detach_plan()
+            except AutosyncError:  # the plan is off all the same
+                traceback.print_exc()
 
 
 def main() -> None:
