@@ -202,7 +202,7 @@ def evaluate(
             print("\n".join(table_lines(name, known, scores)), flush=True)
             details += domain_lines(name, known, scores)
             rows.append(scores)
-    known_by = next((each.picks for each in rows[0] if each.picks), {})
+    known_by: dict[str, PickScores] = next((each.picks for each in rows[0] if each.picks), {})
     for words in known_by if len(rows) > 1 else ():
         lines = table_lines(BEST, "", chosen_elsewhere(rows, words))
         print("\n".join(line for line in lines if f"| {words} |" in line))
